@@ -1,0 +1,1 @@
+"""What runs inside a user's job. Importing this package imports nothing but the standard library."""

@@ -1,0 +1,72 @@
+"""Every error this project raises on purpose.
+
+ElasticError
+├── RequestError        an elastic request that cannot be read or met
+├── TrainingError       a training script that uses the shim wrongly, or a world that did not form in time
+├── ConfigError         a setting, an option or an environment variable
+├── NotAllowed          a caller who may not do that
+├── NotFound            a job, a plan or a record that is not there
+├── DaemonUnreachable   no answer from selasticd
+├── StoreError          the database refuses or cannot be reached
+├── SandboxError        a private Slurm that did not start
+└── SlurmError
+    ├── SlurmRefused        Slurm understood and said no: asking again will not help
+    ├── SlurmUnreachable    slurmctld did not answer: the truth is unknown, look again
+    └── SlurmUnparsable     an answer this code does not understand: act on nothing
+
+A message is one sentence: the field, the value, what is accepted, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class ElasticError(Exception):
+    """Root of the tree; str(error) is fit to be shown to a user as it is."""
+
+
+class RequestError(ElasticError):
+    """An elastic request that cannot be read or met."""
+
+
+class TrainingError(ElasticError):
+    """The shim used wrongly, or a world that did not form in time."""
+
+
+class ConfigError(ElasticError):
+    """A setting, an option or an environment variable with a value that is not accepted."""
+
+
+class NotAllowed(ElasticError):
+    """The caller may not do that."""
+
+
+class NotFound(ElasticError):
+    """There is no such job, plan or record."""
+
+
+class DaemonUnreachable(ElasticError):
+    """selasticd did not answer."""
+
+
+class StoreError(ElasticError):
+    """The database refuses or cannot be reached."""
+
+
+class SandboxError(ElasticError):
+    """A private Slurm that did not start."""
+
+
+class SlurmError(ElasticError):
+    """Slurm did not do what was asked."""
+
+
+class SlurmRefused(SlurmError):
+    """Slurm understood and said no; the same call will be refused again."""
+
+
+class SlurmUnreachable(SlurmError):
+    """slurmctld did not answer; nothing is known about the effect of the call."""
+
+
+class SlurmUnparsable(SlurmError):
+    """An answer in a form this code does not know; nothing may be concluded from it."""
