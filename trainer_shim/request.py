@@ -1,0 +1,188 @@
+"""The elastic request: what sizes and batches a job accepts. One grammar and one parser, for every part of the product.
+
+    elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,lr=sqrt][,weight=2][,via=companion+shrink]
+
+The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it out.
+Pure: no I/O, standard library only. It knows nothing of the cluster: whether a partition can hold such a job is
+the daemon's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from .errors import RequestError
+
+PREFIX = "elastic:"
+LR_RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
+MECHANISMS = ("shrink", "companion", "component", "requeue", "expand")
+DEFAULT_VIA = ("shrink", "companion", "component")
+LARGEST = 1_000_000_000
+KEYS = ("gpus", "batch", "step", "group", "lr", "weight", "via")
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticRequest:
+    """What a job accepts. GPUs and batches are totals over the whole job; every bound is inclusive."""
+
+    min_gpus: int
+    max_gpus: int
+    min_batch: int
+    max_batch: int
+    step: int = 1
+    """Distance between sizes, in GPUs, counted from `min_gpus`."""
+    group: int = 1
+    """GPUs of one model-parallel replica; sizes are whole multiples of it."""
+    lr: str = "auto"
+    weight: float = 1.0
+    via: tuple[str, ...] = DEFAULT_VIA
+
+    def sizes(self) -> tuple[int, ...]:
+        """Every accepted number of GPUs, ascending."""
+        return tuple(k for k in range(self.min_gpus, self.max_gpus + 1, self.step) if k % self.group == 0)
+
+    def accepts(self, gpus: int) -> bool:
+        """Whether the job may hold exactly this many GPUs."""
+        in_range = self.min_gpus <= gpus <= self.max_gpus
+        return in_range and (gpus - self.min_gpus) % self.step == 0 and gpus % self.group == 0
+
+    def batches(self, gpus: int) -> tuple[int, ...]:
+        """Global batches to consider at `gpus` GPUs, ascending; empty when no accepted batch is shared out evenly.
+
+        A batch is feasible when every replica gets the same number of samples. Of the feasible ones this gives both
+        ends of the range and the powers of two times the smallest between them: the curve is flat between neighbours.
+        """
+        replicas = max(1, gpus // self.group)
+        lowest = -(-self.min_batch // replicas) * replicas
+        highest = self.max_batch // replicas * replicas
+        if lowest > highest:
+            return ()
+        ladder = {lowest, highest}
+        batch = lowest * 2
+        while batch < highest:
+            ladder.add(batch)
+            batch *= 2
+        return tuple(sorted(ladder))
+
+    def text(self) -> str:
+        """The request in its shortest form; `parse` gives an equal object back."""
+        words = [f"gpus={_range(self.min_gpus, self.max_gpus)}", f"batch={_range(self.min_batch, self.max_batch)}"]
+        defaults: tuple[tuple[str, object, object], ...] = (
+            ("step", self.step, self.group),
+            ("group", self.group, 1),
+            ("lr", self.lr, "auto"),
+            ("weight", self.weight, 1.0),
+            ("via", "+".join(self.via), "+".join(DEFAULT_VIA)),
+        )
+        words += [f"{key}={value}" for key, value, default in defaults if value != default]
+        return PREFIX + ",".join(words)
+
+
+def find(comment: str) -> str | None:
+    """The request's text inside a job comment, prefix included; None when the comment holds none."""
+    match = re.search(r"(?:^|[\s;])(elastic:[^\s;]*)", comment)
+    return match.group(1) if match else None
+
+
+def parse(text: str) -> ElasticRequest:
+    """Read a request, with or without its prefix.
+
+    Raises RequestError with one sentence naming the key, the value and what is accepted.
+    """
+    words = _words(text.removeprefix(PREFIX))
+    for key in ("gpus", "batch"):
+        if key not in words:
+            raise RequestError(f"elastic request '{text}' has no {key}=; accepted: gpus=MIN-MAX,batch=MIN-MAX")
+    min_gpus, max_gpus = _bounds("gpus", words["gpus"])
+    min_batch, max_batch = _bounds("batch", words["batch"])
+    group = _whole("group", words.get("group", "1"))
+    request = ElasticRequest(
+        min_gpus=min_gpus,
+        max_gpus=max_gpus,
+        min_batch=min_batch,
+        max_batch=max_batch,
+        step=_whole("step", words.get("step", str(group))),
+        group=group,
+        lr=_one_of("lr", words.get("lr", "auto"), LR_RULES),
+        weight=_weight(words.get("weight", "1")),
+        via=tuple(_one_of("via", word, MECHANISMS) for word in words.get("via", "+".join(DEFAULT_VIA)).split("+")),
+    )
+    _check_feasible(request)
+    return request
+
+
+def check_start(request: ElasticRequest, gpus: int) -> None:
+    """Raise RequestError when the size the job starts with is not one that it accepts."""
+    if request.accepts(gpus):
+        return
+    nearest = min(request.sizes(), key=lambda size: (abs(size - gpus), size))
+    raise RequestError(
+        f"the job starts with {gpus} GPUs, which gpus={_range(request.min_gpus, request.max_gpus)} "
+        f"(step {request.step}, group {request.group}) excludes; nearest accepted size: {nearest}"
+    )
+
+
+def _words(body: str) -> dict[str, str]:
+    words: dict[str, str] = {}
+    for word in body.split(","):
+        key, equals, value = word.partition("=")
+        if not equals or not value:
+            raise RequestError(f"'{word}' in the elastic request is not KEY=VALUE; accepted keys: {', '.join(KEYS)}")
+        if key not in KEYS:
+            close = get_close_matches(key, KEYS, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise RequestError(f"unknown key '{key}' in the elastic request{hint}; accepted keys: {', '.join(KEYS)}")
+        if key in words:
+            raise RequestError(f"{key}= stands twice in the elastic request; give it once")
+        words[key] = value
+    return words
+
+
+def _check_feasible(request: ElasticRequest) -> None:
+    sizes = request.sizes()
+    if not sizes:
+        raise RequestError(
+            f"gpus={_range(request.min_gpus, request.max_gpus)} holds no multiple of group={request.group} "
+            f"at step={request.step}; accepted: a range with at least one"
+        )
+    if not any(request.batches(size) for size in sizes):
+        raise RequestError(
+            f"batch={_range(request.min_batch, request.max_batch)} cannot be shared out evenly at any size "
+            f"in gpus={_range(request.min_gpus, request.max_gpus)}; accepted: a range holding a multiple of "
+            f"{max(1, sizes[0] // request.group)}"
+        )
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _bounds(key: str, value: str) -> tuple[int, int]:
+    low_text, dash, high_text = value.partition("-")
+    low = _whole(key, low_text)
+    high = _whole(key, high_text) if dash else low
+    if low > high:
+        raise RequestError(f"{key}={value} has its minimum above its maximum; accepted: {key}=MIN-MAX, MIN <= MAX")
+    return low, high
+
+
+def _whole(key: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", value) or not 1 <= int(value) <= LARGEST:
+        raise RequestError(f"{key}={value} is not a whole number; accepted: 1 to {LARGEST}")
+    return int(value)
+
+
+def _weight(value: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", value) or not 0 < float(value) <= 1000:
+        raise RequestError(f"weight={value} is not accepted; accepted: a number above 0, at most 1000")
+    return float(value)
+
+
+def _one_of(key: str, value: str, accepted: tuple[str, ...]) -> str:
+    if value not in accepted:
+        raise RequestError(f"{key}={value} is not known; accepted: {', '.join(accepted)}")
+    return value
+
+

@@ -1,0 +1,236 @@
+"""The messages between a job's supervisor (or the command line) and selasticd, version 1.
+
+Plain frozen dataclasses and one strict decoder: an unknown field, a missing one, a wrong type, a number that is not
+finite or outside its bounds is refused with one sentence. Standard library only; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+from .errors import ElasticError
+
+VERSION = 1
+MAX_BODY = 1 << 20
+"""Largest accepted message, in bytes."""
+MAX_NUMBER = 1e15
+MAX_TEXT = 4096
+MAX_ITEMS = 4096
+
+T = TypeVar("T")
+
+
+class WireError(ElasticError):
+    """A message that is not of its form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an allocation: one Slurm job id with its nodes."""
+
+    slurm_job_id: int
+    kind: str
+    """base, component or companion."""
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    gpu_type: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return len(self.nodes) * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a companion is to look like; sizes are per node."""
+
+    nodes: int
+    gpus_per_node: int
+    cpus_per_node: int = 1
+    mem_mb_per_node: int = 0
+    """0: the partition's default."""
+    gpu_type: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    node_list: tuple[str, ...] = ()
+    """Nodes it must get; empty: Slurm chooses."""
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A supervisor says that it runs a job, on what, and how."""
+
+    version: int
+    generation: int
+    pieces: tuple[Piece, ...]
+    """The pieces whose GPUs train now."""
+    batch: int
+    program: str
+    request: str = ""
+    """The elastic request given to `selastic run`; empty: the job's comment speaks."""
+    max_micro_batch: int = 0
+    """Largest micro batch per GPU; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """selasticd's answer to a registration."""
+
+    token: str
+    managed: bool
+    reason: str
+    report_interval_s: float
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one world did over a few seconds. Times in seconds, batch and samples over the whole job."""
+
+    generation: int
+    at: float
+    gpus: int
+    nodes: int
+    batch: int
+    micro_batch: int
+    accumulation: int
+    steps: int
+    """Optimizer steps that the medians are taken over."""
+    step_time_median_s: float
+    step_time_p90_s: float
+    samples_per_s: float
+    step: int
+    """Optimizer steps done since the start of the training."""
+    samples: int
+    """Samples trained on since the start of the training."""
+    epoch: int
+    noise_scale: float = 0.0
+    """Gradient noise scale in samples; 0: not measured."""
+    input_wait_share: float = 0.0
+    memory_peak_mb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One resize that selasticd wants: keep these pieces, add companions of these shapes, use this batch.
+
+    The same id always means the same resize; taking it twice is harmless.
+    """
+
+    id: int
+    job_id: int
+    keep: tuple[Piece, ...]
+    add: tuple[Shape, ...]
+    gpus: int
+    batch: int
+    reason: str
+    wait_s: float
+    """How long a companion may stay pending, and then its workers warming up, before the resize is given up."""
+    withdrawn: bool = False
+
+
+PHASES = ("accepted", "submitted", "granted", "ready", "running", "failed", "withdrawn", "finished")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """How far a resize has come. `pieces` are those whose GPUs train now; with `running` they are the new ones."""
+
+    directive: int
+    """0: not because of a directive (a restart, the end of the training)."""
+    phase: str
+    generation: int
+    pieces: tuple[Piece, ...]
+    batch: int
+    at: float
+    pause_s: float = 0.0
+    """With `running`: from the last step of the old world to the first of the new, less one step."""
+    step: int = 0
+    samples: int = 0
+    detail: str = ""
+
+
+def to_json(message: Any) -> bytes:
+    """A message as compact JSON."""
+    return json.dumps(asdict(message), separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_json(kind: type[T], body: bytes) -> T:
+    """Read a message of this kind. Raises WireError with one sentence."""
+    if len(body) > MAX_BODY:
+        raise WireError(f"{kind.__name__}: {len(body)} bytes; accepted: at most {MAX_BODY}")
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{kind.__name__}: not JSON ({error})") from None
+    return decode(kind, data)
+
+
+def decode(kind: type[T], data: object, where: str = "") -> T:
+    """Build a message from parsed JSON, strictly. Raises WireError naming the field."""
+    where = where or kind.__name__
+    if not isinstance(data, dict):
+        raise WireError(f"{where}: {_short(data)} is not an object")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(data) - set(known))
+    if unknown:
+        raise WireError(f"{where}: unknown field {_short(unknown[0])}; accepted: {', '.join(known)}")
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for name, field in known.items():
+        if name in data:
+            values[name] = _value(hints[name], data[name], f"{where}.{name}")
+        elif field.default is MISSING:
+            raise WireError(f"{where}: field {name} is missing")
+    return kind(**values)
+
+
+def _value(kind: Any, value: object, where: str) -> Any:
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        if not isinstance(value, list) or len(value) > MAX_ITEMS:
+            raise WireError(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS} items")
+        return tuple(_value(item, entry, f"{where}[{index}]") for index, entry in enumerate(value))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return decode(kind, value, where)
+    if isinstance(kind, types.UnionType):
+        raise TypeError(f"{where}: unions are not part of the protocol")
+    return _scalar(kind, value, where)
+
+
+def _scalar(kind: type, value: object, where: str) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable():
+        return value
+    if kind in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        whole_enough = kind is float or isinstance(value, int)
+        if whole_enough and math.isfinite(value) and 0 <= value <= MAX_NUMBER:
+            return kind(value)
+    names = {
+        bool: "true or false",
+        str: f"printable text of at most {MAX_TEXT} characters",
+        int: "a whole number, 0 to 1e15",
+        float: "a finite number, 0 to 1e15",
+    }
+    raise WireError(f"{where}: {_short(value)} is not accepted; accepted: {names[kind]}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
