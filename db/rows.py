@@ -1,0 +1,149 @@
+"""What the store gives and takes: plain frozen rows, one per record, free of any SQL.
+
+Times are unix seconds. A row is a value: it does not follow later changes of the database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.trainer_shim.wire import Directive, Piece
+
+INTENT_STATES = ("issued", "accepted", "submitted", "granted", "ready", "running", "done", "failed", "withdrawn")
+CLOSED_STATES = ("done", "failed", "withdrawn")
+"""An intent in one of these never changes again; all others are open."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job that asked to be elastic, as Slurm last described it."""
+
+    job_id: int
+    user: str
+    uid: int
+    name: str
+    account: str
+    partition: str
+    request: str
+    """The elastic request's text, as found."""
+    managed: bool
+    reason: str
+    """A code of daemon.reasons.Reason: why it is (not) managed."""
+    detail: str
+    """The sentence behind the reason, for example of a RequestError."""
+    submit_time: float
+    start_time: float | None
+    end_time: float | None
+    state: str
+    """Slurm's base state: PENDING, RUNNING, COMPLETED, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """What a job trains on now, as its supervisor said."""
+
+    job_id: int
+    generation: int
+    pieces: tuple[Piece, ...]
+    batch: int
+    since: float
+    """When this generation of this allocation began."""
+    registered_at: float
+    """When the supervisor last registered or confirmed a phase."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(piece.gpus for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationRow:
+    """One size a job has had, from `start` to `end` (None: it has it now)."""
+
+    job_id: int
+    generation: int
+    start: float
+    end: float | None
+    gpus: int
+    nodes: int
+    node_list: str
+    """Node names, comma separated, in the order of the pieces."""
+    batch: int
+    samples: int
+    """Samples trained on during this row."""
+    steps: int
+    """Optimizer steps done during this row."""
+    pause_s: float
+    """What the resize that began this row cost the training."""
+    reason: str
+    directive: int
+    """The intent that began this row; 0: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationRow:
+    """All reports of one job at one configuration, in one row."""
+
+    gpus: int
+    nodes: int
+    batch: int
+    micro_batch: int
+    accumulation: int
+    count: int
+    """Reports, of which the younger ones carry the median."""
+    step_time: float
+    """Median over the reports of the median step time, in seconds."""
+    samples_per_s: float
+    """Median over the reports, whole job."""
+    last_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """What a round decided for one job, and on what grounds."""
+
+    job_id: int
+    at: float
+    gpus_from: int
+    gpus_to: int
+    batch_from: int
+    batch_to: int
+    reason: str
+    value: float | None
+    """Value of the target in the objective's unit; None: not known."""
+    gain: float | None
+    """Gain of the move against staying, same unit; None: not known."""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    alternatives: list[dict[str, Any]] = field(default_factory=list)
+    mechanism: str = ""
+    mode: str = "advise"
+
+
+@dataclass(frozen=True, slots=True)
+class IntentRow:
+    """A resize ordered from a supervisor, and how far it has come."""
+
+    directive: Directive
+    state: str
+    """One of INTENT_STATES."""
+    detail: str
+    created: float
+    updated: float
+
+    @property
+    def open(self) -> bool:
+        return self.state not in CLOSED_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """One thing done to a job: appended, never changed."""
+
+    id: int
+    job_id: int
+    at: float
+    kind: str
+    who: str
+    """uid:NUMBER, supervisor, or selasticd."""
+    detail: dict[str, Any] = field(default_factory=dict)
