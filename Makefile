@@ -1,0 +1,48 @@
+# Two commands do everything: `make demo` runs the main job, `make test` passes the tests. Both install what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# On a CPU-only machine, point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid the CUDA packages.
+TORCH ?= torch==2.13.0
+
+.PHONY: help demo test lint types contracts test-unit test-cluster slurm ready clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+demo: ready slurm  ## the main job: elastic training on a private real Slurm, with a check of every sample and step
+	$(BIN)/python examples/demo/demo.py
+
+test: ready slurm lint types contracts  ## every check and test, those on a private real Slurm included
+	$(BIN)/python -m pytest
+
+lint: ready  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+
+types: ready  ## mypy, strict
+	$(BIN)/mypy daemon db trainer_shim
+
+contracts: ready  ## which part may import which
+	PYTHONPATH=packaging/namespace $(BIN)/lint-imports
+
+test-unit: ready  ## the tests that need no Slurm
+	$(BIN)/python -m pytest tests/unit
+
+test-cluster: ready slurm  ## the tests on a private real Slurm
+	$(BIN)/python -m pytest tests/cluster tests/end_to_end
+
+slurm:  ## install Slurm's Debian packages, without starting or enabling any service
+	@packaging/install-slurm-debian
+
+ready: $(VENV)/.ready
+
+$(VENV)/.ready: setup.cfg pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+		echo "python3-venv is missing; installing it"; apt-get update -qq && apt-get install -y -qq python3-venv && \
+		$(PYTHON) -m venv --clear $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[daemon,dev]'
+	@touch $@
+
+clean:  ## remove what was built here
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
