@@ -1,0 +1,6 @@
+"""A private real Slurm on this host, for trying things and for tests."""
+
+from .config import SandboxSpec
+from .lifecycle import Sandbox, Status
+
+__all__ = ["Sandbox", "SandboxSpec", "Status"]

@@ -1,0 +1,294 @@
+"""A private real Slurm on this host: up, status, down. It leaves nothing behind, however it ends.
+
+Promise: `up` returns a cluster that runs jobs or raises SandboxError saying which daemon failed and what it logged;
+`down` removes every process and the directory and may be called twice; a sandbox that belongs to its starter (the
+default) is taken down by a small guard process when the starter dies, even by SIGKILL.
+Limit: one host; everything runs as root; jobs' own output files in other directories are not removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from slurm_elastic.trainer_shim.errors import SandboxError
+
+from . import host, processes, registry
+from .config import ACCOUNT, CLUSTER, USERS, Layout, SandboxSpec, node_names, ports_needed, render
+from .daemons import Daemons, accepts_tcp, accepts_unix
+
+USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
+"""States of a node that takes jobs, as sinfo's %T spells them."""
+ID_FILE = "sandbox.id"
+"""Marks a directory as made by a sandbox: only such a one is ever removed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What runs of a sandbox. daemons: name -> pid, 0 = not running. nodes: name -> Slurm's state, {} = no answer."""
+
+    daemons: dict[str, int]
+    nodes: dict[str, str]
+
+    @property
+    def ready(self) -> bool:
+        """All daemons run, and every node can take jobs."""
+        return all(self.daemons.values()) and bool(self.nodes) and all(s in USABLE for s in self.nodes.values())
+
+
+class Sandbox:
+    """One private Slurm. Get it from `up` or `attach`; use it as a context manager to have it taken down."""
+
+    def __init__(self, entry: registry.Entry, spec: SandboxSpec, layout: Layout) -> None:
+        self.entry, self.spec, self.layout = entry, spec, layout
+        self.daemons = Daemons(spec, layout, entry.id)
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def up(
+        cls,
+        spec: SandboxSpec | None = None,
+        *,
+        name: str | None = None,
+        directory: Path | None = None,
+        owned: bool = True,
+        first_port: int | None = None,
+    ) -> Sandbox:
+        """Start a sandbox and wait until all its nodes are idle (a few seconds).
+
+        name: to find it again; random by default. directory: new or empty; default /tmp/selastic-sandbox-<name>.
+        owned: it ends with this process. first_port: first of its ports, unchecked; by default a free block is found.
+        """
+        spec = spec or SandboxSpec()
+        host.check(spec)
+        sweep()
+        name = name or f"{os.getpid()}-{secrets.token_hex(3)}"
+        path = host.directory_path(name, directory)
+        owner = (os.getpid(), processes.started_at(os.getpid()))
+        entry = registry.register(name, path, secrets.token_hex(8), ports_needed(spec), owner, first_port)
+        layout = Layout(path, socket.gethostname().split(".")[0], entry.first_port, ())
+        sandbox = cls(entry, spec, layout)
+        try:
+            sandbox._guard = _start_guard(entry)
+            sandbox._write_files()
+            sandbox._start_all()
+            if not owned:
+                registry.disown(entry)
+                sandbox._release_guard()
+        except BaseException:
+            sandbox.down()
+            raise
+        return sandbox
+
+    @classmethod
+    def attach(cls, name: str) -> Sandbox:
+        """The sandbox of that name, started by whatever process. SandboxError when there is none."""
+        entry = registry.find(name)
+        if entry is None:
+            known = ", ".join(e.name for e in registry.entries()) or "none"
+            raise SandboxError(f"No sandbox is named {name!r}; there are: {known}.")
+        spec, layout = SandboxSpec(), Layout(Path(entry.dir), "", entry.first_port, ())
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # a start that was cut short
+            record = json.loads((layout.dir / "sandbox.json").read_text())
+            record["spec"]["extra_slurm_conf"] = tuple(record["spec"]["extra_slurm_conf"])
+            spec = SandboxSpec(**record["spec"])
+            layout = dataclasses.replace(layout, host=record["host"], gpu_files=tuple(record["gpu_files"]))
+        return cls(entry, spec, layout)
+
+    @property
+    def dir(self) -> Path:
+        """The directory that holds everything of this sandbox."""
+        return self.layout.dir
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What Slurm's commands need in their environment; everything else they read from slurm.conf."""
+        return {"SLURM_CONF": str(self.layout.slurm_conf)}
+
+    def run(self, command: Sequence[str], *, user: str | None = None, timeout_s: float = 60,
+            env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run a Slurm command against this sandbox, from / and with a clean environment; never raises for its status.
+
+        user: run it as that user (a name), in place of root.
+        """
+        # Names only, no shell: setpriv changes the user and leaves the environment as it is given.
+        become = ["setpriv", f"--reuid={user}", f"--regid={_group_of(user)}", "--clear-groups", "--"] if user else []
+        environment = {"PATH": host.PATH, "HOME": "/", "LANG": "C.UTF-8", **self.env, **(env or {})}
+        return subprocess.run([*become, *command], capture_output=True, text=True, timeout=timeout_s, cwd="/",
+                              env=environment, stdin=subprocess.DEVNULL, check=False)  # fmt: skip
+
+    def status(self) -> Status:
+        """What runs now; never raises for a sandbox that is broken."""
+        nodes = {}
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            answer = self.run(["sinfo", "-h", "-N", "-o", "%N %T"], timeout_s=20)
+            if answer.returncode == 0:
+                nodes = dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
+        return Status({name: self.daemons.pid(name) for name in self.daemons.names()}, nodes)
+
+    def stop_daemon(self, name: str) -> None:
+        """Stop one daemon (munged, mariadbd, slurmdbd, slurmctld, slurmd-n1…); its state stays."""
+        self.daemons.stop(name)
+
+    def start_daemon(self, name: str, timeout_s: float = 30) -> None:
+        """Start one daemon again and wait until it answers."""
+        self.daemons.start(name)
+        self._wait_ready(name, timeout_s)
+
+    def down(self) -> None:
+        """End every process of the sandbox and remove its directory. May be called twice, on ruins too."""
+        left = processes.end_all(self.dir, self.entry.id)
+        self.daemons.reap_all()
+        if left:
+            names = ", ".join(f"{p.program} ({p.pid})" for p in left)
+            raise SandboxError(f"The sandbox {self.entry.name!r} still has processes that SIGKILL does not end: {names}.")
+        if self._is_ours():
+            shutil.rmtree(self.dir, ignore_errors=True)
+        registry.unregister(self.entry)
+        self._release_guard()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.down()
+
+    def _is_ours(self) -> bool:
+        try:
+            return (self.dir / ID_FILE).read_text() == self.entry.id
+        except OSError:
+            return False
+
+    def _write_files(self) -> None:
+        at = self.layout
+        host.make_directory(at.dir)
+        (at.dir / ID_FILE).write_text(self.entry.id)
+        for folder in ("log", "pids", "state", "spool"):
+            (at.dir / folder).mkdir()
+        self.layout = at = dataclasses.replace(at, gpu_files=host.gpu_files(self.spec, at.dir / "dev"))
+        record = {"spec": dataclasses.asdict(self.spec), "host": at.host, "gpu_files": at.gpu_files}
+        (at.dir / "sandbox.json").write_text(json.dumps(record))
+        self.daemons = Daemons(self.spec, at, self.entry.id)
+        files = render(self.spec, at, host.slurm_release(self.spec))
+        for name, (text, mode) in files.items():
+            (at.dir / name).write_text(text)
+            (at.dir / name).chmod(mode)
+        key = os.open(at.dir / "munge.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+        with os.fdopen(key, "wb") as file:
+            file.write(secrets.token_bytes(128))
+
+    def _start_all(self) -> None:
+        self.daemons.start("munged")
+        if self.spec.with_accounting:
+            self._start_accounting()
+        self._wait_ready("munged", 15)
+        if self.spec.with_accounting:
+            self._sacctmgr("add", "cluster", CLUSTER)
+        nodes = [f"slurmd-{node}" for node in node_names(self.spec)]
+        for name in ("slurmctld", *nodes):
+            self.daemons.start(name)
+        self._wait_ready("slurmctld", 30)
+        if self.spec.with_accounting:
+            self._sacctmgr("add", "account", ACCOUNT, f"cluster={CLUSTER}")
+            self._sacctmgr("add", "user", ",".join(USERS), f"account={ACCOUNT}", f"cluster={CLUSTER}")
+        self._wait_nodes(30 + self.spec.nodes)
+
+    def _start_accounting(self) -> None:
+        data = self.dir / "db"
+        data.mkdir()
+        shutil.chown(data, "mysql", "mysql")
+        install = [host.program(self.spec, "mariadb-install-db"), f"--defaults-file={self.dir}/my.cnf", "--user=mysql",
+                   "--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=socket"]  # fmt: skip
+        self.daemons.spawn("mariadb-install-db", install)
+        self.daemons.wait_for_end("mariadb-install-db", 60)
+        self.daemons.start("mariadbd")
+        self._wait_ready("mariadbd", 60)
+        self._wait_ready("munged", 15)  # slurmdbd gives up without it
+        self.daemons.start("slurmdbd")
+        self._wait_ready("slurmdbd", 60)
+
+    def _wait_ready(self, name: str, timeout_s: float) -> None:
+        at = self.layout
+        ready = {
+            "munged": lambda: accepts_unix(at.munge_socket),
+            "mariadbd": lambda: accepts_unix(at.dir / "db" / "mysql.sock"),
+            "slurmdbd": lambda: accepts_tcp(at.slurmdbd_port),
+            "slurmctld": lambda: accepts_tcp(at.slurmctld_port) and self._slurmctld_answers(),
+        }.get(name, lambda: self._node_is_usable(name.partition("-")[2]))
+        # A stranger on the port would answer too: the daemon itself has to be alive as well.
+        self.daemons.wait(name, lambda: bool(self.daemons.pid(name)) and ready(), timeout_s)
+
+    def _wait_nodes(self, timeout_s: float) -> None:
+        usable: set[str] = set()
+
+        def is_usable(node: str) -> bool:
+            if node not in usable:
+                usable.update(name for name, state in self.status().nodes.items() if state in USABLE)
+            return node in usable
+
+        for node in node_names(self.spec):
+            self.daemons.wait(f"slurmd-{node}", partial(is_usable, node), timeout_s)
+
+    def _slurmctld_answers(self) -> bool:
+        return "UP" in self.run(["scontrol", "ping"]).stdout
+
+    def _node_is_usable(self, node: str) -> bool:
+        return self.status().nodes.get(node) in USABLE
+
+    def _sacctmgr(self, *words: str) -> None:
+        answer = self.run([host.program(self.spec, "sacctmgr"), "-i", *words])
+        if answer.returncode != 0:
+            said = (answer.stderr or answer.stdout).strip()
+            raise SandboxError(f"slurmdbd of the sandbox refused 'sacctmgr {' '.join(words)}': {said}")
+
+    def _release_guard(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None and guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                guard.stdin.write(b"k")
+                guard.stdin.close()
+            guard.wait(30)
+
+
+def sweep() -> None:
+    """Take down sandboxes whose owner has died (and whose guard died with it)."""
+    for entry in registry.entries():
+        if entry.owner_pid and processes.started_at(entry.owner_pid) != entry.owner_started:
+            Sandbox.attach(entry.name).down()
+
+
+def guard(name: str, id: str) -> None:
+    """Body of the guard process: wait for the starter's word on standard input; its silence means it has died."""
+    if sys.stdin.buffer.read(1) == b"":
+        entry = registry.find(name)
+        if entry is not None and entry.id == id:
+            Sandbox.attach(name).down()
+
+
+def _start_guard(entry: registry.Entry) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name != processes.ID_VARIABLE}
+    return subprocess.Popen(
+        [sys.executable, "-m", f"{__package__}", "guard", entry.name, entry.id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        start_new_session=True,
+    )
+
+
+def _group_of(user: str) -> int:
+    return pwd.getpwnam(user).pw_gid
