@@ -1,0 +1,260 @@
+"""The main job: elastic training on a private real Slurm, under a running selasticd, every sample accounted for.
+
+It starts a private Slurm (8 nodes x 4 fake GPUs) and selasticd, submits the sbatch scripts beside this file, prints
+what happens as it happens, then the reports, then checks what was recorded. Exits 1 when a check does not hold.
+Limit: the GPUs are fake, so the time a step takes is made up (fake_gpu.py); nothing else is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.daemon.sandbox.config import SandboxSpec
+from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
+from slurm_elastic.trainer_shim import audit
+from slurm_elastic.trainer_shim.client import Client
+from slurm_elastic.trainer_shim.errors import ElasticError
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+DIGITS = 1797
+SETTINGS = """\
+mode = "act"
+listen = "127.0.0.1:0"
+state_dir = "{state}"
+slurm_conf = "{slurm_conf}"
+# A demo is over in minutes; a site's cooldowns and horizon are minutes to hours (see docs/settings.md).
+round_interval_s = 2
+cooldown_grow_s = 6
+cooldown_shrink_s = 3
+horizon_s = 60
+report_interval_s = 1
+companion_wait_s = 40
+"""
+
+
+@dataclass
+class Elastic:
+    """An elastic job of the demo and what it was told to train."""
+
+    job_id: int
+    name: str
+    samples: int
+    epochs: int
+
+
+@dataclass
+class Demo:
+    """One run. Everything it makes lies in `dir`; `cluster` is the private Slurm."""
+
+    cluster: Sandbox
+    dir: Path
+    started: float = field(default_factory=time.monotonic)
+    jobs: list[Elastic] = field(default_factory=list)
+    daemon: subprocess.Popen[bytes] | None = None
+    told: dict[int, int] = field(default_factory=dict)
+    client: Client | None = None
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
+
+    @property
+    def env(self) -> dict[str, str]:
+        conf = {"SELASTIC_CLIENT_CONF": str(self.dir / "state" / "client.json"), "OMP_NUM_THREADS": "1"}
+        path = f"{BIN}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+        return {**os.environ, **self.cluster.env, **conf, "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+    def start_daemon(self) -> None:
+        """Start selasticd and wait until it answers."""
+        state = self.dir / "state"
+        state.mkdir(exist_ok=True)
+        (state / "client.json").unlink(missing_ok=True)
+        config = self.dir / "selasticd.toml"
+        config.write_text(SETTINGS.format(state=state, slurm_conf=self.cluster.env["SLURM_CONF"]))
+        with open(self.dir / "selasticd.log", "ab") as log:
+            self.daemon = subprocess.Popen(
+                [BIN / "selasticd", "--config", config], env=self.env, stdout=log, stderr=log, cwd=self.dir
+            )
+        os.environ.update({key: self.env[key] for key in ("SELASTIC_CLIENT_CONF", "SLURM_CONF")})
+        self.wait("selasticd to answer", self._daemon_answers, 30)
+
+    def _daemon_answers(self) -> bool:
+        if self.daemon and self.daemon.poll() is not None:
+            log = (self.dir / "selasticd.log").read_text()[-2000:]
+            raise ElasticError(f"selasticd ended with exit code {self.daemon.returncode}:\n{log}")
+        with contextlib.suppress(ElasticError):
+            self.client = Client()
+            return self.client.get("/v1/health") is not None
+        return False
+
+    def kill_daemon(self) -> None:
+        assert self.daemon is not None
+        self.daemon.send_signal(signal.SIGKILL)
+        self.daemon.wait()
+
+    def submit(self, script: str, **values: object) -> int:
+        """sbatch one of the scripts beside this file; gives the job's id."""
+        env = {**self.env, **{key: str(value) for key, value in values.items()}}
+        done = subprocess.run(
+            ["sbatch", "--parsable", HERE / script], env=env, cwd=self.dir, check=True, capture_output=True, text=True
+        )
+        return int(done.stdout.split(";")[0])
+
+    def submit_elastic(self, script: str, samples: int, **values: Any) -> Elastic:
+        job = Elastic(self.submit(script, **values), script.split(".")[0], samples, values["EPOCHS"])
+        self.jobs.append(job)
+        return job
+
+    def squeue(self) -> dict[int, tuple[str, str]]:
+        """Job id -> (state, name) of all that Slurm still runs or queues."""
+        lines = self.cluster.run(["squeue", "-h", "-o", "%A %T %j"]).stdout.splitlines()
+        return {int(words[0]): (words[1], words[2]) for words in map(str.split, lines)}
+
+    def gpus(self, job: Elastic) -> int:
+        """GPUs that the job trains on now; 0 when unknown or ended."""
+        rows = (self.ask("/v1/jobs") or {}).get("jobs", [])
+        return next((row["gpus"] for row in rows if row["job_id"] == job.job_id and row["state"] == "RUNNING"), 0)
+
+    def ask(self, path: str) -> dict[str, Any] | None:
+        """The daemon's answer; None while it does not answer."""
+        with contextlib.suppress(ElasticError):
+            return Client().get(path)
+        return None
+
+    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for a condition, telling meanwhile what happens to the jobs."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.tell()
+            if time.monotonic() > deadline:
+                raise ElasticError(f"waited {timeout_s:.0f} s for {what}, in vain; see the logs in {self.dir}")
+            time.sleep(0.25)
+        self.tell()
+
+    def tell(self) -> None:
+        """Print the events that were not printed yet."""
+        for job in self.jobs:
+            events = (self.ask(f"/v1/jobs/{job.job_id}/events") or {}).get("events", [])
+            for event in events:
+                if event["id"] > self.told.get(job.job_id, 0):
+                    self.told[job.job_id] = event["id"]
+                    self.say(f"  {job.name} ({job.job_id}): {event['text']}")
+
+    def selastic(self, *args: str) -> None:
+        """Run a selastic command as a user would, and show it."""
+        print(f"\n$ selastic {' '.join(args)}", flush=True)
+        subprocess.run([BIN / "selastic", *args], env=self.env, check=True)
+
+
+def run(demo: Demo, kill: str) -> None:
+    """The story, step by step; each step ends when what it says has happened."""
+    demo.say("1. one elastic job, on one node; the other nodes are idle")
+    chars = demo.submit_elastic("chars.sbatch", samples=6144, SAMPLES=6144, EPOCHS=20, MS=8)
+    demo.wait("the first job to grow", lambda: demo.gpus(chars) > 4, 90)
+
+    demo.say("2. two more elastic jobs arrive; each is given its share")
+    before = demo.gpus(chars)
+    digits = [demo.submit_elastic("digits.sbatch", samples=DIGITS, EPOCHS=epochs, MS=16) for epochs in (16, 24)]
+    demo.wait("the two to train on more than they asked for", lambda: all(demo.gpus(job) > 4 for job in digits), 120)
+    demo.wait("the first to give GPUs up", lambda: demo.gpus(chars) < before, 60)
+    if kill:
+        demo.kill_daemon()
+        demo.say("selasticd was killed (SIGKILL)")
+    if kill == "restart":
+        demo.start_daemon()
+        demo.say("selasticd runs again")
+
+    if kill != "forever":
+        demo.say("3. an ordinary job arrives that needs two whole nodes; nothing is idle")
+        rigid = demo.submit("rigid.sbatch", SECONDS_HELD=8)
+        demo.wait("the ordinary job to start", lambda: demo.squeue().get(rigid, ("", ""))[0] == "RUNNING", 60)
+        demo.say(f"  rigid ({rigid}) runs")
+        held = sum(demo.gpus(job) for job in demo.jobs)
+        demo.wait("the ordinary job to end", lambda: rigid not in demo.squeue(), 60)
+        demo.say(f"  rigid ({rigid}) has ended")
+        demo.wait("its nodes to be taken back", lambda: sum(demo.gpus(job) for job in demo.jobs) > held, 60)
+
+    demo.say("4. the jobs finish, one by one; those that are left grow")
+    demo.wait("all to finish", lambda: not {job.job_id for job in demo.jobs} & set(demo.squeue()), 240)
+
+
+def reports(demo: Demo) -> None:
+    """What a user would ask for."""
+    demo.selastic("status", "--all")
+    demo.selastic("acct", "--all")
+    demo.selastic("explain", str(demo.jobs[0].job_id))
+
+
+def check(demo: Demo) -> list[str]:
+    """What does not hold, one sentence each; from what the workers, Slurm and the accounting recorded."""
+    wrong = []
+    print("\ncheck, from what was recorded:")
+    for job in demo.jobs:
+        result = audit.check(demo.dir / f"audit.{job.job_id}", samples=job.samples, epochs=job.epochs)
+        print(f"  {job.name} ({job.job_id}): {result}")
+        if not result.ok:
+            wrong.append(f"{job.name} ({job.job_id}): {result}")
+        state = demo.cluster.run(["sacct", "-n", "-X", "-P", "-o", "State", "-j", str(job.job_id)]).stdout.split()
+        if state != ["COMPLETED"]:
+            wrong.append(f"{job.name} ({job.job_id}) ended as {state or 'unknown'}, not COMPLETED")
+    demo.wait("the companions to be gone", lambda: not demo.squeue(), 30)
+    left = demo.squeue()
+    print(f"  Slurm jobs left behind: {len(left)}")
+    return wrong + [f"job {job} ({name}) is {state}" for job, (state, name) in left.items()]
+
+
+@contextlib.contextmanager
+def workplace(keep: bool) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="selastic-demo-"))
+    for script in [*HERE.glob("*.py")]:
+        shutil.copy(script, path)
+    try:
+        yield path
+    finally:
+        if keep:
+            print(f"kept: {path}")
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kill-daemon", choices=("restart", "forever"), default="", help="SIGKILL selasticd midway")
+    parser.add_argument("--keep", action="store_true", help="keep logs, checkpoints and the database")
+    args = parser.parse_args(argv)
+    wrong = ["it did not come to its end"]
+    with workplace(args.keep) as path:
+        try:
+            with Sandbox.up(SandboxSpec()) as cluster:
+                demo = Demo(cluster, path)
+                demo.say("a private Slurm is up: 8 nodes, 4 fake GPUs each")
+                demo.start_daemon()
+                try:
+                    run(demo, args.kill_daemon)
+                    if args.kill_daemon != "forever":
+                        reports(demo)
+                    wrong = check(demo)
+                finally:
+                    if demo.daemon:
+                        demo.daemon.terminate()
+                        demo.daemon.wait(timeout=20)
+        except (ElasticError, subprocess.SubprocessError) as error:
+            wrong = [str(error)]
+    print("\n".join(f"FAILED: {sentence}" for sentence in wrong) or "all checks hold")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
