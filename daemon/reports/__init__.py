@@ -1,0 +1,15 @@
+"""Queries over the store as plain objects, ready for JSON; the API serves them and the command line prints them.
+
+Promise: a viewer sees all of their own jobs, an admin of everybody's, anyone else an id, a state and a number of GPUs.
+Limit: read-only, and nothing here asks Slurm.
+"""
+
+from __future__ import annotations
+
+from .acct import acct
+from .common import PUBLIC, Viewer
+from .explain import explain
+from .history import events, plan
+from .status import status
+
+__all__ = ["PUBLIC", "Viewer", "acct", "events", "explain", "plan", "status"]

@@ -1,0 +1,61 @@
+"""What every report shares: who may see what, the reason's words, a row per job.
+
+Promise: a row of another user's job holds its id, its state and its number of GPUs, and None everywhere else.
+Limit: the viewer is taken at its word; the API says who it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
+
+from ..reasons import Reason
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.rows import JobRow
+    from slurm_elastic.db.store import Store
+
+PUBLIC = ("job_id", "state", "gpus", "own")
+"""The keys of another user's row that keep their value."""
+
+
+class Viewer(Protocol):
+    """Who asks."""
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def admin(self) -> bool: ...
+
+
+def may_see(viewer: Viewer, job: JobRow) -> bool:
+    """Whether the viewer sees all of this job: its owner and admins do."""
+    return viewer.admin or viewer.uid == job.uid
+
+
+def redacted(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as another user sees it."""
+    return {key: value if key in PUBLIC else None for key, value in row.items()}
+
+
+def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
+    """The job, for someone who may see all of it. Raises NotFound or NotAllowed with one sentence."""
+    job = store.job(job_id)
+    if job is None:
+        raise NotFound(
+            f"job {job_id} is not known to selasticd: it never ran with an elastic request, or its records are gone"
+        )
+    if not may_see(viewer, job):
+        raise NotAllowed(f"job {job_id} belongs to another user; only its owner and admins see why it has what it has")
+    return job
+
+
+def reason_text(code: str) -> str:
+    """The words of a reason's code; empty for a code that this version does not know."""
+    try:
+        return Reason(code).text
+    except ValueError:
+        return ""

@@ -1,0 +1,59 @@
+"""The timeline of one job and the last plan of all of them: the rows of `selastic events` and `selastic plan`.
+
+Promise: as recorded, oldest event first. Limit: a plan row is the last stored decision of that job; unchanged ones are
+not stored again, so its time is when the decision was first taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .common import Viewer, may_see, reason_text, visible_job
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.store import Store
+
+
+def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> list[dict[str, Any]]:
+    """The last `limit` events of the job, oldest first. Raises NotFound or NotAllowed."""
+    visible_job(store, job_id, viewer)
+    rows = sorted(store.events(job_id, limit=limit), key=lambda row: (row.at, row.id))
+    return [
+        {"id": row.id, "job_id": row.job_id, "at": row.at, "kind": row.kind, "who": row.who, "detail": row.detail}
+        for row in rows
+    ]
+
+
+def plan(store: Store, viewer: Viewer) -> dict[str, Any]:
+    """`jobs`: what the last rounds decided for every active job; `at`: the youngest of them, None without any.
+
+    Another user's row keeps its id and its GPUs before and after.
+    """
+    rows: list[dict[str, Any]] = []
+    times: list[float] = []
+    for job in sorted(store.jobs(active_only=True), key=lambda job: job.job_id):
+        decision = store.decision(job.job_id)
+        if decision is None:
+            continue
+        times.append(decision.at)
+        row: dict[str, Any] = {
+            "job_id": job.job_id,
+            "own": viewer.uid == job.uid,
+            "gpus_from": decision.gpus_from,
+            "gpus_to": decision.gpus_to,
+        }
+        more: dict[str, Any] = {
+            "user": job.user,
+            "name": job.name,
+            "at": decision.at,
+            "batch_from": decision.batch_from,
+            "batch_to": decision.batch_to,
+            "reason": decision.reason,
+            "reason_text": reason_text(decision.reason),
+            "value": decision.value,
+            "gain": decision.gain,
+            "mechanism": decision.mechanism,
+            "mode": decision.mode,
+        }
+        rows.append(row | (more if may_see(viewer, job) else dict.fromkeys(more)))
+    return {"at": max(times, default=None), "jobs": rows}

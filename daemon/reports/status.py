@@ -1,0 +1,145 @@
+"""What every job has now: the rows of `selastic status`.
+
+Promise: numbers come from the store as they are; what nobody measured or said is None. Limit: Slurm is not asked, so a
+job is as old as the daemon's last round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from slurm_elastic.trainer_shim import request as elastic_request
+from slurm_elastic.trainer_shim.errors import RequestError
+
+from . import evidence
+from .common import Viewer, may_see, reason_text, redacted
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, JobRow
+    from slurm_elastic.db.store import Store
+
+
+def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -> list[dict[str, Any]]:
+    """A row per job by job id; times in unix seconds, durations in seconds, rates over the whole job.
+
+    Another user's row keeps its id, state and GPUs only.
+    """
+    rows = []
+    opened = {intent.directive.job_id: intent for intent in store.open_intents()}
+    for job in sorted(store.jobs(active_only=active_only), key=lambda job: job.job_id):
+        row = job_row(store, job, viewer, now, opened.get(job.job_id))
+        rows.append(row if may_see(viewer, job) else redacted(row))
+    return rows
+
+
+def job_row(store: Store, job: JobRow, viewer: Viewer, now: float, opened: IntentRow | None) -> dict[str, Any]:
+    """Everything known about one job, in one object; `opened` is its resize under way."""
+    used, decision = store.in_use(job.job_id), store.decision(job.job_id)
+    row: dict[str, Any] = {
+        "job_id": job.job_id,
+        "own": viewer.uid == job.uid,
+        "state": job.state,
+        "user": job.user,
+        "uid": job.uid,
+        "name": job.name,
+        "account": job.account,
+        "partition": job.partition,
+        "request": job.request,
+        "managed": job.managed,
+        "submit_time": job.submit_time,
+        "start_time": job.start_time,
+        "end_time": job.end_time,
+        "elapsed_s": _elapsed(job, now),
+        "detail": job.detail,
+        "pinned": store.pinned(job.job_id),
+    }
+    row |= _bounds(job) | _held(job, used, decision) | _progress(store, job)
+    row |= _target(job, decision, opened)
+    row["speedup"] = _speedup(store, job, decision, row)
+    return row
+
+
+def _elapsed(job: JobRow, now: float) -> float | None:
+    if job.start_time is None:
+        return None
+    return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)
+
+
+def _bounds(job: JobRow) -> dict[str, Any]:
+    keys = ("min_gpus", "max_gpus", "min_batch", "max_batch")
+    try:
+        request = elastic_request.parse(job.request)
+    except RequestError:
+        return dict.fromkeys(keys)
+    return {key: getattr(request, key) for key in keys}
+
+
+def _held(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> dict[str, Any]:
+    """GPUs that train now; without a supervisor's word what the last round saw the job hold."""
+    if used is None or job.end_time is not None:
+        seen = decision.gpus_from if decision is not None and job.end_time is None else None
+        return {"gpus": seen or None, "nodes": None, "node_list": None, "batch": None, "generation": None}
+    nodes = list(dict.fromkeys(node for piece in used.pieces for node in piece.nodes))
+    return {
+        "gpus": used.gpus,
+        "nodes": len(nodes),
+        "node_list": ",".join(nodes),
+        "batch": used.batch,
+        "generation": used.generation,
+        "pieces": [
+            {"slurm_job_id": piece.slurm_job_id, "kind": piece.kind, "nodes": list(piece.nodes), "gpus": piece.gpus}
+            for piece in used.pieces
+        ],
+    }
+
+
+def _progress(store: Store, job: JobRow) -> dict[str, Any]:
+    report = store.last_report(job.job_id)
+    if report is None:
+        return dict.fromkeys(("samples_per_s", "step_time_s", "step", "samples", "epoch", "reported_at"))
+    return {
+        "samples_per_s": report.samples_per_s,
+        "step_time_s": report.step_time_median_s,
+        "step": report.step,
+        "samples": report.samples,
+        "epoch": report.epoch,
+        "reported_at": report.at,
+    }
+
+
+def _target(job: JobRow, decision: DecisionRow | None, opened: IntentRow | None) -> dict[str, Any]:
+    """Where the job is to go: an order under way speaks before the last decision, and that before the job's record."""
+    code = decision.reason if decision is not None and job.managed and job.end_time is None else job.reason
+    row = {
+        "target_gpus": None if decision is None else decision.gpus_to,
+        "target_batch": None if decision is None else decision.batch_to,
+        "mode": None if decision is None else decision.mode,
+        "resize": None,
+    }
+    if opened is not None:
+        row |= {
+            "target_gpus": opened.directive.gpus,
+            "target_batch": opened.directive.batch,
+            "resize": opened.state,
+        }
+        code = opened.directive.reason or code
+    if job.end_time is not None:
+        row |= {"target_gpus": None, "target_batch": None}
+    return row | {"reason": code, "reason_text": reason_text(code)}
+
+
+def _speedup(store: Store, job: JobRow, decision: DecisionRow | None, row: dict[str, Any]) -> float | None:
+    """Progress against the smallest size: the planner's figure for the size held, else what was measured at both."""
+    gpus = row["gpus"]
+    if gpus is None:
+        return None
+    if decision is not None:
+        for size, key in ((decision.gpus_from, "speedup_from"), (decision.gpus_to, "speedup_to")):
+            value = evidence.number(decision.evidence, key)
+            if size == gpus and value is not None:
+                return value
+    best: dict[int, float] = {}
+    for seen in store.observations(job.job_id):
+        best[seen.gpus] = max(best.get(seen.gpus, 0.0), seen.samples_per_s)
+    smallest = best.get(row["min_gpus"] or 0)
+    return best[gpus] / smallest if smallest and gpus in best else None
