@@ -23,11 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = SandboxSpec()
     up = commands.add_parser("up", help="start a private Slurm and wait until it is ready")
     up.add_argument("--nodes", type=int, default=defaults.nodes, help="compute nodes (default: %(default)s)")
-    up.add_argument("--gpus-per-node", type=int, default=defaults.gpus_per_node,
-                    help="pretended GPUs of each node (default: %(default)s)")  # fmt: skip
+    up.add_argument(
+        "--gpus-per-node",
+        type=int,
+        default=defaults.gpus_per_node,
+        help="pretended GPUs of each node (default: %(default)s)",
+    )
     up.add_argument("--gpu-type", default=defaults.gpu_type, help="their type (default: %(default)s)")
-    up.add_argument("--cpus-per-node", type=int, default=defaults.cpus_per_node,
-                    help="processors each node says it has (default: %(default)s)")  # fmt: skip
+    up.add_argument(
+        "--cpus-per-node",
+        type=int,
+        default=defaults.cpus_per_node,
+        help="processors each node says it has (default: %(default)s)",
+    )
     up.add_argument("--dir", type=Path, help="a new or empty directory (default: /tmp/selastic-sandbox-NAME)")
     up.add_argument("--no-accounting", action="store_true", help="without slurmdbd and MariaDB: no sacct")
     down = commands.add_parser("down", help="end a private Slurm and remove all of it")
@@ -86,8 +94,16 @@ def _status(args: argparse.Namespace) -> int:
     for name in names:
         sandbox = Sandbox.attach(name)
         status = sandbox.status()
-        found.append({"name": name, "dir": str(sandbox.dir), "env": sandbox.env, "ready": status.ready,
-                      "daemons": status.daemons, "nodes": status.nodes})  # fmt: skip
+        found.append(
+            {
+                "name": name,
+                "dir": str(sandbox.dir),
+                "env": sandbox.env,
+                "ready": status.ready,
+                "daemons": status.daemons,
+                "nodes": status.nodes,
+            }
+        )
         if not args.json:
             _print_status(sandbox, status.daemons, status.nodes, status.ready)
     if args.json:

@@ -117,8 +117,15 @@ class Daemons:
             files = {"key-file": "munge.key", "pid-file": "munged.pid", "log-file": "log/munged.log"}
             options = [f"--{option}={at.dir}/{file}" for option, file in files.items()]
             # --force: a directory under /tmp is not what munged would choose.
-            return [host.program(self._spec, name), "--foreground", "--force", f"--socket={at.munge_socket}",
-                    f"--seed-file={at.dir}/munge.seed", "--num-threads=4", *options]  # fmt: skip
+            return [
+                host.program(self._spec, name),
+                "--foreground",
+                "--force",
+                f"--socket={at.munge_socket}",
+                f"--seed-file={at.dir}/munge.seed",
+                "--num-threads=4",
+                *options,
+            ]
         if name == "mariadbd":
             return [host.program(self._spec, name), f"--defaults-file={at.dir}/my.cnf"]
         if name == "slurmdbd":

@@ -117,8 +117,14 @@ class Sandbox:
         """What Slurm's commands need in their environment; everything else they read from slurm.conf."""
         return {"SLURM_CONF": str(self.layout.slurm_conf)}
 
-    def run(self, command: Sequence[str], *, user: str | None = None, timeout_s: float = 60,
-            env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        user: str | None = None,
+        timeout_s: float = 60,
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command against this sandbox, from / and with a clean environment; never raises for its status.
 
         user: run it as that user (a name), in place of root.
@@ -126,8 +132,16 @@ class Sandbox:
         # Names only, no shell: setpriv changes the user and leaves the environment as it is given.
         become = ["setpriv", f"--reuid={user}", f"--regid={_group_of(user)}", "--clear-groups", "--"] if user else []
         environment = {"PATH": host.PATH, "HOME": "/", "LANG": "C.UTF-8", **self.env, **(env or {})}
-        return subprocess.run([*become, *command], capture_output=True, text=True, timeout=timeout_s, cwd="/",
-                              env=environment, stdin=subprocess.DEVNULL, check=False)  # fmt: skip
+        return subprocess.run(
+            [*become, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
 
     def status(self) -> Status:
         """What runs now; never raises for a sandbox that is broken."""
@@ -153,7 +167,9 @@ class Sandbox:
         self.daemons.reap_all()
         if left:
             names = ", ".join(f"{p.program} ({p.pid})" for p in left)
-            raise SandboxError(f"The sandbox {self.entry.name!r} still has processes that SIGKILL does not end: {names}.")
+            raise SandboxError(
+                f"The sandbox {self.entry.name!r} still has processes that SIGKILL does not end: {names}."
+            )
         if self._is_ours():
             shutil.rmtree(self.dir, ignore_errors=True)
         registry.unregister(self.entry)
@@ -209,8 +225,14 @@ class Sandbox:
         data = self.dir / "db"
         data.mkdir()
         shutil.chown(data, "mysql", "mysql")
-        install = [host.program(self.spec, "mariadb-install-db"), f"--defaults-file={self.dir}/my.cnf", "--user=mysql",
-                   "--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=socket"]  # fmt: skip
+        install = [
+            host.program(self.spec, "mariadb-install-db"),
+            f"--defaults-file={self.dir}/my.cnf",
+            "--user=mysql",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--auth-root-authentication-method=socket",
+        ]
         self.daemons.spawn("mariadb-install-db", install)
         self.daemons.wait_for_end("mariadb-install-db", 60)
         self.daemons.start("mariadbd")
@@ -220,15 +242,20 @@ class Sandbox:
         self._wait_ready("slurmdbd", 60)
 
     def _wait_ready(self, name: str, timeout_s: float) -> None:
-        at = self.layout
-        ready = {
-            "munged": lambda: accepts_unix(at.munge_socket),
-            "mariadbd": lambda: accepts_unix(at.dir / "db" / "mysql.sock"),
-            "slurmdbd": lambda: accepts_tcp(at.slurmdbd_port),
-            "slurmctld": lambda: accepts_tcp(at.slurmctld_port) and self._slurmctld_answers(),
-        }.get(name, lambda: self._node_is_usable(name.partition("-")[2]))
         # A stranger on the port would answer too: the daemon itself has to be alive as well.
-        self.daemons.wait(name, lambda: bool(self.daemons.pid(name)) and ready(), timeout_s)
+        self.daemons.wait(name, lambda: bool(self.daemons.pid(name)) and self._answers(name), timeout_s)
+
+    def _answers(self, name: str) -> bool:
+        at = self.layout
+        if name == "munged":
+            return accepts_unix(at.munge_socket)
+        if name == "mariadbd":
+            return accepts_unix(at.dir / "db" / "mysql.sock")
+        if name == "slurmdbd":
+            return accepts_tcp(at.slurmdbd_port)
+        if name == "slurmctld":
+            return accepts_tcp(at.slurmctld_port) and "UP" in self.run(["scontrol", "ping"]).stdout
+        return self.status().nodes.get(name.partition("-")[2]) in USABLE
 
     def _wait_nodes(self, timeout_s: float) -> None:
         usable: set[str] = set()
@@ -240,12 +267,6 @@ class Sandbox:
 
         for node in node_names(self.spec):
             self.daemons.wait(f"slurmd-{node}", partial(is_usable, node), timeout_s)
-
-    def _slurmctld_answers(self) -> bool:
-        return "UP" in self.run(["scontrol", "ping"]).stdout
-
-    def _node_is_usable(self, node: str) -> bool:
-        return self.status().nodes.get(node) in USABLE
 
     def _sacctmgr(self, *words: str) -> None:
         answer = self.run([host.program(self.spec, "sacctmgr"), "-i", *words])

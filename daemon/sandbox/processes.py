@@ -98,9 +98,9 @@ def _belongs(process: Process, directory: Path, id: str) -> bool:
 
 
 def _all() -> Iterator[Process]:
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            process = _read(int(entry))
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            process = _read(int(entry.name))
             if process is not None:
                 yield process
 
@@ -115,7 +115,7 @@ def _read(pid: int) -> Process | None:
     if fields[0] in "ZX":
         return None
     with contextlib.suppress(OSError):
-        name = Path(os.readlink(f"/proc/{pid}/exe")).name
+        name = Path(f"/proc/{pid}/exe").readlink().name
     return Process(pid, int(fields[1]), int(fields[19]), name)
 
 
@@ -127,9 +127,9 @@ def _words(pid: int, file: str) -> list[str]:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    links = [f"/proc/{pid}/cwd"]
+    links = [Path(f"/proc/{pid}/cwd")]
     with contextlib.suppress(OSError):
-        links += [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
+        links += Path(f"/proc/{pid}/fd").iterdir()
     for link in links:
         with contextlib.suppress(OSError):
-            yield os.readlink(link)
+            yield str(link.readlink())

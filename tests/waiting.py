@@ -1,0 +1,26 @@
+"""Waiting for a condition in tests: never a sleep for a guessed time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(predicate: Callable[[], T], timeout: float = 30, what: object = "", *, every: float = 0.05) -> T:
+    """Call predicate until it returns something true, and return that.
+
+    timeout, every: seconds. AssertionError after timeout, naming `what` (a text, or a function called for one then)
+    and the last value seen.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {timeout} s: {told or predicate!r} (last value: {value!r})")
+        time.sleep(every)
