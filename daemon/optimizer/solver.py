@@ -1,0 +1,101 @@
+"""The plan's heart: one choice per job, sum of GPUs <= capacity, sum of values largest. Exact, with its proof.
+
+A multiple-choice knapsack with small integer weights. Method: the linear relaxation's multiplier, each choice's loss
+against it, and an exact dynamic program over the few choices the remaining gap leaves open (core.py). Promise: the
+bound is proven, and meets the value unless `work` ran out. Limit: values are rounded to about 2**-35 of the largest.
+
+    >>> solve([[Option(1, 1.0), Option(2, 1.9)], [Option(0, 0.0), Option(2, 1.2)]], capacity=3).choice
+    (0, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any
+
+from . import dual_plain
+from .core import Move, finish
+from .table import Table, build, check_feasible
+
+WORK = 50_000_000
+"""Steps of the exact finish before an answer is given with the gap it has then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One feasible choice of one job."""
+
+    gpus: int
+    """0 or more."""
+    value: float
+    """Finite; larger is better."""
+    batch: int = 0
+    """Global batch this choice runs at; carried along, never read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An index into each job's options, what they are worth together, and what no plan can exceed."""
+
+    choice: tuple[int, ...]
+    value: float
+    bound: float
+    stopped: str = ""
+    """Why the bound does not meet the value; empty when it does."""
+
+    @property
+    def gap(self) -> float:
+        return self.bound - self.value
+
+    @property
+    def optimal(self) -> bool:
+        return self.bound <= self.value
+
+
+def solve(
+    options: Sequence[Sequence[Option]], capacity: int, labels: Sequence[str] | None = None, work: int = WORK
+) -> Solution:
+    """The best choice for every job.
+
+    A job that may get nothing carries an explicit Option(0, ...). Raises InfeasiblePlan naming the jobs whose
+    smallest choices do not fit, PlanInputError for a value that is not finite or a negative size.
+    """
+    if not options:
+        return Solution((), 0.0, 0.0)
+    columns = build(options, labels)
+    choice, gap, stopped = solve_table(columns, capacity, labels, work)
+    value = fsum(row[i].value for row, i in zip(options, choice, strict=True))
+    return Solution(choice, value, value + gap, stopped)
+
+
+def solve_table(
+    columns: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK
+) -> tuple[tuple[int, ...], float, str]:
+    """(option index per job, proven gap in value units, why there is one) for columns built before."""
+    check_feasible(columns, capacity, labels)
+    p, q, base, slack, moves = _open(columns, capacity)
+    end = finish(moves, slack, p, q, work)
+    chosen = [int(i) for i in base]
+    for _, _, job, at in end.moves:
+        chosen[job] = at
+    gap = (end.loss - end.proven) // q
+    stopped = f"stopped after {work} steps" if gap else ""
+    return columns.picked(chosen), gap / columns.scale, stopped
+
+
+def _open(columns: Table, capacity: int) -> tuple[int, int, Any, int, list[Move]]:
+    """(p, q, base positions, slack, open moves), accelerated where the columns are."""
+    if columns.accelerated:
+        from . import dual_numpy
+
+        p, q = dual_numpy.multiplier(columns, capacity)
+        if columns.fits_64_bits(p, q):
+            base, slack, moves = dual_numpy.open_choices(columns, capacity, p, q)
+            if slack >= 0 and (not p or slack <= columns.reach):
+                return p, q, base, slack, moves
+        columns = columns.plain()  # rounding missed the multiplier: the exact, slower way
+    p, q = dual_plain.multiplier(columns, capacity)
+    return p, q, *dual_plain.open_choices(columns, capacity, p, q)
+
