@@ -91,12 +91,14 @@ class ObservationRow:
     micro_batch: int
     accumulation: int
     count: int
-    """Reports, of which the younger ones carry the median."""
+    """All reports; the medians are over the youngest of them (reports.YOUNGEST)."""
     step_time: float
     """Median over the reports of the median step time, in seconds."""
     samples_per_s: float
     """Median over the reports, whole job."""
     last_at: float
+    noise_scale: float = 0.0
+    """Median over the reports that measured it, in samples; 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,210 @@
+"""What a job trains on now, and every size it has had.
+
+Counters of a row come from the training's own (`step`, `samples` since its start): a row holds the difference. A
+training that went back to a checkpoint lowers the row's start too, so that work done twice is counted twice: it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, delete, func, insert, select, update
+
+from slurm_elastic.trainer_shim.wire import Piece
+
+from . import schema
+from .codec import pieces_in, pieces_out
+from .part import Part, upsert
+from .rows import AllocationRow, InUse
+
+_ROWS = schema.allocations
+_FIELDS = tuple(AllocationRow.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A stretch of training, from (`from_step`, `from_samples`) to (`step`, `samples`)."""
+
+    job_id: int
+    generation: int
+    from_step: int
+    from_samples: int
+    step: int
+    samples: int
+
+
+class Allocations(Part):
+    """What jobs use and have used."""
+
+    def set_in_use(
+        self,
+        job_id: int,
+        generation: int,
+        pieces: tuple[Piece, ...],
+        batch: int,
+        at: float,
+        pause_s: float = 0.0,
+        reason: str = "",
+        directive: int = 0,
+        *,
+        step: int | None = None,
+        samples: int | None = None,
+    ) -> None:
+        """Store what the supervisor says trains now. The same again only renews `registered_at`.
+
+        When generation, pieces or batch differ, the open allocation row ends at `at` and the next begins. `step` and
+        `samples` are the training's counters at that moment, where known; they close the old row's count exactly.
+        """
+        with self._db.write() as connection:
+            held = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
+            value = pieces_out(pieces)
+            same = held is not None and (held.generation, held.pieces, held.batch) == (generation, value, batch)
+            since = held.since if same and held is not None else at
+            connection.execute(
+                upsert(self._db, schema.in_use),
+                dict(job_id=job_id, generation=generation, pieces=value, batch=batch, since=since, registered_at=at),
+            )
+            if not same:
+                counters = _close(connection, job_id, at, step, samples)
+                nodes = [node for piece in pieces for node in piece.nodes]
+                connection.execute(
+                    insert(_ROWS).values(
+                        job_id=job_id,
+                        generation=generation,
+                        start=at,
+                        gpus=sum(piece.gpus for piece in pieces),
+                        nodes=len(set(nodes)),
+                        node_list=",".join(dict.fromkeys(nodes)),
+                        batch=batch,
+                        samples=0,
+                        steps=0,
+                        pause_s=pause_s,
+                        reason=reason,
+                        directive=directive,
+                        first_step=counters[0],
+                        first_samples=counters[1],
+                    )
+                )
+
+    def note_progress(self, job_id: int, generation: int, step: int, samples: int) -> None:
+        """The training's counters as told by a phase rather than a report, for example at its end."""
+        with self._db.write() as connection:
+            advance(connection, [Progress(job_id, generation, step, samples, step, samples)])
+
+    def clear_in_use(self, job_id: int, at: float) -> None:
+        """The supervisor has finished: nothing trains any more, though the job may still run."""
+        with self._db.write() as connection:
+            connection.execute(delete(schema.in_use).where(schema.in_use.c.job_id == job_id))
+            _close(connection, job_id, at, None, None)
+
+    def in_use(self, job_id: int) -> InUse | None:
+        """What the job trains on now; None: no supervisor has said so, or the job has ended."""
+        with self._db.read() as connection:
+            row = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
+        return _in_use(row) if row else None
+
+    def all_in_use(self) -> dict[int, InUse]:
+        """`in_use` of every job that has one."""
+        with self._db.read() as connection:
+            return {row.job_id: _in_use(row) for row in connection.execute(select(schema.in_use))}
+
+    def allocations(
+        self,
+        job_id: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
+        uid: int | None = None,
+    ) -> list[AllocationRow]:
+        """Rows that overlap [start, end), by job and then by start; of one job or of one uid's jobs."""
+        query = select(_ROWS).order_by(_ROWS.c.job_id, _ROWS.c.start, _ROWS.c.id)
+        if job_id is not None:
+            query = query.where(_ROWS.c.job_id == job_id)
+        if start is not None:
+            query = query.where(_ROWS.c.end.is_(None) | (_ROWS.c.end > start))
+        if end is not None:
+            query = query.where(_ROWS.c.start < end)
+        if uid is not None:
+            query = query.join(schema.jobs, schema.jobs.c.job_id == _ROWS.c.job_id).where(schema.jobs.c.uid == uid)
+        with self._db.read() as connection:
+            return [AllocationRow(**{n: row._mapping[n] for n in _FIELDS}) for row in connection.execute(query)]
+
+    def mean_pause(self, job_id: int) -> float | None:
+        """Mean measured pause of the job's resizes, in seconds; None: it has had none."""
+        query = select(func.avg(_ROWS.c.pause_s)).where(_ROWS.c.job_id == job_id, _ROWS.c.pause_s > 0)
+        with self._db.read() as connection:
+            mean = connection.execute(query).scalar()
+        return None if mean is None else float(mean)
+
+
+def _in_use(row: Row[Any]) -> InUse:
+    return InUse(row.job_id, row.generation, pieces_in(row.pieces), row.batch, row.since, row.registered_at)
+
+
+def _close(
+    connection: Connection, job_id: int, at: float, step: int | None, samples: int | None
+) -> tuple[int | None, int | None]:
+    """End the job's open row; returns the counters at which the next one begins, None where unknown."""
+    last = connection.execute(
+        select(_ROWS).where(_ROWS.c.job_id == job_id).order_by(_ROWS.c.id.desc()).limit(1)
+    ).first()
+    if last is None:
+        return step, samples
+    if step is not None and samples is not None:
+        if last.end is None:
+            advance(connection, [Progress(job_id, last.generation, step, samples, step, samples)])
+    elif last.first_step is not None:
+        step, samples = last.first_step + last.steps, last.first_samples + last.samples
+    # A clock that was set back must not make a row end before it began.
+    connection.execute(
+        update(_ROWS).where(_ROWS.c.job_id == job_id, _ROWS.c.end.is_(None)).values(end=max(at, last.start))
+    )
+    return step, samples
+
+
+def _advance_statement() -> Any:
+    def first(column: Any, start: str) -> ColumnElement[int]:
+        known: Any = bindparam(start)
+        return case((column.is_(None) | (column > known), known), else_=column)
+
+    def grown(column: Any, reached: str, beginning: ColumnElement[int]) -> ColumnElement[int]:
+        value: Any = bindparam(reached) - beginning
+        return case((value > column, value), else_=column)
+
+    first_step = first(_ROWS.c.first_step, "p_from_step")
+    first_samples = first(_ROWS.c.first_samples, "p_from_samples")
+    return (
+        update(_ROWS)
+        .where(_ROWS.c.id == bindparam("p_row"))
+        .values(
+            steps=grown(_ROWS.c.steps, "p_step", first_step),
+            samples=grown(_ROWS.c.samples, "p_samples", first_samples),
+            first_step=first_step,
+            first_samples=first_samples,
+        )
+    )
+
+
+_ADVANCE = _advance_statement()
+
+
+def advance(connection: Connection, progress: Iterable[Progress]) -> None:
+    """Count progress into the newest row of its job and generation; progress that fits no row is passed over."""
+    values = []
+    for item in progress:
+        query = select(func.max(_ROWS.c.id))
+        query = query.where(_ROWS.c.job_id == item.job_id, _ROWS.c.generation == item.generation)
+        row = connection.execute(query).scalar()
+        if row is not None:
+            values.append(
+                dict(
+                    p_row=row,
+                    p_from_step=item.from_step,
+                    p_from_samples=item.from_samples,
+                    p_step=item.step,
+                    p_samples=item.samples,
+                )
+            )
+    if values:
+        connection.execute(_ADVANCE, values)

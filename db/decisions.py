@@ -1,0 +1,148 @@
+"""What each round decided, the resizes that were ordered, and the record of all that was done.
+
+Decisions and intents are on the disk before the call returns, so before anyone acts on them. Events are only appended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sqlalchemy import func, insert, select, update
+
+from slurm_elastic.trainer_shim.errors import NotFound, StoreError
+from slurm_elastic.trainer_shim.wire import Directive
+
+from . import schema
+from .codec import directive_in, directive_out
+from .engine import Database
+from .part import Part, now
+from .rows import CLOSED_STATES, INTENT_STATES, DecisionRow, EventRow, IntentRow
+
+_INTENTS, _DECISIONS, _EVENTS = schema.intents, schema.decisions, schema.events
+_FIELDS = tuple(DecisionRow.__dataclass_fields__)
+_Mark = tuple[int, int, int, int, str, str, str]
+
+
+class Decisions(Part):
+    """Decisions, intents, events."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._marks: dict[int, _Mark] = {}
+
+    def save_decisions(self, round_at: float, rows: list[DecisionRow]) -> None:
+        """Store what a round decided. A decision like the job's last one (sizes, reason, mode) is not stored again."""
+        with self._db.lock:
+            self._load_marks([row.job_id for row in rows if row.job_id not in self._marks])
+            changed = [row for row in rows if self._marks.get(row.job_id) != _mark(row)]
+            if not changed:
+                return
+            values = [{**{name: getattr(row, name) for name in _FIELDS}, "at": round_at} for row in changed]
+            with self._db.write() as connection:
+                connection.execute(insert(_DECISIONS), values)
+            self._marks.update((row.job_id, _mark(row)) for row in changed)
+
+    def decision(self, job_id: int) -> DecisionRow | None:
+        """The job's standing decision; None: no round has looked at it."""
+        return next(iter(self.decisions(job_id, 1)), None)
+
+    def decisions(self, job_id: int, limit: int = 100) -> list[DecisionRow]:
+        """The job's decisions, the youngest first."""
+        query = select(_DECISIONS).where(_DECISIONS.c.job_id == job_id).order_by(_DECISIONS.c.id.desc()).limit(limit)
+        with self._db.read() as connection:
+            return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+
+    def current_decisions(self) -> list[DecisionRow]:
+        """The standing decision of every job that has not ended, by job."""
+        newest = select(func.max(_DECISIONS.c.id)).group_by(_DECISIONS.c.job_id)
+        query = select(_DECISIONS).join(schema.jobs, schema.jobs.c.job_id == _DECISIONS.c.job_id)
+        query = query.where(_DECISIONS.c.id.in_(newest), schema.jobs.c.ended.is_(False)).order_by(_DECISIONS.c.job_id)
+        with self._db.read() as connection:
+            return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+
+    def _load_marks(self, job_ids: list[int]) -> None:
+        for job_id in job_ids:
+            last = self.decision(job_id)
+            if last is not None:
+                self._marks[job_id] = _mark(last)
+
+    def _forget(self, job_id: int) -> None:
+        super()._forget(job_id)
+        with self._db.lock:
+            self._marks.pop(job_id, None)
+
+    def new_intent(self, directive: Directive, at: float) -> Directive:
+        """Order a resize: the directive (id 0) comes back with its number. Raises StoreError when one is open."""
+        job_id = directive.job_id
+        with self._db.write() as connection:
+            taken = connection.execute(select(_INTENTS.c.id).where(_INTENTS.c.open_job == job_id)).scalar()
+            if taken is not None:
+                raise StoreError(f"job {job_id} has resize {taken} under way; it ends before the next is ordered")
+            values: dict[str, Any] = {"state": "issued", "detail": "", "created": at, "updated": at}
+            values |= {"job_id": job_id, "open_job": job_id, "directive": directive_out(directive)}
+            key = connection.execute(insert(_INTENTS).values(values)).inserted_primary_key
+        return dataclasses.replace(directive, id=int(key[0] if key else 0))
+
+    def open_intents(self) -> list[IntentRow]:
+        """Resizes under way, by number."""
+        return self._intents(_INTENTS.c.open_job.is_not(None))
+
+    def open_intent(self, job_id: int) -> IntentRow | None:
+        """The job's resize under way."""
+        return next(iter(self._intents(_INTENTS.c.open_job == job_id)), None)
+
+    def intent(self, number: int) -> IntentRow:
+        """One resize. Raises NotFound."""
+        found = self._intents(_INTENTS.c.id == number)
+        if not found:
+            raise NotFound(f"there is no resize {number}")
+        return found[0]
+
+    def last_closed_intent(self, job_id: int) -> IntentRow | None:
+        """The job's last resize that is over, however it ended."""
+        found = self._intents((_INTENTS.c.job_id == job_id) & _INTENTS.c.open_job.is_(None))
+        return max(found, key=lambda row: (row.updated, row.directive.id), default=None)
+
+    def move_intent(self, number: int, state: str, detail: str = "", at: float | None = None) -> IntentRow:
+        """The resize has come to `state`; returns where it stands. Raises NotFound.
+
+        States only go forward, in the order of INTENT_STATES, and what is closed stays closed: a phase that arrives
+        twice or late changes nothing.
+        """
+        if state not in INTENT_STATES:
+            raise StoreError(f"resize state '{state}' is not known; accepted: {', '.join(INTENT_STATES)}")
+        closed = state in CLOSED_STATES
+        earlier = [name for name in INTENT_STATES if name not in CLOSED_STATES]
+        if not closed:
+            earlier = earlier[: earlier.index(state)]
+        values: dict[str, Any] = {"state": state, "detail": detail, "updated": now() if at is None else at}
+        if closed:
+            values["open_job"] = None
+        with self._db.write() as connection:
+            connection.execute(update(_INTENTS).where(_INTENTS.c.id == number, _INTENTS.c.state.in_(earlier)), values)
+        return self.intent(number)
+
+    def _intents(self, where: Any) -> list[IntentRow]:
+        with self._db.read() as connection:
+            rows = connection.execute(select(_INTENTS).where(where).order_by(_INTENTS.c.id)).all()
+        return [
+            IntentRow(directive_in(row.id, row.directive), row.state, row.detail, row.created, row.updated)
+            for row in rows
+        ]
+
+    def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, Any], at: float) -> None:
+        """Append to the record of what was done; job 0 is the daemon itself."""
+        with self._db.write() as connection:
+            connection.execute(insert(_EVENTS).values(job_id=job_id, kind=kind, who=who, detail=detail, at=at))
+
+    def events(self, job_id: int, limit: int = 1000) -> list[EventRow]:
+        """The last `limit` events of the job, in the order in which they were stored."""
+        query = select(_EVENTS).where(_EVENTS.c.job_id == job_id).order_by(_EVENTS.c.id.desc()).limit(limit)
+        with self._db.read() as connection:
+            rows = connection.execute(query).all()
+        return [EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in reversed(rows)]
+
+
+def _mark(row: DecisionRow) -> _Mark:
+    return (row.gpus_from, row.gpus_to, row.batch_from, row.batch_to, row.reason, row.mechanism, row.mode)

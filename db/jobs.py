@@ -1,0 +1,159 @@
+"""Jobs, their pins and the tokens of their supervisors.
+
+A token is 32 random bytes, of which the database knows the SHA-256. It speaks for one job of one uid, and dies with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from . import schema
+from .engine import Database
+from .part import Part, now, upsert
+from .rows import JobRow
+
+ENDED_STATES = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT", "LAUNCH_FAILED"),
+)
+"""Slurm's states that a job does not leave, unless it is requeued."""
+TOKENS_PER_JOB = 4
+"""Newest tokens that stay valid: two threads of one supervisor may register at once and each keep its own."""
+_FIELDS = tuple(JobRow.__dataclass_fields__)
+
+
+class Jobs(Part):
+    """Jobs, pins, tokens."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._stored: dict[int, JobRow] = {}
+        self._speaks: dict[str, int] = {}
+
+    def upsert_job(self, job: JobRow) -> None:
+        """Store a job as Slurm describes it now. Costs nothing when nothing has changed."""
+        self.upsert_jobs([job])
+
+    def upsert_jobs(self, rows: Iterable[JobRow]) -> None:
+        """Like `upsert_job` for many jobs, in one transaction."""
+        changed = [row for row in rows if self._stored.get(row.job_id) != row]
+        if not changed:
+            return
+        with self._db.write() as connection:
+            connection.execute(upsert(self._db, schema.jobs), [_job_values(row) for row in changed])
+            for row in changed:
+                if has_ended(row.state):
+                    _end_what_belongs(connection, row.job_id, now() if row.end_time is None else row.end_time)
+        with self._memory:
+            self._stored.update((row.job_id, row) for row in changed)
+            self._speaks.clear()
+
+    def job(self, job_id: int) -> JobRow | None:
+        """The job as last stored."""
+        with self._db.read() as connection:
+            row = connection.execute(select(schema.jobs).where(schema.jobs.c.job_id == job_id)).first()
+        return _job_row(row._mapping) if row else None
+
+    def jobs(self, active_only: bool = True) -> list[JobRow]:
+        """Jobs by id; those that have not ended, or all."""
+        query = select(schema.jobs).order_by(schema.jobs.c.job_id)
+        if active_only:
+            query = query.where(schema.jobs.c.ended.is_(False))
+        with self._db.read() as connection:
+            return [_job_row(row._mapping) for row in connection.execute(query)]
+
+    def end_job(self, job_id: int, state: str, at: float) -> None:
+        """The job has ended: its allocation closes, its token, pin and open intent die. The first end counts."""
+        with self._db.write() as connection:
+            table = schema.jobs
+            where = (table.c.job_id == job_id) & table.c.ended.is_(False)
+            values: dict[str, Any] = {"ended": True, "state": state, "end_time": at}
+            if connection.execute(update(table).where(where).values(values)).rowcount == 0:
+                return
+            _end_what_belongs(connection, job_id, at)
+        self._forget(job_id)
+
+    def _forget(self, job_id: int) -> None:
+        super()._forget(job_id)
+        with self._memory:
+            self._stored.pop(job_id, None)
+            self._speaks.clear()
+
+    def pin(self, job_id: int, gpus: int | None) -> None:
+        """Hold the job at this many GPUs; None lets it go."""
+        with self._db.write() as connection:
+            connection.execute(delete(schema.pins).where(schema.pins.c.job_id == job_id))
+            if gpus is not None:
+                connection.execute(insert(schema.pins).values(job_id=job_id, gpus=gpus))
+
+    def pinned(self, job_id: int) -> int | None:
+        """GPUs that the job is held at; None: it is not."""
+        with self._db.read() as connection:
+            return connection.execute(select(schema.pins.c.gpus).where(schema.pins.c.job_id == job_id)).scalar()
+
+    def mint_token(self, job_id: int, uid: int) -> str:
+        """A new token that speaks for this job, given to a caller proven to be `uid`."""
+        token = secrets.token_urlsafe(32)
+        table = schema.tokens
+        with self._db.write() as connection:
+            newest = table.c.created.desc()
+            held = connection.execute(select(table.c.digest).where(table.c.job_id == job_id).order_by(newest))
+            stale = list(held.scalars())[TOKENS_PER_JOB - 1 :]
+            connection.execute(delete(table).where(table.c.digest.in_(stale)))
+            connection.execute(insert(table).values(digest=_digest(token), job_id=job_id, uid=uid, created=now()))
+        with self._memory:
+            self._speaks.clear()
+        return token
+
+    def token_job(self, token: str) -> int | None:
+        """The running job that the token speaks for; None when it is unknown or its job has ended or changed hands."""
+        digest = _digest(token)
+        with self._memory:
+            known = self._speaks.get(digest)
+        if known is not None:
+            return known
+        table, job = schema.tokens, schema.jobs
+        query = select(table.c.digest, table.c.job_id).join(job, job.c.job_id == table.c.job_id)
+        query = query.where(table.c.digest == digest, job.c.ended.is_(False), job.c.uid == table.c.uid)
+        with self._db.lock, self._db.read() as connection:
+            # Under the write lock: a token found before its job's end must not enter the memory after it.
+            found = connection.execute(query).first()
+            if found is None or not hmac.compare_digest(found.digest, digest):
+                return None
+            with self._memory:
+                self._speaks[digest] = found.job_id
+        return int(found.job_id)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _job_values(job: JobRow) -> dict[str, Any]:
+    values = {name: getattr(job, name) for name in _FIELDS}
+    values["ended"] = has_ended(job.state)
+    return values
+
+
+def has_ended(state: str) -> bool:
+    """Whether a job in this state of Slurm's (`CANCELLED by 1000` included) is over."""
+    return state.partition(" ")[0].rstrip("+") in ENDED_STATES
+
+
+def _job_row(row: Any) -> JobRow:
+    return JobRow(**{name: row[name] for name in _FIELDS})
+
+
+def _end_what_belongs(connection: Connection, job_id: int, at: float) -> None:
+    rows, intents = schema.allocations, schema.intents
+    connection.execute(update(rows).where(rows.c.job_id == job_id, rows.c.end.is_(None)).values(end=at))
+    for table in (schema.in_use, schema.tokens, schema.pins):
+        connection.execute(delete(table).where(table.c.job_id == job_id))
+    closed: dict[str, Any] = {"open_job": None, "state": "withdrawn", "detail": "the job has ended", "updated": at}
+    connection.execute(update(intents).where(intents.c.open_job == job_id).values(closed))

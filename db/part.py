@@ -1,0 +1,54 @@
+"""What every part of the store stands on: the database, and the memory that spares it repeated questions.
+
+A cache here is only ever of rows that this process alone writes; it is changed after the commit, never before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from sqlalchemy import Table
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from .engine import Database
+
+
+class Part:
+    """Base of the store's parts: one database, shared."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        # Held only for dictionary work, never across a query.
+        self._memory = threading.Lock()
+
+    def _forget(self, job_id: int) -> None:
+        """Drop what is remembered of a job that has ended or changed."""
+
+
+def now() -> float:
+    """The clock, in unix seconds."""
+    return time.time()
+
+
+def insert_or_ignore(database: Database, table: Table) -> Any:
+    """An INSERT that passes over rows whose key is already there."""
+    name = database.engine.dialect.name
+    if name == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    if name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return mysql.insert(table).prefix_with("IGNORE")
+
+
+def upsert(database: Database, table: Table) -> Any:
+    """An INSERT that replaces the row of the same primary key; values come with the execution."""
+    key = [column.name for column in table.primary_key]
+    others = [column.name for column in table.columns if column.name not in key]
+    name = database.engine.dialect.name
+    if name in ("sqlite", "postgresql"):
+        insert: Any = (sqlite if name == "sqlite" else postgresql).insert(table)
+        return insert.on_conflict_do_update(index_elements=key, set_={n: insert.excluded[n] for n in others})
+    other: Any = mysql.insert(table)
+    return other.on_duplicate_key_update({n: other.inserted[n] for n in others})

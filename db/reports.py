@@ -1,0 +1,213 @@
+"""Throughput reports: stored in batches, read back as one observation per configuration.
+
+What the planner asks for every round is kept in memory and brought up to date after each commit, so a round costs no
+query per report. A median is over the youngest reports of its configuration: a job's speed may change with its data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
+
+from slurm_elastic.trainer_shim.errors import StoreError
+from slurm_elastic.trainer_shim.wire import Report
+
+from . import schema
+from .allocations import Progress, advance
+from .engine import Database
+from .part import Part, insert_or_ignore
+from .rows import ObservationRow
+from .writer import ReportWriter, Submission
+
+YOUNGEST = 101
+"""Reports of one configuration that its medians are over."""
+_REPORTS = schema.reports
+_FIELDS = tuple(Report.__dataclass_fields__)
+_KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
+Key = tuple[int, int, int, int, int]
+
+
+@dataclass(slots=True)
+class _Configuration:
+    """The youngest reports of one configuration: step time, samples/s, noise scale."""
+
+    count: int = 0
+    last_at: float = 0.0
+    youngest: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=YOUNGEST))
+
+    def add(self, count: int, at: float, values: tuple[float, float, float]) -> None:
+        self.count += count
+        self.last_at = max(self.last_at, at)
+        self.youngest.append(values)
+
+    def row(self, key: Key) -> ObservationRow:
+        times, rates, noises = zip(*self.youngest, strict=True)
+        measured = [noise for noise in noises if noise > 0]
+        noise = median(measured) if measured else 0.0
+        return ObservationRow(*key, self.count, median(times), median(rates), self.last_at, noise)
+
+
+class ReportsPart(Part):
+    """Reports and what is learned from them."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._seen: dict[int, dict[Key, _Configuration]] = {}
+        self._last: dict[int, Report | None] = {}
+        self._newest: dict[int, tuple[int, int]] = {}
+        self._insert = insert_or_ignore(database, _REPORTS)
+        self._writer = ReportWriter(self._commit_reports)
+
+    def add_reports(self, job_id: int, reports: Sequence[Report], at: float) -> None:
+        """Store reports that arrived at `at`; returns once they are on the disk. Sent twice, they count once."""
+        self.submit_reports(job_id, reports, at).result()
+
+    def submit_reports(self, job_id: int, reports: Sequence[Report], at: float) -> Future[None]:
+        """Like `add_reports`, without waiting: the future is done when the reports are on the disk."""
+        return self._writer.put(Submission(job_id, reports, at))
+
+    def observations(self, job_id: int) -> list[ObservationRow]:
+        """What has been measured of the job, one row per configuration, by GPUs and then by batch."""
+        with self._db.lock:
+            if job_id not in self._seen:
+                with self._db.read() as connection:
+                    self._seen[job_id] = _load(connection, job_id)
+            return [seen.row(key) for key, seen in sorted(self._seen[job_id].items())]
+
+    def last_report(self, job_id: int) -> Report | None:
+        """The youngest report of the job by its own clock; None: it has sent none, or none is kept."""
+        with self._db.lock:
+            if job_id not in self._last:
+                newest = select(_REPORTS).where(_REPORTS.c.job_id == job_id).limit(1)
+                newest = newest.order_by(_REPORTS.c.at.desc(), _REPORTS.c.generation.desc(), _REPORTS.c.step.desc())
+                with self._db.read() as connection:
+                    row = connection.execute(newest).first()
+                self._last[job_id] = Report(**{name: row._mapping[name] for name in _FIELDS}) if row else None
+            return self._last[job_id]
+
+    def report_rows(self, job_id: int, start: float = 0.0) -> list[Report]:
+        """Reports of the job since `start`, in time order; those rolled up are gone."""
+        query = select(_REPORTS).where(_REPORTS.c.job_id == job_id, _REPORTS.c.at >= start).order_by(_REPORTS.c.at)
+        with self._db.read() as connection:
+            return [Report(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+
+    def _forget(self, job_id: int) -> None:
+        super()._forget(job_id)
+        with self._db.lock:
+            self._seen.pop(job_id, None)
+            self._last.pop(job_id, None)
+            self._newest.pop(job_id, None)
+
+    def _commit_reports(self, batch: list[Submission]) -> None:
+        # The memory follows under the same lock as the commit, so a reader never sees one without the other.
+        with self._db.lock:
+            try:
+                with self._db.write() as connection:
+                    self._insert_all(connection, batch)
+                kept = batch
+            except StoreError as error:
+                if not _blames_a_record(error):
+                    raise
+                with self._db.write() as connection:
+                    kept = [submission for submission in batch if self._insert_alone(connection, submission)]
+            for submission in kept:
+                self._remember(submission)
+
+    def _insert_all(self, connection: Connection, batch: Iterable[Submission]) -> None:
+        values = [_values(submission, report) for submission in batch for report in submission.reports]
+        if values:
+            connection.execute(self._insert, values)
+            advance(connection, _progress(batch))
+
+    def _insert_alone(self, connection: Connection, submission: Submission) -> bool:
+        try:
+            with self._db.errors(), connection.begin_nested():
+                self._insert_all(connection, [submission])
+        except StoreError as error:
+            submission.done.set_exception(error)
+            return False
+        return True
+
+    def _remember(self, submission: Submission) -> None:
+        job_id = submission.job_id
+        if self._last.get(job_id) is None:
+            self._last.pop(job_id, None)
+        for report in submission.reports:
+            mark, newest = (report.generation, report.step), self._newest.get(job_id)
+            if newest is None or mark <= newest:
+                # Perhaps sent twice, and then stored once: only the database knows.
+                self._seen.pop(job_id, None)
+            self._newest[job_id] = mark if newest is None else max(mark, newest)
+            last = self._last.get(job_id)
+            if last is not None and report.at >= last.at:
+                self._last[job_id] = report
+            if job_id in self._seen:
+                configuration = self._seen[job_id].setdefault(_key(report), _Configuration())
+                configuration.add(1, min(report.at, submission.at), _measured(report))
+
+
+def _values(submission: Submission, report: Report) -> dict[str, Any]:
+    values = {name: getattr(report, name) for name in _FIELDS}
+    values["job_id"] = submission.job_id
+    # A node whose clock runs ahead must not hold the place of the youngest report for ever.
+    values["at"] = min(report.at, submission.at)
+    return values
+
+
+def _progress(batch: Iterable[Submission]) -> list[Progress]:
+    """The stretch that each job and generation has covered, from its first report to its last."""
+    found: dict[tuple[int, int], Progress] = {}
+    for submission in batch:
+        for report in submission.reports:
+            key = (submission.job_id, report.generation)
+            start = max(0, report.step - report.steps), max(0, report.samples - report.steps * report.batch)
+            before = found.get(key, Progress(*key, *start, 0, 0))
+            found[key] = Progress(
+                *key,
+                min(before.from_step, start[0]),
+                min(before.from_samples, start[1]),
+                max(before.step, report.step),
+                max(before.samples, report.samples),
+            )
+    return list(found.values())
+
+
+def _key(row: Any) -> Key:
+    return (row.gpus, row.nodes, row.batch, row.micro_batch, row.accumulation)
+
+
+def _measured(row: Any) -> tuple[float, float, float]:
+    return (row.step_time_median_s, row.samples_per_s, row.noise_scale)
+
+
+def _load(connection: Connection, job_id: int) -> dict[Key, _Configuration]:
+    found: dict[Key, _Configuration] = {}
+    hours, columns = schema.rollups, [_REPORTS.c[name] for name in _KEY]
+    rolled = select(hours).where(hours.c.job_id == job_id).order_by(hours.c.hour)
+    for row in connection.execute(rolled):
+        values = (row.step_time, row.samples_per_s, row.noise_scale)
+        found.setdefault(_key(row), _Configuration()).add(row._mapping["count"], row.last_at, values)
+    place = func.row_number().over(partition_by=columns, order_by=_REPORTS.c.at.desc()).label("place")
+    total = func.count().over(partition_by=columns).label("total")
+    ranked = select(_REPORTS, place, total).where(_REPORTS.c.job_id == job_id).subquery()
+    youngest = select(ranked).where(ranked.c.place <= YOUNGEST).order_by(ranked.c.place.desc())
+    for row in connection.execute(youngest):
+        # The oldest of the rows kept (place == the number kept) brings the count of those passed over.
+        passed_over = row.total - YOUNGEST if row.place == YOUNGEST else 0
+        found.setdefault(_key(row), _Configuration()).add(1 + passed_over, row.at, _measured(row))
+    return found
+
+
+def _blames_a_record(error: StoreError) -> bool:
+    """Whether one of the records, rather than the database itself, is the cause."""
+    cause = error.__cause__
+    if isinstance(cause, DBAPIError):
+        return isinstance(cause, (IntegrityError, DataError))
+    return isinstance(cause, (StatementError, OverflowError, UnicodeError))

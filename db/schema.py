@@ -1,0 +1,212 @@
+"""The tables. What each record means is said in rows.py; how the tables came to be, in migrations/.
+
+Only types that SQLite, PostgreSQL and MariaDB all keep without loss: double precision for unix seconds, 64-bit
+integers for counters, JSON for what is shown and never searched.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+# Constraint names are fixed, so that a later migration can drop one on any database.
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+Serial = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite numbers rows by itself only in a column that is exactly INTEGER."""
+
+
+def _job() -> Column[int]:
+    return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), nullable=False)
+
+
+def _job_key() -> Column[int]:
+    return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("user", String(255), nullable=False),
+    Column("uid", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("account", String(255), nullable=False),
+    Column("partition", Text, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("managed", Boolean, nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("submit_time", Double, nullable=False),
+    Column("start_time", Double),
+    Column("end_time", Double),
+    Column("state", String(64), nullable=False),
+    # Slurm gives a running job an end time too (its limit), so the end of a job needs a word of its own.
+    Column("ended", Boolean, nullable=False),
+)
+Index(None, jobs.c.ended)
+
+pins = Table("pins", metadata, _job_key(), Column("gpus", BigInteger, nullable=False))
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    _job(),
+    Column("uid", BigInteger, nullable=False),
+    Column("created", Double, nullable=False),
+)
+Index(None, tokens.c.job_id)
+
+in_use = Table(
+    "in_use",
+    metadata,
+    _job_key(),
+    Column("generation", BigInteger, nullable=False),
+    Column("pieces", JSON, nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("registered_at", Double, nullable=False),
+)
+
+allocations = Table(
+    "allocations",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    _job(),
+    Column("generation", BigInteger, nullable=False),
+    Column("start", Double, nullable=False),
+    Column("end", Double),
+    Column("gpus", BigInteger, nullable=False),
+    Column("nodes", BigInteger, nullable=False),
+    Column("node_list", Text, nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("pause_s", Double, nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("directive", BigInteger, nullable=False),
+    # The training's counters when the row began; NULL until they are known.
+    Column("first_step", BigInteger),
+    Column("first_samples", BigInteger),
+    sqlite_autoincrement=True,
+)
+Index(None, allocations.c.job_id, allocations.c.start)
+Index(None, allocations.c.start)
+
+# No number of its own: the key keeps a re-sent report from counting twice, and saves an index.
+reports = Table(
+    "reports",
+    metadata,
+    _job_key(),
+    Column("at", Double, primary_key=True),
+    Column("generation", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("gpus", BigInteger, nullable=False),
+    Column("nodes", BigInteger, nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("micro_batch", BigInteger, nullable=False),
+    Column("accumulation", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("step_time_median_s", Double, nullable=False),
+    Column("step_time_p90_s", Double, nullable=False),
+    Column("samples_per_s", Double, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("noise_scale", Double, nullable=False),
+    Column("input_wait_share", Double, nullable=False),
+    Column("memory_peak_mb", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index(None, reports.c.at)
+
+rollups = Table(
+    "rollups",
+    metadata,
+    _job_key(),
+    # Start of the hour that the reports fell into.
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),
+    Column("gpus", BigInteger, primary_key=True, autoincrement=False),
+    Column("nodes", BigInteger, primary_key=True, autoincrement=False),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("micro_batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("accumulation", BigInteger, primary_key=True, autoincrement=False),
+    Column("count", BigInteger, nullable=False),
+    Column("step_time", Double, nullable=False),
+    Column("samples_per_s", Double, nullable=False),
+    Column("noise_scale", Double, nullable=False),
+    Column("last_at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    _job(),
+    Column("at", Double, nullable=False),
+    Column("gpus_from", BigInteger, nullable=False),
+    Column("gpus_to", BigInteger, nullable=False),
+    Column("batch_from", BigInteger, nullable=False),
+    Column("batch_to", BigInteger, nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("value", Double),
+    Column("gain", Double),
+    Column("evidence", JSON, nullable=False),
+    Column("alternatives", JSON, nullable=False),
+    Column("mechanism", String(255), nullable=False),
+    Column("mode", String(16), nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(None, decisions.c.job_id, decisions.c.id)
+Index(None, decisions.c.at)
+
+intents = Table(
+    "intents",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    _job(),
+    # The job while the intent is open, NULL afterwards: unique, so a job has one open intent on every database.
+    Column("open_job", BigInteger, unique=True),
+    Column("directive", JSON, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("updated", Double, nullable=False),
+    # An id names one resize for ever: a supervisor ignores ids that it has seen.
+    sqlite_autoincrement=True,
+)
+Index(None, intents.c.job_id, intents.c.id)
+
+# Bound to no job: the record of what was done outlives it, and job 0 is the daemon itself.
+events = Table(
+    "events",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    Column("job_id", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("who", String(255), nullable=False),
+    Column("detail", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(None, events.c.job_id, events.c.id)
+Index(None, events.c.at)

@@ -1,0 +1,53 @@
+"""The store: everything the daemon remembers, and the only door to it. No SQL outside this package.
+
+Synchronous and thread-safe. What a call has stored is on the disk when it returns. It remembers what was decided and
+measured; what Slurm holds is Slurm's to say, and is looked up, not recalled.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from .allocations import Allocations
+from .decisions import Decisions
+from .engine import Database
+from .jobs import Jobs
+from .migrate import check, migrate
+from .reports import ReportsPart
+
+
+class Store(Jobs, Allocations, ReportsPart, Decisions):
+    """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
+
+    def __init__(self, url: str) -> None:
+        """Raises StoreError: a missing or unwritable directory, a network file system, another schema."""
+        database = Database(url)
+        try:
+            check(database)
+            super().__init__(database)
+        except BaseException:
+            database.close()
+            raise
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Bring the database to this code's schema, then open it."""
+        database = Database(url)
+        try:
+            migrate(database)
+        finally:
+            database.close()
+        return cls(url)
+
+    def close(self) -> None:
+        """Commit the reports that wait, and let the database go."""
+        self._writer.close()
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
