@@ -1,0 +1,191 @@
+"""From a few noisy reports to a job's throughput at any size, with its uncertainty.
+
+Promise: every prediction is positive and finite, one observation is enough, and the answer depends on nothing but the
+observations and the prior. Limit: the step-time form's own error is about 8 % of measured profiles, and a size on
+several nodes is little known until one such size was measured (`uncertainty` says so).
+
+Before a second size is known, only the compute part is believed: a step at the same local batch takes as long on k
+GPUs as where it was measured, times (k / measured)^0.15. Without that term linear curves tie, and an exact optimizer
+gives everything to a few jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import fit_plain
+from .errors import PlanInputError
+from .fit_plain import Point
+from .prior import ASSUMED, Prior, precision
+from .step_form import log_step_time, step_time
+
+SPREAD = 0.15
+"""Exponent of the slowdown assumed per factor of GPUs while one size is known: ties go to an even spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one configuration was measured to do."""
+
+    gpus: int
+    nodes: int
+    batch: int
+    """Global batch, in samples."""
+    micro_batch: int
+    """Samples per GPU and micro batch."""
+    accumulation: int
+    """Micro batches per optimizer step, 1 or more."""
+    step_time_s: float
+    """Median time of one optimizer step over the global batch."""
+    weight: float = 1.0
+    """1: a median over a few dozen steps; more for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputModel:
+    """Step time and throughput of one job at any size; make it with `fit`."""
+
+    theta: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    scale_s: float
+    """The step time that the coordinates are relative to."""
+    micro: float
+    """The micro batch that the coordinates are relative to."""
+    micro_limit: int
+    """Largest micro batch assumed to fit a GPU; 0: none known."""
+    gpus_per_node: int
+    observations: int
+    sizes_seen: tuple[int, ...]
+    seen: tuple[tuple[int, int, float, float], ...]
+    """(GPUs, nodes, ln of measured / predicted, share of it that is believed) of each configuration measured."""
+    noise: float
+
+    def step_time(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+        """Seconds of one optimizer step over `batch` samples on `gpus` GPUs of `nodes` nodes; positive and finite.
+
+        `micro_batch`: the largest that fits a GPU; None: what was seen (a job that accumulates goes on to).
+        """
+        _check_size(gpus, nodes, batch)
+        micro, accumulation = self._split(gpus, batch, micro_batch)
+        if len(self.sizes_seen) > 1:
+            base = step_time(self.theta, gpus, nodes, micro / self.micro, accumulation)
+            return self.scale_s * base * math.exp(self._correction(gpus, nodes))
+        known, known_nodes = self.sizes_seen[0], self.seen[0][1]
+        base = step_time(self.theta, known, known_nodes, micro / self.micro, accumulation)
+        spread = math.pow(gpus / known, SPREAD)
+        return self.scale_s * base * spread * math.exp(self._correction(known, known_nodes))
+
+    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+        """Samples per second."""
+        return batch / self.step_time(gpus, nodes, batch, micro_batch)
+
+    def uncertainty(self, gpus: int, nodes: int | None = None) -> float:
+        """Relative 1-sigma of the throughput at this size, at the micro batch first measured."""
+        nodes = nodes or max(1, -(-gpus // self.gpus_per_node))
+        _, slope = log_step_time(self.theta, gpus, nodes, 1.0, 1.0)
+        rows = zip(slope, self.covariance, strict=True)
+        spread = sum(a * b * c for a, row in rows for b, c in zip(slope, row, strict=True))
+        believed = max((share for k, n, _, share in self.seen if (k, n) == (gpus, nodes)), default=0.0)
+        form = self.noise**2 * (1.0 - believed)
+        return math.sqrt(max(0.0, float(spread)) * (1.0 - believed) + form + (0.02 * believed) ** 2)
+
+    def _split(self, gpus: int, batch: int, micro_batch: int | None) -> tuple[float, float]:
+        """(micro batch, micro batches per step) of the slice of one GPU."""
+        limit = micro_batch if micro_batch is not None else self.micro_limit
+        slice_ = batch / gpus
+        accumulation = max(1, math.ceil(slice_ / limit)) if limit and limit > 0 else 1
+        return slice_ / accumulation, float(accumulation)
+
+    def _correction(self, gpus: int, nodes: int) -> float:
+        """What was measured beside the form, believed where it was measured and nearby (in factors of GPUs)."""
+        total = weight = 0.0
+        for k, n, miss, share in self.seen:
+            near = share * math.exp(-((math.log(gpus / k) / 0.5) ** 2) - 2.0 * ((n > 1) != (nodes > 1)))
+            total += near * near * miss
+            weight += near
+        return total / weight if weight > 1e-12 else 0.0
+
+
+def fit(observations: Sequence[Observation], prior: Prior | None = None) -> ThroughputModel:
+    """The model that the observations and the prior make most likely; one observation is enough.
+
+    Raises PlanInputError for no observations, or one that is not a number or not a size.
+    """
+    prior = prior or ASSUMED
+    observations = checked(observations)
+    points, scale, micro = prepared(observations, prior)
+    theta, covariance = fit_plain.fit(points, prior.mean, precision(prior, observations[0].gpus == 1))
+    return assembled(observations, points, scale, micro, theta, covariance, prior)
+
+
+def checked(observations: Sequence[Observation]) -> list[Observation]:
+    """The observations, fewest GPUs first; PlanInputError for one that cannot be."""
+    if not observations:
+        raise PlanInputError("a throughput model needs at least one observation")
+    for o in observations:
+        if not (math.isfinite(o.step_time_s) and o.step_time_s > 0):
+            raise PlanInputError(f"step time {o.step_time_s} s at {o.gpus} GPUs is not a positive number")
+        if not (math.isfinite(o.weight) and o.weight > 0):
+            raise PlanInputError(f"weight {o.weight} of the observation at {o.gpus} GPUs is not a positive number")
+        if o.micro_batch < 1 or o.accumulation < 1:
+            raise PlanInputError(f"micro batch {o.micro_batch} x {o.accumulation} at {o.gpus} GPUs: both are 1 or more")
+        _check_size(o.gpus, o.nodes, o.batch)
+    return sorted(observations, key=lambda o: (o.gpus, o.nodes, o.micro_batch))
+
+
+def prepared(observations: Sequence[Observation], prior: Prior) -> tuple[list[Point], float, float]:
+    """(points for the fit, scale in s, micro batch they are relative to)."""
+    first = observations[0]
+    scale, micro = first.step_time_s / first.accumulation, float(first.micro_batch)
+    points = list[Point]()
+    for o in observations:
+        seen = math.log(o.step_time_s / scale)
+        points.append((o.gpus, o.nodes, o.micro_batch / micro, float(o.accumulation), seen, weight(o, prior)))
+    return points, scale, micro
+
+
+def weight(observation: Observation, prior: Prior) -> float:
+    """1 / sigma^2: repeated measuring sharpens it, but never below half of the form's own error."""
+    if observation.weight <= 1:
+        return observation.weight / prior.noise**2
+    return 1.0 / (prior.noise**2 * (0.25 + 0.75 / observation.weight))
+
+
+def assembled(
+    observations: Sequence[Observation],
+    points: Sequence[Point],
+    scale: float,
+    micro: float,
+    theta: Sequence[float],
+    covariance: Sequence[Sequence[float]],
+    prior: Prior,
+) -> ThroughputModel:
+    """The model of a finished fit."""
+    accumulates = any(o.accumulation > 1 for o in observations)
+    misses = dict[tuple[int, int], list[tuple[float, float]]]()
+    for gpus, nodes, m, accumulation, seen, sure in points:
+        miss = seen - math.log(step_time(theta, gpus, nodes, m, accumulation))
+        misses.setdefault((gpus, nodes), []).append((miss, sure * prior.noise**2))
+    seen_at = []
+    for (gpus, nodes), rows in sorted(misses.items()):
+        total = sum(w for _, w in rows)
+        seen_at.append((gpus, nodes, sum(m * w for m, w in rows) / total, total / (total + 0.3)))
+    return ThroughputModel(
+        theta=tuple(theta),
+        covariance=tuple(tuple(row) for row in covariance),
+        scale_s=scale,
+        micro=micro,
+        micro_limit=max(o.micro_batch for o in observations) if accumulates else 0,
+        gpus_per_node=max(-(-o.gpus // o.nodes) for o in observations),
+        observations=len(observations),
+        sizes_seen=tuple(sorted({o.gpus for o in observations})),
+        seen=tuple(seen_at),
+        noise=prior.noise,
+    )
+
+
+def _check_size(gpus: int, nodes: int, batch: int) -> None:
+    if gpus < 1 or nodes < 1 or batch < 1:
+        raise PlanInputError(f"{gpus} GPUs on {nodes} nodes at batch {batch}: all three must be 1 or more")

@@ -1,0 +1,65 @@
+"""What is believed of a job before it is measured: mean and covariance of its step-time form's logarithms.
+
+Scale free: times are divided by the job's own step time at its first measured micro batch, micro batches by that micro
+batch. So profiles of other programs, other GPUs and other batch sizes speak about this one.
+Limit: a normal distribution over logarithms; correlations are learned, several kinds of programs in one prior are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import linear
+from .errors import PlanInputError
+from .step_form import N
+
+FULL_SHARE, DIAGONAL_SHARE, RIDGE = 0.7, 0.3, 0.1
+"""How a covariance from a few records is held together: 70 % as seen, 30 % its diagonal, plus 0.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """Normal over the seven coordinates, and the relative error that measurement and form together have."""
+
+    mean: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    noise: float = 0.1
+    """Relative 1-sigma of one observation of weight 1 about the form: the form's own error included."""
+    records: int = 0
+    """Programs it was learned from; 0: assumed."""
+
+
+def learn(rows: Sequence[Sequence[float]], weights: Sequence[float] | None = None, noise: float = 0.1) -> Prior:
+    """A prior from the fitted coordinates of earlier programs (scale free, as `models.coordinates` gives them).
+
+    `weights` count a record of the same cluster or the same program more. Raises PlanInputError on no rows.
+    """
+    if not rows:
+        raise PlanInputError("a prior needs the coordinates of at least one program")
+    share = [w / sum(weights) for w in weights] if weights else [1.0 / len(rows)] * len(rows)
+    mean = [sum(s * row[i] for s, row in zip(share, rows, strict=True)) for i in range(N)]
+    covariance = []
+    for i in range(N):
+        line = []
+        for j in range(N):
+            seen = sum(s * (r[i] - mean[i]) * (r[j] - mean[j]) for s, r in zip(share, rows, strict=True))
+            line.append(seen * (FULL_SHARE + DIAGONAL_SHARE * (i == j)) + RIDGE * (i == j))
+        covariance.append(tuple(line))
+    return Prior(tuple(mean), tuple(covariance), noise, len(rows))
+
+
+def precision(prior: Prior, scale_known: bool) -> list[list[float]]:
+    """The inverse covariance. When the first size was not one GPU the scale itself is a guess: widen along it."""
+    widen = 0.0 if scale_known else 0.25
+    rows = [[c + (widen if i < 6 and j < 6 else 0.0) for j, c in enumerate(r)] for i, r in enumerate(prior.covariance)]
+    return linear.inverse(rows)
+
+
+def _independent(mean: Sequence[float], deviation: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(d * d if i == j else 0.0 for j in range(len(mean))) for i, d in enumerate(deviation))
+
+
+_MEAN = (-1.2, -0.5, -3.0, -5.3, -1.0, -4.3, -1.5)
+ASSUMED = Prior(_MEAN, _independent(_MEAN, (0.8, 0.5, 1.2, 1.5, 1.2, 1.2, 1.0)))
+"""Assumed where nothing was learned yet: sync is 5 % of a step inside a node and a third of it between nodes."""

@@ -1,0 +1,193 @@
+"""Throughput models: right where measured, sane with one report, never negative, and their algebra is correct."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from slurm_elastic.daemon.optimizer import linear
+from slurm_elastic.daemon.optimizer.errors import PlanInputError
+from slurm_elastic.daemon.optimizer.models import Observation, ThroughputModel, fit
+from slurm_elastic.daemon.optimizer.prior import ASSUMED, learn
+from slurm_elastic.daemon.optimizer.step_form import log_step_time, step_time
+
+TRUTH = (-1.4, -0.3, -2.5, -5.0, -0.8, -4.0, -1.0)
+
+
+def true_time(gpus: int, nodes: int, micro: int, accumulation: int = 1) -> float:
+    """Step time in s of a made-up program with the form's own law: 0.4 s at micro batch 64."""
+    return 0.4 * step_time(TRUTH, gpus, nodes, micro / 64, accumulation)
+
+
+def observe(gpus: int, nodes: int, micro: int, accumulation: int = 1, noise: float = 0.0) -> Observation:
+    """A report of that program, `noise` as a factor - 1."""
+    time = true_time(gpus, nodes, micro, accumulation) * (1 + noise)
+    return Observation(gpus, nodes, gpus * micro * accumulation, micro, accumulation, time)
+
+
+def random_observations(rng: random.Random) -> list[Observation]:
+    """Anything a cluster might report, consistent or not."""
+    rows = []
+    for _ in range(rng.randint(1, 8)):
+        gpus, accumulation, micro = rng.randint(1, 256), rng.randint(1, 16), rng.randint(1, 512)
+        nodes, seconds, weight = rng.randint(1, gpus), 10 ** rng.uniform(-4, 3), rng.uniform(0.1, 50)
+        rows.append(Observation(gpus, nodes, gpus * micro * accumulation, micro, accumulation, seconds, weight))
+    return rows
+
+
+def test_gradient_is_the_derivative() -> None:
+    """The form's analytic gradient equals central differences at a thousand random points."""
+    rng = random.Random(1)
+    for _ in range(1000):
+        theta = [rng.uniform(-5, 1) for _ in range(7)]
+        place = (rng.choice([1, 2, 3, 8, 64]), rng.choice([1, 2, 8]), rng.uniform(0.1, 8), float(rng.randint(1, 4)))
+        _, gradient = log_step_time(theta, *place)
+        for i in range(7):
+            up, down = list(theta), list(theta)
+            up[i] += 1e-5
+            down[i] -= 1e-5
+            slope = (math.log(step_time(up, *place)) - math.log(step_time(down, *place))) / 2e-5
+            assert math.isclose(gradient[i], slope, rel_tol=1e-4, abs_tol=1e-7), (theta, place, i)
+
+
+def test_linear_algebra_inverts() -> None:
+    """A random positive definite matrix times its inverse is the identity."""
+    rng = random.Random(2)
+    for _ in range(50):
+        half = [[rng.gauss(0, 1) for _ in range(7)] for _ in range(9)]
+        a = [[sum(r[i] * r[j] for r in half) + 0.1 * (i == j) for j in range(7)] for i in range(7)]
+        inverse = linear.inverse(a)
+        for i in range(7):
+            for j in range(7):
+                assert math.isclose(sum(a[i][k] * inverse[k][j] for k in range(7)), float(i == j), abs_tol=1e-8)
+
+
+def test_one_report_is_reproduced_and_never_extrapolated_wildly() -> None:
+    """One report comes back to 2 %, and more GPUs at the same share each never look slower in all."""
+    model = fit([observe(2, 1, 64)])
+    assert math.isclose(model.step_time(2, 1, 128), true_time(2, 1, 64), rel_tol=0.02)
+    rates = [model.throughput(k, max(1, k // 4), 64 * k) for k in (1, 2, 4, 8, 16, 64)]
+    assert rates == sorted(rates)
+    assert model.sizes_seen == (2,) and model.observations == 1
+
+
+def test_with_one_size_efficiency_falls_with_size() -> None:
+    """Before a second size no curve is linear: gains per GPU shrink strictly, so ties go to an even spread."""
+    model = fit([observe(1, 1, 64)])
+    per_gpu = [model.throughput(k, 1, 64 * k) / k for k in (1, 2, 4, 8, 16, 32)]
+    assert all(a > b * 1.01 for a, b in pairwise(per_gpu))
+
+
+def test_enough_reports_recover_the_law() -> None:
+    """With thirty exact reports of every class, unseen configurations are predicted to 4 %."""
+    places = [(1, 1), (2, 1), (4, 1), (4, 2), (8, 2), (16, 4)]
+    model = fit([observe(k, n, m) for k, n in places for m in (16, 32, 64, 128, 256)])
+    for gpus, nodes, micro in [(3, 1, 48), (12, 3, 96), (32, 8, 64), (6, 2, 200)]:
+        predicted = model.step_time(gpus, nodes, gpus * micro)
+        assert math.isclose(predicted, true_time(gpus, nodes, micro), rel_tol=0.04), (gpus, nodes, micro)
+
+
+def test_noisy_reports_do_not_move_the_prediction_much() -> None:
+    """Reports with 5 % noise give predictions within 12 % inside the measured range."""
+    rng = random.Random(3)
+    places = [(1, 1, 64), (2, 1, 64), (4, 1, 64), (8, 2, 64), (4, 1, 128), (1, 1, 128)]
+    for _ in range(20):
+        model = fit([observe(*p, noise=rng.gauss(0, 0.05)) for p in places])
+        for gpus, nodes, micro in [(2, 1, 128), (8, 2, 128), (3, 1, 64)]:
+            assert abs(model.step_time(gpus, nodes, gpus * micro) / true_time(gpus, nodes, micro) - 1) < 0.2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_anything_reported_gives_positive_finite_predictions(seed: int) -> None:
+    """However contradictory the reports, predictions stay positive and finite from 1 to 4096 GPUs."""
+    rng = random.Random(seed)
+    for _ in range(25):
+        model = fit(random_observations(rng))
+        for gpus in (1, 2, 3, 7, 64, 4096):
+            for nodes in {1, min(2, gpus), max(1, gpus // 8)}:
+                for batch in (1, gpus, gpus * 1000):
+                    time = model.step_time(gpus, nodes, batch)
+                    assert 0 < time < float("inf")
+            assert 0 <= model.uncertainty(gpus) < float("inf")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_larger_batch_takes_longer_and_never_trains_fewer_samples_per_second(seed: int) -> None:
+    """At a fixed size without accumulation, step time and throughput both rise with the batch."""
+    rng = random.Random(seed)
+    for _ in range(25):
+        model = fit([replace(o, accumulation=1) for o in random_observations(rng)])
+        gpus = rng.randint(1, 64)
+        times = [model.step_time(gpus, 1, b) for b in (64, 128, 256, 1024, 4096)]
+        assert times == sorted(times)
+
+
+def test_accumulation_costs_compute_but_not_synchronisation() -> None:
+    """Four micro batches with one all-reduce take less than four steps and more than three computes."""
+    model = fit([observe(8, 2, 64), observe(8, 2, 64, 4), observe(4, 1, 64)])
+    once, four = model.step_time(8, 2, 512, 64), model.step_time(8, 2, 2048, 64)
+    assert 3 * model.step_time(1, 1, 64, 64) < four < 4 * once
+
+
+def test_a_job_that_accumulates_goes_on_to() -> None:
+    """Where every report accumulated, a doubled batch doubles the micro batches instead of outgrowing the GPU."""
+    model = fit([observe(2, 1, 32, 4), observe(4, 1, 32, 2)])
+    assert model.micro_limit == 32
+    assert model.step_time(4, 1, 4 * 32 * 8) > 3.5 * model.step_time(4, 1, 4 * 32 * 2)
+
+
+def test_uncertainty_is_smallest_where_measured() -> None:
+    """What was measured is known better than its neighbours, and several nodes least of all before one was seen."""
+    model = fit([observe(1, 1, 64), observe(4, 1, 64)])
+    assert model.uncertainty(4) < model.uncertainty(3) < model.uncertainty(16)
+    after = fit([observe(1, 1, 64), observe(4, 1, 64), observe(8, 2, 64)])
+    assert after.uncertainty(16) < model.uncertainty(16)
+
+
+def test_a_measured_size_is_believed_more_than_the_form() -> None:
+    """A size that the form cannot explain (a slow link between two nodes) is predicted as it was measured."""
+    slow = Observation(8, 2, 512, 64, 1, 3 * true_time(8, 2, 64), weight=20)
+    model = fit([observe(1, 1, 64), observe(4, 1, 64), observe(16, 4, 64), observe(32, 8, 64), slow])
+    assert math.isclose(model.step_time(8, 2, 512), slow.step_time_s, rel_tol=0.1)
+
+
+def test_a_learned_prior_helps_where_little_was_measured() -> None:
+    """A prior learned from similar programs predicts several nodes from one better than the assumed one."""
+    rng = random.Random(4)
+    similar = [[t + rng.gauss(0, 0.1) for t in TRUTH] for _ in range(6)]
+    reports = [observe(1, 1, 64), observe(2, 1, 64)]
+    truth = true_time(16, 4, 64)
+    errors = [abs(math.log(fit(reports, p).step_time(16, 4, 1024) / truth)) for p in (learn(similar), ASSUMED)]
+    learned, assumed = errors
+    assert learned < assumed and learned < 0.15
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step_time_s": float("nan")}, "step time nan s at 2 GPUs"),
+        ({"step_time_s": 0.0}, "not a positive number"),
+        ({"step_time_s": float("inf")}, "not a positive number"),
+        ({"gpus": 0}, "must be 1 or more"),
+        ({"micro_batch": 0}, "micro batch 0"),
+        ({"weight": -1.0}, "weight -1.0"),
+    ],
+)
+def test_bad_reports_are_refused_with_the_value(change: dict[str, float], words: str) -> None:
+    """A report that cannot be true is refused; the message says which number."""
+    row = {"gpus": 2, "nodes": 1, "batch": 128, "micro_batch": 64, "accumulation": 1, "step_time_s": 0.3, **change}
+    with pytest.raises(PlanInputError, match=words):
+        fit([Observation(**row)])  # type: ignore[arg-type]
+
+
+def test_no_reports_are_refused() -> None:
+    """A model of nothing is not made."""
+    with pytest.raises(PlanInputError, match="at least one"):
+        fit([])
+    model: ThroughputModel = fit([observe(1, 1, 8)])
+    with pytest.raises(PlanInputError, match="1 or more"):
+        model.step_time(0, 1, 8)
