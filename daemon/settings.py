@@ -1,0 +1,249 @@
+"""selasticd's settings: one TOML file, read once at the start and checked whole before anything else happens.
+
+The reference in docs/settings.md and the sample file are printed from this module, so they cannot say something else:
+
+    python -m slurm_elastic.daemon.settings --markdown | --sample | --check FILE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from slurm_elastic.trainer_shim.errors import ConfigError
+
+DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
+MODES = ("off", "observe", "advise", "act")
+POLICIES = ("sum", "log")
+
+
+def number(default: float, low: float, high: float) -> Any:
+    """A number between two bounds, both inclusive; a whole one when the default is whole."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def choice(default: str, *accepted: str) -> Any:
+    """One of several words."""
+    return field(default=default, metadata={"accepted": accepted})
+
+
+def text(default: str, form: str, accepted: str) -> Any:
+    """A text that matches the expression `form`; `accepted` says the same in words."""
+    return field(default=default, metadata={"form": form, "accepted_text": accepted})
+
+
+def names() -> Any:
+    """A list of names, empty by default."""
+    return field(
+        default=(), metadata={"form": r"[\w.@+-]+", "accepted_text": 'a list of names, such as ["gpu", "long"]'}
+    )
+
+
+_PATH = (r"|/.*", "an absolute path, or nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an admin decides. Times are in seconds."""
+
+    mode: str = choice("advise", *MODES)
+    """How far selasticd goes. `off`: it only answers questions. `observe`: it also measures. `advise`: it also decides
+    and explains what it would do. `act`: it does it. Stay with `advise` for a day before you choose `act`."""
+
+    listen: str = text("127.0.0.1:6850", r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", "HOST:PORT, or [IPv6]:PORT")
+    """Address that the jobs and the command line reach. The compute nodes must be able to: give the address of the
+    cluster's internal network. Port 0 takes a free one (then client.json in state_dir tells it)."""
+
+    url: str = text("", r"|https?://\S+", "a URL such as http://head.cluster:6850, or nothing")
+    """Where clients find the daemon, as written to client.json. Empty: made from `listen`."""
+
+    state_dir: str = text("/var/lib/slurm-elastic", r"/.*", "an absolute path")
+    """Directory of the database and of client.json, owned by the daemon's user, on a local disk."""
+
+    database_url: str = text("", r"|[\w+]+://.*", "an SQLAlchemy URL, or nothing")
+    """Where everything is remembered. Empty: SQLite, in selastic.db under state_dir. Any SQLAlchemy URL is accepted,
+    such as `postgresql+psycopg://selastic@db/selastic`; its driver has to be installed beside the daemon."""
+
+    slurm_conf: str = text("", *_PATH)
+    """Path of slurm.conf. Empty: the environment's SLURM_CONF, or Slurm's own default."""
+
+    munge_socket: str = text("", *_PATH)
+    """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
+
+    admins: tuple[str, ...] = names()
+    """Users (names or uids) who see and pin everyone's jobs, beside root and Slurm's own user."""
+
+    partitions: tuple[str, ...] = names()
+    """Partitions whose jobs may be elastic. Empty: all."""
+
+    accounts: tuple[str, ...] = names()
+    """Accounts whose jobs may be elastic. Empty: all."""
+
+    round_interval_s: float = number(10.0, 0.2, 3600)
+    """Longest time between two rounds. Each costs Slurm one squeue and one sinfo for the whole cluster."""
+
+    min_round_gap_s: float = number(1.0, 0.05, 600)
+    """Shortest time between two rounds, however much happens in between."""
+
+    policy: str = choice("sum", *POLICIES)
+    """What a plan maximises over all elastic jobs. `sum`: the sum of their weighted speedups. `log`: the sum of
+    the logarithms, which gives up some of the total so that no job is left far behind."""
+
+    cooldown_grow_s: float = number(600.0, 0, 86400)
+    """Shortest time from any resize of a job until it may grow. Ten minutes hides the restart of a one-minute
+    checkpoint."""
+
+    cooldown_shrink_s: float = number(120.0, 0, 86400)
+    """Shortest time from any resize of a job until it may shrink for another elastic job. Shrinking for a waiting
+    ordinary job does not wait."""
+
+    min_gain: float = number(0.05, 0, 10)
+    """Least gain, in jobs' worth of progress at their reference size, for which anything is moved."""
+
+    horizon_s: float = number(1800.0, 10, 604800)
+    """Time within which a resize must have paid for its pause."""
+
+    assumed_pause_s: float = number(5.0, 0, 3600)
+    """Pause of a resize, for a job of which none has been measured yet."""
+
+    companion_wait_s: float = number(60.0, 1, 3600)
+    """How long a companion may stay pending, and then its workers warming up, before the resize is given up."""
+
+    failed_backoff_s: float = number(600.0, 0, 86400)
+    """How long a job whose resize failed is left alone."""
+
+    max_resizes_per_round: int = number(16, 1, 10000)
+    """Most resizes that one round begins."""
+
+    rigid_reserve_gpus: int = number(0, 0, 1000000)
+    """Idle GPUs that elastic jobs leave alone in each partition, so that small ordinary jobs start at once."""
+
+    report_interval_s: float = number(5.0, 0.1, 600)
+    """Time between two throughput reports of one job."""
+
+    reports_per_s: float = number(10.0, 0.1, 10000)
+    """Most reports per second that one job may send, over ten seconds; more is refused (429)."""
+
+    reports_keep_h: float = number(24.0, 1, 8760)
+    """How long single reports are kept; after that there is one record for each hour and configuration."""
+
+    history_keep_days: float = number(400.0, 1, 36500)
+    """How long ended jobs, with all that is known of them, and the record of actions are kept."""
+
+    user_mode: bool = False
+    """Whether the daemon serves only the user who runs it, as `selasticd --user` does: no privilege is needed."""
+
+    def __post_init__(self) -> None:
+        if not self.database_url:
+            object.__setattr__(self, "database_url", f"sqlite:///{Path(self.state_dir) / 'selastic.db'}")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def local_only(self) -> bool:
+        """Whether nothing outside this host can reach the daemon."""
+        host = self.address[0]
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+
+FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
+
+
+def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings:
+    """Read a settings file; None: the default one, which may be missing.
+
+    With `user_mode` a file is not looked for, and the defaults are a user's own: a free port on this host, state
+    under ~/.slurm-elastic, jobs may act. Raises ConfigError with one sentence.
+    """
+    values: dict[str, Any] = {}
+    if path is not None or (not user_mode and DEFAULT_FILE.exists()):
+        values = _read(Path(path) if path is not None else DEFAULT_FILE)
+    if "user_mode" in values:
+        raise ConfigError("user_mode is not a setting of the file; accepted: selasticd --user")
+    if user_mode:
+        home = str(Path(os.path.expanduser("~")) / ".slurm-elastic")  # noqa: PTH111 - no error without a home
+        values = {"listen": "127.0.0.1:0", "state_dir": home, "mode": "act", **values, "user_mode": True}
+    return check(values)
+
+
+def check(values: Mapping[str, Any]) -> Settings:
+    """Build the settings from plain values. Raises ConfigError naming the setting, the value and what is accepted."""
+    for key in values:
+        if key not in FIELDS:
+            close = get_close_matches(key, FIELDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(FIELDS)}"
+            raise ConfigError(f"setting {key} is not known; {hint}")
+    settings = Settings(**{key: _value(key, value) for key, value in values.items()})
+    if settings.address[1] > 65535:
+        raise ConfigError(f"listen={settings.listen} is not accepted; accepted: a port from 0 to 65535")
+    if settings.min_round_gap_s > settings.round_interval_s:
+        raise ConfigError(
+            f"min_round_gap_s={settings.min_round_gap_s:g} is above round_interval_s={settings.round_interval_s:g}; "
+            "accepted: at most that"
+        )
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"settings file {path} cannot be read ({error.strerror}); name one with --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {path} is not TOML ({error})") from None
+
+
+def _value(key: str, value: Any) -> Any:
+    item = FIELDS[key]
+    rules, kind = item.metadata, item.type
+    if kind == "bool":
+        accepted, fits = "true or false", isinstance(value, bool)
+    elif kind in ("int", "float"):
+        return _number(key, value, whole=kind == "int", low=rules["low"], high=rules["high"])
+    elif "accepted" in rules:
+        accepted, fits = ", ".join(rules["accepted"]), value in rules["accepted"]
+    elif kind == "str":
+        accepted = rules["accepted_text"]
+        fits = isinstance(value, str) and re.fullmatch(rules["form"], value) is not None
+    else:
+        accepted = rules["accepted_text"]
+        fits = isinstance(value, (list, tuple)) and all(
+            isinstance(entry, (str, int)) and re.fullmatch(rules["form"], str(entry)) for entry in value
+        )
+        value = tuple(str(entry) for entry in value) if fits else value
+    if not fits:
+        close = get_close_matches(str(value), rules.get("accepted", ()), n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(f"{key}={value!r} is not accepted{hint}; accepted: {accepted}")
+    return value
+
+
+def _number(key: str, value: Any, *, whole: bool, low: float, high: float) -> float | int:
+    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not fits or not math.isfinite(value) or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{key}={value!r} is not accepted; accepted: {kind} from {low:g} to {high:g}")
+    return int(value) if whole else float(value)
+
+
+if __name__ == "__main__":
+    from slurm_elastic.daemon.settings_docs import main
+
+    main()
