@@ -1,0 +1,73 @@
+"""The messages between supervisors and selasticd."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.trainer_shim import wire
+
+REPORT: dict[str, Any] = {
+    "generation": 1, "at": 1.5, "gpus": 4, "nodes": 1, "batch": 64, "micro_batch": 16, "accumulation": 1, "steps": 20,
+    "step_time_median_s": 0.1, "step_time_p90_s": 0.2, "samples_per_s": 640.0, "step": 20, "samples": 1280, "epoch": 0,
+}  # fmt: skip
+
+
+def test_a_message_survives_the_wire() -> None:
+    """A directive with nested pieces and shapes reads back equal."""
+    directive = wire.Directive(
+        id=7, job_id=12, keep=(wire.Piece(12, "base", ("n1", "n2"), 4, "a100"),), add=(wire.Shape(1, 4),),
+        gpus=12, batch=768, reason="grow_idle", wait_s=60.0,
+    )  # fmt: skip
+    assert wire.from_json(wire.Directive, wire.to_json(directive)) == directive
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"gpus": "4"}, "Report.gpus"),
+        ({"gpus": 4.5}, "Report.gpus"),
+        ({"gpus": -1}, "Report.gpus"),
+        ({"gpus": True}, "Report.gpus"),
+        ({"gpus": 10**30}, "Report.gpus"),
+        ({"step_time_median_s": float("nan")}, "Report.step_time_median_s"),
+        ({"step_time_median_s": float("inf")}, "Report.step_time_median_s"),
+        ({"step_time_median_s": None}, "Report.step_time_median_s"),
+        ({"extra": 1}, "unknown field 'extra'"),
+    ],
+)
+def test_a_report_with_a_bad_field_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    """No malformed number reaches the store, and the sender learns which field was wrong."""
+    body = json.dumps({**REPORT, **change}).encode()
+    with pytest.raises(wire.WireError, match=named):
+        wire.from_json(wire.Report, body)
+
+
+def test_a_missing_field_is_named() -> None:
+    """A field without a default must be there."""
+    with pytest.raises(wire.WireError, match="field epoch is missing"):
+        wire.decode(wire.Report, {key: value for key, value in REPORT.items() if key != "epoch"})
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null", b'"x"', b"[" * 100_000, b"x" * (wire.MAX_BODY + 1)])
+def test_what_is_not_an_object_is_refused(body: bytes) -> None:
+    """Neither broken JSON nor depth nor size raises anything but WireError."""
+    with pytest.raises(wire.WireError):
+        wire.from_json(wire.Report, body)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: (
+    st.lists(inner) | st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(wire.Phase)]), inner)
+), max_leaves=20))  # fmt: skip
+def test_any_parsed_json_is_either_a_phase_or_refused(data: object) -> None:
+    """The decoder has no third outcome."""
+    try:
+        phase = wire.decode(wire.Phase, data)
+    except wire.WireError:
+        return
+    assert isinstance(phase, wire.Phase)
