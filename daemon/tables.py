@@ -16,6 +16,8 @@ from typing import Any
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 Row = Mapping[str, Any]
+Cell = Callable[[Row], str]
+"""Makes a column's text from a row; empty when the row does not know it."""
 UNKNOWN = "-"
 
 
@@ -25,8 +27,7 @@ class Field:
 
     name: str
     header: str
-    text: Callable[[Row], str]
-    """The cell; empty when the row does not know it."""
+    text: Cell
     help: str
     left: bool = False
     width: int = 0

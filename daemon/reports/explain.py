@@ -30,11 +30,11 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, 
     """
     job = visible_job(store, job_id, viewer)
     decisions = sorted(store.decisions(job_id, DECISIONS), key=lambda row: -row.at)
-    opened = next((intent for intent in store.open_intents() if intent.directive.job_id == job_id), None)
+    opened = store.open_intent(job_id)
     closed = store.last_closed_intent(job_id)
     return {
         "now": now,
-        "job": job_row(store, job, viewer, now, opened) | {"record_reason": job.reason},
+        "job": job_row(store, job, viewer, now) | {"record_reason": job.reason},
         "sizes": [row.gpus for row in sorted(store.allocations(job_id), key=lambda row: row.start)],
         "last_resize": _last_resize(store, job_id, decisions),
         "decision": _decision(decisions[0]) if decisions else None,

@@ -31,9 +31,10 @@ def plan(store: Store, viewer: Viewer) -> dict[str, Any]:
     """
     rows: list[dict[str, Any]] = []
     times: list[float] = []
-    for job in sorted(store.jobs(active_only=True), key=lambda job: job.job_id):
-        decision = store.decision(job.job_id)
-        if decision is None:
+    jobs = {job.job_id: job for job in store.jobs(active_only=True)}
+    for decision in store.current_decisions():
+        job = jobs.get(decision.job_id)
+        if job is None:
             continue
         times.append(decision.at)
         row: dict[str, Any] = {

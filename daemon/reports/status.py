@@ -6,6 +6,7 @@ job is as old as the daemon's last round.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.trainer_shim import request as elastic_request
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the store says of a job besides its record: read for all jobs at once, or for one."""
+
+    used: InUse | None
+    decision: DecisionRow | None
+    opened: IntentRow | None
+
+
 def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -> list[dict[str, Any]]:
     """A row per job by job id; times in unix seconds, durations in seconds, rates over the whole job.
 
@@ -26,15 +36,23 @@ def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -
     """
     rows = []
     opened = {intent.directive.job_id: intent for intent in store.open_intents()}
+    used = store.all_in_use()
+    decided = {decision.job_id: decision for decision in store.current_decisions()}
     for job in sorted(store.jobs(active_only=active_only), key=lambda job: job.job_id):
-        row = job_row(store, job, viewer, now, opened.get(job.job_id))
+        standing = Standing(
+            used.get(job.job_id),
+            decided.get(job.job_id) if active_only else store.decision(job.job_id),
+            opened.get(job.job_id),
+        )
+        row = job_row(store, job, viewer, now, standing)
         rows.append(row if may_see(viewer, job) else redacted(row))
     return rows
 
 
-def job_row(store: Store, job: JobRow, viewer: Viewer, now: float, opened: IntentRow | None) -> dict[str, Any]:
-    """Everything known about one job, in one object; `opened` is its resize under way."""
-    used, decision = store.in_use(job.job_id), store.decision(job.job_id)
+def job_row(store: Store, job: JobRow, viewer: Viewer, now: float, standing: Standing | None = None) -> dict[str, Any]:
+    """Everything known about one job, in one object."""
+    standing = standing or Standing(store.in_use(job.job_id), store.decision(job.job_id), store.open_intent(job.job_id))
+    used, decision = standing.used, standing.decision
     row: dict[str, Any] = {
         "job_id": job.job_id,
         "own": viewer.uid == job.uid,
@@ -54,7 +72,7 @@ def job_row(store: Store, job: JobRow, viewer: Viewer, now: float, opened: Inten
         "pinned": store.pinned(job.job_id),
     }
     row |= _bounds(job) | _held(job, used, decision) | _progress(store, job)
-    row |= _target(job, decision, opened)
+    row |= _target(job, decision, standing.opened)
     row["speedup"] = _speedup(store, job, decision, row)
     return row
 

@@ -1,0 +1,63 @@
+"""`selastic`: the command line.
+
+Promise: every outcome is one exit status, decided here alone: 0 done, 1 not found or refused, 2 wrong usage,
+3 selasticd does not answer; an error is one sentence on stderr; a closed pipe is silent. Limit: what `run` executes and
+what `sbatch` becomes end with their own status.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from slurm_elastic.trainer_shim.errors import ConfigError, DaemonUnreachable, ElasticError, RequestError
+
+from . import cli_parser
+
+DONE, REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; `argv` without the program's name. Returns its exit status, or raises SystemExit as argparse
+    does for --help and wrong usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`). Python would complain at exit when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ElasticError as error:
+        print(f"selastic: {error}", file=sys.stderr)
+        return exit_status(error)
+    return status
+
+
+def exit_status(error: ElasticError) -> int:
+    """The exit status that an error ends in."""
+    if isinstance(error, DaemonUnreachable):
+        return UNREACHABLE
+    if isinstance(error, (ConfigError, RequestError)):
+        return USAGE
+    return REFUSED
+
+
+def _run(words: list[str]) -> int:
+    try:
+        args = cli_parser.parse(words)
+        return int(args.function(args))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("slurm_elastic"):
+            raise
+        raise ElasticError(
+            f"this command needs the package '{error.name}', which is not installed; "
+            "install slurm-elastic[daemon] beside it"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""`selastic config show|check [FILE]`: the daemon's settings as it would read them, and whether it would.
+
+Promise: nothing is started and no daemon is asked. Limit: it needs slurm-elastic[daemon], whose settings these are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from . import cli_common
+
+DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `selastic config`."""
+    commands = parser.add_subparsers(dest="config_command", required=True, metavar="show|check")
+    show = commands.add_parser("show", help="print every setting with its value, defaults filled in")
+    show.add_argument("--json", action="store_true", help="as JSON")
+    check = commands.add_parser("check", help="say whether selasticd would start with this file")
+    for command in (show, check):
+        command.add_argument(
+            "file", nargs="?", type=Path, default=DEFAULT_FILE, metavar="FILE", help="settings (default: %(default)s)"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show or check. A setting that is not accepted ends with exit status 2 and one sentence."""
+    from . import settings
+
+    loaded = settings.load(args.file)
+    if args.config_command == "check":
+        print(f"{args.file}: selasticd would start with it")
+    elif args.json:
+        cli_common.print_json(plain(loaded))
+    else:
+        for key, value in plain(loaded).items():
+            print(f"{key} = {toml_value(value)}")
+    return 0
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """The settings as a plain object, in the order they are declared."""
+    if is_dataclass(settings) and not isinstance(settings, type):
+        values = asdict(settings)
+    else:
+        import msgspec
+
+        values = msgspec.structs.asdict(settings)
+    return {key: _jsonable(value) for key, value in values.items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_jsonable(item) for item in value]
+    return value if isinstance(value, (bool, int, float, dict)) or value is None else str(value)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it; JSON's form is TOML's for text, numbers, booleans and flat lists."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,105 @@
+"""The one parser of `selastic`: help, man page and completion are all made from it.
+
+Promise: a command's module is imported only when that command is parsed, so that `--help` stays fast and needs nothing
+but the standard library. Limit: options are declared in the commands' own modules; here is the list of commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One sub-command: `module` has `add_arguments(parser)` and `run(args) -> exit status`, or so named."""
+
+    name: str
+    module: str
+    help: str
+    arguments: str = "add_arguments"
+    function: str = "run"
+    verbatim: bool = False
+    """Its words are another program's and reach `function` unparsed, as args.words."""
+
+
+_HERE = "slurm_elastic.daemon."
+COMMANDS = (
+    Command("status", _HERE + "cli_status", "what every job has now, its target and why (like squeue)"),
+    Command("acct", _HERE + "cli_acct", "a row for each size a job has had, with its cost (like sacct)"),
+    Command("explain", _HERE + "cli_explain", "why a job has what it has, and what you can do"),
+    Command("events", _HERE + "cli_events", "the timeline of everything done to a job"),
+    Command("plan", _HERE + "cli_plan", "the last plan for all jobs, or one computed now"),
+    Command("top", _HERE + "cli_top", "the status table, refreshed in place"),
+    Command("pin", _HERE + "cli_pin", "hold a job at a size"),
+    Command("unpin", _HERE + "cli_pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),
+    Command("run", "slurm_elastic.trainer_shim.cli_run", "run a training script on everything the job holds"),
+    Command(
+        "sbatch", _HERE + "cli_sbatch", "submit an elastic job: checks --elastic, then calls sbatch", verbatim=True
+    ),
+    Command("simulate", _HERE + "simulator.cli", "replay a trace of jobs through the same policies"),
+    Command("sandbox", _HERE + "sandbox.cli", "a private real Slurm to try everything on"),
+    Command("config", _HERE + "cli_config", "show or check the daemon's settings"),
+)
+EPILOG = """exit status: 0 done, 1 not found or refused, 2 wrong usage, 3 selasticd does not answer
+
+environment: SELASTIC_URL (where selasticd listens), SLURM_TIME_FORMAT (standard, relative or a strftime format),
+NO_COLOR"""
+
+
+class _Version(argparse.Action):
+    """--version, looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *unused: Any) -> None:
+        print(f"selastic {version()}")
+        parser.exit(0)
+
+
+def version() -> str:
+    """The installed version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("slurm-elastic")
+    except PackageNotFoundError:
+        return "(source tree, not installed)"
+
+
+def build(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The parser. With `argv`, only the command named there gets its options; without, every one does."""
+    parser = argparse.ArgumentParser(
+        prog="selastic",
+        description="Elastic deep-learning jobs on Slurm: see, explain and steer what they have.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", nargs=0, action=_Version, help="print the version and end")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    wanted = None if argv is None else next((word for word in argv if not word.startswith("-")), "")
+    for command in COMMANDS:
+        module = import_module(command.module) if wanted is None or wanted == command.name else None
+        _add(subparsers.add_parser, command, module)
+    return parser
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The parsed command; `function` in it is to be called with it. Raises SystemExit for --help and wrong usage."""
+    command = next((command for command in COMMANDS if command.verbatim and words[:1] == [command.name]), None)
+    if command is not None and words[1:2] not in ([], ["-h"], ["--help"]):
+        # argparse would look for its own options among the first words, even under nargs=REMAINDER.
+        function = getattr(import_module(command.module), command.function)
+        return argparse.Namespace(command=command.name, words=list(words[1:]), function=function)
+    return build(words).parse_args(words)
+
+
+def _add(add_parser: Callable[..., argparse.ArgumentParser], command: Command, module: Any) -> None:
+    description = ((module.__doc__ if module else None) or command.help).split("\n\n")[0]
+    # '%' starts a substitution in argparse's texts.
+    child = add_parser(command.name, help=command.help, description=description.replace("%", "%%"))
+    if module is not None:
+        getattr(module, command.arguments)(child)
+        child.set_defaults(function=getattr(module, command.function))

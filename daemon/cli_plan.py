@@ -1,0 +1,69 @@
+"""`selastic plan`: what the last rounds decided for every job, or with --dry-run what a round would decide now.
+
+Promise: a dry run stores nothing and changes nothing. Limit: it is computed by the daemon, from what it sees now.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import cli_common, tables
+from .cli_status import moment, number, text
+from .tables import Field, Row
+
+DEFAULT = "JobID,Name,User,From,To,BatchFrom,BatchTo,Gain,Mechanism,Mode,Reason"
+
+
+def _gain(row: Row) -> str:
+    gain = row.get("gain")
+    return "" if gain is None else f"{gain:+.2f}"
+
+
+FIELDS = (
+    Field("JobID", "JOBID", text("job_id"), "job id"),
+    Field("Name", "NAME", text("name"), "job name", left=True),
+    Field("User", "USER", text("user"), "user name", left=True),
+    Field("From", "FROM", text("gpus_from"), "GPUs that it has"),
+    Field("To", "TO", text("gpus_to"), "GPUs that it is to have"),
+    Field("BatchFrom", "BATCH", text("batch_from"), "global batch that it has"),
+    Field("BatchTo", "TO_BATCH", text("batch_to"), "global batch that it is to have"),
+    Field("Gain", "GAIN", _gain, "gain of the move against staying, in jobs' worth of progress"),
+    Field("Value", "VALUE", number("value"), "value of the target, same unit"),
+    Field("Mechanism", "VIA", text("mechanism"), "how it gets there", left=True),
+    Field("Mode", "MODE", text("mode"), "off, observe, advise or act", left=True),
+    Field("At", "AT", moment("at"), "when it was decided"),
+    Field("Reason", "REASON", text("reason"), "why, as a code", left=True),
+    Field("Because", "BECAUSE", text("reason_text"), "why, in words", left=True),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `selastic plan`."""
+    parser.add_argument("--dry-run", action="store_true", help="compute a plan now; nothing is stored or changed")
+    parser.add_argument("-j", "--jobs", type=cli_common.job_ids, metavar="ID,...", help="these jobs only")
+    parser.add_argument("-a", "--allusers", action="store_true", help="jobs of all users")
+    cli_common.add_output_options(parser, FIELDS, DEFAULT)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row per job of the plan."""
+    columns = cli_common.check_format(args, FIELDS, DEFAULT)
+    answer = cli_common.get("/v1/plan", dry_run=1 if args.dry_run else None)
+    if args.json:
+        cli_common.print_json(answer)
+        return 0
+    rows = [row for row in answer.get("jobs", []) if not args.jobs or row.get("job_id") in args.jobs]
+    cli_common.print_table(columns, rows, args)
+    if not (args.noheader or args.parsable or args.parsable2):
+        for line in _summary(answer, rows):
+            print(tables.clean(line))
+    return 0
+
+
+def _summary(answer: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    moves = sum(
+        row.get("gpus_from") != row.get("gpus_to") or row.get("batch_from") != row.get("batch_to") for row in rows
+    )
+    return [f"{moves} of {len(rows)} jobs would move"] if rows else ["no elastic job to plan for"]

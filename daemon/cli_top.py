@@ -1,0 +1,83 @@
+"""`selastic top`: the status table with totals, refreshed in place until Ctrl-C.
+
+Promise: one request to the daemon per refresh, none to Slurm; an unreachable daemon is said and asked again.
+Limit: plain text and two escape codes, no keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+
+from slurm_elastic.trainer_shim.errors import DaemonUnreachable
+
+from . import cli_common, tables
+from .cli_status import DEFAULT, FIELDS
+from .cli_times import format_time
+from .tables import Row
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.2 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"'{text}' is not accepted; accepted: 0.2 to 3600 seconds")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `selastic top`."""
+    parser.add_argument(
+        "-d", "--interval", type=_interval, default=2.0, metavar="SECONDS", help="between refreshes (default: 2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    cli_common.add_job_filters(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Refresh until Ctrl-C, which is a clean end; with --once print and end."""
+    if args.once:
+        print("\n".join(picture(_rows(args), cli_common.clock())))
+        return 0
+    try:
+        while True:
+            _refresh(args)
+            time.sleep(args.interval)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _refresh(args: argparse.Namespace) -> None:
+    size = shutil.get_terminal_size()
+    try:
+        shown = picture(_rows(args), cli_common.clock())
+    except DaemonUnreachable as error:
+        shown = [f"{format_time(cli_common.clock(), cli_common.clock())}  {error}"]
+    terminal = sys.stdout.isatty()
+    lines = [line[: size.columns] for line in shown[: size.lines - 1]] if terminal else [*shown, ""]
+    print((CLEAR if terminal else "") + "\n".join(lines), flush=True)
+
+
+def _rows(args: argparse.Namespace) -> list[Row]:
+    return list(cli_common.matching(cli_common.get("/v1/jobs").get("jobs", []), args))
+
+
+def picture(rows: Sequence[Row], now: float) -> list[str]:
+    """Totals, an empty line, the status table."""
+    running = [row for row in rows if row.get("state") == "RUNNING"]
+    waiting = sum(row.get("state") == "PENDING" for row in rows)
+    gpus = sum(row.get("gpus") or 0 for row in running)
+    moving = sum(bool(row.get("resize")) for row in rows)
+    rates = [row["samples_per_s"] for row in running if row.get("samples_per_s") is not None]
+    rate = f"{tables.number(sum(rates))} samples/s from {len(rates)} jobs" if rates else "no throughput reported"
+    totals = (
+        f"{format_time(now, now)}  {len(running)} running on {gpus} GPUs, {waiting} waiting, {moving} resizing, {rate}"
+    )
+    return [cli_common.bold(totals), "", *tables.lines(tables.choose(FIELDS, DEFAULT, None), rows)]
