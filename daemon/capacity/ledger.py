@@ -1,0 +1,132 @@
+"""What is free on every usable node: GPUs, cores and memory, and what is about to become free. Pure.
+
+Promise: only nodes that Slurm would schedule on now are in it; drained, down, reserved ones never are.
+Limit: knows amounts, not which GPU or core; whether Slurm's own rules accept a placement is Slurm's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..slurm.types import Job, Node, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Resources on one node."""
+
+    gpus: int = 0
+    cpus: int = 0
+    mem_mb: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.gpus + other.gpus, self.cpus + other.cpus, self.mem_mb + other.mem_mb)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.gpus - other.gpus, self.cpus - other.cpus, self.mem_mb - other.mem_mb)
+
+    def times(self, count: int) -> Amount:
+        return Amount(self.gpus * count, self.cpus * count, self.mem_mb * count)
+
+    def covers(self, need: Amount) -> bool:
+        """Whether each resource is enough. A need of 0 is met whatever is there: the site may not count it."""
+        return all(
+            not wanted or have >= wanted
+            for have, wanted in ((self.gpus, need.gpus), (self.cpus, need.cpus), (self.mem_mb, need.mem_mb))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Nodes whose GPUs can be given to the same jobs: one GPU type, and partitions that share nodes."""
+
+    name: str
+    gpu_type: str
+    partitions: frozenset[str]
+    nodes: frozenset[str]
+
+
+class Ledger:
+    """Free amounts by node, `now` and `soon` (held by something that is being released). Copy it before trying."""
+
+    def __init__(self, now: Mapping[str, Amount], soon: Mapping[str, Amount] | None = None) -> None:
+        self.now = dict(now)
+        self.soon = dict(soon or {})
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Ledger:
+        return cls({name: free(node) for name, node in snapshot.nodes.items() if node.schedulable})
+
+    def copy(self) -> Ledger:
+        return Ledger(self.now, self.soon)
+
+    def usable(self, node: str) -> bool:
+        return node in self.now
+
+    def total(self, node: str) -> Amount:
+        """Free now or soon."""
+        return self.now[node] + self.soon.get(node, Amount())
+
+    def take(self, node: str, amount: Amount) -> None:
+        """Count `amount` as used: what is free now first, then what will be."""
+        now = self.now[node]
+        first = Amount(min(now.gpus, amount.gpus), min(now.cpus, amount.cpus), min(now.mem_mb, amount.mem_mb))
+        self.now[node] = now - first
+        rest = amount - first
+        if rest != Amount():
+            self.soon[node] = self.soon.get(node, Amount()) - rest
+
+    def release(self, node: str, amount: Amount) -> None:
+        """Count `amount` as free soon. A node that takes no work gives nothing back."""
+        if node in self.now:
+            self.soon[node] = self.soon.get(node, Amount()) + amount
+
+    def gpus(self, nodes: Iterable[str], soon: bool = True) -> int:
+        """Free GPUs on these nodes."""
+        usable = [node for node in nodes if node in self.now]
+        return sum((self.total(node) if soon else self.now[node]).gpus for node in usable)
+
+
+def free(node: Node) -> Amount:
+    """What is unused on a node; never negative, whatever Slurm reports."""
+    return Amount(
+        max(0, node.gpus - node.gpus_used),
+        max(0, node.cpus - node.cpus_used),
+        max(0, node.mem_mb - node.mem_alloc_mb),
+    )
+
+
+def per_node(job: Job) -> Amount:
+    """What a job asks for, or holds, on each of its nodes; uneven shares are rounded up."""
+    nodes = max(1, len(job.nodes) or job.num_nodes)
+    gpus = job.gpus_per_node or -(-job.gpus // nodes)
+    return Amount(gpus, -(-job.cpus // nodes), -(-job.mem_mb // nodes))
+
+
+def pools(snapshot: Snapshot) -> tuple[Pool, ...]:
+    """The pools of a cluster, by name. Partitions that share a node with GPUs of one type are one pool."""
+    found: list[Pool] = []
+    for node in snapshot.nodes.values():
+        if not node.gpus:
+            continue
+        pool = Pool("", node.gpu_type, frozenset(node.partitions), frozenset((node.name,)))
+        same = [p for p in found if p.gpu_type == node.gpu_type and p.partitions & pool.partitions]
+        found = [p for p in found if p not in same]
+        for other in same:
+            pool = Pool("", node.gpu_type, pool.partitions | other.partitions, pool.nodes | other.nodes)
+        found.append(pool)
+    named = [
+        Pool(f"{'+'.join(sorted(p.partitions))}/{p.gpu_type or 'gpu'}", p.gpu_type, p.partitions, p.nodes)
+        for p in found
+    ]
+    return tuple(sorted(named, key=lambda pool: pool.name))
+
+
+def pool_of(found: Iterable[Pool], job: Job) -> Pool | None:
+    """The pool that a job draws on; a job that names no type draws on the first of its partition."""
+    mine = set(job.partition.split(","))
+    for pool in found:
+        if mine & pool.partitions and (not job.gpu_type or job.gpu_type == pool.gpu_type):
+            return pool
+    return None

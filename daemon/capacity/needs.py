@@ -1,0 +1,94 @@
+"""What waiting jobs need in order to start, in the order in which Slurm would start them. Pure.
+
+Only jobs that wait for resources count. One that is held, depends on another, waits for its time or is over a limit
+could not use GPUs given up for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..slurm.types import Job, Snapshot
+from .elastic import Roster
+from .ledger import Amount, per_node
+
+RESOURCE_REASONS = ("Resources", "Priority", "None", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Equal nodes that a job needs at the same moment."""
+
+    nodes: int
+    amount: Amount
+    partitions: frozenset[str]
+    gpu_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A waiting job: what it takes for it to start."""
+
+    job_id: int
+    parts: tuple[Part, ...]
+    elastic: bool
+    """Whether it is an elastic job that waits for its starting size."""
+    priority: float
+    submit_time: float
+    time_limit_s: float | None
+    """None: no limit known."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(part.nodes * part.amount.gpus for part in self.parts)
+
+
+def needs(snapshot: Snapshot, roster: Roster, passed: Collection[int] = ()) -> list[Need]:
+    """The waiting jobs that GPUs would help, first to start first.
+
+    `passed`: jobs for which room was made and which did not take it; they wait for something this cannot see.
+    """
+    companions = {job.job_id for elastic in roster.elastic.values() for job, _ in elastic.queued}
+    skip = companions | {job.job_id for job in roster.orphans} | set(passed)
+    groups: dict[int, list[Job]] = {}
+    for job in snapshot.jobs.values():
+        if job.state == "PENDING" and job.job_id not in skip:
+            groups.setdefault(job.het_job_id or job.job_id, []).append(job)
+    found = [
+        _need(snapshot, job_id, jobs, job_id in roster.elastic)
+        for job_id, jobs in groups.items()
+        if job_id not in skip and all(job.reason in RESOURCE_REASONS for job in jobs)
+    ]
+    return sorted(found, key=lambda need: (-need.priority, need.submit_time, need.job_id))
+
+
+def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Need:
+    jobs = sorted(jobs, key=lambda job: job.het_offset)
+    limits = [job.time_limit_s for job in jobs]
+    return Need(
+        job_id=job_id,
+        parts=tuple(_part(snapshot, job) for job in jobs),
+        elastic=elastic,
+        priority=min(job.priority for job in jobs),
+        submit_time=jobs[0].submit_time or 0.0,
+        time_limit_s=max((limit for limit in limits if limit), default=None) if all(limits) else None,
+    )
+
+
+def _part(snapshot: Snapshot, job: Job) -> Part:
+    partitions = frozenset(job.partition.split(","))
+    nodes, amount = max(1, job.num_nodes), per_node(job)
+    largest = max(
+        (
+            node.gpus
+            for node in snapshot.nodes.values()
+            if partitions & set(node.partitions) and (not job.gpu_type or node.gpu_type == job.gpu_type)
+        ),
+        default=0,
+    )
+    if not job.gpus_per_node and largest and amount.gpus > largest:
+        # --gpus=N without a node count: Slurm spreads it over as many nodes as it takes.
+        nodes = -(-job.gpus // largest)
+        amount = Amount(-(-job.gpus // nodes), -(-job.cpus // nodes), -(-job.mem_mb // nodes))
+    return Part(nodes, amount, partitions, job.gpu_type)
