@@ -1,0 +1,345 @@
+/* See elastic_request.h. The order of the checks is the Python parser's, so that both name the same mistake first. */
+#include "elastic_request.h"
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LARGEST INT64_C(1000000000)
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* A part of the request's text; not terminated. */
+struct span {
+	const char *at;
+	size_t length;
+};
+
+struct report {
+	char *message;
+	size_t size;
+};
+
+enum key { GPUS, BATCH, STEP, GROUP, LR, WEIGHT, VIA, KEYS };
+
+static const char *const key_names[KEYS] = {"gpus", "batch", "step", "group", "lr", "weight", "via"};
+static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
+static const char *const mechanisms[] = {"shrink", "companion", "component", "requeue", "expand"};
+
+/* Returns -1, so that a check can `return refuse(...)`. */
+__attribute__((format(printf, 2, 3))) static int refuse(struct report report, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(report.message, report.size, format, arguments);
+	va_end(arguments);
+	return -1;
+}
+
+static bool equals(struct span span, const char *word)
+{
+	return strlen(word) == span.length && memcmp(span.at, word, span.length) == 0;
+}
+
+/* Cuts the text before the first `mark` off `rest`; *found says whether there was one. */
+static struct span cut(struct span *rest, char mark, bool *found)
+{
+	const char *stop = rest->length ? memchr(rest->at, mark, rest->length) : NULL;
+	struct span head = *rest;
+
+	*found = stop != NULL;
+	if (stop == NULL) {
+		rest->at += rest->length;
+		rest->length = 0;
+		return head;
+	}
+	head.length = (size_t)(stop - rest->at);
+	rest->at = stop + 1;
+	rest->length -= head.length + 1;
+	return head;
+}
+
+static size_t digits(struct span span)
+{
+	size_t n = 0;
+
+	while (n < span.length && span.at[n] >= '0' && span.at[n] <= '9')
+		n++;
+	return n;
+}
+
+static int whole(const char *key, struct span value, int64_t *number, struct report report)
+{
+	size_t n = digits(value);
+
+	*number = 0;
+	for (size_t i = 0; i < n && n <= 10; i++)
+		*number = *number * 10 + (value.at[i] - '0');
+	if (n == 0 || n > 10 || n != value.length || *number < 1 || *number > LARGEST)
+		return refuse(report, "%s=%.*s is not a whole number; accepted: 1 to %lld", key, (int)value.length, value.at,
+			      (long long)LARGEST);
+	return 0;
+}
+
+static int bounds(const char *key, struct span value, int64_t *low, int64_t *high, struct report report)
+{
+	bool dash;
+	struct span rest = value;
+	struct span first = cut(&rest, '-', &dash);
+
+	if (whole(key, first, low, report) || whole(key, dash ? rest : first, high, report))
+		return -1;
+	if (*low > *high)
+		return refuse(report, "%s=%.*s has its minimum above its maximum; accepted: %s=MIN-MAX, MIN <= MAX", key,
+			      (int)value.length, value.at, key);
+	return 0;
+}
+
+static int one_of(const char *key, struct span value, const char *const *accepted, size_t count, struct report report)
+{
+	char list[128] = "";
+
+	for (size_t i = 0; i < count; i++) {
+		if (equals(value, accepted[i]))
+			return 0;
+		if (i)
+			strcat(list, ", ");
+		strcat(list, accepted[i]);
+	}
+	return refuse(report, "%s=%.*s is not known; accepted: %s", key, (int)value.length, value.at, list);
+}
+
+/* 1 to 6 digits, and after a point 1 to 6 more; in millionths, so that no locale has a say. */
+static int weight(struct span value, struct report report)
+{
+	bool point, good;
+	struct span fraction = value;
+	struct span integer = cut(&fraction, '.', &point);
+	int64_t millionths = 0;
+
+	good = integer.length >= 1 && integer.length <= 6 && digits(integer) == integer.length;
+	if (point)
+		good = good && fraction.length >= 1 && fraction.length <= 6 && digits(fraction) == fraction.length;
+	if (good) {
+		for (size_t i = 0; i < integer.length; i++)
+			millionths = millionths * 10 + (integer.at[i] - '0');
+		for (size_t i = 0; i < 6; i++)
+			millionths = millionths * 10 + (point && i < fraction.length ? fraction.at[i] - '0' : 0);
+		good = millionths > 0 && millionths <= 1000 * INT64_C(1000000);
+	}
+	if (!good)
+		return refuse(report, "weight=%.*s is not accepted; accepted: a number above 0, at most 1000",
+			      (int)value.length, value.at);
+	return 0;
+}
+
+static int via(struct span value, struct report report)
+{
+	bool more = true;
+
+	while (more) {
+		struct span word = cut(&value, '+', &more);
+
+		if (one_of("via", word, mechanisms, COUNT(mechanisms), report))
+			return -1;
+	}
+	return 0;
+}
+
+/* Edit distance between a key as typed and a known one; both short. */
+static size_t distance(struct span typed, const char *known)
+{
+	size_t row[16], length = strlen(known);
+
+	for (size_t j = 0; j <= length; j++)
+		row[j] = j;
+	for (size_t i = 1; i <= typed.length; i++) {
+		size_t diagonal = row[0];
+
+		row[0] = i;
+		for (size_t j = 1; j <= length; j++) {
+			size_t best = diagonal + (typed.at[i - 1] != known[j - 1]);
+
+			diagonal = row[j];
+			if (row[j] + 1 < best)
+				best = row[j] + 1;
+			if (row[j - 1] + 1 < best)
+				best = row[j - 1] + 1;
+			row[j] = best;
+		}
+	}
+	return row[length];
+}
+
+static void list_keys(char *list)
+{
+	list[0] = '\0';
+	for (size_t i = 0; i < KEYS; i++) {
+		if (i)
+			strcat(list, ", ");
+		strcat(list, key_names[i]);
+	}
+}
+
+static int unknown_key(struct span key, struct report report)
+{
+	char list[128], hint[64] = "";
+	size_t nearest = 3;
+
+	list_keys(list);
+	for (size_t i = 0; i < KEYS && key.length <= 12; i++) {
+		size_t far = distance(key, key_names[i]);
+
+		if (far < nearest && far * 2 < strlen(key_names[i]) + 1) {
+			nearest = far;
+			snprintf(hint, sizeof(hint), " (did you mean %s?)", key_names[i]);
+		}
+	}
+	return refuse(report, "unknown key '%.*s' in the elastic request%s; accepted keys: %s", (int)key.length, key.at,
+		      hint, list);
+}
+
+static int split(struct span body, struct span *values, struct report report)
+{
+	bool more = true;
+
+	while (more) {
+		bool sign;
+		struct span word = cut(&body, ',', &more);
+		struct span value = word;
+		struct span key = cut(&value, '=', &sign);
+		size_t i = 0;
+
+		if (!sign || value.length == 0) {
+			char list[128];
+
+			list_keys(list);
+			return refuse(report, "'%.*s' in the elastic request is not KEY=VALUE; accepted keys: %s",
+				      (int)word.length, word.at, list);
+		}
+		while (i < KEYS && !equals(key, key_names[i]))
+			i++;
+		if (i == KEYS)
+			return unknown_key(key, report);
+		if (values[i].at != NULL)
+			return refuse(report, "%s= stands twice in the elastic request; give it once", key_names[i]);
+		values[i] = value;
+	}
+	return 0;
+}
+
+struct sizes {
+	int64_t min_gpus, max_gpus, min_batch, max_batch, step, group;
+};
+
+static void range(char *text, size_t size, int64_t low, int64_t high)
+{
+	if (low == high)
+		snprintf(text, size, "%lld", (long long)low);
+	else
+		snprintf(text, size, "%lld-%lld", (long long)low, (long long)high);
+}
+
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+	while (b) {
+		int64_t rest = a % b;
+
+		a = b;
+		b = rest;
+	}
+	return a;
+}
+
+/* Is there a size, and one at which some batch gives every replica the same number of samples? */
+static int feasible(const struct sizes *s, struct report report)
+{
+	char gpus[48], batch[48];
+	int64_t stride = s->step / common_divisor(s->step, s->group) * s->group;
+	int64_t first = s->min_gpus;
+
+	range(gpus, sizeof(gpus), s->min_gpus, s->max_gpus);
+	range(batch, sizeof(batch), s->min_batch, s->max_batch);
+	while (first <= s->max_gpus && first % s->group != 0)
+		first += s->step;
+	if (first > s->max_gpus)
+		return refuse(report, "gpus=%s holds no multiple of group=%lld at step=%lld; accepted: a range with at least one",
+			      gpus, (long long)s->group, (long long)s->step);
+	/* Beyond max_batch replicas there is less than one sample for each. */
+	for (int64_t k = first; k <= s->max_gpus && k / s->group <= s->max_batch; k += stride) {
+		int64_t replicas = k / s->group;
+
+		if (s->max_batch / replicas * replicas >= s->min_batch)
+			return 0;
+	}
+	return refuse(report,
+		      "batch=%s cannot be shared out evenly at any size in gpus=%s; accepted: a range holding a multiple of %lld",
+		      batch, gpus, (long long)(first / s->group));
+}
+
+static int check_values(const struct span *values, struct report report)
+{
+	struct sizes s = {.step = 1, .group = 1};
+
+	if (bounds("gpus", values[GPUS], &s.min_gpus, &s.max_gpus, report) ||
+	    bounds("batch", values[BATCH], &s.min_batch, &s.max_batch, report))
+		return -1;
+	if (values[GROUP].at && whole("group", values[GROUP], &s.group, report))
+		return -1;
+	s.step = s.group;
+	if (values[STEP].at && whole("step", values[STEP], &s.step, report))
+		return -1;
+	if (values[LR].at && one_of("lr", values[LR], lr_rules, COUNT(lr_rules), report))
+		return -1;
+	if (values[WEIGHT].at && weight(values[WEIGHT], report))
+		return -1;
+	if (values[VIA].at && via(values[VIA], report))
+		return -1;
+	return feasible(&s, report);
+}
+
+int elastic_request_check(const char *text, char *message, size_t size)
+{
+	struct report report = {message, size};
+	struct span body = {text, strlen(text)}, values[KEYS] = {{NULL, 0}};
+
+	if (body.length > ELASTIC_LONGEST)
+		return refuse(report, "the elastic request has %zu characters; accepted: at most %d", body.length,
+			      ELASTIC_LONGEST);
+	if (strncmp(body.at, ELASTIC_PREFIX, strlen(ELASTIC_PREFIX)) == 0) {
+		body.at += strlen(ELASTIC_PREFIX);
+		body.length -= strlen(ELASTIC_PREFIX);
+	}
+	if (split(body, values, report))
+		return -1;
+	for (size_t i = GPUS; i <= BATCH; i++)
+		if (values[i].at == NULL)
+			return refuse(report, "elastic request '%s' has no %s=; accepted: gpus=MIN-MAX,batch=MIN-MAX", text,
+				      key_names[i]);
+	return check_values(values, report);
+}
+
+/* What Python's \s matches within ASCII, and the semicolon. */
+#define SEPARATORS "; \t\n\r\f\v\x1c\x1d\x1e\x1f"
+
+static bool separates(char c)
+{
+	return c != '\0' && strchr(SEPARATORS, c) != NULL;
+}
+
+const char *elastic_request_find(const char *comment, size_t *length)
+{
+	const char *found = comment;
+
+	while ((found = strstr(found, ELASTIC_PREFIX)) != NULL) {
+		if (found == comment || separates(found[-1])) {
+			*length = strcspn(found, SEPARATORS);
+			return found;
+		}
+		found++;
+	}
+	return NULL;
+}

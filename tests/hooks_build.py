@@ -1,0 +1,41 @@
+"""Builds the Slurm hooks for tests, once per session, from the sources as they are."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HOOKS = ROOT / "slurm_hooks"
+
+
+@functools.cache
+def build() -> Path:
+    """A directory with spank_elastic.so and check_request; compiler and headers are installed first where missing."""
+    if shutil.which("cc") is None or shutil.which("make") is None or not Path("/usr/include/slurm/spank.h").exists():
+        install = ROOT / "packaging" / "install-build-deps-debian"
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            pytest.fail(
+                f"the hooks need a C compiler and Slurm's headers: run {install.relative_to(ROOT)}", pytrace=False
+            )
+        subprocess.run([install], check=True, timeout=280)
+    target = Path(tempfile.mkdtemp(prefix="selastic-hooks-"))
+    target.chmod(0o755)
+    made = subprocess.run(
+        ["make", "-C", HOOKS, f"BUILD={target}", "CFLAGS=-O1 -Werror"], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    return target
+
+
+def remove_build() -> None:
+    """Take away what `build` made; does nothing when nothing was built."""
+    if build.cache_info().currsize:
+        shutil.rmtree(build(), ignore_errors=True)
+        build.cache_clear()
