@@ -91,6 +91,12 @@ class ThroughputModel:
         form = self.noise**2 * (1.0 - believed)
         return math.sqrt(max(0.0, float(spread)) * (1.0 - believed) + form + (0.02 * believed) ** 2)
 
+    @property
+    def jitter(self) -> float:
+        """Relative 1-sigma by which a curve refitted from as many new reports would differ, where it was measured."""
+        total = sum(share / (1.0 - share) for _, _, _, share in self.seen)
+        return max(0.005, min(0.03, 0.03 / math.sqrt(1.0 + total)))
+
     def _split(self, gpus: int, batch: int, micro_batch: int | None) -> tuple[float, float]:
         """(micro batch, micro batches per step) of the slice of one GPU."""
         limit = micro_batch if micro_batch is not None else self.micro_limit

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import dual_plain
 from .core import Move, finish
@@ -42,6 +42,8 @@ class Solution:
     choice: tuple[int, ...]
     value: float
     bound: float
+    price: float = 0.0
+    """What one more GPU is worth in this plan: the relaxation's multiplier. 0: GPUs are left over."""
     stopped: str = ""
     """Why the bound does not meet the value; empty when it does."""
 
@@ -65,15 +67,22 @@ def solve(
     if not options:
         return Solution((), 0.0, 0.0)
     columns = build(options, labels)
-    choice, gap, stopped = solve_table(columns, capacity, labels, work)
-    value = fsum(row[i].value for row, i in zip(options, choice, strict=True))
-    return Solution(choice, value, value + gap, stopped)
+    answer = solve_table(columns, capacity, labels, work)
+    value = fsum(row[i].value for row, i in zip(options, answer.choice, strict=True))
+    return Solution(answer.choice, value, value + answer.gap, answer.price, answer.stopped)
 
 
-def solve_table(
-    columns: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK
-) -> tuple[tuple[int, ...], float, str]:
-    """(option index per job, proven gap in value units, why there is one) for columns built before."""
+class Answer(NamedTuple):
+    """A solution of a table: option index per job, proven gap and price in value units, why there is a gap."""
+
+    choice: tuple[int, ...]
+    gap: float
+    price: float
+    stopped: str
+
+
+def solve_table(columns: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK) -> Answer:
+    """The best choice for every job of columns built before."""
     check_feasible(columns, capacity, labels)
     p, q, base, slack, moves = _open(columns, capacity)
     end = finish(moves, slack, p, q, work)
@@ -82,7 +91,7 @@ def solve_table(
         chosen[job] = at
     gap = (end.loss - end.proven) // q
     stopped = f"stopped after {work} steps" if gap else ""
-    return columns.picked(chosen), gap / columns.scale, stopped
+    return Answer(columns.picked(chosen), gap / columns.scale, p / q / columns.scale, stopped)
 
 
 def _open(columns: Table, capacity: int) -> tuple[int, int, Any, int, list[Move]]:

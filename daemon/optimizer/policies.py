@@ -1,0 +1,324 @@
+"""What is maximised, and over which choices: from what is known of each job to the best plan.
+
+    maximise  sum_j w_j * u(s_j(k_j, b_j) * (1 - penalty_j))      penalty 0 for what a job already has
+
+s_j is progress per second relative to the job's reference size. The policy chooses progress (samples, or samples
+times their statistical efficiency), u, and which batches may be used. What a move costs is part of the objective:
+penalty = max(pause / horizon, 3 * sigma), so neither noise nor a gain that its own pause eats moves a job.
+
+Promise: pure and deterministic; a job that may not move keeps its size; none gets less than its smallest choice.
+Limit: GPUs of one kind (see pools.py for several); jobs do not influence each other's speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from . import goodput
+from .errors import PlanInputError
+from .solver import Option, Solution, solve
+
+DEFAULT_POLICY = "log-goodput"
+POLICIES: dict[str, str] = {
+    "throughput": "sum of speedups, the batch as large as its range pays: the paper's objective",
+    "goodput": "sum of speedups counted in goodput (throughput x statistical efficiency)",
+    "log-goodput": "sum of the logarithms of goodput: proportional fairness",
+    "harmonic": "minus the sum of 1 / goodput: time per unit of progress",
+    "fixed-batch": "sum of speedups with every job's batch held at its reference: the paper's baseline",
+    "static": "every job keeps the size it asked for: what Slurm does by itself",
+}
+EVEN_SPREAD = 1e-4
+"""Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
+SENIORITY = 1e-7
+"""Share by which an older job wins an exact tie."""
+IDLE_SHARE = 0.01
+"""Progress a job without GPUs is credited with under log and harmonic, relative to its smallest size."""
+BATCH_GAIN = 0.02
+"""Least gain for which the batch alone is changed: learning rates move with it."""
+QUANTILE = 1.2816
+"""Standard deviations below the mean of the pessimistic (10 %) quantile that bounds exploration."""
+UNMEASURED = 0.85
+"""Exponent of the speedup assumed for a job that nothing is known of."""
+UNMEASURED_PENALTY = 0.5
+"""What moving a running job is charged before anything was measured of it."""
+
+
+class Model(Protocol):
+    """What a policy reads of a throughput model (models.ThroughputModel is one)."""
+
+    @property
+    def sizes_seen(self) -> tuple[int, ...]: ...
+    @property
+    def jitter(self) -> float: ...
+    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float: ...
+    def uncertainty(self, gpus: int, nodes: int | None = None) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What a policy may know of a job."""
+
+    label: str
+    """The job id as text, for messages."""
+    model: Model | None
+    """None: nothing was measured yet."""
+    choices: tuple[tuple[int, int], ...]
+    """Feasible (GPUs, nodes), GPUs ascending; the current one included when running. (0, 0): may go without."""
+    batches: Callable[[int], tuple[int, ...]]
+    """Feasible global batches at a number of GPUs."""
+    current_gpus: int
+    """0 when not running."""
+    current_batch: int
+    reference_gpus: int
+    reference_batch: int
+    """Speedup is 1 at the reference."""
+    weight: float = 1.0
+    pause_s: float = 5.0
+    """Measured or assumed cost of a resize."""
+    horizon_s: float = 600.0
+    """Expected time until it is moved again or ends."""
+    frozen: bool = False
+    """May not move now (cooldown, pinned, resize in flight): only the current size."""
+    sigma: float | None = None
+    """Relative noise of the curve between two decisions; None: from the model."""
+    noise_scale: float | None = None
+    """Gradient noise scale in samples; None: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one job is to have."""
+
+    label: str
+    gpus: int
+    batch: int
+    value: float
+    """Its term in the objective."""
+    gain: float
+    """Relative change of progress against the current allocation; for a job that starts, its speedup."""
+    reason: str
+    """A code of daemon/reasons.py, or "start" / "keep_frozen"."""
+    alternatives: tuple[tuple[int, int, float], ...] = ()
+    """The next best sizes at the plan's price of a GPU: (GPUs, batch, value)."""
+    measured: bool = True
+    """Whether this size was measured; False: predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """Targets in the order of the jobs, their value, and what no plan can exceed."""
+
+    targets: tuple[Target, ...]
+    value: float
+    bound: float
+    price: float = 0.0
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One choice of a job: progress relative to the reference before and after the cost of moving there."""
+
+    gpus: int
+    batch: int
+    speedup: float
+    effective: float
+
+
+def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY) -> PlanResult:
+    """The best plan for `capacity` GPUs. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input."""
+    tables = [rows(job, policy) for job in jobs]
+    pairs = enumerate(zip(jobs, tables, strict=True))
+    options = [_options(job, table, policy, i / len(jobs)) for i, (job, table) in pairs]
+    answer = solve(options, capacity, [job.label for job in jobs])
+    return result(jobs, tables, options, answer, capacity, policy)
+
+
+def rows(job: JobView, policy: str) -> list[Row]:
+    """The choices of one job under a policy, the cost of each move charged to its progress."""
+    if policy not in POLICIES:
+        raise PlanInputError(f"policy '{policy}' is not known; accepted: {', '.join(POLICIES)}")
+    _check(job)
+    if job.current_gpus > 0 and (job.frozen or policy == "static"):
+        speedup = _speedup(job, policy, job.current_gpus, _nodes(job, job.current_gpus), job.current_batch)
+        return [Row(job.current_gpus, job.current_batch, speedup, speedup)]
+    wanted = _static(job) if policy == "static" else job.choices
+    found = [_best(job, policy, gpus, nodes) for gpus, nodes in wanted]
+    table = [row for row in found if row is not None]
+    if not table:
+        raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
+    return _explored(job, table)
+
+
+def _best(job: JobView, policy: str, gpus: int, nodes: int) -> Row | None:
+    """The best batch at one size, or the current one while no other is worth its change."""
+    if gpus == 0:
+        return Row(0, 0, 0.0, 0.0)
+    batches = job.batches(gpus)
+    if policy in ("fixed-batch", "static"):
+        batches = goodput.nearest(batches, job.reference_batch)
+    staying = gpus == job.current_gpus
+    if staying and job.current_batch > 0:
+        batches = batches if job.current_batch in batches else (*batches, job.current_batch)
+    if not batches:
+        return None
+    speeds = [(_speedup(job, policy, gpus, nodes, b), -b) for b in batches]
+    speedup, negated = max(speeds)
+    if not staying:
+        return Row(gpus, -negated, speedup, speedup * (1.0 - penalty(job)))
+    if -negated == job.current_batch or job.current_batch <= 0:
+        return Row(gpus, -negated, speedup, speedup)
+    kept = _speedup(job, policy, gpus, nodes, job.current_batch)
+    changed = speedup * (1.0 - max(BATCH_GAIN, 3.0 * _sigma(job)))
+    if changed > kept:
+        return Row(gpus, -negated, speedup, changed)
+    return Row(gpus, job.current_batch, kept, kept)
+
+
+def penalty(job: JobView) -> float:
+    """Share of its progress that a move of this job must bring to be worth it; 0 for a job that is not running."""
+    if job.current_gpus == 0:
+        return 0.0
+    if job.model is None:
+        return UNMEASURED_PENALTY
+    return min(0.95, max(job.pause_s / job.horizon_s, 3.0 * _sigma(job)))
+
+
+def _sigma(job: JobView) -> float:
+    if job.sigma is not None:
+        return job.sigma
+    return job.model.jitter if job.model is not None else 0.0
+
+
+def _speedup(job: JobView, policy: str, gpus: int, nodes: int, batch: int) -> float:
+    """Progress per second relative to the reference size and batch."""
+    if job.model is None:
+        return math.pow(gpus / job.reference_gpus, UNMEASURED)
+    reference = job.model.throughput(job.reference_gpus, _nodes(job, job.reference_gpus), job.reference_batch)
+    speed = job.model.throughput(gpus, nodes, batch) / reference
+    if policy in ("throughput", "fixed-batch", "static"):
+        return speed
+    return speed * goodput.efficiency(batch, job.reference_batch, job.noise_scale)
+
+
+def _nodes(job: JobView, gpus: int) -> int:
+    """Nodes of a size: as the choices say, else as dense as the densest of them."""
+    for k, nodes in job.choices:
+        if k == gpus:
+            return max(1, nodes)
+    dense = max((k / n for k, n in job.choices if n > 0), default=float(gpus))
+    return max(1, math.ceil(gpus / dense))
+
+
+def _static(job: JobView) -> tuple[tuple[int, int], ...]:
+    """What a job that starts may have without elasticity: nothing if it may wait, else what it asked for."""
+    asked = tuple(c for c in job.choices if c[0] in (0, job.reference_gpus))
+    return asked if any(k for k, _ in asked) else job.choices
+
+
+def _explored(job: JobView, table: list[Row]) -> list[Row]:
+    """Without the larger sizes, never measured, that in one case of ten would not even pay for the move there."""
+    if job.current_gpus == 0:
+        return table
+    if job.model is None:  # never grown blindly; smaller only where somebody needs it
+        return [row for row in table if row.gpus <= job.current_gpus] or table
+    now = next((r for r in table if r.gpus == job.current_gpus), None)
+    if now is None:
+        return table
+    seen, model, cost = job.model.sizes_seen, job.model, 1.0 - penalty(job)
+
+    def pays(row: Row) -> bool:
+        if row.gpus <= now.gpus or row.gpus in seen:
+            return True
+        doubt = model.uncertainty(row.gpus, _nodes(job, row.gpus))
+        return row.speedup * math.exp(-QUANTILE * doubt) * cost >= now.speedup
+
+    return [row for row in table if pays(row)]
+
+
+def _options(job: JobView, table: list[Row], policy: str, age: float) -> list[Option]:
+    """The objective's term of each choice, ties broken towards an even spread, then towards the older job."""
+    least = min((r.effective for r in table if r.gpus), default=1.0)
+    weight, out = job.weight * (1.0 + SENIORITY * (1.0 - age)), list[Option]()
+    for row in table:
+        s = row.effective if row.gpus else 0.0
+        s *= 1.0 - EVEN_SPREAD * math.log2(row.gpus) if row.gpus > 1 else 1.0
+        if policy == "log-goodput":
+            value = math.log(max(s, IDLE_SHARE * least))
+        elif policy == "harmonic":
+            value = -1.0 / max(s, IDLE_SHARE * least)
+        else:
+            value = s
+        out.append(Option(row.gpus, weight * value, row.batch))
+    return out
+
+
+def result(
+    jobs: Sequence[JobView],
+    tables: Sequence[list[Row]],
+    options: Sequence[list[Option]],
+    answer: Solution,
+    capacity: int,
+    policy: str,
+) -> PlanResult:
+    """Targets with their reasons from a solved allocation."""
+    chosen = [table[i] for table, i in zip(tables, answer.choice, strict=True)]
+    used = sum(job.current_gpus for job in jobs)
+    grown = sum(max(0, row.gpus - job.current_gpus) for job, row in zip(jobs, chosen, strict=True))
+    starts = any(job.current_gpus == 0 < row.gpus for job, row in zip(jobs, chosen, strict=True))
+    shrink = "shrink_capacity" if used > capacity else "shrink_for_elastic" if starts else "shrink_share"
+    grow = "grow_idle" if grown <= capacity - used else "grow_share"
+    targets = []
+    for job, row, i, column in zip(jobs, chosen, answer.choice, options, strict=True):
+        others = sorted((o for o in column if o.gpus != row.gpus), key=lambda o: answer.price * o.gpus - o.value)
+        targets.append(
+            Target(
+                label=job.label,
+                gpus=row.gpus,
+                batch=row.batch,
+                value=column[i].value,
+                gain=_gain(job, row, policy),
+                reason=_reason(job, row, grow, shrink),
+                alternatives=tuple((o.gpus, o.batch, o.value) for o in others[:3]),
+                measured=job.model is not None and row.gpus in job.model.sizes_seen,
+            )
+        )
+    return PlanResult(tuple(targets), answer.value, answer.bound, answer.price, answer.stopped)
+
+
+def _gain(job: JobView, row: Row, policy: str) -> float:
+    if job.current_gpus == 0:
+        return row.speedup
+    if (row.gpus, row.batch) == (job.current_gpus, job.current_batch):
+        return 0.0
+    batch = job.current_batch if job.current_batch > 0 else row.batch
+    return row.speedup / _speedup(job, policy, job.current_gpus, _nodes(job, job.current_gpus), batch) - 1.0
+
+
+def _reason(job: JobView, row: Row, grow: str, shrink: str) -> str:
+    if job.current_gpus == 0:
+        return "start" if row.gpus else "waiting"
+    if row.gpus > job.current_gpus:
+        return grow
+    if row.gpus < job.current_gpus:
+        return shrink
+    if job.frozen:
+        return "keep_frozen"
+    if job.model is None:
+        return "keep_unmeasured"
+    return "batch" if row.batch != job.current_batch else "keep_best"
+
+
+def _check(job: JobView) -> None:
+    """Refuse what no plan can be made from, naming the job and the value."""
+    numbers = {"weight": job.weight, "pause": job.pause_s, "horizon": job.horizon_s, "sigma": job.sigma or 0.0}
+    for name, value in numbers.items():
+        if not math.isfinite(value) or value < 0 or (name in ("weight", "horizon") and value == 0):
+            raise PlanInputError(f"job {job.label}: {name} {value} is not a positive number")
+    if not job.choices and not job.current_gpus:
+        raise PlanInputError(f"job {job.label} has no feasible size")
+    if job.reference_gpus < 1 or job.reference_batch < 1:
+        raise PlanInputError(f"job {job.label}: reference {job.reference_gpus} GPUs at batch {job.reference_batch}")
