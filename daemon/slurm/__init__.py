@@ -1,0 +1,7 @@
+"""The only code of the daemon that talks to Slurm."""
+
+from .commands import CommandClient
+from .nodelist import expand, fold
+from .types import Job, Node, SlurmClient, Snapshot
+
+__all__ = ["CommandClient", "Job", "Node", "SlurmClient", "Snapshot", "expand", "fold"]

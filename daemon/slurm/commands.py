@@ -1,0 +1,175 @@
+"""Slurm through its own commands: squeue, sinfo, scontrol, scancel. Made for 22.05 and the same text on newer ones.
+
+Promise: one squeue and one sinfo per snapshot, for the whole cluster; no shell, no word that a user wrote is read as an
+option or a field; whatever is not clearly a success or a refusal raises SlurmUnreachable or SlurmUnparsable.
+Limit: a failed `scontrol update` need not be atomic in Slurm: observe again after every error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import time
+from collections.abc import Sequence
+
+from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
+
+from . import parse
+from .nodelist import fold, is_node_name
+from .types import Snapshot
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MAX_COMMENT = 1024
+
+_NO_ANSWER = re.compile(
+    r"unable to contact slurm controller|connect failure|socket timed out|zero bytes were transmitted"
+    r"|authentication error|communications? (?:connection|shutdown|send|receive) failure|connection refused"
+    # scontrol update says only this when slurmctld does not answer.
+    r"|unexpected message received"
+    r"|standby mode|not responding|insane message|temporarily|try again|unable to process configuration"
+    r"|could not establish a configuration source|fatal",
+    re.IGNORECASE,
+)
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_HAS_ENDED = re.compile(r"already (?:completing or completed|finished)|job has already finished", re.IGNORECASE)
+
+
+class CommandClient:
+    """A SlurmClient on the commands of Slurm. Holds no state: any number may be used at once, from any thread.
+
+    slurm_conf: path of slurm.conf; "" leaves it to Slurm's own search. timeout_s: for one command; Slurm's own
+    MessageTimeout (10 s by default) should be shorter. prefix: words before each command, such as ("sudo", "-n").
+    """
+
+    def __init__(
+        self, slurm_conf: str = "", *, timeout_s: float = 30.0, prefix: Sequence[str] = (), path: str = DEFAULT_PATH
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._prefix = tuple(prefix)
+        # Nothing else of the caller's environment: SQUEUE_*, SLURM_JOB_ID and the like change what the commands do.
+        self._environment = {"PATH": path, "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
+        slurm_conf = slurm_conf or os.environ.get("SLURM_CONF", "")
+        if slurm_conf:
+            self._environment["SLURM_CONF"] = slurm_conf
+
+    def snapshot(self) -> Snapshot:
+        """See SlurmClient.snapshot."""
+        at = time.time()
+        jobs = parse.jobs(self._listing("squeue", ["-a"], parse.JOB_FIELDS))
+        nodes = parse.nodes(self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS))
+        return Snapshot(at, parse.with_gpu_types(jobs, nodes), nodes)
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See SlurmClient.shrink."""
+        strange = next((name for name in nodes if not is_node_name(name)), None)
+        if not nodes or strange is not None:
+            raise SlurmRefused(
+                f"nodes={strange!r} of job {job_id}: accepted are the names of one or more single nodes."
+            )
+        self._update(job_id, f"NodeList={fold(nodes)}")
+
+    def cancel(self, job_id: int) -> None:
+        """See SlurmClient.cancel."""
+        if self._scancel(_job_id(job_id), job_id):
+            return
+        # 22.05 does not know a task of an array by its raw id, says so only with -v, and calls that a success.
+        name = self._array_name(job_id)
+        if name and not self._scancel(name, job_id):
+            raise SlurmUnparsable(f"squeue knows job {job_id} as {name}, and scancel knows neither.")
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See SlurmClient.set_comment. Refused too: control characters, more than 1024 characters."""
+        if not text.isprintable() or len(text) > MAX_COMMENT:
+            raise SlurmRefused(
+                f"comment={text[:60]!r} of job {job_id}: accepted are {MAX_COMMENT} printable characters."
+            )
+        self._update(job_id, f"Comment={text}")
+
+    def _update(self, job_id: int, what: str) -> None:
+        done = self._run(["scontrol", "update", f"JobId={_job_id(job_id)}", what])
+        if done.returncode != 0:
+            raise _refusal(done, f"change job {job_id}")
+
+    def _scancel(self, name: str, job_id: int) -> bool:
+        """Has it ended, or is it told to? False when Slurm does not know the name."""
+        done = self._run(["scancel", "-v", name])
+        if _UNKNOWN_JOB.search(done.stderr):
+            return False
+        if _HAS_ENDED.search(done.stderr):
+            return True
+        if done.returncode != 0 or _NO_ANSWER.search(done.stderr):
+            raise _refusal(done, f"cancel job {job_id}")
+        return True
+
+    def _array_name(self, job_id: int) -> str:
+        """8_1 for a task of array 8; "" when there is no such job, or it is no task."""
+        separator = _separator()
+        fields = ("JobID", "ArrayJobID", "ArrayTaskID")
+        done = self._run(["squeue", "-h", "-a", "-j", _job_id(job_id), "-O", parse.format_of(fields, separator)])
+        if _UNKNOWN_JOB.search(done.stderr):
+            return ""
+        if done.returncode != 0:
+            raise _no_answer(done, "squeue")
+        for row in parse.records(done.stdout, fields, separator, "squeue"):
+            if row["JobID"] == str(job_id) and row["ArrayTaskID"].isdigit():
+                return f"{int(row['ArrayJobID'])}_{int(row['ArrayTaskID'])}"
+        return ""
+
+    def _listing(self, command: str, options: list[str], fields: Sequence[str]) -> list[dict[str, str]]:
+        separator = _separator()
+        done = self._run([command, "-h", *options, "-O", parse.format_of(fields, separator)])
+        if done.returncode != 0:
+            raise _no_answer(done, command)
+        if done.stderr.strip():
+            # 22.05 leaves a field that it does not know empty, with status 0 and a word on stderr.
+            if "format specification" in done.stderr:
+                raise SlurmUnparsable(f"{command} does not know a field: {_said(done)}")
+            if _NO_ANSWER.search(done.stderr):
+                raise _no_answer(done, command)
+        return parse.records(done.stdout, fields, separator, command)
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [*self._prefix, *command],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=self._timeout_s,
+                # Times as Unix seconds: no time zone to guess.
+                env={**self._environment, "SLURM_TIME_FORMAT": "%s"},
+                cwd="/",
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmUnreachable(f"{command[0]} did not end within {self._timeout_s:g} s.") from None
+        except OSError as error:
+            raise SlurmUnreachable(f"{command[0]} cannot be run: {error}.") from error
+
+
+def _refusal(done: subprocess.CompletedProcess[str], what: str) -> SlurmRefused | SlurmUnreachable:
+    if _NO_ANSWER.search(done.stderr) or done.returncode < 0:
+        return _no_answer(done, "slurmctld")
+    return SlurmRefused(f"Slurm refused to {what}: {_said(done)}")
+
+
+def _no_answer(done: subprocess.CompletedProcess[str], who: str) -> SlurmUnreachable:
+    return SlurmUnreachable(f"No answer from {who}: {_said(done)}")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return (lines[-1] if lines else f"exit status {done.returncode}")[:300]
+
+
+def _job_id(job_id: int) -> str:
+    if isinstance(job_id, bool) or not isinstance(job_id, int) or not 0 < job_id < 2**32:
+        raise SlurmRefused(f"job_id={job_id!r}: accepted are whole numbers from 1.")
+    return str(job_id)
+
+
+def _separator() -> str:
+    return f"~{secrets.token_hex(6)}~"

@@ -1,0 +1,253 @@
+"""An in-memory Slurm for tests of what is built on the client. It passes the same contract tests as the real one.
+
+What it has: jobs of whole GPUs on equal nodes, first in first out with the lowest node first, heterogeneous jobs,
+owners, shrink and cancel with Slurm's refusals. Limit: no time passes and no job ends by itself; memory, processors,
+priorities, time limits and dependencies are recorded and have no effect.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
+
+from .types import Job, Node, Snapshot
+
+ROOT = "root"
+UIDS = {ROOT: 0, "games": 5, "nobody": 65534}
+
+
+@dataclass(frozen=True)
+class Want:
+    """One component of a submission: sizes as in sbatch -N nodes --gres=gpu:gpus_per_node -w node_list."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    node_list: tuple[str, ...] = ()
+
+
+class FakeSlurm:
+    """The cluster. `client(user)` is what that user can do with it; `reachable = False` takes slurmctld down.
+
+    `now` is the clock of the snapshots, moved by the test.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 8,
+        gpus_per_node: int = 4,
+        gpu_type: str = "a100",
+        cpus_per_node: int = 16,
+        now: float = 1_000_000.0,
+    ) -> None:
+        self.now = now
+        self.reachable = True
+        self._lock = threading.RLock()
+        self._ids = itertools.count(1)
+        self._jobs: dict[int, Job] = {}
+        self._wanted: dict[int, Want] = {}
+        self._ended: dict[int, Job] = {}
+        type_of_gpu = gpu_type if gpus_per_node else ""
+        self._nodes = {
+            name: Node(name, frozenset({"IDLE"}), ("main",), gpus_per_node, 0, type_of_gpu, cpus_per_node, 0, 16384)
+            for name in (f"n{i}" for i in range(1, nodes + 1))
+        }
+
+    def client(self, user: str = ROOT) -> FakeClient:
+        """What this user can do."""
+        return FakeClient(self, user)
+
+    def submit(
+        self, *wants: Want, user: str = ROOT, name: str = "job", comment: str = "", batch: bool = True, **fields: object
+    ) -> int:
+        """Submit a job, or with several wants a heterogeneous one; it starts at once when it fits and none waits.
+
+        batch: it runs a script on its first node, which it can't give up; False: salloc --no-shell.
+        fields: further fields of Job, recorded as they are. Returns the (first) job id.
+        """
+        with self._lock:
+            self._answer()
+            ids = [next(self._ids) for _ in wants]
+            for offset, (job_id, want) in enumerate(zip(ids, wants, strict=True)):
+                job = Job(
+                    job_id,
+                    "PENDING",
+                    user,
+                    UIDS.get(user, 1000),
+                    name,
+                    comment,
+                    user,
+                    "main",
+                    "normal",
+                    "None",
+                    num_nodes=want.nodes,
+                    gpus=want.nodes * want.gpus_per_node,
+                    gpus_per_node=want.gpus_per_node,
+                    cpus=want.nodes,
+                    submit_time=self.now,
+                    required_nodes=want.node_list,
+                    het_job_id=ids[0] if len(ids) > 1 else 0,
+                    het_offset=offset,
+                    batch_host="?" if batch else "",
+                )
+                self._jobs[job_id] = replace(job, reason="Resources", **fields)  # type: ignore[arg-type]
+                self._wanted[job_id] = want
+            self.schedule()
+            return ids[0]
+
+    def finish(self, job_id: int) -> None:
+        """The job ends by itself, all its components with it."""
+        with self._lock:
+            for component in self._whole(job_id):
+                self._end(component)
+            self.schedule()
+
+    def set_node_state(self, name: str, *flags: str) -> None:
+        """The node's state and flags, such as "IDLE", "DRAIN"; none: back to what its jobs make of it."""
+        with self._lock:
+            self._nodes[name] = replace(self._nodes[name], flags=frozenset(flags or {"IDLE"}))
+            self.schedule()
+
+    def schedule(self) -> None:
+        """Start what fits, strictly in the order of submission."""
+        for job_id in sorted(self._jobs):
+            whole = self._whole(job_id)
+            if self._jobs[job_id].state != "PENDING" or whole[0] != job_id:
+                continue
+            if any(self._jobs[one].reason.startswith(("JobHeld", "Dependency")) for one in whole):
+                continue
+            started: list[int] = []
+            for one in whole:
+                if not self._start(one):
+                    break
+                started.append(one)
+            if len(started) < len(whole):
+                for one in started:
+                    self._jobs[one] = replace(self._jobs[one], state="PENDING", nodes=(), start_time=None)
+                return
+
+    def _start(self, job_id: int) -> bool:
+        job, want = self._jobs[job_id], self._wanted[job_id]
+        room = [
+            name
+            for name, node in self._nodes.items()
+            if node.schedulable and node.gpus - self._used(name) >= want.gpus_per_node
+        ]
+        chosen = list(job.required_nodes) + [name for name in room if name not in job.required_nodes]
+        chosen = sorted(chosen[: want.nodes], key=list(self._nodes).index)
+        if len(chosen) < want.nodes or not set(chosen) <= set(room):
+            return False
+        self._jobs[job_id] = replace(
+            job,
+            state="RUNNING",
+            reason="",
+            nodes=tuple(chosen),
+            batch_host=chosen[0] if job.batch_host else "",
+            gpu_type=self._nodes[chosen[0]].gpu_type if job.gpus else "",
+            start_time=self.now,
+        )
+        return True
+
+    def _used(self, node: str) -> int:
+        return sum(job.gpus_per_node for job in self._jobs.values() if node in job.nodes)
+
+    def _whole(self, job_id: int) -> list[int]:
+        """The job and, when it is the first component of a heterogeneous one, all the others."""
+        first = self._jobs[job_id].het_job_id
+        if not first:
+            return [job_id]
+        return (
+            [job_id] if first != job_id else sorted(one for one, job in self._jobs.items() if job.het_job_id == first)
+        )
+
+    def _end(self, job_id: int) -> None:
+        self._ended[job_id] = self._jobs.pop(job_id)
+
+    def _answer(self) -> None:
+        if not self.reachable:
+            raise SlurmUnreachable("No answer from slurmctld: Unable to contact slurm controller (connect failure)")
+
+    def _owned(self, job_id: int, user: str, what: str) -> Job:
+        job = self._jobs.get(job_id) or self._ended.get(job_id)
+        if job is None:
+            raise SlurmRefused(f"Slurm refused to {what} job {job_id}: Invalid job id specified for job {job_id}")
+        if user not in (ROOT, job.user):
+            raise SlurmRefused(f"Slurm refused to {what} job {job_id}: Invalid user id for job {job_id}")
+        if job_id in self._ended:
+            raise SlurmRefused(f"Slurm refused to {what} job {job_id}: Job has already finished for job {job_id}")
+        return job
+
+
+class FakeClient:
+    """A SlurmClient on a FakeSlurm, for one user."""
+
+    def __init__(self, slurm: FakeSlurm, user: str) -> None:
+        self._slurm, self._user = slurm, user
+
+    def snapshot(self) -> Snapshot:
+        """See SlurmClient.snapshot."""
+        slurm = self._slurm
+        with slurm._lock:
+            slurm._answer()
+            jobs = {
+                one: replace(job, batch_host="") if job.state == "PENDING" else job for one, job in slurm._jobs.items()
+            }
+            return Snapshot(slurm.now, jobs, {name: self._node(node) for name, node in slurm._nodes.items()})
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See SlurmClient.shrink."""
+        slurm, kept = self._slurm, set(nodes)
+        with slurm._lock:
+            slurm._answer()
+            job = slurm._owned(job_id, self._user, "change")
+            if (
+                not kept
+                or not kept <= set(job.nodes or slurm._nodes)
+                or (job.nodes and job.batch_host not in {"", *kept})
+            ):
+                raise SlurmRefused(
+                    f"Slurm refused to change job {job_id}: Invalid node name specified for job {job_id}"
+                )
+            if job.state == "PENDING":
+                slurm._jobs[job_id] = replace(job, required_nodes=tuple(nodes))
+                return
+            left = tuple(name for name in job.nodes if name in kept)
+            slurm._jobs[job_id] = replace(job, nodes=left, num_nodes=len(left), gpus=len(left) * job.gpus_per_node)
+            slurm.schedule()
+
+    def cancel(self, job_id: int) -> None:
+        """See SlurmClient.cancel."""
+        slurm = self._slurm
+        with slurm._lock:
+            slurm._answer()
+            if job_id not in slurm._jobs:
+                return
+            job = slurm._owned(job_id, self._user, "cancel")
+            if job.state == "PENDING" and job.het_job_id not in (0, job_id):
+                raise SlurmRefused(
+                    f"Slurm refused to cancel job {job_id}: Operation not permitted on individual component of "
+                    "heterogeneous job"
+                )
+            for one in slurm._whole(job_id):
+                slurm._end(one)
+            slurm.schedule()
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See SlurmClient.set_comment."""
+        slurm = self._slurm
+        if not text.isprintable():
+            raise SlurmRefused(f"comment={text[:60]!r} of job {job_id}: accepted are printable characters.")
+        with slurm._lock:
+            slurm._answer()
+            slurm._jobs[job_id] = replace(slurm._owned(job_id, self._user, "change"), comment=text)
+
+    def _node(self, node: Node) -> Node:
+        held = [job for job in self._slurm._jobs.values() if node.name in job.nodes]
+        used = sum(job.gpus_per_node for job in held)
+        flags = node.flags
+        if held:
+            flags = flags - {"IDLE"} | {"MIXED"}
+        return replace(node, flags=flags, gpus_used=used, cpus_used=len(held))

@@ -1,0 +1,37 @@
+"""Slurm's node lists, n[1-4,7], folded and unfolded. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ClusterShell.NodeSet import NodeSet, NodeSetParseError
+
+from slurm_elastic.trainer_shim.errors import SlurmUnparsable
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
+_FOLDED = re.compile(r"[A-Za-z0-9._,\[\]-]*")
+
+
+def is_node_name(text: str) -> bool:
+    """Is this the name of a single node, and nothing that Slurm or an option parser could read otherwise?"""
+    return _NAME.fullmatch(text) is not None
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """("n1", "n2", "n4") for "n[1-2,4]"; () for "". Order: by name, then by number, as Slurm has it.
+
+    SlurmUnparsable for anything that is not a node list.
+    """
+    # ClusterShell knows more (groups, set operators, wildcards) than a node list may say.
+    if not _FOLDED.fullmatch(text):
+        raise SlurmUnparsable(f"{text[:80]!r} is not a node list such as n[1-4,7].")
+    try:
+        return tuple(NodeSet(text))
+    except NodeSetParseError as error:
+        raise SlurmUnparsable(f"{text[:80]!r} is not a node list such as n[1-4,7]: {error}.") from error
+
+
+def fold(nodes: Iterable[str]) -> str:
+    """ "n[1-2,4]" for n1, n2 and n4 in any order; "" for none."""
+    return str(NodeSet.fromlist(list(nodes)))

@@ -1,0 +1,225 @@
+"""From what squeue and sinfo print to Job and Node. Pure; a record of another form is an error, never passed over.
+
+Fields are asked for one by one, each ended by a separator that is new in every call. So a comment may hold anything,
+and nobody can write a comment that reads as fields or as another job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from slurm_elastic.trainer_shim.errors import SlurmUnparsable
+
+from .nodelist import expand
+from .types import Job, Node
+
+# The last ones are the user's free text; the order is otherwise without meaning.
+# fmt: off
+JOB_FIELDS = (
+    "JobID", "ArrayJobID", "ArrayTaskID", "HetJobID", "HetJobOffset", "State", "Reason", "UserName", "UserID",
+    "Account", "Partition", "QOS", "NumNodes", "NumTasks", "NumCPUs", "NodeList", "BatchFlag", "BatchHost",
+    "tres-alloc", "tres-per-node", "tres-per-job", "tres-per-task", "PriorityLong", "TimeLimit", "TimeLeft",
+    "SubmitTime", "StartTime", "Dependency", "ReqNodes", "Feature", "Reservation", "OverSubscribe", "Name",
+    "Comment",
+)
+NODE_FIELDS = (
+    "NodeList", "StateComplete", "PartitionName", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed",
+)
+# fmt: on
+
+_ABSENT = frozenset({"", "N/A", "n/a", "(null)", "None", "Unknown", "NONE"})
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
+_MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
+T = TypeVar("T")
+
+
+def format_of(fields: Sequence[str], separator: str) -> str:
+    """The argument of -O: every field at its full length and ended by the separator, the last one by two of them."""
+    return ",".join(f"{name}:0{separator}" for name in fields) + separator
+
+
+def records(output: str, fields: Sequence[str], separator: str, what: str) -> list[dict[str, str]]:
+    """Split what -O printed. SlurmUnparsable when a record is cut short or has another number of fields."""
+    found = []
+    *whole, rest = output.split(f"{separator}{separator}\n")
+    if rest:
+        raise SlurmUnparsable(f"{what} printed a record without its end: {rest[-80:]!r}.")
+    for text in whole:
+        values = text.split(separator)
+        if len(values) != len(fields):
+            raise SlurmUnparsable(f"{what} printed {len(values)} fields in place of {len(fields)}: {text[:80]!r}.")
+        found.append(dict(zip(fields, values, strict=True)))
+    return found
+
+
+def jobs(rows: list[dict[str, str]]) -> dict[int, Job]:
+    """Jobs by id. SlurmUnparsable names the field that is not of its form."""
+    found = [_job(row) for row in rows]
+    return {job.job_id: job for job in found}
+
+
+def nodes(rows: list[dict[str, str]]) -> dict[str, Node]:
+    """Nodes by name; a node that is in several partitions comes in several rows."""
+    found: dict[str, Node] = {}
+    for row in rows:
+        node = _node(row)
+        before = found.get(node.name)
+        found[node.name] = replace(node, partitions=(before.partitions if before else ()) + node.partitions)
+    return found
+
+
+def with_gpu_types(jobs: dict[int, Job], nodes: dict[str, Node]) -> dict[int, Job]:
+    """Jobs whose type Slurm does not tell (its accounting does not track it) get that of the nodes they hold."""
+
+    def completed(job: Job) -> Job:
+        if job.gpu_type or not job.gpus or not job.nodes:
+            return job
+        types = {nodes[name].gpu_type if name in nodes else "" for name in job.nodes}
+        return replace(job, gpu_type=types.pop()) if len(types) == 1 else job
+
+    return {job_id: completed(job) for job_id, job in jobs.items()}
+
+
+def _job(row: dict[str, str]) -> Job:
+    def read(name: str, reader: Callable[[str], T]) -> T:
+        try:
+            return reader(row[name])
+        except (ValueError, SlurmUnparsable) as error:
+            raise SlurmUnparsable(
+                f"{name}={row[name][:80]!r} of job {row['JobID'][:20]} from squeue: {error}"
+            ) from None
+
+    held = read("NodeList", lambda text: expand(_text(text)))
+    num_nodes = len(held) or read("NumNodes", _count)
+    # Slurm prints what is held, and for a pending job what is asked for.
+    tres = read("tres-alloc", _tres)
+    gpus, per_node, gpu_type = _gpus(row, tres, held, num_nodes)
+    array_task = _text(row["ArrayTaskID"])
+    pending = row["State"] == "PENDING"
+    return Job(
+        job_id=read("JobID", int),
+        state=row["State"],
+        user=row["UserName"],
+        uid=read("UserID", int),
+        name=row["Name"],
+        comment="" if row["Comment"] == "(null)" else row["Comment"],
+        account=_text(row["Account"]),
+        partition=_text(row["Partition"]),
+        qos=_text(row["QOS"]),
+        reason=_text(row["Reason"]),
+        nodes=held,
+        batch_host=row["BatchHost"] if row["BatchFlag"] == "1" and row["BatchHost"] in held else "",
+        num_nodes=num_nodes,
+        gpus=gpus,
+        gpus_per_node=per_node,
+        gpu_type=gpu_type,
+        cpus=read("NumCPUs", _count),
+        mem_mb=read("tres-alloc", lambda text: int(_mib(tres.get("mem", "0")) / max(1, num_nodes))),
+        het_job_id=read("HetJobID", _count),
+        het_offset=read("HetJobOffset", _count),
+        array_job_id=read("ArrayJobID", _count) if array_task else 0,
+        array_task=array_task,
+        priority=read("PriorityLong", _count),
+        dependency=_text(row["Dependency"]),
+        features=_text(row["Feature"]),
+        required_nodes=read("ReqNodes", lambda text: expand(_text(text))),
+        reservation=_text(row["Reservation"]),
+        exclusive=row["OverSubscribe"] in ("NO", "EXCLUSIVE"),
+        time_limit_s=read("TimeLimit", duration_s),
+        time_left_s=read("TimeLeft", duration_s),
+        submit_time=read("SubmitTime", _moment) or 0.0,
+        start_time=None if pending else read("StartTime", _moment),
+    )
+
+
+def _node(row: dict[str, str]) -> Node:
+    try:
+        allocated, _, _, total = (int(part) for part in row["CPUsState"].split("/"))
+        present, used = gres_gpus(row["Gres"]), gres_gpus(row["GresUsed"])
+        return Node(
+            name=row["NodeList"],
+            flags=frozenset(row["StateComplete"].rstrip("*~#!%$@^-").upper().split("+")),
+            partitions=(row["PartitionName"],) if _text(row["PartitionName"]) else (),
+            gpus=sum(present.values()),
+            gpus_used=sum(used.values()),
+            gpu_type=next(iter(present)) if len(present) == 1 else "",
+            cpus=total,
+            cpus_used=allocated,
+            mem_mb=_count(row["Memory"]),
+            mem_alloc_mb=_count(row["AllocMem"]),
+        )
+    except ValueError as error:
+        raise SlurmUnparsable(f"node {row['NodeList'][:80]!r} from sinfo: {error} in {row!r}.") from None
+
+
+def _gpus(row: dict[str, str], tres: dict[str, str], held: tuple[str, ...], num_nodes: int) -> tuple[int, int, str]:
+    """(total, per node, type) of a job, from what is allocated, else from what was asked for."""
+    asked = {name: gres_gpus(_text(row[name])) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
+    each = sum(asked["tres-per-node"].values())
+    typed = {name.partition(":")[2]: int(count) for name, count in tres.items() if name.startswith("gres/gpu:")}
+    if "gres/gpu" in tres or typed:
+        total = int(tres.get("gres/gpu", sum(typed.values())))
+    else:  # the site's AccountingStorageTRES does not name gres/gpu
+        per_task = sum(asked["tres-per-task"].values())
+        total = each * num_nodes or sum(asked["tres-per-job"].values()) or per_task * _count(row["NumTasks"])
+    if not each and held and total % len(held) == 0:
+        each = total // len(held)
+    types = set(typed) or {type for one in asked.values() for type in one if type}
+    return total, each, types.pop() if len(types) == 1 and total else ""
+
+
+def gres_gpus(text: str) -> dict[str, int]:
+    """GPUs by type in a list of generic resources: {"a100": 4} for "gpu:a100:4(IDX:0-3),shard:8"; "" is any type."""
+    counts: dict[str, int] = {}
+    for part in re.split(r",(?![^(]*\))", _text(text)):
+        if not part.removeprefix("gres:").removeprefix("gres/").startswith("gpu"):
+            continue
+        match = _GRES.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r} is not a number of GPUs such as gpu:a100:4")
+        kind, count = match["type"] or "", match["count"]
+        if count is None and kind.isdigit():  # gpu:4
+            kind, count = "", kind
+        counts[kind] = counts.get(kind, 0) + int(count if count is not None else 1)
+    return counts
+
+
+def duration_s(text: str) -> int | None:
+    """Seconds of Slurm's [days-][hours:]minutes:seconds; None for UNLIMITED and for what is not set."""
+    if text in _ABSENT or text in ("UNLIMITED", "NOT_SET", "Partition_Limit"):
+        return None
+    if text == "INVALID":  # squeue's word for a job that is over its limit
+        return 0
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration such as 1-02:03:04")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _tres(text: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in _text(text).split(",") if part)
+
+
+def _mib(text: str) -> float:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an amount of memory such as 16G")
+    return float(match[1]) * _MIB[match[2]]
+
+
+def _text(text: str) -> str:
+    return "" if text in _ABSENT else text
+
+
+def _count(text: str) -> int:
+    return int(_text(text).split("-")[0] or 0)
+
+
+def _moment(text: str) -> float | None:
+    return float(text) if _text(text) else None
