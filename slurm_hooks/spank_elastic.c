@@ -32,7 +32,8 @@
 SPANK_PLUGIN(elastic, 1);
 #pragma GCC visibility pop
 
-#define COMMENT_ROOM 4096
+/* Slurm takes comments of up to 1024 characters. */
+#define COMMENT_ROOM 1025
 /* Where Slurm leaves the option for the job's own commands, and reads it as if it had been given to them. */
 #define INHERITED "SLURM_SPANK__SLURM_SPANK_OPTION_elastic_elastic"
 

@@ -18,11 +18,12 @@ HOOKS = ROOT / "slurm_hooks"
 @functools.cache
 def build() -> Path:
     """A directory with spank_elastic.so and check_request; compiler and headers are installed first where missing."""
-    if shutil.which("cc") is None or shutil.which("make") is None or not Path("/usr/include/slurm/spank.h").exists():
+    programs = ("cc", "make", "lua5.1", "lua5.4")
+    if not (all(map(shutil.which, programs)) and Path("/usr/include/slurm/spank.h").exists()):
         install = ROOT / "packaging" / "install-build-deps-debian"
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             pytest.fail(
-                f"the hooks need a C compiler and Slurm's headers: run {install.relative_to(ROOT)}", pytrace=False
+                f"the hooks need a C compiler, Slurm's headers and Lua: run {install.relative_to(ROOT)}", pytrace=False
             )
         subprocess.run([install], check=True, timeout=280)
     target = Path(tempfile.mkdtemp(prefix="selastic-hooks-"))

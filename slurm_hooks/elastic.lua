@@ -1,0 +1,266 @@
+-- Site policy on elastic jobs, for job_submit.lua: who may submit them, where, how large.
+--
+-- Promise: no file, no network, no command, no clock; a few microseconds for a job that is not elastic and a few tens for
+-- one that is; what a job must not do it says in one sentence to the user; an error of its own lets the job through, and is
+-- logged, because a policy that fails must not stop a cluster. slurmctld holds its lock while this runs.
+-- Limit: it knows the job as it was submitted, not what runs. Lua 5.1 to 5.4.
+--
+-- `dofile` it from your own job_submit.lua, as the job_submit.lua beside this file does.
+
+local elastic = {}
+
+local LARGEST = 1000000000
+local LONGEST = 1000
+-- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
+local PATIENCE = 4096
+local KEYS = { "gpus", "batch", "step", "group", "lr", "weight", "via" }
+local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
+local MECHANISMS = { "shrink", "companion", "component", "requeue", "expand" }
+local DEFAULT_VIA = { "shrink", "companion", "component" }
+
+local function holds(list, word)
+	for _, entry in ipairs(list) do
+		if entry == word then return true end
+	end
+	return false
+end
+
+-- Pieces of `text` between the single characters `mark`; an empty text has one empty piece.
+local function split(text, mark)
+	local pieces, from = {}, 1
+	while true do
+		local at = string.find(text, mark, from, true)
+		pieces[#pieces + 1] = string.sub(text, from, (at or #text + 1) - 1)
+		if not at then return pieces end
+		from = at + 1
+	end
+end
+
+local function refuse(format, ...)
+	error({ sentence = string.format(format, ...) }, 0)
+end
+
+local function whole(key, value)
+	local number = #value <= 10 and string.match(value, "^[0-9]+$") and tonumber(value, 10)
+	if not number or number < 1 or number > LARGEST then
+		refuse("%s=%s is not a whole number; accepted: 1 to %d", key, value, LARGEST)
+	end
+	return number
+end
+
+local function bounds(key, value)
+	local first, second = string.match(value, "^(.-)%-(.*)$")
+	local low = whole(key, first or value)
+	local high = second and whole(key, second) or low
+	if low > high then
+		refuse("%s=%s has its minimum above its maximum; accepted: %s=MIN-MAX, MIN <= MAX", key, value, key)
+	end
+	return low, high
+end
+
+local function one_of(key, value, accepted)
+	if not holds(accepted, value) then
+		refuse("%s=%s is not known; accepted: %s", key, value, table.concat(accepted, ", "))
+	end
+	return value
+end
+
+local function weight(value)
+	local integer, fraction = string.match(value, "^([0-9]+)%.([0-9]+)$")
+	integer, fraction = integer or string.match(value, "^[0-9]+$"), fraction or ""
+	local number = integer and #integer <= 6 and #fraction <= 6 and tonumber(value)
+	if not number or number <= 0 or number > 1000 then
+		refuse("weight=%s is not accepted; accepted: a number above 0, at most 1000", value)
+	end
+	return number
+end
+
+local function words(body)
+	local found = {}
+	for _, word in ipairs(split(body, ",")) do
+		local key, value = string.match(word, "^([^=]*)=(.+)$")
+		if not key then
+			refuse("'%s' in the elastic request is not KEY=VALUE; accepted keys: %s", word, table.concat(KEYS, ", "))
+		end
+		if not holds(KEYS, key) then
+			refuse("unknown key '%s' in the elastic request; accepted keys: %s", key, table.concat(KEYS, ", "))
+		end
+		if found[key] then refuse("%s= stands twice in the elastic request; give it once", key) end
+		found[key] = value
+	end
+	return found
+end
+
+local function range(low, high)
+	return low == high and string.format("%d", low) or string.format("%d-%d", low, high)
+end
+
+local function check_feasible(r)
+	local size, first = r.min_gpus, nil
+	for _ = 1, PATIENCE do
+		if size > r.max_gpus then break end
+		if size % r.group == 0 then
+			local replicas = math.floor(size / r.group)
+			first = first or replicas
+			if math.floor(r.max_batch / replicas) * replicas >= r.min_batch then return end
+		end
+		size = size + r.step
+	end
+	if size <= r.max_gpus then return end
+	if not first then
+		refuse("gpus=%s holds no multiple of group=%d at step=%d; accepted: a range with at least one",
+			range(r.min_gpus, r.max_gpus), r.group, r.step)
+	end
+	refuse("batch=%s cannot be shared out evenly at any size in gpus=%s; accepted: a range holding a multiple of %d",
+		range(r.min_batch, r.max_batch), range(r.min_gpus, r.max_gpus), first)
+end
+
+local function parse(text)
+	if #text > LONGEST then
+		refuse("the elastic request has %d characters; accepted: at most %d", #text, LONGEST)
+	end
+	local given = words((string.gsub(text, "^elastic:", "", 1)))
+	for _, key in ipairs({ "gpus", "batch" }) do
+		if not given[key] then
+			refuse("elastic request '%s' has no %s=; accepted: gpus=MIN-MAX,batch=MIN-MAX", text, key)
+		end
+	end
+	local r = {}
+	r.min_gpus, r.max_gpus = bounds("gpus", given.gpus)
+	r.min_batch, r.max_batch = bounds("batch", given.batch)
+	r.group = whole("group", given.group or "1")
+	r.step = given.step and whole("step", given.step) or r.group
+	r.lr = one_of("lr", given.lr or "auto", LR_RULES)
+	r.weight = weight(given.weight or "1")
+	r.via = {}
+	for _, word in ipairs(given.via and split(given.via, "+") or DEFAULT_VIA) do
+		r.via[#r.via + 1] = one_of("via", word, MECHANISMS)
+	end
+	check_feasible(r)
+	return r
+end
+
+-- The request as a table, or nil and one sentence. The same verdicts and sentences as selasticd's own parser.
+function elastic.parse(text)
+	local good, result = pcall(parse, text)
+	if good then return result end
+	if type(result) == "table" then return nil, result.sentence end
+	error(result, 0)
+end
+
+-- The request inside a comment, prefix included, or nil.
+function elastic.find(comment)
+	return string.match(comment or "", "^(elastic:[^%s;]*)") or string.match(comment or "", "[%s;](elastic:[^%s;]*)")
+end
+
+-- What --elastic said, where the SPANK plugin could not write it into the comment.
+local function from_plugin(job)
+	for _, entry in pairs(job.spank_job_env or {}) do
+		local request = string.match(entry, "^ELASTIC=(elastic:.+)$")
+		if request then return request end
+	end
+	return nil
+end
+
+-- Names of the partitions a job may run in; those of the default partition when it names none.
+local function partitions_of(job, parts)
+	if job.partition and job.partition ~= "" then return split(job.partition, ",") end
+	for name, part in pairs(parts or {}) do
+		if part.flag_default == 1 then return { name } end
+	end
+	return {}
+end
+
+local function account_of(job)
+	return job.account or job.default_account or ""
+end
+
+-- A cap is a number for all partitions, or a table: partition -> number. nil: no cap.
+local function cap_of(cap, partition)
+	if type(cap) == "table" then return cap[partition] end
+	return cap
+end
+
+local function check_policy(policy, r, job, parts)
+	if policy.users and not holds(policy.users, job.user_name) then
+		refuse("elastic jobs are not open to user %s here; leave the elastic request out", job.user_name or "?")
+	end
+	if policy.accounts and not holds(policy.accounts, account_of(job)) then
+		refuse("elastic jobs are not open to account '%s' here; accepted accounts: %s", account_of(job),
+			table.concat(policy.accounts, ", "))
+	end
+	for _, partition in ipairs(partitions_of(job, parts)) do
+		if policy.partitions and not holds(policy.partitions, partition) then
+			refuse("partition %s takes no elastic jobs; accepted partitions: %s", partition,
+				table.concat(policy.partitions, ", "))
+		end
+		local cap = cap_of(policy.max_gpus, partition)
+		if cap and r.max_gpus > cap then
+			refuse("gpus=%s is more than this site allows an elastic job in partition %s; accepted: at most %d",
+				range(r.min_gpus, r.max_gpus), partition, cap)
+		end
+	end
+	if policy.max_weight and r.weight > policy.max_weight then
+		refuse("weight=%g is more than this site allows; accepted: at most %g", r.weight, policy.max_weight)
+	end
+	for _, mechanism in ipairs(policy.mechanisms and r.via or {}) do
+		if not holds(policy.mechanisms, mechanism) then
+			refuse("via=%s is not allowed here; accepted: via=%s", mechanism, table.concat(policy.mechanisms, "+"))
+		end
+	end
+end
+
+-- uid: who asks; root is the site itself, and only the grammar binds it.
+local function check(policy, text, job, parts, uid)
+	local r, sentence = elastic.parse(text)
+	if not r then refuse("%s", sentence) end
+	if uid ~= 0 or policy.exempt_root == false then check_policy(policy, r, job, parts) end
+end
+
+local function submit(policy, job, parts, uid)
+	-- The first component of a heterogeneous job speaks for all.
+	local component = job.het_job_offset or 0
+	if component > 0 and component < 0xfffffffe then return end
+	local comment = job.comment or ""
+	local request = elastic.find(comment)
+	local plugin = not request and from_plugin(job)
+	if not request and not plugin then return end
+	check(policy, request or plugin, job, parts, uid)
+	if plugin then job.comment = comment == "" and plugin or plugin .. ";" .. comment end
+end
+
+local function modify(policy, job, record, parts, uid)
+	local request = job.comment and elastic.find(job.comment)
+	if not request then return end
+	-- Only what the update changes is in `job`; the rest is in the job's record.
+	local whole_job = {
+		partition = job.partition or record.partition,
+		account = job.account or record.account,
+		user_name = record.user_name,
+	}
+	check(policy, request, whole_job, parts, uid)
+end
+
+-- Runs a check; a refusal reaches the user, a failure of ours only the log.
+local function guarded(run, ...)
+	local good, problem = pcall(run, ...)
+	if good then return slurm.SUCCESS end
+	if type(problem) == "table" then
+		slurm.log_user("%s", problem.sentence)
+		return slurm.ERROR
+	end
+	slurm.log_error("slurm-elastic: a job went through unchecked: %s", tostring(problem))
+	return slurm.SUCCESS
+end
+
+-- For slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
+function elastic.submit(policy, job, parts, uid)
+	return guarded(submit, policy, job, parts, uid)
+end
+
+-- For slurm_job_modify: looks at updates of a comment alone, so that it never stands in the way of a resize.
+function elastic.modify(policy, job, record, parts, uid)
+	return guarded(modify, policy, job, record, parts, uid)
+end
+
+return elastic

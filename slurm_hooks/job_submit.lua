@@ -1,0 +1,33 @@
+-- Elastic jobs at this site. Goes beside slurm.conf, which says JobSubmitPlugins=lua; `scontrol reconfigure` reads it again.
+-- A site with its own job_submit.lua takes over the dofile line, the policy, and the two calls.
+
+local elastic = dofile("/usr/share/slurm-elastic/elastic.lua")
+
+local policy = {
+	-- Who may submit elastic jobs. Leave a list out to allow all.
+	-- users = { "alice", "bob" },
+	-- accounts = { "research" },
+	-- partitions = { "gpu" },
+
+	-- Most GPUs that a job may ask for: one number, or one for each partition.
+	-- max_gpus = { gpu = 64, debug = 8 },
+
+	-- Largest weight=. selasticd gives a job of weight 2 twice the say of others, so only the site should hand it out.
+	max_weight = 1,
+
+	-- Ways of resizing that jobs may allow.
+	-- mechanisms = { "shrink", "companion", "component" },
+
+	-- The policy does not bind root unless it says so.
+	-- exempt_root = false,
+}
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+	return elastic.submit(policy, job_desc, part_list, submit_uid)
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+	return elastic.modify(policy, job_desc, job_rec, part_list, modify_uid)
+end
+
+return slurm.SUCCESS
