@@ -131,8 +131,8 @@ class Settings:
     report_interval_s: float = number(5.0, 0.1, 600)
     """Time between two throughput reports of one job."""
 
-    reports_per_s: float = number(10.0, 0.1, 10000)
-    """Most reports per second that one job may send, over ten seconds; more is refused (429)."""
+    requests_per_s: float = number(10.0, 0.1, 10000)
+    """Most requests per second that one job, or one user, may make, over ten seconds; more is refused (429)."""
 
     reports_keep_h: float = number(24.0, 1, 8760)
     """How long single reports are kept; after that there is one record for each hour and configuration."""

@@ -111,13 +111,17 @@ class Jobs(Part):
             self._speaks.clear()
         return token
 
+    def remembered_token(self, token: str) -> int | None:
+        """Like `token_job` for a token used before, without asking the database; None: `token_job` knows."""
+        with self._memory:
+            return self._speaks.get(_digest(token))
+
     def token_job(self, token: str) -> int | None:
         """The running job that the token speaks for; None when it is unknown or its job has ended or changed hands."""
-        digest = _digest(token)
-        with self._memory:
-            known = self._speaks.get(digest)
+        known = self.remembered_token(token)
         if known is not None:
             return known
+        digest = _digest(token)
         table, job = schema.tokens, schema.jobs
         query = select(table.c.digest, table.c.job_id).join(job, job.c.job_id == table.c.job_id)
         query = query.where(table.c.digest == digest, job.c.ended.is_(False), job.c.uid == table.c.uid)

@@ -62,7 +62,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where the daemon is. Raises DaemonUnreachable when nothing says so, ConfigError when what says so is wrong."""
+        """Where the daemon is. Raises DaemonUnreachable when nothing says so, ConfigError when that is no address."""
         return self._place()[0]
 
     def _place(self) -> tuple[str, dict[str, Any]]:
@@ -73,7 +73,9 @@ class Client:
             raise ConfigError(f"url={url} is not accepted; accepted: the address of selasticd, as http://HOST:PORT")
         return url, values
 
-    def _send(self, method: str, path: str, body: bytes, token: str | None, timeout: float | None) -> Any:
+    def _send(
+        self, method: str, path: str, body: bytes, token: str | None, timeout: float | None
+    ) -> dict[str, Any] | None:
         url, values = self._place()
         request = urllib.request.Request(url + path, data=body if method == "POST" else None, method=method)
         request.add_header("Authorization", self._authorization(method, path, body, token, values))

@@ -100,9 +100,9 @@ def bind(method: str, target: str, body: bytes) -> bytes:
     return f"selastic/1 {method} {target} {hashlib.sha256(body).hexdigest()}".encode()
 
 
-def default_socket() -> str | None:
+def default_socket(slurm_conf: str | None = None) -> str | None:
     """The socket that Slurm's configuration names (AuthInfo=socket=...); None: MUNGE's own default."""
-    match = re.search(r"(?:^|,)\s*socket=([^,\s]+)", slurm_conf_value("AuthInfo") or "")
+    match = re.search(r"(?:^|,)\s*socket=([^,\s]+)", slurm_conf_value("AuthInfo", slurm_conf) or "")
     return match.group(1) if match else None
 
 

@@ -1,0 +1,324 @@
+"""The HTTP API, version 1: what supervisors and the command line say to selasticd.
+
+It checks who calls, whose job it is and what was sent, and stores or hands on; it decides nothing. Everything that
+blocks (the database, MUNGE, Slurm) runs in threads; a directive that is waited for holds no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from anyio.to_thread import run_sync
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim import request as elastic_request
+from slurm_elastic.trainer_shim import wire
+from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound, RequestError
+from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Registration, Reports
+
+from . import api_guard as guard
+from .api_guard import Refused
+from .auth import Authenticator, Unauthenticated, Viewer, bearer
+from .settings import Settings
+
+MAX_WAIT_S = 60.0
+"""Longest time that a directive is waited for in one request."""
+T = TypeVar("T")
+
+
+class Controller(Protocol):
+    """What the API needs of the running daemon. All but `wait_directive` are called from threads and may block."""
+
+    def owner(self, job_id: int) -> tuple[int, str] | None:
+        """uid and user name of a job that Slurm knows and that has not ended; None otherwise."""
+
+    def registered(self, job_id: int, registration: Registration) -> Grant:
+        """A supervisor of the job's owner has registered. Stores job and allocation; the API fills in the token."""
+
+    def phase(self, job_id: int, phase: Phase) -> None:
+        """A resize (of this job: checked) has come to a phase. Twice the same is harmless."""
+
+    def directive(self, job_id: int) -> Directive | None:
+        """The job's current directive."""
+
+    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
+        """The current directive as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
+
+    def dry_plan(self) -> dict[str, Any]:
+        """A plan computed now, in the form of `reports.plan`, with nothing stored."""
+
+    def wake(self, why: str) -> None:
+        """Let the next round come soon."""
+
+
+class Api:
+    """The handlers, over one store and one controller."""
+
+    def __init__(self, store: Store, controller: Controller, settings: Settings, authenticator: Authenticator) -> None:
+        self.store = store
+        self.controller = controller
+        self.settings = settings
+        self.authenticator = authenticator
+        self.job_limit = guard.RateLimit(settings.requests_per_s)
+        # A user may have hundreds of jobs, which all register when the daemon comes back.
+        self.user_limit = guard.RateLimit(settings.requests_per_s * 10)
+
+    def routes(self) -> list[Route]:
+        """Every address of version 1."""
+        table: list[tuple[str, str, guard.Handler]] = [
+            ("GET", "/v1/health", self.health),
+            ("POST", "/v1/jobs/{job_id:int}/register", self.register),
+            ("POST", "/v1/jobs/{job_id:int}/reports", self.reports),
+            ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
+            ("GET", "/v1/jobs/{job_id:int}/directive", self.directive),
+            ("POST", "/v1/jobs/{job_id:int}/pin", self.pin),
+            ("GET", "/v1/jobs", self.status),
+            ("GET", "/v1/jobs/{job_id:int}", self.job),
+            ("GET", "/v1/jobs/{job_id:int}/explain", self.explain),
+            ("GET", "/v1/jobs/{job_id:int}/events", self.events),
+            ("GET", "/v1/acct", self.acct),
+            ("GET", "/v1/plan", self.plan),
+        ]
+        return [Route(path, guard.guarded(handler), methods=[method]) for method, path, handler in table]
+
+    async def health(self, request: Request) -> Response:
+        """Whether the daemon is there; anyone may ask."""
+        guard.only(request)
+        more = getattr(self.controller, "health", None)
+        known = await run_sync(more) if more is not None else {}
+        return guard.reply({"status": "ok", "version": wire.VERSION, "mode": self.settings.mode, **known})
+
+    async def register(self, request: Request) -> Response:
+        """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""
+        guard.only(request)
+        job_id = guard.job_id(request)
+        body = await guard.body(request)
+        viewer = await self._viewer(request, body)
+        registration = wire.from_json(Registration, body)
+        if registration.version != wire.VERSION:
+            raise Refused(400, f"version={registration.version} is not spoken here; accepted: {wire.VERSION}")
+        await self._own(job_id, viewer)
+
+        def store() -> Grant:
+            grant = self.controller.registered(job_id, registration)
+            return dataclasses.replace(grant, token=self.store.mint_token(job_id, viewer.uid))
+
+        return guard.reply(dataclasses.asdict(await run_sync(store)))
+
+    async def reports(self, request: Request) -> Response:
+        """Reports are on the disk when this answers 202."""
+        guard.only(request)
+        job_id = await self._job_of_token(request)
+        reports = wire.from_json(Reports, await guard.body(request)).reports
+        if reports:
+            await asyncio.wrap_future(self.store.submit_reports(job_id, reports, time.time()))
+        return guard.reply({"stored": len(reports)}, 202)
+
+    async def phases(self, request: Request) -> Response:
+        """How far a resize has come."""
+        guard.only(request)
+        job_id = await self._job_of_token(request)
+        phase = wire.from_json(Phase, await guard.body(request))
+        if phase.phase not in wire.PHASES:
+            raise Refused(400, f"phase={phase.phase[:40]} is not known; accepted: {', '.join(wire.PHASES)}")
+
+        def store() -> None:
+            if phase.directive and self.store.intent(phase.directive).directive.job_id != job_id:
+                raise NotAllowed(f"directive {phase.directive} is another job's; accepted: those of job {job_id}")
+            self.controller.phase(job_id, phase)
+
+        await run_sync(store)
+        return guard.reply({})
+
+    async def directive(self, request: Request) -> Response:
+        """The job's directive when it is newer than `after` or withdrawn; 204 when none comes within `wait` seconds."""
+        guard.only(request, "after", "wait")
+        job_id = await self._job_of_token(request)
+        after = int(guard.number(request, "after", 0, 0, wire.MAX_NUMBER))
+        wait = guard.number(request, "wait", 0, 0, MAX_WAIT_S)
+        directive = await self.controller.wait_directive(job_id, after, wait)
+        return guard.reply(dataclasses.asdict(directive)) if directive is not None else Response(status_code=204)
+
+    async def pin(self, request: Request) -> Response:
+        """The owner or an admin holds a job at a size ({"gpus": n}) or lets it go ({"gpus": null})."""
+        guard.only(request)
+        job_id = guard.job_id(request)
+        body = await guard.body(request)
+        viewer = await self._viewer(request, body)
+        gpus = _pin(body)
+        await run_sync(self._pin, job_id, gpus, viewer)
+        return guard.reply({"job_id": job_id, "pinned": gpus})
+
+    async def status(self, request: Request) -> Response:
+        """All jobs that have not ended."""
+        guard.only(request)
+        viewer = await self._viewer(request)
+        return guard.reply({"jobs": await run_sync(_reports().status, self.store, viewer, time.time())})
+
+    async def job(self, request: Request) -> Response:
+        """One job, ended or not."""
+        guard.only(request)
+        job_id, viewer = guard.job_id(request), await self._viewer(request)
+        return guard.reply(await run_sync(_job_row, self.store, job_id, viewer))
+
+    async def explain(self, request: Request) -> Response:
+        """Why the job has what it has."""
+        guard.only(request)
+        job_id, viewer = guard.job_id(request), await self._viewer(request)
+        return guard.reply(await run_sync(_reports().explain, self.store, job_id, viewer, time.time()))
+
+    async def events(self, request: Request) -> Response:
+        """What has been done to the job."""
+        guard.only(request, "limit")
+        job_id, viewer = guard.job_id(request), await self._viewer(request)
+        limit = int(guard.number(request, "limit", 1000, 1, 10_000))
+        return guard.reply({"events": await run_sync(_reports().events, self.store, job_id, viewer, limit)})
+
+    async def acct(self, request: Request) -> Response:
+        """Every size that jobs have had."""
+        guard.only(request, "start", "end", "user", "job")
+        viewer = await self._viewer(request)
+        start, end = (guard.number(request, name, -1, 0, wire.MAX_NUMBER) for name in ("start", "end"))
+        filters: dict[str, Any] = {
+            "start": start if start >= 0 else None,
+            "end": end if end >= 0 else None,
+            "user": request.query_params.get("user"),
+            "job": _job_list(request.query_params.get("job")),
+        }
+        call: Callable[[], Any] = lambda: _reports().acct(self.store, viewer, time.time(), **filters)  # noqa: E731
+        return guard.reply({"allocations": await run_sync(call)})
+
+    async def plan(self, request: Request) -> Response:
+        """What the last rounds decided, or with dry_run=1 what a round would decide now."""
+        guard.only(request, "dry_run")
+        viewer = await self._viewer(request)
+        if not guard.number(request, "dry_run", 0, 0, 1):
+            return guard.reply(await run_sync(_reports().plan, self.store, viewer))
+        plan = await run_sync(self.controller.dry_plan)
+        return guard.reply(await run_sync(self._redacted, plan, viewer))
+
+    async def _viewer(self, request: Request, body: bytes = b"") -> Viewer:
+        credential = request.headers.get("authorization")
+        who, target = self.authenticator.who, guard.target(request)
+        viewer = await run_sync(who, credential, request.method, target, body)
+        self.user_limit.take(viewer.uid)
+        return viewer
+
+    async def _own(self, job_id: int, viewer: Viewer) -> None:
+        owner = await run_sync(self.controller.owner, job_id)
+        if owner is None:
+            raise NotFound(f"Slurm knows no job {job_id} that has not ended")
+        if owner[0] != viewer.uid:
+            raise NotAllowed(f"job {job_id} belongs to another user; you are uid {viewer.uid}")
+
+    async def _job_of_token(self, request: Request) -> int:
+        job_id = guard.job_id(request)
+        token = bearer(request.headers.get("authorization"))
+        speaks = self.store.remembered_token(token) or await run_sync(self.store.token_job, token)
+        if speaks is None:
+            raise Unauthenticated(f"the token is not known, or job {job_id} has ended; register the job again")
+        if speaks != job_id:
+            raise NotAllowed(f"the token is of job {speaks}; it does not speak for job {job_id}")
+        self.job_limit.take(job_id)
+        return job_id
+
+    def _pin(self, job_id: int, gpus: int | None, viewer: Viewer) -> None:
+        job = self.store.job(job_id)
+        if job is None:
+            raise NotFound(f"job {job_id} is not known to selasticd")
+        owner = self.controller.owner(job_id)
+        if not viewer.admin and (owner[0] if owner else job.uid) != viewer.uid:
+            raise NotAllowed(f"job {job_id} belongs to another user; only its owner and admins may pin it")
+        if owner is None:
+            raise Refused(400, f"job {job_id} has ended; accepted: a job that is pending or running")
+        if gpus is not None:
+            _check_size(job.request, gpus)
+        self.store.pin(job_id, gpus)
+        detail = {} if gpus is None else {"gpus": gpus}
+        self.store.add_event(job_id, "unpinned" if gpus is None else "pinned", f"uid:{viewer.uid}", detail, time.time())
+        self.controller.wake("pin")
+
+    def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
+        """A dry plan as this viewer may see it."""
+        if viewer.admin:
+            return plan
+        rows = []
+        for row in plan.get("jobs", []):
+            job = self.store.job(row["job_id"])
+            own = job is not None and job.uid == viewer.uid
+            shown = row if own else {key: value if key in _PLAN_PUBLIC else None for key, value in row.items()}
+            rows.append({**shown, "own": own})
+        return {"at": plan.get("at"), "jobs": rows}
+
+
+_PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
+
+
+def create_app(
+    store: Store, controller: Controller, settings: Settings, authenticator: Authenticator | None = None
+) -> Starlette:
+    """The ASGI application. `app.state.authenticator.client_values(url)` is what client.json has to hold."""
+    api = Api(store, controller, settings, authenticator or Authenticator(settings))
+    handlers: Any = {Exception: guard.on_error, 404: guard.on_error, 405: guard.on_error}
+    app = Starlette(routes=api.routes(), exception_handlers=handlers)
+    app.state.authenticator = api.authenticator
+    return app
+
+
+def _reports() -> Any:
+    from . import reports
+
+    return reports
+
+
+def _job_row(store: Store, job_id: int, viewer: Viewer) -> dict[str, Any]:
+    from .reports.common import may_see, redacted
+    from .reports.status import job_row
+
+    job = store.job(job_id)
+    if job is None:
+        raise NotFound(f"job {job_id} is not known to selasticd")
+    row = job_row(store, job, viewer, time.time())
+    return row if may_see(viewer, job) else redacted(row)
+
+
+def _pin(body: bytes) -> int | None:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(400, 'the body is not JSON; accepted: {"gpus": N} or {"gpus": null}') from None
+    if not isinstance(message, dict) or set(message) != {"gpus"}:
+        raise Refused(400, 'the body is not of its form; accepted: {"gpus": N} or {"gpus": null}')
+    gpus = message["gpus"]
+    if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= 1_000_000):
+        raise Refused(400, f"gpus={str(gpus)[:40]} is not accepted; accepted: 1 to 1000000, or null")
+    return gpus
+
+
+def _check_size(text: str, gpus: int) -> None:
+    try:
+        request = elastic_request.parse(text)
+    except RequestError as error:
+        raise Refused(400, f"the job is not elastic, so it holds its size anyway ({error})") from None
+    if not request.accepts(gpus):
+        near = sorted(request.sizes(), key=lambda size: (abs(size - gpus), size))[:3]
+        sizes = ", ".join(map(str, sorted(near)))
+        raise Refused(400, f"gpus={gpus} is not a size that the job accepts ({request.text()}); nearest: {sizes}")
+
+
+def _job_list(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if len(words) > 1000 or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
+        raise Refused(400, f"job={text[:40]} is not accepted; accepted: up to 1000 job ids, comma separated")
+    return [int(word) for word in words]

@@ -1,0 +1,106 @@
+"""Who calls: a uid proven by MUNGE (or, for a user's own daemon, by the secret in their client file), and what that uid
+may see. Whose job it is, is never the caller's to say: Slurm says it.
+
+A MUNGE credential counts for one request only: it was made for this method, address and body, and is accepted once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import pwd
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.trainer_shim import munge
+from slurm_elastic.trainer_shim.errors import NotAllowed
+
+from .settings import Settings
+
+
+class Unauthenticated(NotAllowed):
+    """Nobody that we know: 401, where NotAllowed is 403."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Someone who asks. Admins (root, Slurm's user, `admins` of the settings) see and pin everyone's jobs."""
+
+    uid: int
+    admin: bool = False
+
+
+class Authenticator:
+    """Finds out who calls. Blocking (it asks munged): call it from a thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._socket = settings.munge_socket or None
+        if self._socket is None and settings.slurm_conf:
+            self._socket = munge.default_socket(settings.slurm_conf)
+        self._only_uid = os.geteuid() if settings.user_mode else None
+        self._secret = secrets.token_urlsafe(32) if settings.user_mode else None
+        self._admins = {0, os.geteuid(), *_uids((*settings.admins, _slurm_user(settings)))}
+
+    def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
+        """The caller of a request to `target` (path and query as sent).
+
+        Raises Unauthenticated, NotAllowed, or MungeError when munged cannot be asked.
+        """
+        scheme, _, value = (authorization or "").partition(" ")
+        if (
+            scheme == "Secret"
+            and self._secret is not None
+            and hmac.compare_digest(value.encode(), self._secret.encode())
+        ):
+            return self.viewer(os.geteuid())
+        if scheme != "MUNGE":
+            raise Unauthenticated("the request does not say who sends it; accepted: Authorization: MUNGE <credential>")
+        try:
+            caller = munge.decode(value, self._socket)
+        except munge.CredentialRefused as error:
+            raise Unauthenticated(str(error)) from None
+        if not hmac.compare_digest(caller.payload, munge.bind(method, target, body)):
+            raise Unauthenticated("the credential was made for another request; make one for each")
+        if self._only_uid is not None and caller.uid != self._only_uid:
+            raise NotAllowed(
+                f"this selasticd serves uid {self._only_uid} only, who started it; you are uid {caller.uid}"
+            )
+        return self.viewer(caller.uid)
+
+    def viewer(self, uid: int) -> Viewer:
+        """What this uid may see."""
+        return Viewer(uid, uid in self._admins)
+
+    def client_values(self, url: str) -> dict[str, Any]:
+        """What client.json has to hold for callers to reach and to trust this daemon.
+
+        With a `secret` in it (user mode) the file must be readable by its owner only.
+        """
+        values: dict[str, Any] = {"url": url, "uid": os.geteuid()}
+        return values if self._secret is None else {**values, "secret": self._secret}
+
+
+def bearer(authorization: str | None) -> str:
+    """The job token of a request. Raises Unauthenticated."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme != "Bearer" or not token:
+        raise Unauthenticated("the request carries no job token; register the job first: POST /v1/jobs/ID/register")
+    return token
+
+
+def _slurm_user(settings: Settings) -> str:
+    return munge.slurm_conf_value("SlurmUser", settings.slurm_conf or None) or "root"
+
+
+def _uids(users: tuple[str, ...]) -> set[int]:
+    found = set()
+    for user in users:
+        if user.isdigit():
+            found.add(int(user))
+        else:
+            try:
+                found.add(pwd.getpwnam(user.partition("(")[0]).pw_uid)
+            except KeyError:
+                continue  # a name that is unknown here can call nobody
+    return found
