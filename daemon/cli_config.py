@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import cli_common
+
+if TYPE_CHECKING:
+    from .settings import Settings
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 
@@ -43,21 +46,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def plain(settings: Any) -> dict[str, Any]:
+def plain(settings: Settings) -> dict[str, Any]:
     """The settings as a plain object, in the order they are declared."""
-    if is_dataclass(settings) and not isinstance(settings, type):
-        values = asdict(settings)
-    else:
-        import msgspec
-
-        values = msgspec.structs.asdict(settings)
-    return {key: _jsonable(value) for key, value in values.items()}
+    return {key: _jsonable(value) for key, value in asdict(settings).items()}
 
 
 def _jsonable(value: Any) -> Any:
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         return [_jsonable(item) for item in value]
-    return value if isinstance(value, (bool, int, float, dict)) or value is None else str(value)
+    return value if isinstance(value, (bool, int, float)) else str(value)
 
 
 def toml_value(value: Any) -> str:

@@ -30,7 +30,7 @@ OVER = (
     "BOOT_FAIL",
 )
 REFUSED = ("not_elastic", "malformed", "impossible", "not_allowed")
-LABEL_WIDTH = 11
+LABEL_WIDTH = 14
 WIDTH = 110
 SHOWN_ALTERNATIVES = 3
 
@@ -80,7 +80,7 @@ def _outcome(facts: Facts) -> str:
         last = facts["last_resize"]
         at = _time(facts, last["at"])
         return f"{name} {_moved(last, 'shrank', 'grew', 'changed its batch')} at {at}{_batch(last)}."
-    held = f"{job['gpus']} GPUs" if job.get("gpus") else "what Slurm gave it"
+    held = gpus(job["gpus"]) if job.get("gpus") else "what Slurm gave it"
     return f"{name} has kept {held} since it started{_at_batch(job)}."
 
 
@@ -95,8 +95,13 @@ def _sizes(facts: Facts) -> str:
 
 
 def _under_way(facts: Facts, name: str) -> str:
-    order, gpus, batch = facts["resize"], facts["job"]["gpus"], facts["job"]["batch"]
-    move = {"gpus_from": gpus, "gpus_to": order["gpus"], "batch_from": batch, "batch_to": order["batch"]}
+    order, job = facts["resize"], facts["job"]
+    move = {
+        "gpus_from": job["gpus"],
+        "gpus_to": order["gpus"],
+        "batch_from": job["batch"],
+        "batch_to": order["batch"],
+    }
     since = _time(facts, order["created"])
     return f"{name} is {_moved(move, 'shrinking', 'growing', 'changing its batch')} since {since}{_batch(move)}."
 
@@ -104,10 +109,10 @@ def _under_way(facts: Facts, name: str) -> str:
 def _moved(move: Facts, shrank: str, grew: str, changed: str) -> str:
     before, after = move["gpus_from"], move["gpus_to"]
     if before == after:
-        return f"{changed} at {after} GPUs"
+        return f"{changed} at {gpus(after)}"
     if not before:
-        return f"{grew} to {after} GPUs"
-    return f"{grew if after > before else shrank} from {before} to {after} GPUs"
+        return f"{grew} to {gpus(after)}"
+    return f"{grew if after > before else shrank} from {before} to {gpus(after)}"
 
 
 def _batch(move: Facts) -> str:
@@ -177,6 +182,8 @@ def _undecided(facts: Facts) -> list[tuple[str, str]]:
     job = facts["job"]
     if is_over(job):
         return [("Why", "no decision about it was recorded")]
+    if job["state"] == "PENDING" and job["reason"] == "waiting" and not job.get("detail"):
+        return []
     text = _because(job["reason"], facts) if job.get("reason") else "no round has decided about it yet"
     return [("Why", _sentence(text)), *([("", _sentence(job["detail"]))] if job.get("detail") else [])]
 
@@ -195,9 +202,9 @@ def _why(facts: Facts, cause: Facts, evidence: Facts) -> str:
     waiting, wanted = known.whole(evidence, "for_job"), known.whole(evidence, "for_gpus")
     idle = known.whole(evidence, "idle_gpus")
     if waiting:
-        text = f"{waiting} waited for {wanted} GPUs" if wanted else f"{text}: job {waiting}"
+        text = f"{waiting} waited for {gpus(wanted)}" if wanted else f"{text}: job {waiting}"
     if idle is not None and (waiting or "idle" in (cause.get("reason") or "")):
-        text += "; nothing was idle" if idle == 0 else f"; {idle} GPUs were idle"
+        text += "; nothing was idle" if idle == 0 else f" ({idle} idle)"
     return _sentence(text)
 
 
@@ -238,7 +245,7 @@ def _from(facts: Facts, cause: Facts, evidence: Facts) -> str:
     age = known.number(evidence, "last_report_age_s")
     late = f", the last {span(age)} before the decision" if age is not None else ""
     if any(count is not None for count in counts.values()):
-        parts = [f"{count or 'no'} reports at {gpus} GPUs" for gpus, count in counts.items()]
+        parts = [_reports(count, size) for size, count in counts.items()]
         modelled = "; the target's throughput is the model's, not measured" if known.flag(evidence, "modelled") else ""
         return ", ".join(parts) + late + modelled
     totals: dict[int, int] = {}
@@ -246,7 +253,7 @@ def _from(facts: Facts, cause: Facts, evidence: Facts) -> str:
         totals[seen["gpus"]] = totals.get(seen["gpus"], 0) + seen["count"]
     if not totals:
         return "no reports: nothing has been measured"
-    return ", ".join(f"{count} reports at {gpus} GPUs" for gpus, count in sorted(totals.items())) + " up to now"
+    return ", ".join(_reports(count, size) for size, count in sorted(totals.items())) + " up to now"
 
 
 def _cost(facts: Facts, cause: Facts | None) -> list[str]:
@@ -270,9 +277,9 @@ def _considered(decision: Facts) -> list[str]:
     """The next best sizes and why they were not taken."""
     shown = []
     for other in known.objects(decision, "alternatives")[:SHOWN_ALTERNATIVES]:
-        gpus, batch, gain = known.whole(other, "gpus"), known.whole(other, "batch"), known.number(other, "gain")
+        size, batch, gain = known.whole(other, "gpus"), known.whole(other, "batch"), known.number(other, "gain")
         value = known.number(other, "value")
-        text = f"{gpus} GPUs" + (f", batch {batch}" if batch else "")
+        text = gpus(size) + (f", batch {batch}" if batch else "")
         text += (
             f": {gain:+.2f}" if gain is not None else f": value {number(value)}" if value is not None else ": gain n/a"
         )
@@ -287,7 +294,9 @@ def _now(facts: Facts, cause: Facts | None) -> list[str]:
         return []
     order, decision = facts.get("resize"), facts.get("decision")
     if order:
-        wants = ", ".join(f"{shape['gpus']} GPUs on {shape['nodes']} node(s)" for shape in order["adds"])
+        wants = ", ".join(
+            f"{gpus(shape['gpus'])} on {shape['nodes']} node{'s' * (shape['nodes'] > 1)}" for shape in order["adds"]
+        )
         detail = f" ({order['detail']})" if order["detail"] else ""
         asked = f"; companions asked for: {wants}" if wants else ""
         return [f"order {order['id']} is {order['state']}{detail}{asked}, since {_time(facts, order['updated'])}"]
@@ -298,7 +307,7 @@ def _now(facts: Facts, cause: Facts | None) -> list[str]:
         advised = "" if decision["mode"] == "act" else f"; the daemon only says so (mode {decision['mode']})"
         return [f"it is to {move}{_batch(decision)}: {decision['reason_text']}{advised}"]
     if cause is not None and decision.get("at") != cause.get("at"):
-        return [f"stays at {decision['gpus_to']} GPUs: {decision['reason_text'] or decision['reason']}"]
+        return [f"stays at {gpus(decision['gpus_to'])}: {decision['reason_text'] or decision['reason']}"]
     return []
 
 
@@ -316,7 +325,7 @@ def _next(facts: Facts) -> list[str]:
     failed = facts.get("last_order")
     if failed and failed["state"] == "failed":
         lines.append(
-            f"order {failed['id']} for {failed['gpus']} GPUs failed: {failed['detail'] or 'no cause was given'}"
+            f"order {failed['id']} for {gpus(failed['gpus'])} failed: {failed['detail'] or 'no cause was given'}"
         )
     if blocked and blocked > facts["now"]:
         lines.append(f"left alone until {_time(facts, blocked)}")
@@ -326,7 +335,7 @@ def _next(facts: Facts) -> list[str]:
 def _can_do(job: Facts) -> str:
     name = job["job_id"]
     if job.get("pinned"):
-        return f"pinned to {job['pinned']} GPUs; to let it be resized again: selastic unpin {name}"
+        return f"pinned to {gpus(job['pinned'])}; to let it be resized again: selastic unpin {name}"
     if job["state"] == "PENDING":
         return f"it is managed once it runs; when Slurm will start it: squeue --start -j {name}"
     if job["reason"] == "keep_unregistered":
@@ -348,6 +357,18 @@ def _not_managed(facts: Facts) -> list[tuple[str, str]]:
     return [("Why", _sentence(why)), *request, ("Next", remedies.get(code, "it runs on as an ordinary job"))]
 
 
+def gpus(count: object) -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _reports(count: int | None, size: object) -> str:
+    return f"{count or 'no'} report{'' if count == 1 else 's'} at {gpus(size)}"
+
+
 def _sentence(text: str) -> str:
     text = text.strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    # A key such as gpus=8-2 stays as the user wrote it.
+    if text.split(" ")[0].isalpha():
+        text = text[:1].upper() + text[1:]
+    return text + ("" if text.endswith((".", "!", "?")) else ".")

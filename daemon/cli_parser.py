@@ -7,6 +7,7 @@ but the standard library. Limit: options are declared in the commands' own modul
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -97,9 +98,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _add(add_parser: Callable[..., argparse.ArgumentParser], command: Command, module: Any) -> None:
-    description = ((module.__doc__ if module else None) or command.help).split("\n\n")[0]
     # '%' starts a substitution in argparse's texts.
-    child = add_parser(command.name, help=command.help, description=description.replace("%", "%%"))
+    child = add_parser(command.name, help=command.help, description=_description(command, module).replace("%", "%%"))
     if module is not None:
         getattr(module, command.arguments)(child)
         child.set_defaults(function=getattr(module, command.function))
+
+
+def _description(command: Command, module: Any) -> str:
+    """The first paragraph of the module, without the `selastic ...`: that opens it; else the command's one line."""
+    opening = ((module.__doc__ if module else None) or command.help).strip().split("\n\n")[0]
+    text = re.sub(r"^`selastic[^:]*`: ", "", opening)
+    return text[:1].upper() + text[1:].replace("`", "'")

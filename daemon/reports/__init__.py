@@ -10,6 +10,6 @@ from .acct import acct
 from .common import PUBLIC, Viewer
 from .explain import explain
 from .history import events, plan
-from .status import status
+from .status import job, status
 
-__all__ = ["PUBLIC", "Viewer", "acct", "events", "explain", "plan", "status"]
+__all__ = ["PUBLIC", "Viewer", "acct", "events", "explain", "job", "plan", "status"]

@@ -41,13 +41,19 @@ def redacted(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value if key in PUBLIC else None for key, value in row.items()}
 
 
-def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
-    """The job, for someone who may see all of it. Raises NotFound or NotAllowed with one sentence."""
+def known_job(store: Store, job_id: int) -> JobRow:
+    """The job. Raises NotFound with one sentence."""
     job = store.job(job_id)
     if job is None:
         raise NotFound(
             f"job {job_id} is not known to selasticd: it never ran with an elastic request, or its records are gone"
         )
+    return job
+
+
+def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
+    """The job, for someone who may see all of it. Raises NotFound or NotAllowed with one sentence."""
+    job = known_job(store, job_id)
     if not may_see(viewer, job):
         raise NotAllowed(f"job {job_id} belongs to another user; only its owner and admins see why it has what it has")
     return job

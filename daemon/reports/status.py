@@ -13,7 +13,7 @@ from slurm_elastic.trainer_shim import request as elastic_request
 from slurm_elastic.trainer_shim.errors import RequestError
 
 from . import evidence
-from .common import Viewer, may_see, reason_text, redacted
+from .common import Viewer, known_job, may_see, reason_text, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, JobRow
@@ -47,6 +47,13 @@ def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -
         row = job_row(store, job, viewer, now, standing)
         rows.append(row if may_see(viewer, job) else redacted(row))
     return rows
+
+
+def job(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, Any]:
+    """The row of one job, ended or not. Raises NotFound."""
+    found = known_job(store, job_id)
+    row = job_row(store, found, viewer, now)
+    return row if may_see(viewer, found) else redacted(row)
 
 
 def job_row(store: Store, job: JobRow, viewer: Viewer, now: float, standing: Standing | None = None) -> dict[str, Any]:
