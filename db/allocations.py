@@ -67,13 +67,13 @@ class Allocations(Part):
                 dict(job_id=job_id, generation=generation, pieces=value, batch=batch, since=since, registered_at=at),
             )
             if not same:
-                counters = _close(connection, job_id, at, step, samples)
+                begin = _close(connection, job_id, at, step, samples)
                 nodes = [node for piece in pieces for node in piece.nodes]
                 connection.execute(
                     insert(_ROWS).values(
                         job_id=job_id,
                         generation=generation,
-                        start=at,
+                        start=begin.at,
                         gpus=sum(piece.gpus for piece in pieces),
                         nodes=len(set(nodes)),
                         node_list=",".join(dict.fromkeys(nodes)),
@@ -83,8 +83,8 @@ class Allocations(Part):
                         pause_s=pause_s,
                         reason=reason,
                         directive=directive,
-                        first_step=counters[0],
-                        first_samples=counters[1],
+                        first_step=begin.step,
+                        first_samples=begin.samples,
                     )
                 )
 
@@ -118,7 +118,7 @@ class Allocations(Part):
         uid: int | None = None,
     ) -> list[AllocationRow]:
         """Rows that overlap [start, end), by job and then by start; of one job or of one uid's jobs."""
-        query = select(_ROWS).order_by(_ROWS.c.job_id, _ROWS.c.start, _ROWS.c.id)
+        query = select(_ROWS).order_by(_ROWS.c.job_id, _ROWS.c.id)
         if job_id is not None:
             query = query.where(_ROWS.c.job_id == job_id)
         if start is not None:
@@ -142,25 +142,31 @@ def _in_use(row: Row[Any]) -> InUse:
     return InUse(row.job_id, row.generation, pieces_in(row.pieces), row.batch, row.since, row.registered_at)
 
 
-def _close(
-    connection: Connection, job_id: int, at: float, step: int | None, samples: int | None
-) -> tuple[int | None, int | None]:
-    """End the job's open row; returns the counters at which the next one begins, None where unknown."""
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """Where the next row begins: time, and the training's counters where they are known."""
+
+    at: float
+    step: int | None
+    samples: int | None
+
+
+def _close(connection: Connection, job_id: int, at: float, step: int | None, samples: int | None) -> _Begin:
+    """End the job's open row."""
     last = connection.execute(
         select(_ROWS).where(_ROWS.c.job_id == job_id).order_by(_ROWS.c.id.desc()).limit(1)
     ).first()
     if last is None:
-        return step, samples
+        return _Begin(at, step, samples)
     if step is not None and samples is not None:
         if last.end is None:
             advance(connection, [Progress(job_id, last.generation, step, samples, step, samples)])
     elif last.first_step is not None:
         step, samples = last.first_step + last.steps, last.first_samples + last.samples
-    # A clock that was set back must not make a row end before it began.
-    connection.execute(
-        update(_ROWS).where(_ROWS.c.job_id == job_id, _ROWS.c.end.is_(None)).values(end=max(at, last.start))
-    )
-    return step, samples
+    # After a clock was set back, no row may end before it began, nor begin before the last one ended.
+    at = max(at, last.start if last.end is None else last.end)
+    connection.execute(update(_ROWS).where(_ROWS.c.job_id == job_id, _ROWS.c.end.is_(None)).values(end=at))
+    return _Begin(at, step, samples)
 
 
 def _advance_statement() -> Any:

@@ -74,7 +74,13 @@ def is_network(kind: str) -> bool:
 
 def _check_place(path: Path) -> None:
     folder = path.parent
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except PermissionError:
+        raise StoreError(
+            f"database directory {folder} is closed to uid {os.geteuid()}; open it to the daemon's user"
+        ) from None
+    if not there:
         raise StoreError(f"database directory {folder} does not exist; create it, owned by the daemon's user")
     kind = file_system(path)
     if is_network(kind):
@@ -83,7 +89,7 @@ def _check_place(path: Path) -> None:
             "set database_url to a path on a local disk or to a PostgreSQL or MariaDB server"
         )
     for place in (folder, path):
-        if place.exists() and not os.access(place, os.W_OK):
+        if place.exists() and not os.access(place, os.W_OK, effective_ids=True):
             raise StoreError(f"database {place} is not writable by uid {os.geteuid()}; give it to the daemon's user")
 
 
