@@ -1,0 +1,99 @@
+"""What a Slurm job holds, read from `scontrol -d -o show job`. Pure: text in, values out.
+
+The environment of a batch script is not believed: after a resize it is stale, Slurm's own record is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .errors import SlurmUnparsable
+from .wire import Piece
+
+_HOLDING = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)\S* GRES=(\S*)")
+_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z][^:,()]*))?:(\d+)")
+
+Expand = Callable[[str], tuple[str, ...]]
+"""Slurm's host list expression -> host names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """The part of a job's record that launching needs. `nodes` has the batch host first."""
+
+    job_id: int
+    state: str
+    nodes: tuple[str, ...]
+    gpus: tuple[int, ...]
+    """GPUs on each of `nodes`."""
+    gpu_type: str
+    cpus_per_node: int
+    partition: str
+    account: str
+    time_limit: str
+    end_time: str
+    """As Slurm writes it; "Unknown" without a limit."""
+
+    def piece(self, kind: str, workers: int = 0) -> Piece:
+        """As a piece; `workers` per node takes the place of GPUs where the job has none.
+
+        Raises ValueError with one sentence when its nodes do not all have the same number of GPUs.
+        """
+        if len(set(self.gpus)) > 1:
+            shares = ", ".join(f"{node}: {count}" for node, count in zip(self.nodes, self.gpus, strict=True))
+            raise ValueError(f"job {self.job_id} has unequal GPUs per node ({shares}); accepted: --gpus-per-node")
+        return Piece(self.job_id, kind, self.nodes, self.gpus[0] or max(workers, 1), self.gpu_type)
+
+
+def parse_job(text: str, expand: Expand) -> SlurmJob:
+    """Read one job's line. Raises SlurmUnparsable when it shows no nodes."""
+    fields = dict(re.findall(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)", text))
+    holdings = _HOLDING.findall(text)
+    if not fields.get("JobId", "").isdigit() or not holdings:
+        raise SlurmUnparsable(f"scontrol shows no nodes for the job: {text.strip()[:200]!r}")
+    gpus: dict[str, int] = {}
+    cpus: list[int] = []
+    kind = ""
+    for names, cpu_ids, _, gres in holdings:
+        found = _GPU.findall(gres)
+        kind = kind or next((name for name, _ in found if name), "")
+        cpus.append(_count(cpu_ids))
+        for node in expand(names):
+            gpus[node] = gpus.get(node, 0) + sum(int(count) for _, count in found)
+    first = fields.get("BatchHost", "")
+    nodes = tuple(sorted(gpus, key=lambda node: node != first))
+    return SlurmJob(
+        job_id=int(fields["JobId"]),
+        state=fields.get("JobState", ""),
+        nodes=nodes,
+        gpus=tuple(gpus[node] for node in nodes),
+        gpu_type=kind,
+        cpus_per_node=min(cpus),
+        partition=_known(fields.get("Partition", "")),
+        account=_known(fields.get("Account", "")),
+        time_limit=fields.get("TimeLimit", ""),
+        end_time=fields.get("EndTime", "Unknown"),
+    )
+
+
+def component_ids(env: dict[str, str]) -> tuple[int, ...]:
+    """Slurm job ids of the batch job, its heterogeneous components included; the leader first."""
+    leader = int(env["SLURM_JOB_ID"])
+    size = int(env.get("SLURM_HET_SIZE", "0") or 0)
+    ids = [int(env.get(f"SLURM_JOB_ID_HET_GROUP_{index}", leader + index)) for index in range(size)]
+    return tuple(ids) or (leader,)
+
+
+def _count(ids: str) -> int:
+    """How many numbers "0-3,8" stands for."""
+    total = 0
+    for part in ids.split(","):
+        low, _, high = part.partition("-")
+        total += int(high or low) - int(low) + 1
+    return total
+
+
+def _known(value: str) -> str:
+    return "" if value in ("(null)", "N/A", "None") else value

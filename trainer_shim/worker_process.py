@@ -1,0 +1,107 @@
+"""What a forked worker does before and after the user's script: it looks to the script as if python had started it.
+
+Interpreter teardown is skipped (it costs up to a second with torch), exit handlers and output are not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+
+
+def run(arguments: list[str], env: dict[str, str], output: int) -> NoReturn:
+    """Run `script args...` or `-m module args...` in this process and end it with the script's exit code."""
+    _leave_parent(output)
+    os.environ.update(env)
+    _reseed()
+    code = 1
+    try:
+        _run_script(arguments)
+        code = 0
+    except SystemExit as stop:
+        code = _exit_code(stop)
+    except BaseException as error:
+        _print_error(error)
+    finally:
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process: threads joined, exit handlers run, output flushed; nothing torn down."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120
+    os._exit(code)
+
+
+def _leave_parent(output: int) -> None:
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    # Slurm's SIGTERM goes to every process of a step; whether and when to stop is agreed with the supervisor.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for descriptor in {null, output} - {0, 1, 2}:
+        os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _reseed() -> None:
+    """Forked processes share numpy's random state, which separately started ones do not (random reseeds itself)."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def _run_script(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    script = arguments[0]
+    sys.argv = arguments
+    sys.path[0] = str(Path(script).resolve().parent)
+    main = ModuleType("__main__")
+    main.__dict__.update({"__file__": script, "__builtins__": builtins, "__cached__": None})
+    sys.modules["__main__"] = main
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _print_error(error: BaseException) -> None:
+    """The traceback as python prints it: without the frames of this module."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
