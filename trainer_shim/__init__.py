@@ -1,1 +1,24 @@
-"""What runs inside a user's job. Importing this package imports nothing but the standard library."""
+"""What runs inside a user's job. Importing this package imports nothing but the standard library.
+
+    import slurm_elastic.trainer_shim as elastic
+    job = elastic.join(batch=256, max_batch=4096, lr="auto")
+
+`join` imports torch when it is called; everything else a script needs hangs off the job that it returns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .job import Job, join
+
+__all__ = ["Job", "join"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

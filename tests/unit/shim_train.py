@@ -1,0 +1,107 @@
+"""A training script as a user would write one, with the knobs that the shim's tests turn."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+import slurm_elastic.trainer_shim as elastic
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--samples", type=int, default=1003)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--batch", type=int, default=50)
+parser.add_argument("--max-batch", type=int)
+parser.add_argument("--micro", type=int)
+parser.add_argument("--lr", default="auto")
+parser.add_argument("--optimizer", default="AdamW")
+parser.add_argument("--pace", type=float, default=0.004, help="seconds per micro batch")
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that an evaluation takes; negative: none")
+parser.add_argument("--unused", action="store_true")
+parser.add_argument("--every", type=float, default=600.0)
+parser.add_argument("--name", default="final")
+parser.add_argument("out")
+args = parser.parse_args()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.Linear(16, 1)
+        self.idle = torch.nn.Linear(4, 4) if args.unused else None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64)
+        self.y = torch.sin(self.x.sum(1, keepdim=True))
+
+    def __len__(self) -> int:
+        return args.samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+class Average:
+    """User state: the number of steps that this object has seen."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+job = elastic.join(
+    batch=args.batch, max_batch=args.max_batch, lr=args.lr, micro_batch=args.micro, checkpoint_every_s=args.every
+)
+model = Net().double().to(job.device)
+optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-2)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps(args.epochs, args.samples))
+net = job.wrap(model, optimizer, schedule, **({"find_unused_parameters": True} if args.unused else {}))
+average = Average()
+job.keep(average=average)
+data = Data()
+
+
+def evaluate() -> float:
+    time.sleep(args.evaluate)
+    with torch.no_grad():
+        net.eval()
+        return float(((net(data.x) - data.y) ** 2).mean())
+
+
+for epoch in job.epochs(args.epochs):
+    for x, y in job.loader(data, num_workers=args.workers):
+        time.sleep(args.pace)
+        loss = ((net(x) - y) ** 2).mean()
+        if job.step(loss):
+            average.steps += 1
+    if args.evaluate >= 0:
+        job.log("evaluated", epoch, job.once(evaluate))
+
+if job.rank == 0:
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "lr": schedule.get_last_lr(),
+            "steps": average.steps,
+            "global_step": job.global_step,
+            "samples": job.samples,
+        },
+        Path(args.out) / f"{args.name}.pt",
+    )

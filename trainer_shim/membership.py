@@ -1,0 +1,177 @@
+"""This worker's place in a sequence of worlds: entering the first, switching to the next, leaving.
+
+Three homes, one interface: alone, under torchrun's environment, or under the supervisor (SELASTIC_CONTROL). Only the
+last one changes. Nothing here knows a model; the caller drops what refers to the old group before it is destroyed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import torch
+
+from . import world as worlds
+from .errors import TrainingError
+from .link import EXIT_LOST, Coming, Link, leave_lost
+from .parallel import Said
+from .world import Gate, World, WorldNotFormed
+
+BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")
+
+
+class Membership:
+    """See the module."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.worker = environ.get("SELASTIC_WORKER", f"rank{environ.get('RANK', '0')}")
+        self.link: Link | None = None
+        self.batch = int(environ.get("SELASTIC_BATCH") or 0)
+        self.source = ""
+        control = environ.get("SELASTIC_CONTROL")
+        if control:
+            self.link = Link(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
+            self.world: World | None = None
+        elif "RANK" in environ and "WORLD_SIZE" in environ:
+            self.world = worlds.from_environment()
+        else:
+            self.world = worlds.alone()
+        self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
+
+    def device(self) -> torch.device:
+        """cuda:<local rank>, or the CPU. Under the supervisor each worker sees its one GPU only."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        device = torch.device("cuda", self.local_rank)
+        torch.cuda.set_device(device)
+        return device
+
+    def enter(self) -> World:
+        """The first world. Under the supervisor this waits for it, and says that the script is ready."""
+        if self.link is None:
+            if self.world is None:
+                raise AssertionError("no world and no supervisor")
+            return self.world
+        self.link.send({"type": "ready", "worker": self.worker})
+        while True:
+            coming = self.link.wait_held()
+            if coming.leave:
+                self.go()
+            try:
+                self.world = self._join(self.link, coming)
+            except WorldNotFormed as error:
+                if not self.link.lost and not self.link.still_coming(coming):
+                    continue  # called off: wait for the next one
+                self.fail(coming.generation, str(error))
+            self._settle(coming)
+            return self.world
+
+    def _join(self, link: Link, coming: Coming) -> World:
+        def called_off() -> bool:
+            return link.lost or not link.still_coming(coming)
+
+        gate = Gate(coming)
+        gate.arrive()
+        if coming.source == "survivor":
+            gate.wait_switch(called_off)
+        gate.wait_open(called_off)
+        return worlds.form(gate)
+
+    def _settle(self, coming: Coming) -> None:
+        if self.link is not None:
+            self.link.taken(coming)
+        self.batch, self.source = coming.batch, coming.source
+
+    def said(self, save: bool, stop: bool) -> tuple[Coming | None, Said]:
+        """What to tell the other ranks with the step now ending, and the world it is about."""
+        if self.link is None:
+            return None, Said(save=save, stop=stop)
+        coming = self.link.held()
+        if self.link.save_wanted():
+            self.link.save_taken()
+            save = True
+        ahead = coming.generation - self.world.generation if coming is not None and self.world is not None else 0
+        return coming, Said(max(0, ahead), save, stop)
+
+    def switch(self, coming: Coming, drop: Callable[[], None]) -> bool:
+        """Go from the current world to the coming one; every member of the current one calls this at the same step.
+
+        `drop` lets go of all that refers to the old group. False: the coming world is not complete, and the old one,
+        still whole, goes on. A leaver does not return. Raises WorldNotFormed when it is too late to go back.
+        """
+        if self.link is None or self.world is None:
+            raise AssertionError("only a world under the supervisor changes")
+        gate, problem = None, ""
+        if not coming.leave:
+            try:
+                gate = Gate(coming)
+                gate.announce_switch()
+                gate.arrive()
+                gate.wait_open(lambda: False)
+            except WorldNotFormed as error:
+                problem = str(error)
+        if not worlds.agree_all(self.world, not problem):
+            self.link.taken(coming)
+            self.link.send(
+                {
+                    "type": "failed",
+                    "generation": coming.generation,
+                    "error": problem or f"world {coming.generation} did not form",
+                    "survived": True,
+                }
+            )
+            return False
+        drop()
+        worlds.leave()
+        if gate is None:
+            self.go()
+        self.world = worlds.form(gate)
+        self._settle(coming)
+        return True
+
+    def check_lost(self) -> None:
+        """Leave when the supervisor is gone."""
+        if self.link is not None and self.link.lost:
+            self.kill_children()
+            leave_lost()
+
+    def fail(self, generation: int, error: str) -> NoReturn:
+        """This worker's world is not to be had: say so and leave; the supervisor starts another generation."""
+        sys.stderr.write(f"selastic: {self.worker}: {error}\n")
+        if self.link is None:
+            raise TrainingError(error)
+        self.link.send({"type": "failed", "generation": generation, "error": error})
+        self.go(EXIT_LOST)
+
+    def broken(self, error: RuntimeError) -> None:
+        """A collective failed. Under the supervisor the dead rank is its business, and this worker leaves quietly."""
+        text = str(error).lower()
+        if self.link is None or self.world is None or self.world.size == 1:
+            return
+        if not isinstance(error, torch.distributed.DistError) and not any(word in text for word in BROKEN_WORDS):
+            return
+        self.fail(self.world.generation, f"world {self.world.generation} broke: {str(error).splitlines()[0]}")
+
+    def go(self, code: int = 0) -> NoReturn:
+        """Leave at once: what a torch process does at exit takes longer than many a resize."""
+        if self.link is not None:
+            self.link.flush()
+        self.kill_children()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    @staticmethod
+    def kill_children() -> None:
+        """End this process's own loader workers, which would notice only seconds later."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler takes this for an accident
+        for child in multiprocessing.active_children():
+            child.kill()

@@ -1,0 +1,239 @@
+"""Data parallelism that can be taken apart and put together again around a model that stays where it is.
+
+Ranks agree on when to switch without a collective of their own: a hidden parameter of five numbers rides in
+DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever this rank has to say. The user's module is
+never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .world import World
+
+WORDS = 5
+Reader = Callable[[], "Sums"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Said:
+    """What one rank tells the others with a step. `ahead`: by how much the generation it holds is newer; 0: none."""
+
+    ahead: int = 0
+    save: bool = False
+    stop: bool = False
+
+    def words(self) -> list[float]:
+        raised = self.ahead > 0
+        return [float(raised), float(self.ahead), float(self.ahead) ** 2, float(self.save), float(self.stop)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sums:
+    """What all ranks said, added up."""
+
+    ranks: int
+    raised: float
+    ahead: float
+    ahead_squared: float
+    save: float
+    stop: float
+
+    @property
+    def switch(self) -> bool:
+        """Everyone holds a coming world, and it is the same one: Cauchy-Schwarz with equality."""
+        return self.raised == self.ranks and self.ahead_squared * self.ranks == self.ahead**2
+
+
+class _Attach(torch.autograd.Function):
+    """The identity on a tensor, whose backward also hands `words` to the hidden parameter as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, words: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        ctx.words = words  # not saved for backward: it is written between forward and backward on purpose
+        # Clones: callers may go on to change the outputs in place.
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (ctx.words.clone(), None, *grads)
+
+
+class _Outer(nn.Module):
+    """What DistributedDataParallel sees: the user's module and the hidden parameter."""
+
+    def __init__(self, module: nn.Module, hidden: nn.Parameter, at_outputs: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.hidden = hidden
+        self._at_outputs = at_outputs
+        self.words = torch.zeros_like(hidden, requires_grad=False)
+        self._said = [0.0] * WORDS
+
+    def say(self, words: list[float]) -> None:
+        """Set what the next backward carries; nearly always it is what the last one did."""
+        if words != self._said:
+            self.words.copy_(torch.tensor(words))
+            self._said = words
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.module(*args, **kwargs)
+        if not (self._at_outputs and torch.is_grad_enabled()):
+            return out
+        # DDP looks for unused parameters from the outputs, so there the hidden one has to be reachable from them.
+        found: list[torch.Tensor] = []
+        _rebuild(out, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        if not found:
+            return out
+        attached = iter(_Attach.apply(self.hidden, self.words, *found))
+        return _rebuild(out, lambda _: next(attached))
+
+
+class Replicated:
+    """A module replicated over the ranks (strategy "ddp"). One rank alone runs it bare."""
+
+    def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
+        self.module = module
+        self._options = {"gradient_as_bucket_view": True, **ddp_options}
+        self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
+        self._ddp: DistributedDataParallel | None = None
+        self._outer: _Outer | None = None
+        self._ranks = 1
+        self._bypass = 0
+        first = next((p for p in module.parameters() if p.is_floating_point()), None)
+        # In the parameters' own type it shares their first bucket; half precision would not hold the sums exactly.
+        self._dtype = first.dtype if first is not None and first.dtype.itemsize >= 4 else torch.float32
+        self._device = first.device if first is not None else torch.device("cpu")
+
+    def connect(self, world: World) -> None:
+        """Take part in a world. All ranks have to hold the same parameters by now: nothing is broadcast here."""
+        self._ranks = world.size
+        if world.size == 1:
+            return
+        hidden = nn.Parameter(torch.zeros(WORDS, dtype=self._dtype, device=self._device))
+        self._outer = _Outer(self.module, hidden, self._at_outputs)
+        self._ddp = DistributedDataParallel(self._outer, init_sync=False, **self._options)
+
+    def disconnect(self) -> None:
+        """Drop everything that refers to the process group."""
+        self._ddp = None
+        self._outer = None
+        for parameter in self.module.parameters():
+            parameter.grad = None  # a view into the dropped object's buckets
+
+    @contextmanager
+    def bypassed(self) -> Any:
+        """Calls reach the bare module: for code that not all ranks run."""
+        self._bypass += 1
+        try:
+            yield
+        finally:
+            self._bypass -= 1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ddp is None or self._bypass or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        return self._ddp(*args, **kwargs)
+
+    def expect(self, last: bool) -> None:
+        """Say, before the forward pass, whether this micro batch is its step's last: only then gradients travel."""
+        if self._ddp is not None:
+            self._ddp.require_backward_grad_sync = last
+
+    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        """Run backward; with `said` it is a step's last one, and what all ranks said can be read afterwards.
+
+        On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
+        """
+        if said is None:
+            loss.backward()
+            return None
+        if self._outer is None:
+            loss.backward()
+            sums = Sums(1, *said.words())
+            return lambda: sums
+        self._outer.say(said.words())
+        if not self._at_outputs:
+            (loss,) = _Attach.apply(self._outer.hidden, self._outer.words, loss)
+        loss.backward()
+        self._outer.say([0.0] * WORDS)
+        return self._reader(self._outer.hidden)
+
+    def _reader(self, hidden: nn.Parameter) -> Reader:
+        mean, ranks = hidden.grad, self._ranks
+        if mean is None:
+            raise AssertionError("the hidden parameter got no gradient")
+        if mean.is_cuda:
+            copy = torch.empty(WORDS, dtype=mean.dtype, pin_memory=True)
+            copy.copy_(mean, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        else:
+            copy, done = mean.clone(), None
+        hidden.grad = None
+
+        def read() -> Sums:
+            if done is not None:
+                done.synchronize()
+            return Sums(ranks, *(float(round(word * ranks)) for word in copy.tolist()))
+
+        return read
+
+
+def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with every tensor that takes part in backward replaced by change(tensor)."""
+    if isinstance(value, torch.Tensor):
+        return change(value) if value.requires_grad and value.is_floating_point() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rebuild(entry, change) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rebuild(entry, change) for entry in value)
+    if isinstance(value, dict):
+        for key in list(value):
+            value[key] = _rebuild(value[key], change)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            setattr(value, field.name, _rebuild(getattr(value, field.name), change))
+    return value
+
+
+class Wrapped:
+    """What `job.wrap` returns: called like the model, and in everything else the model itself."""
+
+    def __init__(self, parallel: Replicated) -> None:
+        object.__setattr__(self, "_parallel", parallel)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._parallel(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parallel.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._parallel.module, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self._parallel.module)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that was wrapped."""
+        module: nn.Module = self._parallel.module
+        return module
+
+    def train(self, mode: bool = True) -> Wrapped:
+        self._parallel.module.train(mode)
+        return self
+
+    def eval(self) -> Wrapped:
+        return self.train(False)

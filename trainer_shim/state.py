@@ -1,0 +1,202 @@
+"""What survives: the position, the model, optimizers, schedulers, scaler, and whatever the script asked to keep.
+
+One State object is the only thing that is saved, restored, and handed to joining ranks. It copies; it does not write
+files (checkpoint.py) and does not know what a world is: the channel that moves tensors is handed in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import torch
+
+from .errors import TrainingError
+
+FORMAT = 1
+
+
+@dataclasses.dataclass
+class Progress:
+    """The position of the training. Counts are over the whole job, never per rank."""
+
+    epoch: int = 0
+    loader: int = 0
+    """Passes over a dataset already finished in this epoch."""
+    cursor: int = 0
+    """Samples done in the pass under way."""
+    pass_samples: int = 0
+    """Length of the pass under way; 0: none has begun in this epoch."""
+    step: int = 0
+    samples: int = 0
+    schedule: int = 0
+    """Steps that the schedulers have been advanced by: base batches."""
+    base: int = 0
+    """The batch the rate was tuned for."""
+    batch: int = 0
+    ramp: tuple[float, float, int, int] = (0.0, 0.0, 0, 0)
+    once: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """Results of this epoch's job.once() calls, by their order."""
+    finished: bool = False
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.loader = self.cursor = self.pass_samples = 0
+        self.once = {}
+
+
+class Stateful(Protocol):
+    """Anything with state_dict and load_state_dict."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Moves(Protocol):
+    """What carries state from rank 0 to the ranks that have none."""
+
+    sends: bool
+
+    def value(self, value: Any) -> Any: ...
+
+    def tensors(self, tensors: list[torch.Tensor]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slot:
+    """A tensor's place in a structure whose tensors travel separately."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+class State:
+    """Everything kept, by name. Names of the shim's own parts start with a capital."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.parts: dict[str, Stateful] = {}
+
+    def keep(self, name: str, part: Any) -> None:
+        """Keep one more part. Raises TrainingError when it cannot be saved, or the name is taken."""
+        if name in self.parts:
+            raise TrainingError(f"'{name}' is kept already; give each part a name of its own")
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(part, method, None)):
+                raise TrainingError(
+                    f"keep({name}=...) was given a {type(part).__name__} without {method}(); "
+                    "accepted: an object with state_dict() and load_state_dict()"
+                )
+        self.parts[name] = part
+
+    def capture(self) -> dict[str, Any]:
+        """References to everything, as of now."""
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        return {"format": FORMAT, "progress": dataclasses.asdict(self.progress), "parts": parts}
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of everything in host memory, which later steps do not change."""
+        tensors: list[torch.Tensor] = []
+        skeleton = pack(self.capture(), tensors)
+        copies = [torch.empty(t.shape, dtype=t.dtype, device="cpu").copy_(t, non_blocking=False) for t in tensors]
+        copied: dict[str, Any] = unpack(skeleton, copies)
+        return copied
+
+    def restore(self, captured: dict[str, Any], skip_model: bool = False) -> None:
+        """Take over a capture. Raises TrainingError naming the part that does not fit this script."""
+        if captured.get("format") != FORMAT:
+            raise TrainingError(f"state of format {captured.get('format')!r}; accepted: {FORMAT}")
+        saved = captured["parts"]
+        if set(saved) != set(self.parts):
+            raise TrainingError(
+                f"the state holds {', '.join(sorted(saved))}, this script keeps {', '.join(sorted(self.parts))}; "
+                "every worker has to wrap and keep the same parts before job.epochs()"
+            )
+        for name, part in self.parts.items():
+            if skip_model and name == "Model":
+                continue
+            try:
+                part.load_state_dict(saved[name])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                raise TrainingError(f"the state of '{name}' does not fit this script: {error}") from error
+        self.progress = Progress(**captured["progress"])
+
+    def move(self, channel: Moves, device: torch.device) -> None:
+        """Hand everything from rank 0 to the ranks without state, and take it over there."""
+        tensors: list[torch.Tensor] = []
+        skeleton = channel.value(pack(self.capture(), tensors) if channel.sends else None)
+        if channel.sends:
+            channel.tensors(tensors)
+            return
+        own_tensors: list[torch.Tensor] = []
+        own_model = pack(self.parts["Model"].state_dict(), own_tensors) if "Model" in self.parts else None
+        places: dict[int, torch.Tensor] = {}
+        _match(skeleton["parts"].get("Model"), own_model, own_tensors, places)
+        slots: list[_Slot] = []
+        _slots(skeleton, slots)
+        slots.sort(key=lambda slot: slot.number)
+        tensors = [
+            places[slot.number]
+            if slot.number in places
+            else torch.empty(slot.shape, dtype=slot.dtype, device=device if slot.device != "cpu" else "cpu")
+            for slot in slots
+        ]
+        channel.tensors(tensors)
+        in_place = len(places) == len(own_tensors)
+        self.restore(unpack(skeleton, tensors), skip_model=in_place)
+
+
+def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The structure with its tensors taken out into `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        return _Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
+    if isinstance(value, dict):
+        # Subclasses (OrderedDict with attributes, defaultdict) become plain: load_state_dict asks for no more.
+        return {key: pack(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(pack(entry, tensors) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(pack(entry, tensors) for entry in value)
+    return value
+
+
+def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of pack."""
+    if isinstance(value, _Slot):
+        return tensors[value.number]
+    if isinstance(value, dict):
+        return {key: unpack(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(unpack(entry, tensors) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(unpack(entry, tensors) for entry in value)
+    return value
+
+
+def _slots(value: Any, found: list[_Slot]) -> None:
+    if isinstance(value, _Slot):
+        found.append(value)
+    elif isinstance(value, dict):
+        for entry in value.values():
+            _slots(entry, found)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            _slots(entry, found)
+
+
+def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[int, torch.Tensor]) -> None:
+    """Where their model tensor and ours have one name, kind and shape, receive into ours without a copy."""
+    if not isinstance(theirs, dict) or not isinstance(own, dict):
+        return
+    for key, slot in theirs.items():
+        mine = own.get(key)
+        if isinstance(slot, _Slot) and isinstance(mine, _Slot):
+            same = (slot.shape, slot.dtype, slot.device) == (mine.shape, mine.dtype, mine.device)
+            if same and own_tensors[mine.number].is_contiguous():
+                places[slot.number] = own_tensors[mine.number]
+        elif isinstance(slot, dict):
+            _match(slot, mine, own_tensors, places)

@@ -1,0 +1,142 @@
+"""What a world does, measured beside the training thread's work: step times, waiting for input, memory.
+
+The training thread appends four numbers per step; medians are taken when a report is due, on the link's thread. The
+first steps of a world are left out: caches are cold and the allocator grows.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+WARM_UP_STEPS = 2
+MAX_STEPS = 4096
+REPORT_EVERY_S = 5.0
+
+
+class StepTime(NamedTuple):
+    """One optimizer step on this rank; seconds."""
+
+    seconds: float
+    input_wait: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What stays the same over the steps of one report."""
+
+    generation: int
+    batch: int
+    micro_batch: int
+    accumulation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far the training is."""
+
+    step: int
+    samples: int
+    epoch: int
+    noise_scale: float = 0.0
+
+
+class Meter:
+    """Collects steps and makes a report of them when one is due."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, every_s: float = REPORT_EVERY_S) -> None:
+        self._clock = clock
+        self._every_s = every_s
+        self._steps: deque[StepTime] = deque(maxlen=MAX_STEPS)
+        self._shape: Shape | None = None
+        self._position: Position | None = None
+        self._skip = WARM_UP_STEPS
+        self._begun = 0.0
+        self._input_wait = 0.0
+        self._due = clock() + every_s
+        self._recent: deque[float] = deque(maxlen=50)
+
+    def world(self) -> None:
+        """Another world, or another batch: what was measured before does not describe it."""
+        self._steps = deque(maxlen=MAX_STEPS)
+        self._recent.clear()
+        self._shape = None
+        self._skip = WARM_UP_STEPS
+        self._begun = self._clock()
+
+    def waited(self, seconds: float) -> None:
+        """Time spent waiting for the loader."""
+        self._input_wait += seconds
+
+    def resume(self) -> None:
+        """A pass over the data begins: what happened since the last step (an evaluation) is not a step's time."""
+        self._begun = self._clock()
+        self._input_wait = 0.0
+
+    def step(self, samples: int, shape: Shape, position: Position) -> None:
+        """An optimizer step has ended."""
+        now = self._clock()
+        took, waited = now - self._begun, self._input_wait
+        self._begun, self._input_wait = now, 0.0
+        if self._shape is not None and shape != self._shape:
+            self._steps = deque(maxlen=MAX_STEPS)
+        self._shape, self._position = shape, position
+        if self._skip > 0:
+            self._skip -= 1
+            return
+        self._recent.append(took)
+        self._steps.append(StepTime(took, waited, samples))
+
+    def median_step(self) -> float:
+        """Median of the last steps of this world, in seconds; 0 when none was measured."""
+        return statistics.median(self._recent) if self._recent else 0.0
+
+    def due(self) -> dict[str, Any] | None:
+        """The report for the time since the last one, when it is time for one and steps were measured."""
+        now = self._clock()
+        steps, shape, position = self._steps, self._shape, self._position
+        if now < self._due or not steps or shape is None or position is None:
+            return None
+        self._due = now + self._every_s
+        self._steps = deque(maxlen=MAX_STEPS)
+        return report(list(steps), shape, position)
+
+
+def report(steps: list[StepTime], shape: Shape, position: Position) -> dict[str, Any]:
+    """A report in the form of the wire's, without the fields that only the supervisor knows."""
+    times = sorted(step.seconds for step in steps)
+    total = sum(times)
+    return {
+        "generation": shape.generation,
+        "at": time.time(),
+        "batch": shape.batch,
+        "micro_batch": shape.micro_batch,
+        "accumulation": shape.accumulation,
+        "steps": len(steps),
+        "step_time_median_s": statistics.median(times),
+        "step_time_p90_s": times[min(len(times) - 1, int(0.9 * len(times)))],
+        "samples_per_s": sum(step.samples for step in steps) / total if total else 0.0,
+        "step": position.step,
+        "samples": position.samples,
+        "epoch": position.epoch,
+        "noise_scale": position.noise_scale,
+        "input_wait_share": min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
+        "memory_peak_mb": memory_peak_mb(),
+    }
+
+
+def memory_peak_mb() -> float:
+    """Peak of the device memory held by torch, in MB; 0 without a GPU."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0.0
+    return torch.cuda.max_memory_allocated() / 1e6

@@ -1,0 +1,92 @@
+"""What join() was told about batch and learning rate, and its effect on the optimizers at one step.
+
+Between steps the optimizers hold the rates that the script and its schedulers gave them; the rule's factor is there
+only while a step is taken. So a scheduler that computes from the current rate is never fed a scaled one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .batch import Ramp, Rate, check_batch, rate, resolve_rule
+from .errors import TrainingError
+from .state import Progress
+
+
+class Tuning:
+    """See the module. Batches in samples over the whole job."""
+
+    def __init__(
+        self, base: int, max_batch: int | None, rule: str, micro_batch: int | None, seed: int, ramp: float
+    ) -> None:
+        self.base = base
+        self.max_batch = max_batch
+        self.rule = rule
+        self.micro_batch = micro_batch
+        self.seed = seed
+        self.ramp = ramp
+        self.noise_scale = 0.0
+        self._optimizers: list[Any] = []
+
+    def use(self, optimizers: Sequence[Any]) -> None:
+        """The optimizers to act on; what `auto` means depends on them."""
+        if not optimizers:
+            raise TrainingError("job.wrap(model, optimizer) needs an optimizer")
+        self._optimizers = list(optimizers)
+        self.rule = resolve_rule(self.rule, [type(entry).__name__ for entry in optimizers])
+
+    def accept(self, batch: int, starting: bool) -> tuple[int, str]:
+        """The batch to train with, and what to tell the user about it.
+
+        At the start a batch outside join()'s range raises TrainingError, before any training is spent; later the
+        nearest accepted one is used: a mistaken order is no reason to lose a job.
+        """
+        try:
+            return check_batch(batch, self.max_batch), ""
+        except TrainingError as error:
+            if starting or self.max_batch is None:
+                raise
+            return self.max_batch, f"{error}; training with {self.max_batch}"
+
+    def change(self, progress: Progress, batch: int) -> None:
+        """Make `batch` the global batch from here on."""
+        if progress.batch == 0:
+            progress.ramp = (float(batch), float(batch), 0, 0)
+        elif progress.batch != batch:
+            over = round(self.ramp * progress.pass_samples)
+            now = Ramp(*progress.ramp).towards(batch, progress.samples, over)
+            progress.ramp = (now.start, now.end, now.since, now.over)
+        progress.batch, progress.base = batch, self.base
+
+    def rate(self, progress: Progress) -> Rate:
+        """The rate for the step after `progress`."""
+        return self.rate_at(Ramp(*progress.ramp).at(progress.samples))
+
+    def rate_at(self, batch: float) -> Rate:
+        """The rate at this effective batch."""
+        return rate(self.rule, batch or self.base, self.base, self.noise_scale)
+
+    @contextmanager
+    def applied(self, progress: Progress) -> Iterator[None]:
+        """The optimizers' groups changed for one step."""
+        current = self.rate(progress)
+        undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        try:
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    changed = current.group(group)
+                    undo.append((group, {name: group[name] for name in changed}))
+                    group.update(changed)
+            yield
+        finally:
+            for group, before in undo:
+                group.update(before)
+
+    def describe(self, batches: tuple[int, int], gpus: int, lrs: tuple[float, float], pause_s: float) -> str:
+        """One line for the job's log; pairs are old and new."""
+        batch = " -> ".join(str(entry) for entry in dict.fromkeys(batches))
+        lr = " -> ".join(dict.fromkeys(f"{entry:.3g}" for entry in lrs))
+        noise = f", noise scale {self.noise_scale:.0f}" if self.noise_scale else ""
+        return f"batch {batch} on {gpus} GPUs, lr {lr} ({self.rule}){noise}, pause {pause_s:.2f} s"

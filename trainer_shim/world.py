@@ -1,0 +1,222 @@
+"""The process group of one generation: forming it, leaving it, and moving state inside it.
+
+A world forms in two phases, each bounded. First every member checks in at the generation's own store; the last one to
+arrive opens the gate. Nothing of the old world has been touched until then, so a world that is not complete can still
+be given up. Then the group is made under a prefix that no other generation uses. The caller has to drop its
+DistributedDataParallel object before `leave`: one that outlives its group can deadlock in gloo's destructor
+(pytorch issue 56297).
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from .errors import TrainingError
+from .link import Coming
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
+"""Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
+POLL_S = 1.0
+BUCKET_BYTES = 32 << 20
+
+
+class WorldNotFormed(TrainingError):
+    """Not everyone arrived in time, or the world was called off."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One generation's place in the group. `grouped`: torch.distributed is initialised for it."""
+
+    generation: int
+    rank: int
+    size: int
+    grouped: bool
+    store: object = None
+    """Held as long as the world lives: rank 0's handle is the server."""
+
+
+def alone() -> World:
+    """One process without torch.distributed."""
+    return World(generation=0, rank=0, size=1, grouped=False)
+
+
+def from_environment() -> World:
+    """The fixed world that torchrun (or mpirun with the same variables) describes."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not dist.is_initialized():
+        dist.init_process_group(backend(), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+    return World(generation=0, rank=rank, size=size, grouped=True)
+
+
+def backend() -> str:
+    """gloo for tensors in host memory, with NCCL beside it where there are GPUs."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def open_store(host: str) -> tuple[str, int, object]:
+    """Open the store of a coming generation on a free port; (host, port, handle). The handle keeps it open."""
+    # Without a host name that resolves to a public interface the server still listens on all of them.
+    server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30))
+    return host, server.port, server
+
+
+class Gate:
+    """Everyone's arrival for one generation. Usable before, and independent of, any process group."""
+
+    def __init__(self, coming: Coming) -> None:
+        if coming.store is None:
+            raise WorldNotFormed(f"world {coming.generation} has no store; its rank 0 has to open one")
+        self.coming = coming
+        timeout = datetime.timedelta(seconds=coming.timeout_s)
+        try:
+            base: Any = coming.server or TCPStore(*coming.store, is_master=False, timeout=timeout)
+        except (RuntimeError, OSError) as error:
+            raise WorldNotFormed(f"the store of world {coming.generation} cannot be reached: {error}") from None
+        self.base = base
+        self.store = PrefixStore(f"g{coming.generation}", base)
+
+    def arrive(self) -> None:
+        """Check in. The last to arrive opens the gate."""
+        if self.store.add("arrived", 1) == self.coming.size:
+            self.store.set("open", "1")
+
+    def announce_switch(self) -> None:
+        """A survivor says that the old world has reached its last step: from now on waiting is bounded."""
+        self.store.set("switching", "1")
+
+    def wait_switch(self, give_up: Callable[[], bool]) -> None:
+        """A joiner waits for the old world's last step. Only `give_up` bounds it: a step may take its time."""
+        while not self._wait("switching", POLL_S):
+            if give_up():
+                raise WorldNotFormed(f"world {self.coming.generation} was called off")
+
+    def wait_open(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for everyone, at most the world's timeout. Raises WorldNotFormed."""
+        deadline = time.monotonic() + self.coming.timeout_s
+        while not self._wait("open", max(0.01, min(POLL_S, deadline - time.monotonic()))):
+            if give_up():
+                raise WorldNotFormed(f"world {self.coming.generation} was called off")
+            if time.monotonic() >= deadline:
+                arrived = self.store.add("arrived", 0)
+                raise WorldNotFormed(
+                    f"world {self.coming.generation}: {arrived} of {self.coming.size} workers arrived within "
+                    f"{self.coming.timeout_s:g} s"
+                )
+
+    def _wait(self, key: str, seconds: float) -> bool:
+        try:
+            self.store.wait([key], datetime.timedelta(seconds=seconds))
+        except dist.DistStoreError:
+            return False
+        except RuntimeError as error:
+            raise WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}") from None
+        return True
+
+
+def form(gate: Gate) -> World:
+    """Make the group once the gate is open."""
+    coming = gate.coming
+    store = PrefixStore("pg", gate.store)
+    try:
+        dist.init_process_group(
+            backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=COLLECTIVE_TIMEOUT
+        )
+    except (RuntimeError, ValueError) as error:
+        raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None
+    return World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base)
+
+
+def leave() -> None:
+    """Destroy the process group. Every DistributedDataParallel object of it has to be gone by now."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def agree_all(world: World, yes: bool) -> bool:
+    """Whether every member says yes."""
+    if not world.grouped or world.size == 1:
+        return yes
+    votes = torch.tensor([int(yes)])
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+    return bool(votes.item())
+
+
+def who_has(world: World, step: int) -> list[int]:
+    """Every rank's step of its state, -1 where it has none. Also the first collective of a new world."""
+    if not world.grouped or world.size == 1:
+        return [step]
+    own = torch.tensor([step], dtype=torch.int64)
+    out = [torch.zeros_like(own) for _ in range(world.size)]
+    dist.all_gather(out, own)
+    return [int(entry.item()) for entry in out]
+
+
+def share(world: World, value: Any) -> Any:
+    """Rank 0's picklable value, on every rank."""
+    if not world.grouped or world.size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+class Channel:
+    """Rank 0 and the ranks without state: survivors take no part and need not wait."""
+
+    def __init__(self, world: World, joiners: list[int]) -> None:
+        self.sends = world.rank == 0
+        everyone = len(joiners) + 1 == world.size
+        self._group = None if everyone else dist.new_group([0, *joiners], use_local_synchronization=True)
+
+    def value(self, value: Any) -> Any:
+        """Rank 0's picklable value."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group, device=torch.device("cpu"))
+        return box[0]
+
+    def tensors(self, tensors: list[torch.Tensor]) -> None:
+        """Fill the joiners' tensors, in place, with rank 0's. Small ones travel together."""
+        for bucket in _buckets(tensors):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                dist.broadcast(bucket[0], src=0, group=self._group)
+                continue
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.broadcast(flat, src=0, group=self._group)
+            if not self.sends:
+                for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+
+    def close(self) -> None:
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+
+def _buckets(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors of one kind and device side by side, up to BUCKET_BYTES; the same on every rank."""
+    buckets: list[list[torch.Tensor]] = []
+    room: dict[tuple[torch.dtype, str], tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        size = tensor.numel() * tensor.element_size()
+        key = (tensor.dtype, tensor.device.type)
+        bucket, used = room.get(key, ([], BUCKET_BYTES))
+        if used + size > BUCKET_BYTES:
+            bucket, used = [], 0
+            buckets.append(bucket)
+        bucket.append(tensor)
+        room[key] = (bucket, used + size)
+    return buckets
