@@ -18,7 +18,7 @@ class Cluster:
         self.nodes = {
             f"n{i}": Node(
                 name=f"n{i}",
-                state=frozenset({"IDLE"}),
+                flags=frozenset({"IDLE"}),
                 partitions=("main",),
                 gpus=gpus,
                 gpus_used=0,
@@ -27,7 +27,6 @@ class Cluster:
                 cpus_used=0,
                 mem_mb=mem_mb,
                 mem_alloc_mb=0,
-                schedulable=True,
             )
             for i in range(1, nodes + 1)
         }
@@ -47,7 +46,7 @@ class Cluster:
         return self.run(job_id, nodes, gpus_per_node, comment, name=f"selastic-{base}", batch_host="")
 
     def drain(self, node: str) -> None:
-        self.nodes[node] = replace(self.nodes[node], schedulable=False, state=frozenset({"IDLE", "DRAIN"}))
+        self.nodes[node] = replace(self.nodes[node], flags=frozenset({"IDLE", "DRAIN"}))
 
     def change(self, job_id: int, **more: object) -> None:
         self.jobs[job_id] = replace(self.jobs[job_id], **more)
@@ -61,7 +60,7 @@ class Cluster:
                     node,
                     gpus_used=node.gpus_used + job.gpus_per_node,
                     cpus_used=node.cpus_used + job.cpus // share,
-                    mem_alloc_mb=node.mem_alloc_mb + job.mem_mb // share,
+                    mem_alloc_mb=node.mem_alloc_mb + job.mem_mb,
                 )
         return Snapshot(at=self.at, jobs=dict(self.jobs), nodes=nodes)
 
@@ -94,11 +93,11 @@ class Cluster:
             "gpus_per_node": gpus,
             "gpu_type": TYPE if gpus else "",
             "cpus": count * max(1, 2 * gpus),
-            "mem_mb": count * 1000 * max(1, gpus),
+            "mem_mb": 1000 * max(1, gpus),
             "priority": 100,
             "comment": comment,
-            "time_limit_s": 3600.0,
-            "time_left_s": 3000.0 if nodes else None,
+            "time_limit_s": 3600,
+            "time_left_s": 3000 if nodes else None,
             "submit_time": 10.0 * job_id,
             "start_time": 500.0 if nodes else None,
         }

@@ -30,7 +30,8 @@ class Like:
     def base(cls, job: Job) -> Like:
         gpus = max(1, job.gpus)
         partition = job.partition.split(",")[0]
-        return cls(partition, job.account, job.qos, job.gpu_type, job.cpus / gpus, job.mem_mb / gpus)
+        share = max(1, job.gpus_per_node or gpus // max(1, len(job.nodes)))
+        return cls(partition, job.account, job.qos, job.gpu_type, job.cpus / gpus, job.mem_mb / share)
 
     def amount(self, gpus: int) -> Amount:
         """What `gpus` GPUs on one node come with."""

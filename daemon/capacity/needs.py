@@ -7,7 +7,7 @@ could not use GPUs given up for it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..slurm.types import Job, Snapshot
 from .elastic import Roster
@@ -24,6 +24,8 @@ class Part:
     amount: Amount
     partitions: frozenset[str]
     gpu_type: str
+    required: frozenset[str] = frozenset()
+    """Nodes that must be among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,14 @@ def needs(snapshot: Snapshot, roster: Roster, passed: Collection[int] = ()) -> l
     found = [
         _need(snapshot, job_id, jobs, job_id in roster.elastic)
         for job_id, jobs in groups.items()
-        if job_id not in skip and all(job.reason in RESOURCE_REASONS for job in jobs)
+        if job_id not in skip and all(_counts(job) for job in jobs)
     ]
     return sorted(found, key=lambda need: (-need.priority, need.submit_time, need.job_id))
+
+
+def _counts(job: Job) -> bool:
+    # A reservation's nodes are not ours to give.
+    return job.reason in RESOURCE_REASONS and not job.reservation
 
 
 def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Need:
@@ -71,24 +78,22 @@ def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Ne
         parts=tuple(_part(snapshot, job) for job in jobs),
         elastic=elastic,
         priority=min(job.priority for job in jobs),
-        submit_time=jobs[0].submit_time or 0.0,
-        time_limit_s=max((limit for limit in limits if limit), default=None) if all(limits) else None,
+        submit_time=jobs[0].submit_time,
+        time_limit_s=max(limit for limit in limits if limit) if all(limits) else None,
     )
 
 
 def _part(snapshot: Snapshot, job: Job) -> Part:
     partitions = frozenset(job.partition.split(","))
     nodes, amount = max(1, job.num_nodes), per_node(job)
-    largest = max(
-        (
-            node.gpus
-            for node in snapshot.nodes.values()
-            if partitions & set(node.partitions) and (not job.gpu_type or node.gpu_type == job.gpu_type)
-        ),
-        default=0,
-    )
+    there = [node for node in snapshot.nodes.values() if partitions & set(node.partitions)]
+    largest = max((node.gpus for node in there if job.gpu_type in ("", node.gpu_type)), default=0)
     if not job.gpus_per_node and largest and amount.gpus > largest:
         # --gpus=N without a node count: Slurm spreads it over as many nodes as it takes.
         nodes = -(-job.gpus // largest)
-        amount = Amount(-(-job.gpus // nodes), -(-job.cpus // nodes), -(-job.mem_mb // nodes))
-    return Part(nodes, amount, partitions, job.gpu_type)
+        amount = Amount(-(-job.gpus // nodes), -(-job.cpus // nodes), job.mem_mb)
+    if job.exclusive:
+        amount = replace(
+            amount, cpus=max((n.cpus for n in snapshot.nodes.values() if partitions & set(n.partitions)), default=0)
+        )
+    return Part(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes))

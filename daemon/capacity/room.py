@@ -18,6 +18,8 @@ from .ledger import Amount, Ledger
 from .needs import Need, Part
 from .units import Giver, Unit, droppable, shrinks
 
+_Rank = tuple[bool, int, int, float, int, str, tuple[Unit, ...]]
+"""(not required, GPUs taken, not free yet, minus the fullness of who gives, GPUs left over, node, units to give up)."""
 _FEW = 8
 """Units on one node up to which every combination is tried."""
 
@@ -127,7 +129,7 @@ class _Maker:
             trial.ledger.take(name, part.amount)
             trial.nodes.append(name)
             chosen += 1
-        return chosen == part.nodes
+        return chosen == part.nodes and part.required <= set(trial.nodes)
 
     def _candidates(self, trial: _Try, part: Part) -> list[str]:
         return [
@@ -135,12 +137,13 @@ class _Maker:
             for name, node in self.snapshot.nodes.items()
             if trial.ledger.usable(name)
             and part.partitions & set(node.partitions)
+            and (name in part.required or len(part.required) < part.nodes)
             and (not part.amount.gpus or not part.gpu_type or node.gpu_type == part.gpu_type)
             and Amount(node.gpus, node.cpus, node.mem_mb).covers(part.amount)
         ]
 
-    def _rank(self, trial: _Try, part: Part, name: str) -> tuple[int, int, float, int, str, tuple[Unit, ...]] | None:
-        """(GPUs taken, not free yet, fullness of who gives, GPUs left over, node, units): smaller is better."""
+    def _rank(self, trial: _Try, part: Part, name: str) -> _Rank | None:
+        """What a node costs for a part, the cheapest first; None: it cannot be made large enough."""
         have = trial.ledger.total(name)
         best: tuple[int, float, int, tuple[Unit, ...]] | None = None
         for units in self._ways(trial, name, part.amount, have):
@@ -152,7 +155,7 @@ class _Maker:
         if best is None:
             return None
         late = 0 if trial.ledger.now[name].covers(part.amount) else 1
-        return best[0], late, best[1], best[2], name, best[3]
+        return name not in part.required, best[0], late, best[1], best[2], name, best[3]
 
     def _ways(self, trial: _Try, name: str, need: Amount, have: Amount) -> Iterable[tuple[Unit, ...]]:
         """Sets of units whose release makes the node large enough, each complete with what goes along."""

@@ -1,0 +1,6 @@
+"""Snapshot and measurements in, a plan with its reasons out. Pure: no clock, no I/O, nothing remembered."""
+
+from .plan import Inputs, Plan, plan_round
+from .standing import JobState
+
+__all__ = ["Inputs", "JobState", "Plan", "plan_round"]

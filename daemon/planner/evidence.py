@@ -1,0 +1,186 @@
+"""What is written down about a decision: the row that `selastic explain` reads. Pure.
+
+The keys are those of daemon/reports/evidence.py. Nothing here decides; what is not known is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.db.rows import DecisionRow
+
+from ..capacity.elastic import ElasticJob
+from ..capacity.room import Met
+from ..optimizer.policies import Target
+from ..reasons import Reason
+from ..settings import Settings
+from .moves import Move
+from .sharing import Member, Shared
+from .standing import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a decision was taken on, beside the job itself."""
+
+    now: float
+    settings: Settings
+    idle: int
+    capacity: int
+    member: Member | None = None
+    shared: Shared | None = None
+    met: tuple[Met, ...] = ()
+    """Waiting jobs that this one makes room for."""
+    moves: tuple[Move, ...] = ()
+    """Everybody else who moves."""
+    members: Mapping[int, Member] = field(default_factory=dict)
+
+
+def row(move: Move, begun: bool, context: Context) -> DecisionRow:
+    """The decision on a job that could be moved."""
+    standing, wish = move.wish.standing, move.wish
+    target = _target(standing, context.shared)
+    found = _common(standing, context) | _speeds(standing, move.gpus, wish.batch, context.member)
+    if move.changes:
+        found |= _others(context) | {"starts": "now" if begun else "later"}
+    if move.changes and not begun:
+        found["next"] = f"it is resized as soon as it can be: {move.later or 'enough resizes were begun in this round'}"
+    if context.shared is not None and context.shared.held_back and not move.changes:
+        found["next"] = (
+            f"the best other plan gains {context.shared.gain:.3f}, below the least worth moving for "
+            f"({context.settings.min_gain:g})"
+        )
+    gain = context.shared.gain if context.shared is not None and move.changes else None
+    return DecisionRow(
+        job_id=standing.job_id,
+        at=context.now,
+        gpus_from=standing.gpus,
+        gpus_to=move.gpus,
+        batch_from=standing.batch,
+        batch_to=wish.batch,
+        reason=wish.reason.value,
+        value=target.value if target else None,
+        gain=gain,
+        evidence=found,
+        alternatives=_alternatives(target),
+        mechanism=move.mechanism if move.changes else "",
+        mode=context.settings.mode,
+    )
+
+
+def row_of_frozen(standing: Standing, context: Context) -> DecisionRow:
+    """The decision on a job that is left as it is."""
+    intent = standing.state.intent
+    reason = standing.frozen or Reason.KEEP_BEST
+    return DecisionRow(
+        job_id=standing.job_id,
+        at=context.now,
+        gpus_from=standing.gpus,
+        gpus_to=intent.directive.gpus if intent else standing.gpus,
+        batch_from=standing.batch,
+        batch_to=intent.directive.batch if intent else standing.batch,
+        reason=reason.value,
+        value=None,
+        gain=None,
+        evidence=_common(standing, context),
+        mode=context.settings.mode,
+    )
+
+
+def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Settings) -> DecisionRow:
+    """The decision on an elastic job in Slurm's queue."""
+    gpus = job.base.gpus + sum(part.gpus for part in job.components)
+    found: dict[str, Any] = {"for_gpus": gpus, "slurm_reason": job.base.reason}
+    if met is not None:
+        found["next"] = (
+            f"elastic jobs give up {sum(met.givers.values())} GPUs for it" if met.givers else "there is room for it"
+        )
+    return DecisionRow(
+        job_id=job.job_id,
+        at=now,
+        gpus_from=0,
+        gpus_to=gpus if met is not None else 0,
+        batch_from=0,
+        batch_to=0,
+        reason=Reason.WAITING.value,
+        value=None,
+        gain=None,
+        evidence=found,
+        mode=settings.mode,
+    )
+
+
+def _common(standing: Standing, context: Context) -> dict[str, Any]:
+    state, settings = standing.state, context.settings
+    found: dict[str, Any] = {
+        "idle_gpus": context.idle,
+        "capacity_gpus": context.capacity,
+        "pause_s": settings.assumed_pause_s if state.pause_s is None else state.pause_s,
+        "pause_measured": state.pause_s is not None,
+        "horizon_s": context.member.view.horizon_s if context.member else settings.horizon_s,
+    }
+    if state.reported_at is not None:
+        found["last_report_age_s"] = max(0.0, round(context.now - state.reported_at, 3))
+    if state.pinned is not None:
+        found["pinned"] = state.pinned
+    if standing.until is not None and standing.until > context.now:
+        failed = state.last is not None and state.last.state != "done"
+        found["blocked_until" if failed else "cooldown_until"] = standing.until
+    if state.intent is not None:
+        found["resize"] = state.intent.directive.id
+    if context.met:
+        first = context.met[0]
+        found |= {"for_job": first.need.job_id, "for_gpus": first.need.gpus}
+        found["for_jobs"] = [
+            {"job_id": met.need.job_id, "gpus": met.need.gpus, "given": met.givers[standing.job_id]}
+            for met in context.met
+        ]
+    return found
+
+
+def _speeds(standing: Standing, gpus: int, batch: int, member: Member | None) -> dict[str, Any]:
+    """Throughput and progress before and after, with the reports behind them."""
+    counts: dict[int, int] = {}
+    for seen in standing.state.observations:
+        counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
+    found: dict[str, Any] = {"reports_from": counts.get(standing.gpus, 0), "reports_to": counts.get(gpus, 0)}
+    model = member.view.model if member else None
+    if member is None or model is None:
+        return found
+    least = standing.job.request.min_gpus
+    least_batch = max(standing.job.request.batches(least), default=batch)
+    nodes = dict(member.view.choices)
+    dense = max((k / n for k, n in nodes.items() if n), default=1.0)
+
+    def speed(k: int, b: int) -> float:
+        return model.throughput(k, nodes.get(k) or max(1, round(k / dense)), max(1, b))
+
+    before, after, unit = speed(standing.gpus, standing.batch), speed(gpus, batch), speed(least, least_batch)
+    found |= {"samples_per_s_from": before, "samples_per_s_to": after, "modelled": gpus not in counts}
+    return found | {"speedup_from": before / unit, "speedup_to": after / unit}
+
+
+def _others(context: Context) -> dict[str, Any]:
+    others = []
+    for move in context.moves:
+        standing = move.wish.standing
+        entry: dict[str, Any] = {"job_id": standing.job_id, "gpus_from": standing.gpus, "gpus_to": move.gpus}
+        speeds = _speeds(standing, move.gpus, move.wish.batch, context.members.get(standing.job_id))
+        if speeds.get("samples_per_s_from"):
+            entry["change"] = speeds["samples_per_s_to"] / speeds["samples_per_s_from"] - 1.0
+        others.append(entry)
+    return {"others": others} if others else {}
+
+
+def _alternatives(target: Target | None) -> list[dict[str, Any]]:
+    if target is None:
+        return []
+    return [{"gpus": gpus, "batch": batch, "value": value} for gpus, batch, value in target.alternatives]
+
+
+def _target(standing: Standing, shared: Shared | None) -> Target | None:
+    if shared is None:
+        return None
+    return next((target for target in shared.targets if target.label == str(standing.job_id)), None)

@@ -1,0 +1,141 @@
+"""From a number of GPUs to a resize: which pieces stay, what is added where, and what has to wait. Pure.
+
+Shrinks first: what they free is the room of the growths that come after, which wait until it is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
+
+from ..capacity.growth import Like, place, take
+from ..capacity.ledger import Ledger
+from ..capacity.units import Unit, shrinks, units_of, without
+from ..reasons import Reason
+from .standing import Standing, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a job is to have, before it is known where."""
+
+    standing: Standing
+    gpus: int
+    batch: int
+    reason: Reason
+    gain: float
+    """Orders growths: the largest first."""
+    forced: frozenset[Unit] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A wish with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
+
+    wish: Wish
+    keep: tuple[Piece, ...]
+    add: tuple[Shape, ...] = ()
+    later: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return sum(piece.gpus for piece in self.keep) + sum(shape.gpus for shape in self.add)
+
+    @property
+    def changes(self) -> bool:
+        now = self.wish.standing
+        return bool(self.add) or self.keep != now.pieces or self.wish.batch != now.batch
+
+    @property
+    def mechanism(self) -> str:
+        """How it is done: shrink, component, companion, several of them, or batch alone."""
+        now = self.wish.standing
+        gone = units_of(now.pieces) - units_of(self.keep)
+        kinds = {piece.kind for piece in now.pieces if units_of((piece,)) & gone}
+        words = {"base": "shrink", "component": "component", "companion": "companion"}
+        used = sorted({words[kind] for kind in kinds} | ({"companion"} if self.add else set()))
+        if not used and self.wish.batch != now.batch:
+            return "batch"
+        return "+".join(used)
+
+    def directive(self, wait_s: float) -> Directive:
+        """The order to the supervisor; its number comes from the store."""
+        wish = self.wish
+        return Directive(
+            id=0,
+            job_id=wish.standing.job_id,
+            keep=self.keep,
+            add=self.add,
+            gpus=self.gpus,
+            batch=wish.batch,
+            reason=wish.reason.value,
+            wait_s=wait_s,
+        )
+
+
+def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Iterable[str]]) -> dict[int, Move]:
+    """A move for every wish, by job id. `nodes`: where each job may grow. The ledger is used up in place."""
+    found: dict[int, Move] = {}
+    growing = []
+    for wish in wishes:
+        kept = shrinks(wish.standing.giver, wish.forced)
+        if wish.gpus in kept or (wish.gpus == wish.standing.gpus and not wish.forced):
+            keep = kept[wish.gpus] if wish.gpus != wish.standing.gpus else wish.standing.pieces
+            found[wish.standing.job_id] = Move(wish, keep)
+            _free(ledger, wish, keep)
+        else:
+            growing.append(wish)
+    for wish in sorted(growing, key=lambda wish: (-wish.gain, wish.standing.job_id)):
+        found[wish.standing.job_id] = _grow(wish, ledger, tuple(nodes.get(wish.standing.job_id, ())))
+    return found
+
+
+def _free(ledger: Ledger, wish: Wish, keep: Sequence[Piece]) -> None:
+    """What is given up becomes free soon; units forced for a waiting job are spoken for already."""
+    for unit in units_of(wish.standing.pieces) - units_of(keep) - wish.forced:
+        ledger.release(unit[1], wish.standing.giver.share[unit[0]])
+
+
+def _grow(wish: Wish, ledger: Ledger, nodes: Sequence[str]) -> Move:
+    standing = wish.standing
+    keep = without(standing.pieces, wish.forced)
+    like = Like.base(standing.job.base)
+    rest = sum(piece.gpus for piece in keep)
+    for gpus in _tries(standing, rest, wish.gpus):
+        smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
+        for soon in (False, True):
+            shapes = place(ledger, gpus - rest, like, nodes, soon)
+            if shapes is not None:
+                take(ledger, shapes)
+                return Move(smaller, keep, shapes, "the GPUs are still being released" if soon else "")
+    return _stay(wish)
+
+
+def _tries(standing: Standing, rest: int, gpus: int) -> list[int]:
+    """The size wished for, then smaller ones: GPUs may be idle where their cores or memory are not."""
+    return [k for k in sorted(sizes(standing.job), reverse=True) if max(rest, standing.gpus) < k <= gpus] + (
+        [gpus] if gpus <= standing.gpus else []
+    )
+
+
+def _stay(wish: Wish) -> Move:
+    """No place for any growth: keep what there is, or what the forced units leave."""
+    standing = wish.standing
+    if not wish.forced:
+        kept = replace(wish, gpus=standing.gpus, batch=standing.batch, reason=Reason.KEEP_BEST)
+        return Move(kept, standing.pieces)
+    left = {k: pieces for k, pieces in shrinks(standing.giver, wish.forced).items() if k in sizes(standing.job)}
+    size = max(left)
+    return Move(replace(wish, gpus=size, batch=_batch(standing, size, wish.batch)), left[size])
+
+
+def _batch(standing: Standing, gpus: int, wished: int) -> int:
+    """The accepted batch nearest to the wished one at another size."""
+    return nearest_batch(standing.job.request.batches(gpus), wished)
+
+
+def nearest_batch(accepted: Sequence[int], wished: int) -> int:
+    """The nearest of the accepted batches; the wished one itself when it is accepted or there is no other."""
+    return min(accepted, key=lambda batch: (abs(batch - wished), batch), default=wished)

@@ -1,0 +1,291 @@
+"""One round's plan: room for waiting jobs, then everyone's share, then the moves, each with its reason. Pure.
+
+Promise: the same inputs give the same plan; no job is planned below its minimum, and no GPU is planned twice.
+Limit: a plan is as good as its snapshot; what Slurm refuses is found out when it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.trainer_shim.wire import Directive
+
+from ..capacity.elastic import Roster
+from ..capacity.ledger import Amount, Ledger, Pool, pool_of, pools, unexplained
+from ..capacity.needs import needs
+from ..capacity.room import Met, Room, make_room
+from ..capacity.units import Unit
+from ..optimizer.errors import InfeasiblePlan, PlanInputError
+from ..optimizer.models import fit as fit_model
+from ..reasons import Reason
+from ..settings import Settings
+from ..slurm.types import Snapshot
+from .evidence import Context, row, row_of_frozen, row_of_waiting
+from .moves import Move, Wish, moves, nearest_batch
+from .sharing import Fit, Member, Shared, member, rests, share
+from .standing import JobState, Standing, stand
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that a plan is made from."""
+
+    snapshot: Snapshot
+    roster: Roster
+    states: Mapping[int, JobState]
+    settings: Settings
+    now: float
+    passed: Collection[int] = ()
+    """Waiting jobs that did not take the room made for them."""
+    fit: Fit = fit_model
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A row for every elastic job, the resizes to begin now, and what waiting jobs get."""
+
+    rows: tuple[DecisionRow, ...] = ()
+    directives: tuple[Directive, ...] = ()
+    met: tuple[Met, ...] = ()
+    unmet: tuple[int, ...] = ()
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """Managed capacity by pool, in GPUs."""
+    idle: Mapping[str, int] = field(default_factory=dict)
+    """GPUs by pool that nobody holds and no waiting job needs."""
+    value: float = 0.0
+    bound: float = 0.0
+    trouble: tuple[str, ...] = ()
+    """Pools for which no plan could be made, with the reason."""
+
+
+def plan_round(inputs: Inputs) -> Plan:
+    """The plan of one round."""
+    settings, snapshot = inputs.settings, inputs.snapshot
+    standings = {
+        job_id: stand(job, inputs.states.get(job_id, JobState()), settings, inputs.now)
+        for job_id, job in inputs.roster.elastic.items()
+        if job.running
+    }
+    ledger = _ledger(snapshot, standings.values())
+    waiting = needs(snapshot, inputs.roster, inputs.passed)
+    # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
+    settled = unexplained(snapshot) == 0
+    givers = [s.giver for s in standings.values() if settled and s.frozen is None and s.state.pinned is None]
+    room = make_room(snapshot, ledger, givers, waiting)
+    found = _Round(inputs, standings, room).plan()
+    return Plan(
+        rows=tuple(sorted(found.rows + _waiting_rows(inputs, room), key=lambda row: row.job_id)),
+        directives=tuple(found.directives),
+        met=room.met,
+        unmet=tuple(need.job_id for need in room.unmet),
+        capacity=found.capacity,
+        idle=found.idle,
+        value=found.value,
+        bound=found.bound,
+        trouble=tuple(found.trouble),
+    )
+
+
+def _ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
+    """What is free, what is about to be, less what resizes under way are going to take."""
+    ledger = Ledger.of(snapshot)
+    for standing in standings:
+        for unit, amount in standing.loose.items():
+            ledger.release(unit[1], amount)
+    for standing in standings:
+        intent = standing.state.intent
+        if intent is None or intent.state == "running":
+            continue
+        number = intent.directive.id
+        granted = {node for held in standing.job.held if held.directive == number for node in held.piece.nodes}
+        for shape in intent.directive.add:
+            for node in shape.node_list:
+                if node not in granted and ledger.usable(node):
+                    ledger.take(node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
+    return ledger
+
+
+class _Round:
+    """The work of one round, pool by pool; made once and thrown away."""
+
+    def __init__(self, inputs: Inputs, standings: Mapping[int, Standing], room: Room) -> None:
+        self.inputs, self.standings, self.room = inputs, standings, room
+        self.rows: list[DecisionRow] = []
+        self.directives: list[Directive] = []
+        self.capacity: dict[str, int] = {}
+        self.idle: dict[str, int] = {}
+        self.trouble: list[str] = []
+        self.value = self.bound = 0.0
+        self._gains: dict[int, float] = {}
+        self._shared: dict[int, tuple[Member, Shared]] = {}
+
+    def plan(self) -> _Round:
+        found = pools(self.inputs.snapshot)
+        by_pool: dict[str, list[Standing]] = {}
+        places: dict[int, Pool] = {}
+        for standing in self.standings.values():
+            pool = pool_of(found, standing.job.base)
+            if pool is not None:
+                by_pool.setdefault(pool.name, []).append(standing)
+                places[standing.job_id] = pool
+        wishes: list[Wish] = []
+        for pool in found:
+            wishes += self._pool(pool, by_pool.get(pool.name, []))
+        nodes = {job_id: _nodes(self.inputs.snapshot, self.standings[job_id], pool) for job_id, pool in places.items()}
+        made = moves(wishes, self.room.ledger.copy(), nodes)
+        self._record(made, places)
+        return self
+
+    def _pool(self, pool: Pool, standings: list[Standing]) -> list[Wish]:
+        """What the jobs of one pool are to have."""
+        settings = self.inputs.settings
+        reserve = settings.rigid_reserve_gpus * len(pool.partitions)
+        idle = max(0, self.room.ledger.gpus(pool.nodes) - reserve)
+        self.idle[pool.name] = idle
+        held = sum(standing.gpus for standing in standings)
+        self.capacity[pool.name] = held + idle - sum(self._forced_gpus(standing) for standing in standings)
+        wishes, movable = [], []
+        for standing in standings:
+            wish = self._settled(standing)
+            if wish is not None:
+                wishes.append(wish)
+                idle = max(0, idle - max(0, wish.gpus - standing.gpus))
+            elif standing.frozen is None:
+                movable.append(standing)
+        members = self._members(pool, movable, idle)
+        capacity = idle + sum(m.rest for m in members)
+        return wishes + self._share(pool, members, capacity)
+
+    def _settled(self, standing: Standing) -> Wish | None:
+        """A job whose size is not the optimizer's to choose: pinned, or not measured yet."""
+        if standing.frozen is not None:
+            return None
+        forced, pinned = self._forced(standing), standing.state.pinned
+        if pinned is not None:
+            batch = nearest_batch(standing.job.request.batches(pinned), standing.batch)
+            return Wish(standing, pinned, batch, Reason.KEEP_PINNED, float("inf"))
+        if standing.measured:
+            return None
+        if not forced:
+            return Wish(standing, standing.gpus, standing.batch, Reason.KEEP_UNMEASURED, 0.0)
+        rest = max(rests(standing, forced))
+        batch = nearest_batch(standing.job.request.batches(rest), standing.batch)
+        return Wish(standing, rest, batch, self._why_forced(standing), 0.0, forced)
+
+    def _members(self, pool: Pool, movable: list[Standing], idle: int) -> list[Member]:
+        node_gpus = max(
+            (node.gpus for node in self.inputs.snapshot.nodes.values() if node.name in pool.nodes), default=1
+        )
+        everything = idle + sum(standing.gpus for standing in movable)
+        found = []
+        for standing in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
+            made = member(
+                standing, self._forced(standing), everything, node_gpus, self.inputs.settings, self.inputs.fit
+            )
+            if made is not None:
+                found.append(made)
+        return found
+
+    def _share(self, pool: Pool, members: list[Member], capacity: int) -> list[Wish]:
+        if not members:
+            return []
+        try:
+            shared = share(members, capacity, self.inputs.settings)
+        except (InfeasiblePlan, PlanInputError) as error:
+            self.trouble.append(f"{pool.name}: {error}")
+            return [self._at_rest(m) for m in members]
+        self.value += shared.value
+        self.bound += shared.bound
+        wishes = []
+        for m, target in zip(members, shared.targets, strict=True):
+            self._gains[m.standing.job_id] = shared.gain
+            self._shared[m.standing.job_id] = (m, shared)
+            reason = self._reason(m, target.gpus, target.batch, target.reason)
+            wishes.append(Wish(m.standing, target.gpus, target.batch, reason, target.gain, m.forced))
+        return wishes
+
+    def _at_rest(self, m: Member) -> Wish:
+        """Without a plan nobody moves, but for waiting jobs."""
+        reason = self._why_forced(m.standing) if m.forced else Reason.KEEP_BEST
+        batch = (
+            nearest_batch(m.standing.job.request.batches(m.rest), m.standing.batch) if m.forced else m.standing.batch
+        )
+        return Wish(m.standing, m.rest, batch, reason, 0.0, m.forced)
+
+    def _reason(self, m: Member, gpus: int, batch: int, said: str) -> Reason:
+        if m.forced and gpus <= m.standing.gpus:
+            return self._why_forced(m.standing)
+        if gpus == m.standing.gpus:
+            if batch != m.standing.batch:
+                return Reason.BATCH
+            return self._why_kept(m.standing)
+        try:
+            return Reason(said)
+        except ValueError:
+            return Reason.GROW_SHARE if gpus > m.standing.gpus else Reason.SHRINK_SHARE
+
+    def _why_kept(self, standing: Standing) -> Reason:
+        if standing.until is None or self.inputs.now >= standing.until:
+            return Reason.KEEP_BEST
+        done = standing.state.last is None or standing.state.last.state == "done"
+        return Reason.KEEP_COOLDOWN if done else Reason.KEEP_FAILED
+
+    def _forced(self, standing: Standing) -> frozenset[Unit]:
+        return self.room.forced.get(standing.job_id, frozenset())
+
+    def _forced_gpus(self, standing: Standing) -> int:
+        return sum(standing.giver.share[unit[0]].gpus for unit in self._forced(standing))
+
+    def _why_forced(self, standing: Standing) -> Reason:
+        """For an ordinary job when one of those made room for is ordinary, else for an elastic one."""
+        for met in self.room.met:
+            if standing.job_id in met.givers and not met.need.elastic:
+                return Reason.SHRINK_FOR_JOB
+        return Reason.SHRINK_FOR_ELASTIC
+
+    def _record(self, made: Mapping[int, Move], places: Mapping[int, Pool]) -> None:
+        """Rows for all running jobs, and the directives that may begin now: those for waiting jobs first."""
+        settings = self.inputs.settings
+        ordered = sorted(made.values(), key=lambda m: (not m.wish.forced, m.gpus > m.wish.standing.gpus, -m.wish.gain))
+        begun: set[int] = set()
+        for move in ordered:
+            if move.changes and not move.later and len(begun) < settings.max_resizes_per_round:
+                begun.add(move.wish.standing.job_id)
+                self.directives.append(move.directive(settings.companion_wait_s))
+        for job_id, standing in self.standings.items():
+            context = self._context(standing, places.get(job_id), made)
+            if job_id in made:
+                self.rows.append(row(made[job_id], job_id in begun, context))
+            else:
+                self.rows.append(row_of_frozen(standing, context))
+
+    def _context(self, standing: Standing, pool: Pool | None, made: Mapping[int, Move]) -> Context:
+        pair = self._shared.get(standing.job_id)
+        return Context(
+            now=self.inputs.now,
+            settings=self.inputs.settings,
+            idle=self.idle.get(pool.name, 0) if pool else 0,
+            capacity=self.capacity.get(pool.name, 0) if pool else 0,
+            member=pair[0] if pair else None,
+            shared=pair[1] if pair else None,
+            met=tuple(met for met in self.room.met if standing.job_id in met.givers),
+            moves=tuple(move for job_id, move in made.items() if job_id != standing.job_id and move.changes),
+            members={job_id: m for job_id, (m, _) in self._shared.items()},
+        )
+
+
+def _nodes(snapshot: Snapshot, standing: Standing, pool: Pool) -> list[str]:
+    """Nodes of the pool that the job's own partition reaches."""
+    mine = set(standing.job.base.partition.split(",")[:1])
+    return [name for name in sorted(pool.nodes) if mine & set(snapshot.nodes[name].partitions)]
+
+
+def _waiting_rows(inputs: Inputs, room: Room) -> list[DecisionRow]:
+    met = {entry.need.job_id: entry for entry in room.met}
+    return [
+        row_of_waiting(job, met.get(job_id), inputs.now, inputs.settings)
+        for job_id, job in inputs.roster.elastic.items()
+        if job.base.pending
+    ]

@@ -1,0 +1,148 @@
+"""Who gets how much: each pool's movable jobs as the optimizer sees them, and its answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.db.rows import ObservationRow
+
+from ..capacity.units import Unit, shrinks
+from ..optimizer import policies
+from ..optimizer.models import Observation, ThroughputModel
+from ..optimizer.policies import JobView, Target
+from ..settings import Settings
+from .standing import Standing, sizes
+
+Fit = Callable[[Sequence[Observation]], ThroughputModel]
+
+_POLICY = {"sum": "throughput", "log": "log-goodput"}
+"""The settings' words for the optimizer's policies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A movable job of a pool."""
+
+    standing: Standing
+    forced: frozenset[Unit]
+    downs: Mapping[int, int]
+    """GPUs -> nodes, for every size that it can come down to; the largest is what is left after the forced units."""
+    view: JobView
+
+    @property
+    def rest(self) -> int:
+        return max(self.downs)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The optimizer's answer for one pool."""
+
+    targets: tuple[Target, ...]
+    value: float
+    bound: float
+    gain: float
+    """Against leaving everyone where it is, in the objective's unit."""
+    held_back: bool = False
+    """The gain was below the least one worth moving for: everyone stays."""
+
+
+def observation(row: ObservationRow) -> Observation:
+    """A stored configuration as the model's fit takes it."""
+    return Observation(
+        gpus=max(1, row.gpus),
+        nodes=max(1, row.nodes),
+        batch=max(1, row.batch),
+        micro_batch=max(1, row.micro_batch),
+        accumulation=max(1, row.accumulation),
+        step_time_s=row.step_time,
+        weight=float(max(1, row.count)),
+    )
+
+
+def rests(standing: Standing, forced: frozenset[Unit]) -> dict[int, int]:
+    """Accepted sizes that the job can come down to, with their nodes; unforced, the present size is one of them."""
+    accepted = sizes(standing.job)
+    kept = shrinks(standing.giver, forced)
+    found = {k: sum(len(piece.nodes) for piece in pieces) for k, pieces in kept.items() if k in accepted}
+    if not forced:
+        found[standing.gpus] = sum(len(piece.nodes) for piece in standing.pieces)
+    return found
+
+
+def member(
+    standing: Standing, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings, fit: Fit
+) -> Member | None:
+    """The job as the optimizer sees it; None when it has no size to come to rest on. `room`: GPUs it could gain."""
+    downs = rests(standing, forced)
+    if not downs:
+        return None
+    rest = max(downs)
+    if not standing.may_shrink:
+        downs = {rest: downs[rest]}
+    choices = dict(downs)
+    if standing.may_grow and "companion" in standing.job.request.via:
+        for size in sizes(standing.job):
+            if rest < size <= rest + room:
+                choices[size] = downs[rest] + -(-(size - rest) // max(1, node_gpus))
+    return Member(standing, forced, downs, _view(standing, choices, settings, fit))
+
+
+def _batches(standing: Standing, settled: bool) -> Callable[[int], tuple[int, ...]]:
+    """The request's batches; where only the batch could change and that is not to be, the present one."""
+    request, gpus, batch = standing.job.request, standing.gpus, standing.batch
+
+    def feasible(size: int) -> tuple[int, ...]:
+        return (batch,) if settled and size == gpus and batch > 0 else request.batches(size)
+
+    return feasible
+
+
+def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fit: Fit) -> JobView:
+    state, request = standing.state, standing.job.request
+    gpus, batch = state.reference or (standing.gpus, standing.batch)
+    left = standing.job.base.time_left_s
+    pause = settings.assumed_pause_s if state.pause_s is None else state.pause_s
+    # Close to its time limit a job has little time to earn back a pause.
+    horizon = max(1.0, settings.horizon_s if left is None else min(settings.horizon_s, left))
+    # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
+    settled = not (standing.may_grow and standing.may_shrink) or pause / horizon > policies.BATCH_GAIN
+    return JobView(
+        label=str(standing.job_id),
+        model=fit([observation(row) for row in state.observations if row.step_time > 0]),
+        choices=tuple(sorted(choices.items())),
+        batches=_batches(standing, settled),
+        current_gpus=standing.gpus,
+        current_batch=standing.batch,
+        reference_gpus=max(1, gpus),
+        reference_batch=max(1, batch),
+        weight=request.weight,
+        pause_s=pause,
+        horizon_s=horizon,
+        noise_scale=state.noise_scale,
+    )
+
+
+def share(members: Sequence[Member], capacity: int, settings: Settings) -> Shared:
+    """The best plan for a pool, or staying where everyone is when the best plan gains too little."""
+    policy = _POLICY.get(settings.policy, settings.policy)
+    best = policies.plan([m.view for m in members], capacity, policy)
+    stay = policies.plan([_staying(m) for m in members], capacity, policy)
+    gain = best.value - stay.value
+    if gain < settings.min_gain:
+        moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
+        return Shared(stay.targets, stay.value, best.bound, gain if moved else 0.0, held_back=moved)
+    return Shared(best.targets, best.value, best.bound, gain)
+
+
+def _staying(m: Member) -> JobView:
+    """The job with no choice: where it is, or where the forced units leave it."""
+    if not m.forced:
+        return replace(m.view, frozen=True)
+    # The plan charges every size of a job that has to move anyway; so does the comparison.
+    return replace(m.view, choices=((m.rest, m.downs[m.rest]),))
+
+
+def _moves(m: Member, target: Target) -> bool:
+    return target.gpus != m.rest or (not m.forced and target.batch != m.standing.batch)

@@ -1,0 +1,151 @@
+"""How one elastic job stands at the beginning of a round: what it trains on, and what may be done to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from slurm_elastic.db.rows import IntentRow, InUse, ObservationRow
+from slurm_elastic.trainer_shim.wire import Piece
+
+from ..capacity.elastic import ElasticJob
+from ..capacity.ledger import Amount, per_node
+from ..capacity.units import Giver, units_of, without
+from ..reasons import Reason
+from ..settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What the store knows of a job."""
+
+    in_use: InUse | None = None
+    intent: IntentRow | None = None
+    """Its open resize."""
+    last: IntentRow | None = None
+    """Its last closed one."""
+    pinned: int | None = None
+    observations: tuple[ObservationRow, ...] = ()
+    pause_s: float | None = None
+    """Mean measured pause."""
+    reference: tuple[int, int] | None = None
+    """(GPUs, batch) that it started with."""
+    noise_scale: float | None = None
+    reported_at: float | None = None
+    """Time of its youngest report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A running elastic job in a round."""
+
+    job: ElasticJob
+    state: JobState
+    pieces: tuple[Piece, ...]
+    """Trained on and held: what supervisor and Slurm agree on."""
+    loose: Mapping[tuple[int, str], Amount]
+    """Held, but neither trained on nor part of a resize: about to be released."""
+    frozen: Reason | None = None
+    """Why nothing at all may be done to it."""
+    may_grow: bool = True
+    may_shrink: bool = True
+    """For another elastic job; for a waiting one it always may, unless frozen."""
+    until: float | None = None
+    """When the cooldown or the time after a failure is over."""
+    giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), (), {}))
+
+    @property
+    def job_id(self) -> int:
+        return self.job.job_id
+
+    @property
+    def gpus(self) -> int:
+        return sum(piece.gpus for piece in self.pieces)
+
+    @property
+    def batch(self) -> int:
+        return self.state.in_use.batch if self.state.in_use else 0
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.state.observations)
+
+
+def stand(job: ElasticJob, state: JobState, settings: Settings, now: float) -> Standing:
+    """How a running job stands."""
+    used = units_of(state.in_use.pieces) if state.in_use else set()
+    held = units_of(job.pieces)
+    pieces = without(job.pieces, held - used)
+    registered = bool(pieces) and pieces[0].kind == "base"
+    if not registered:
+        pieces = job.pieces
+    standing = Standing(job, state, pieces, _loose(job, state, used) if registered else {})
+    frozen = _frozen(standing, registered)
+    standing = replace(standing, frozen=frozen, giver=_giver(standing))
+    return standing if frozen else _cooled(standing, settings, now)
+
+
+def sizes(job: ElasticJob) -> frozenset[int]:
+    """Sizes at which some accepted batch is shared out evenly."""
+    return frozenset(size for size in job.request.sizes() if job.request.batches(size))
+
+
+def _frozen(standing: Standing, registered: bool) -> Reason | None:
+    state = standing.state
+    if not registered:
+        return Reason.KEEP_UNREGISTERED
+    if state.intent is not None:
+        return Reason.KEEP_RESIZING
+    if state.pinned is not None and (state.pinned == standing.gpus or state.pinned not in sizes(standing.job)):
+        return Reason.KEEP_PINNED
+    return None
+
+
+def _cooled(standing: Standing, settings: Settings, now: float) -> Standing:
+    """Apply the cooldowns and the time after a failure.
+
+    A companion that never came is no fault of the job: after it the job only does not grow for a while.
+    """
+    last = standing.state.last
+    if last is None:
+        return standing
+    if last.state == "done":
+        grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
+        late = max((t for t in (grow, shrink) if t > now), default=None)
+        return replace(standing, may_grow=now >= grow, may_shrink=now >= shrink, until=late)
+    until = last.updated + settings.failed_backoff_s
+    if now >= until:
+        return standing
+    if last.state == "failed":
+        return replace(standing, frozen=Reason.KEEP_FAILED, may_grow=False, may_shrink=False, until=until)
+    return replace(standing, may_grow=False, until=until)
+
+
+def _loose(job: ElasticJob, state: JobState, used: set[tuple[int, str]]) -> dict[tuple[int, str], Amount]:
+    wanted = set(used)
+    if state.intent is not None and state.intent.state != "running":
+        wanted |= units_of(h.piece for h in job.held if h.directive == state.intent.directive.id)
+        wanted |= units_of(state.intent.directive.keep)
+        # Given up by the resize under way: still trained on, and on its way out.
+        wanted -= used - units_of(state.intent.directive.keep)
+    base = job.held[0]
+    wanted.add((base.job.job_id, base.job.batch_host))
+    return {
+        (held.job.job_id, node): per_node(held.job)
+        for held in job.held
+        for node in held.piece.nodes
+        if (held.job.job_id, node) not in wanted
+    }
+
+
+def _giver(standing: Standing) -> Giver:
+    job = standing.job
+    return Giver(
+        job_id=job.job_id,
+        pieces=standing.pieces,
+        batch_host=job.base.batch_host,
+        sizes=sizes(job),
+        via=job.request.via,
+        share={held.job.job_id: per_node(held.job) for held in job.held},
+        weight=job.request.weight,
+    )

@@ -1,0 +1,470 @@
+"""One round's plan: who grows, who gives, who is left alone, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from snapshots import Cluster
+
+from slurm_elastic.daemon.capacity.elastic import sort_jobs
+from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
+from slurm_elastic.daemon.reasons import Reason
+from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, ObservationRow
+from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
+
+REQUEST = "elastic:gpus=2-16,batch=240-256"
+"""So narrow that the batch alone is never worth a change."""
+SETTINGS = Settings(mode="act", cooldown_grow_s=60.0, cooldown_shrink_s=30.0)
+NOW = 10_000.0
+
+
+def seen(gpus: int, step_time: float = 1.0, batch: int = 256, count: int = 5) -> ObservationRow:
+    """Reports at one size."""
+    nodes = -(-gpus // 4)
+    return ObservationRow(gpus, nodes, batch, max(1, batch // gpus), 1, count, step_time, batch / step_time, NOW - 20)
+
+
+class World:
+    """A cluster whose elastic jobs train on all they hold and have been measured, unless told otherwise."""
+
+    def __init__(self, nodes: int = 4) -> None:
+        self.cluster = Cluster(nodes)
+        self.states: dict[int, JobState] = {}
+        self.settings = SETTINGS
+
+    def job(self, job_id: int, nodes: str, comment: str = REQUEST, gpus: int = 4, measured: bool = True) -> None:
+        self.cluster.run(job_id, nodes, gpus, comment)
+        count = len(nodes.split()) * gpus
+        observations = (seen(count),) if measured else ()
+        self.states[job_id] = JobState(observations=observations, reference=(count, 256), reported_at=NOW - 20)
+
+    def state(self, job_id: int, **more: object) -> None:
+        self.states[job_id] = replace(self.states[job_id], **more)  # type: ignore[arg-type]
+
+    def plan(self, passed: Sequence[int] = ()) -> Plan:
+        snapshot = self.cluster.snapshot()
+        roster = sort_jobs(snapshot, accepted=set(self.states))
+        states = {}
+        for job_id, job in roster.elastic.items():
+            state = self.states.get(job_id, JobState())
+            if state.in_use is None and job.running and job_id in self.states:
+                state = replace(state, in_use=InUse(job_id, 0, job.pieces, 256, 0.0, 0.0))
+            states[job_id] = state
+        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed))
+
+
+def row(plan: Plan, job_id: int) -> DecisionRow:
+    return next(row for row in plan.rows if row.job_id == job_id)
+
+
+def order(plan: Plan, job_id: int) -> Directive:
+    return next(directive for directive in plan.directives if directive.job_id == job_id)
+
+
+def closed(state: str, at: float, job_id: int = 1) -> IntentRow:
+    return IntentRow(Directive(1, job_id, (), (), 4, 256, "grow_idle", 60.0), state, "", at, at)
+
+
+# --- growing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_grows_onto_idle_gpus() -> None:
+    """One job, measured at one size only, and three idle nodes: it is given them as companions, with the reason."""
+    world = World(4)
+    world.job(1, "n1")
+    plan = world.plan()
+    directive = order(plan, 1)
+    assert directive.gpus == 16 and directive.id == 0
+    assert directive.keep == (Piece(1, "base", ("n1",), 4, "a100"),)
+    assert [(s.nodes, s.gpus_per_node, s.node_list) for s in directive.add] == [(3, 4, ("n2", "n3", "n4"))]
+    decision = row(plan, 1)
+    assert (decision.gpus_from, decision.gpus_to, decision.reason) == (4, 16, Reason.GROW_IDLE.value)
+    assert decision.mechanism == "companion" and decision.gain is not None and decision.gain > 0
+
+
+def test_idle_gpus_are_spread_evenly_before_sizes_are_known() -> None:
+    """Two equal jobs, each measured once: the exact optimizer does not give everything to one of them."""
+    world = World(4)
+    world.job(1, "n1")
+    world.job(2, "n2")
+    plan = world.plan()
+    assert (row(plan, 1).gpus_to, row(plan, 2).gpus_to) == (8, 8)
+
+
+def test_growth_stays_within_the_request() -> None:
+    """The most a job accepts is the most it gets."""
+    world = World(4)
+    world.job(1, "n1", "elastic:gpus=2-8,batch=240-256,step=2")
+    assert row(world.plan(), 1).gpus_to == 8
+
+
+def test_sizes_without_an_even_batch_are_not_planned() -> None:
+    """A batch range that only powers of two share out evenly keeps the job on such sizes."""
+    world = World(2)
+    world.job(1, "n1", "elastic:gpus=4-7,batch=256")
+    assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_a_job_without_reports_keeps_its_size() -> None:
+    """Nothing is known of it: not even that it trains."""
+    world = World(4)
+    world.job(1, "n1", measured=False)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_UNMEASURED.value
+
+
+def test_a_job_without_a_supervisor_is_not_touched() -> None:
+    """An elastic comment alone does not make a script able to be resized."""
+    world = World(4)
+    world.cluster.run(1, "n1", 4, REQUEST)
+    world.cluster.wait(2, 4)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_UNREGISTERED.value
+
+
+def test_drained_nodes_are_not_grown_onto() -> None:
+    """Slurm would not start a companion there."""
+    world = World(4)
+    world.job(1, "n1")
+    world.cluster.drain("n2")
+    world.cluster.drain("n4")
+    assert order(world.plan(), 1).add[0].node_list == ("n3",)
+
+
+def test_the_reserve_for_small_jobs_is_left_alone() -> None:
+    """rigid_reserve_gpus stay idle in each partition."""
+    world = World(3)
+    world.job(1, "n1")
+    world.settings = replace(SETTINGS, rigid_reserve_gpus=4)
+    assert row(world.plan(), 1).gpus_to == 8
+
+
+def test_gpus_whose_cores_are_taken_are_not_grown_onto() -> None:
+    """Idle GPUs beside busy cores are no room; the job takes what is left elsewhere."""
+    world = World(3)
+    world.job(1, "n1")
+    world.cluster.run(7, "n2", 0, cpus=16, uid=1002)
+    plan = world.plan()
+    assert row(plan, 1).gpus_to == 8 and order(plan, 1).add[0].node_list == ("n3",)
+
+
+def test_via_without_companions_does_not_grow() -> None:
+    """A job that accepts shrinking alone is never told to submit anything."""
+    world = World(4)
+    world.job(1, "n1", REQUEST + ",via=shrink")
+    assert world.plan().directives == ()
+
+
+# --- giving -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rigid_job_that_needs_two_nodes_gets_exactly_two() -> None:
+    """The elastic jobs give two nodes, no more, and the row says for whom."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4")
+    world.cluster.wait(9, 2, uid=1002)
+    plan = world.plan()
+    assert sum(row(plan, job).gpus_to for job in (1, 2)) == 8
+    assert {row(plan, job).reason for job in (1, 2)} == {Reason.SHRINK_FOR_JOB.value}
+    assert row(plan, 1).evidence["for_job"] == 9 and row(plan, 1).evidence["for_gpus"] == 8
+    assert all(directive.add == () for directive in plan.directives)
+    assert plan.met[0].need.job_id == 9 and plan.met[0].waits
+
+
+def test_room_already_on_its_way_is_not_made_twice() -> None:
+    """While a shrink is under way for a waiting job, nobody else has to give for it."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4")
+    world.cluster.wait(9, 1)
+    keep = (Piece(1, "base", ("n1",), 4, "a100"),)
+    intent = IntentRow(Directive(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", "", NOW, NOW)
+    world.state(1, intent=intent)
+    plan = world.plan()
+    assert plan.directives == () and plan.met[0].waits
+    assert row(plan, 1).reason == Reason.KEEP_RESIZING.value and row(plan, 1).gpus_to == 4
+
+
+def test_companions_under_way_are_not_promised_again() -> None:
+    """The GPUs of a growth that has not been granted yet are nobody else's."""
+    world = World(3)
+    world.job(1, "n1")
+    world.job(2, "n2")
+    shape = Shape(1, 4, node_list=("n3",))
+    intent = IntentRow(Directive(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", "", NOW, NOW)
+    world.state(1, intent=intent)
+    assert world.plan().directives == ()
+
+
+def test_nothing_moves_when_the_queue_cannot_use_it() -> None:
+    """A waiting job larger than all that could be freed does not shrink anyone."""
+    world = World(3)
+    world.job(1, "n1 n2", "elastic:gpus=8-8,batch=256")
+    world.cluster.run(8, "n3", uid=1002)
+    world.cluster.wait(9, 3)
+    plan = world.plan()
+    assert plan.directives == () and plan.unmet == (9,)
+
+
+def test_an_unmeasured_job_gives_way_all_the_same() -> None:
+    """Rigid jobs do not wait for measurements."""
+    world = World(2)
+    world.job(1, "n1 n2", measured=False)
+    world.cluster.wait(9)
+    plan = world.plan()
+    assert order(plan, 1).keep == (Piece(1, "base", ("n1",), 4, "a100"),)
+    assert row(plan, 1).reason == Reason.SHRINK_FOR_JOB.value
+
+
+def test_an_elastic_job_that_waits_is_let_in() -> None:
+    """A running elastic job gives the starting size of the next one."""
+    world = World(2)
+    world.job(1, "n1 n2")
+    world.cluster.wait(2, 1, 4, REQUEST)
+    plan = world.plan()
+    assert row(plan, 1).reason == Reason.SHRINK_FOR_ELASTIC.value and row(plan, 1).gpus_to == 4
+    assert row(plan, 2).reason == Reason.WAITING.value and row(plan, 2).gpus_to == 4
+
+
+def test_idle_gpus_kept_for_a_waiting_job_are_not_grown_onto() -> None:
+    """A job that Slurm is about to start finds its room still there."""
+    world = World(3)
+    world.job(1, "n1")
+    world.cluster.wait(9, 2)
+    assert world.plan().directives == ()
+
+
+def test_room_that_was_not_taken_is_used_again() -> None:
+    """A waiting job that does not start though there is room waits for something else."""
+    world = World(3)
+    world.job(1, "n1")
+    world.cluster.wait(9, 2)
+    assert row(world.plan(passed=[9]), 1).gpus_to == 12
+
+
+def test_a_job_that_is_just_starting_takes_nothing_from_anyone() -> None:
+    """Jobs are read before nodes: one that starts in between seems to lack what it already has."""
+    world = World(2)
+    world.job(1, "n1 n2")
+    world.cluster.run(9, "n2", 0)
+    world.cluster.nodes["n2"] = replace(world.cluster.nodes["n2"], gpus=8, gpus_used=4)
+    world.cluster.wait(10, 1, 4)
+    assert world.plan().directives == ()
+
+
+def test_two_more_elastic_jobs_arrive_and_everyone_gets_a_share() -> None:
+    """The first gives up what the two that wait start with; then all three share evenly."""
+    world = World(4)
+    world.job(1, "n1")
+    world.cluster.companion(101, 1, "n2 n3 n4")
+    world.states[1] = JobState(observations=(seen(4), seen(16, 0.3)), reference=(4, 256))
+    world.cluster.wait(2, 1, 4, REQUEST)
+    world.cluster.wait(3, 1, 4, REQUEST)
+    directive = order(world.plan(), 1)
+    assert directive.gpus == 8
+    assert [(p.kind, len(p.nodes)) for p in directive.keep] == [("base", 1), ("companion", 1)]
+
+
+def test_gpus_move_to_where_they_bring_more() -> None:
+    """A job that does not scale gives to one that does; the growth waits until the GPUs are free."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4", REQUEST)
+    world.states[1] = JobState(observations=(seen(4, 1.00), seen(8, 0.99)), reference=(4, 256))
+    world.states[2] = JobState(observations=(seen(4, 1.00), seen(8, 0.51)), reference=(4, 256))
+    plan = world.plan()
+    assert row(plan, 1).gpus_to < 8 < row(plan, 2).gpus_to
+    assert row(plan, 1).reason == Reason.SHRINK_SHARE.value
+    assert row(plan, 2).reason == Reason.GROW_SHARE.value
+    assert [directive.job_id for directive in plan.directives] == [1]
+    assert "released" in row(plan, 2).evidence["next"]
+    assert row(plan, 1).evidence["others"][0]["job_id"] == 2
+
+
+def test_a_component_is_released_whole() -> None:
+    """A heterogeneous job gives up a component, and the base keeps its node."""
+    world = World(2)
+    world.job(1, "n1")
+    world.cluster.change(1, het_job_id=1)
+    world.cluster.run(2, "n2", 4, het_job_id=1, het_offset=1)
+    world.states[1] = JobState(observations=(seen(8),), reference=(8, 256))
+    world.cluster.wait(9)
+    plan = world.plan()
+    assert order(plan, 1).keep == (Piece(1, "base", ("n1",), 4, "a100"),)
+    assert row(plan, 1).mechanism == "component"
+
+
+# --- leaving alone ------------------------------------------------------------------------------------------------
+
+
+def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
+    """After a resize a job does not grow for a while; it gives way to a waiting job at once."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("done", NOW - 10))
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
+    assert row(plan, 1).evidence["cooldown_until"] == NOW + 50
+    world.cluster.wait(9, 3)
+    assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_shrinking_for_another_elastic_job_waits_for_its_own_cooldown() -> None:
+    """The two cooldowns are separate."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4")
+    world.states[1] = JobState(observations=(seen(4, 1.0), seen(8, 0.99)), reference=(4, 256))
+    world.states[2] = JobState(observations=(seen(4, 1.0), seen(8, 0.51)), reference=(4, 256))
+    world.state(1, last=closed("done", NOW - 10))
+    assert world.plan().directives == ()
+    world.state(1, last=closed("done", NOW - 40))
+    assert [directive.job_id for directive in world.plan().directives] == [1]
+
+
+def test_a_pinned_job_is_not_moved_not_even_for_waiting_jobs() -> None:
+    """A pin is the owner's word."""
+    world = World(2)
+    world.job(1, "n1 n2")
+    world.state(1, pinned=8)
+    world.cluster.wait(9)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_PINNED.value
+
+
+def test_a_pin_to_another_size_moves_the_job_there() -> None:
+    """Pinning to a size means that size, not the present one."""
+    world = World(4)
+    world.job(1, "n1")
+    world.state(1, pinned=8)
+    plan = world.plan()
+    assert order(plan, 1).gpus == 8
+    assert row(plan, 1).reason == Reason.KEEP_PINNED.value
+
+
+def test_a_failed_resize_leaves_the_job_alone_for_a_while() -> None:
+    """What just failed is not tried again at once, in any direction."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("failed", NOW - 10))
+    world.cluster.wait(9, 3)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
+    assert row(plan, 1).evidence["blocked_until"] == NOW - 10 + SETTINGS.failed_backoff_s
+
+
+def test_a_companion_that_never_came_stops_growth_only() -> None:
+    """It is no fault of the job: it still gives way."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("withdrawn", NOW - 10))
+    assert world.plan().directives == ()
+    world.cluster.wait(9, 3)
+    assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_one_resize_at_a_time() -> None:
+    """A job whose resize is under way gets no second one."""
+    world = World(4)
+    world.job(1, "n1")
+    intent = IntentRow(Directive(5, 1, (), (), 8, 256, "grow_idle", 60.0), "granted", "", NOW, NOW)
+    world.state(1, intent=intent)
+    assert world.plan().directives == ()
+
+
+def test_a_small_gain_moves_nobody() -> None:
+    """Below the least gain everybody stays, and the row says what it would have been."""
+    world = World(2)
+    world.job(1, "n1", "elastic:gpus=4-8,batch=256")
+    world.states[1] = JobState(observations=(seen(4, 1.0), seen(8, 0.9)), reference=(4, 256))
+    world.settings = replace(SETTINGS, min_gain=0.5)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_BEST.value
+    assert "below the least worth moving for" in row(plan, 1).evidence["next"]
+
+
+def test_a_pause_that_would_not_pay_moves_nobody() -> None:
+    """Close to its time limit a job has no time to earn back its pause."""
+    world = World(2)
+    world.job(1, "n1")
+    world.cluster.change(1, time_left_s=20)
+    world.state(1, pause_s=15.0)
+    assert world.plan().directives == ()
+
+
+def test_only_so_many_resizes_begin_in_one_round() -> None:
+    """The others are planned, and said to come later."""
+    world = World(8)
+    for job in (1, 2, 3):
+        world.job(job, f"n{job}", "elastic:gpus=2-8,batch=240-256")
+    world.settings = replace(SETTINGS, max_resizes_per_round=2)
+    plan = world.plan()
+    assert len(plan.directives) == 2
+    late = [row for row in plan.rows if row.evidence.get("starts") == "later"]
+    assert len(late) == 1 and "this round" in late[0].evidence["next"]
+
+
+def test_other_users_rigid_jobs_never_appear() -> None:
+    """The plan has rows of elastic jobs alone."""
+    world = World(4)
+    world.job(1, "n1")
+    world.cluster.run(8, "n2", uid=1002)
+    world.cluster.wait(9, 1, uid=1002)
+    assert [row.job_id for row in world.plan().rows] == [1]
+
+
+def test_what_slurm_holds_beyond_the_training_counts_as_coming_free() -> None:
+    """A leaked companion is about to be released, so a waiting job takes nothing from anyone for it."""
+    world = World(2)
+    world.job(1, "n1")
+    world.cluster.companion(101, 1, "n2")
+    base = Piece(1, "base", ("n1",), 4, "a100")
+    world.state(1, in_use=InUse(1, 0, (base,), 256, 0.0, 0.0))
+    world.cluster.wait(9)
+    plan = world.plan()
+    assert plan.directives == () and plan.met[0].nodes == ("n2",)
+
+
+def test_evidence_counts_the_reports_and_says_what_is_modelled() -> None:
+    """A figure that was never measured is marked as the model's."""
+    world = World(2)
+    world.job(1, "n1")
+    evidence = row(world.plan(), 1).evidence
+    assert (evidence["reports_from"], evidence["reports_to"], evidence["modelled"]) == (5, 0, True)
+    assert evidence["last_report_age_s"] == 20 and evidence["pause_measured"] is False
+    assert evidence["speedup_to"] > evidence["speedup_from"]
+
+
+def test_the_same_inputs_give_the_same_plan() -> None:
+    """Nothing in a plan depends on the order of dictionaries or on chance."""
+    world = World(6)
+    for job in (1, 2, 3):
+        world.job(job, f"n{job}")
+    first = world.plan()
+    world.cluster.jobs = dict(reversed(list(world.cluster.jobs.items())))
+    assert world.plan() == first
+
+
+@pytest.mark.parametrize("policy", ["sum", "log"])
+def test_every_policy_of_the_settings_is_known_to_the_optimizer(policy: str) -> None:
+    """A settings file that loads gives a plan."""
+    world = World(2)
+    world.job(1, "n1")
+    world.settings = replace(SETTINGS, policy=policy)
+    assert world.plan().trouble == ()
+
+
+def test_the_batch_alone_can_change_and_waits_for_the_cooldown_too() -> None:
+    """A larger batch at the same size is a resize without pieces; a new world costs a pause all the same."""
+    world = World(1)
+    world.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
+    world.states[1] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
+    plan = world.plan()
+    assert row(plan, 1).reason == Reason.BATCH.value and row(plan, 1).mechanism == "batch"
+    assert order(plan, 1).batch > 256 and order(plan, 1).add == ()
+    world.state(1, last=closed("done", NOW - 10))
+    assert world.plan().directives == ()
