@@ -57,7 +57,8 @@ def cancel_all(sandbox: Sandbox) -> None:
     """Cancel every job and wait until all nodes are idle again."""
 
     def nothing_left() -> bool:
-        jobs = sandbox.run(["squeue", "-h", "-o", "%i"]).stdout.split()
+        # %F: of an array its own id, since scancel does not know the raw ids of its tasks.
+        jobs = sorted(set(sandbox.run(["squeue", "-h", "-o", "%F"]).stdout.split()))
         if jobs:
             # KILL: a task that ignores SIGTERM would cost each test the whole KillWait.
             sandbox.run(["scancel", "--signal=KILL", "--full", *jobs])

@@ -1,0 +1,480 @@
+"""What the daemon may rely on from Slurm, tested on the real one and on the in-memory fake alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pytest
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.daemon.slurm import CommandClient, Job, SlurmClient, Snapshot
+from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
+from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
+
+
+class Cluster(Protocol):
+    """Eight nodes n1..n8 with 4 a100 each, no jobs."""
+
+    real: bool
+
+    def client(self, user: str = "root") -> SlurmClient: ...
+    def submit(
+        self, *wants: Want, user: str = "root", name: str = "job", comment: str = "", batch: bool = True
+    ) -> int: ...
+    def stop(self) -> None: ...
+    def start(self) -> None: ...
+    def drain(self, node: str, drained: bool) -> None: ...
+
+
+class RealCluster:
+    """The private Slurm of the session."""
+
+    real = True
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    def client(self, user: str = "root") -> SlurmClient:
+        prefix = () if user == "root" else ("setpriv", f"--reuid={user}", "--clear-groups", "--")
+        return CommandClient(self.sandbox.env["SLURM_CONF"], prefix=prefix)
+
+    def submit(self, *wants: Want, user: str = "root", name: str = "job", comment: str = "", batch: bool = True) -> int:
+        parts = []
+        for want in wants:
+            part = ["-N", str(want.nodes), "--ntasks-per-node=1", f"--job-name={name}", f"--comment={comment}"]
+            part += [f"--gres=gpu:{want.gpus_per_node}"] if want.gpus_per_node else []
+            part += [f"--nodelist={','.join(want.node_list)}"] if want.node_list else []
+            parts += [":", *part] if parts else part
+        if batch:
+            command = ["sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900", *parts]
+        else:
+            command = ["salloc", "--no-shell", *parts]
+        answer = self.sandbox.run(command, user=None if user == "root" else user)
+        assert answer.returncode == 0, answer.stderr
+        return int(
+            answer.stdout.split(";")[0] if batch else answer.stderr.split("Granted job allocation ")[1].split()[0]
+        )
+
+    def stop(self) -> None:
+        self.sandbox.stop_daemon("slurmctld")
+
+    def start(self) -> None:
+        self.sandbox.start_daemon("slurmctld")
+
+    def drain(self, node: str, drained: bool) -> None:
+        what = ["state=drain", "reason=test"] if drained else ["state=resume"]
+        assert self.sandbox.run(["scontrol", "update", f"nodename={node}", *what]).returncode == 0
+
+
+class FakeCluster:
+    """The fake, as it is shipped."""
+
+    real = False
+
+    def __init__(self) -> None:
+        self.slurm = FakeSlurm(nodes=8, gpus_per_node=4, now=time.time())
+
+    def client(self, user: str = "root") -> SlurmClient:
+        return self.slurm.client(user)
+
+    def submit(self, *wants: Want, **fields: Any) -> int:
+        return self.slurm.submit(*wants, **fields)
+
+    def stop(self) -> None:
+        self.slurm.reachable = False
+
+    def start(self) -> None:
+        self.slurm.reachable = True
+
+    def drain(self, node: str, drained: bool) -> None:
+        self.slurm.set_node_state(node, *(["IDLE", "DRAIN"] if drained else []))
+
+
+@pytest.fixture(params=["real", "fake"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Both implementations, one after the other."""
+    if request.param == "fake":
+        yield FakeCluster()
+        return
+    yield RealCluster(request.getfixturevalue("empty_sandbox"))
+
+
+def seen(client: SlurmClient, condition: Callable[[Snapshot], Any], what: str = "") -> Snapshot:
+    """The first snapshot for which the condition holds."""
+
+    def look() -> Snapshot | None:
+        snapshot = client.snapshot()
+        return snapshot if condition(snapshot) else None
+
+    found = wait_until(look, 40, lambda: f"{what} {client.snapshot()}")
+    assert found is not None
+    return found
+
+
+def running(client: SlurmClient, *job_ids: int) -> Snapshot:
+    """The first snapshot in which all these jobs run."""
+    return seen(client, lambda s: all(j in s.jobs and s.jobs[j].running for j in job_ids), f"{job_ids} run")
+
+
+def gone(snapshot: Snapshot, job_id: int) -> bool:
+    """Not listed, or only its processes are still being ended."""
+    return job_id not in snapshot.jobs or snapshot.jobs[job_id].state == "COMPLETING"
+
+
+def test_running_job_is_seen_with_all_it_holds(cluster: Cluster) -> None:
+    """A running job's nodes, GPUs, type, owner and batch host are those that Slurm gave it."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(3, 2), name="train", comment="elastic:gpus=2-8,batch=64-512", user="games")
+    snapshot = running(client, job_id)
+    job = snapshot.jobs[job_id]
+    assert (job.nodes, job.batch_host, job.num_nodes) == (("n1", "n2", "n3"), "n1", 3)
+    assert (job.gpus, job.gpus_per_node, job.gpu_type) == (6, 2, "a100")
+    assert (job.user, job.uid, job.name, job.comment) == ("games", 5, "train", "elastic:gpus=2-8,batch=64-512")
+    assert (job.partition, job.reason, job.het_job_id, job.array_job_id) == ("main", "", 0, 0)
+    assert job.start_time is not None and job.submit_time <= job.start_time <= snapshot.at + 1
+    assert job.active and not job.pending
+
+
+def test_waiting_job_is_seen_with_all_it_asks_for(cluster: Cluster) -> None:
+    """A pending job holds nothing; its GPUs are the total it asks for, its start is not known."""
+    client = cluster.client()
+    first = cluster.submit(Want(8, 4))
+    running(client, first)
+    waiting = cluster.submit(Want(2, 4), user="nobody")
+    job = seen(client, lambda s: s.jobs[waiting].reason in ("Resources", "Priority")).jobs[waiting]
+    assert (job.state, job.nodes, job.batch_host, job.start_time) == ("PENDING", (), "", None)
+    assert (job.num_nodes, job.gpus, job.gpus_per_node) == (2, 8, 4)
+    assert not job.active
+
+
+def test_nodes_tell_idle_and_used_gpus(cluster: Cluster) -> None:
+    """Node by node, the GPUs used and idle are those of the jobs that run there."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(1, 3, ("n5",)))
+    nodes = running(client, job_id).nodes
+    assert list(nodes) == [f"n{i}" for i in range(1, 9)]
+    assert {name: node.gpus_idle for name, node in nodes.items()} == {f"n{i}": 1 if i == 5 else 4 for i in range(1, 9)}
+    assert (nodes["n5"].gpus, nodes["n5"].gpus_used, nodes["n5"].gpu_type) == (4, 3, "a100")
+    assert nodes["n5"].cpus == 16 and nodes["n5"].cpus_used >= 1 and nodes["n5"].partitions == ("main",)
+
+
+def test_drained_node_offers_nothing(cluster: Cluster) -> None:
+    """GPUs of a node that an admin drained are not counted as idle, and are again when it is back."""
+    client = cluster.client()
+    cluster.drain("n8", True)
+    try:
+        node = seen(client, lambda s: not s.nodes["n8"].schedulable).nodes["n8"]
+        assert node.gpus_idle == 0 and "DRAIN" in node.flags
+    finally:
+        cluster.drain("n8", False)
+    assert seen(client, lambda s: s.nodes["n8"].schedulable).nodes["n8"].gpus_idle == 4
+
+
+ODD = [
+    "a|b c  d",
+    " leading and trailing ",
+    "quotes ' \" ` $HOME $(id) \\ %i",
+    "commas,semicolons;=:~~",
+    "ünïcödé ✓ 漢字",
+    "--option",
+    "n/a",
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_comments_come_back_as_they_were(cluster: Cluster, text: str) -> None:
+    """Whatever a user writes as a comment or a name neither breaks the listing nor comes back changed."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(1, 1), comment=text, name=text.strip())
+    job = running(client, job_id).jobs[job_id]
+    assert (job.comment, job.name, job.gpus) == (text, text.strip(), 1)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_set_comment_replaces_the_text(cluster: Cluster, text: str) -> None:
+    """set_comment writes any printable text, and "" takes it away."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(1, 1), comment="before")
+    client.set_comment(job_id, text)
+    assert client.snapshot().jobs[job_id].comment == text
+    client.set_comment(job_id, "")
+    assert client.snapshot().jobs[job_id].comment == ""
+
+
+def test_control_characters_are_refused_in_a_comment(cluster: Cluster) -> None:
+    """set_comment does not write what would break other tools' listings."""
+    job_id = cluster.submit(Want(1, 1), comment="before")
+    with pytest.raises(SlurmRefused, match="printable"):
+        cluster.client().set_comment(job_id, "two\nlines")
+    assert cluster.client().snapshot().jobs[job_id].comment == "before"
+
+
+def test_shrink_in_place_keeps_the_chosen_nodes(cluster: Cluster) -> None:
+    """A job gives up the nodes we choose, again and again, and runs on; the nodes are idle at once."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(4, 4))
+    running(client, job_id)
+    client.shrink(job_id, ["n1", "n3", "n4"])
+    job = client.snapshot().jobs[job_id]
+    assert (job.nodes, job.num_nodes, job.gpus, job.gpus_per_node) == (("n1", "n3", "n4"), 3, 12, 4)
+    client.shrink(job_id, ["n1", "n3", "n4"])
+    client.shrink(job_id, ["n4", "n1"])
+    snapshot = seen(client, lambda s: s.nodes["n2"].gpus_idle == s.nodes["n3"].gpus_idle == 4)
+    job = snapshot.jobs[job_id]
+    assert (job.state, job.nodes, job.gpus, job.batch_host) == ("RUNNING", ("n1", "n4"), 8, "n1")
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [["n2", "n3"], ["n1", "n7"], ["n1", "n99"], [], ["n1,n2"], ["n[1-2]"], ["--help"], ["n1 State=x"], [""]],
+    ids=str,
+)
+def test_impossible_shrinks_are_refused_and_change_nothing(cluster: Cluster, kept: list[str]) -> None:
+    """Giving up the batch host, naming a node that isn't held or isn't one: refused, and the job is as it was."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(3, 1))
+    before = running(client, job_id).jobs[job_id]
+    with pytest.raises(SlurmRefused):
+        client.shrink(job_id, kept)
+    after = client.snapshot().jobs[job_id]
+    assert (after.nodes, after.gpus, after.state) == (before.nodes, before.gpus, "RUNNING")
+
+
+def test_allocation_without_a_script_can_give_up_any_node(cluster: Cluster) -> None:
+    """A companion (salloc --no-shell) has no batch host: any of its nodes may go; it can be cancelled."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(2, 4), batch=False, name="selastic-7", comment="selastic:companion-of=7;directive=3")
+    job = running(client, job_id).jobs[job_id]
+    assert (job.nodes, job.batch_host, job.gpus) == (("n1", "n2"), "", 8)
+    client.shrink(job_id, ["n2"])
+    assert client.snapshot().jobs[job_id].nodes == ("n2",)
+    client.cancel(job_id)
+    seen(client, lambda s: gone(s, job_id) and s.nodes["n2"].gpus_idle == 4)
+
+
+def test_companions_share_the_node_of_their_base(cluster: Cluster) -> None:
+    """GPU by GPU: two companions of one GPU beside a base of two fill one node, and are seen one by one."""
+    client = cluster.client()
+    base = cluster.submit(Want(1, 2, ("n1",)))
+    running(client, base)
+    companions = [cluster.submit(Want(1, 1, ("n1",)), batch=False) for _ in range(2)]
+    snapshot = running(client, base, *companions)
+    assert [snapshot.jobs[job_id].gpus for job_id in (base, *companions)] == [2, 1, 1]
+    assert snapshot.nodes["n1"].gpus_idle == 0
+    client.cancel(companions[0])
+    snapshot = seen(client, lambda s: gone(s, companions[0]) and s.nodes["n1"].gpus_idle == 1)
+    assert snapshot.jobs[base].running and snapshot.jobs[companions[1]].running
+
+
+def test_heterogeneous_job_gives_up_one_component(cluster: Cluster) -> None:
+    """Components are job records of their own; cancelling one leaves the others running; the first id ends all."""
+    client = cluster.client()
+    first = cluster.submit(Want(1, 4), Want(2, 2), Want(1, 1))
+    snapshot = running(client, first, first + 1, first + 2)
+    parts = snapshot.components(first)
+    assert [(p.job_id, p.het_job_id, p.het_offset, p.gpus) for p in parts] == [
+        (first, first, 0, 4),
+        (first + 1, first, 1, 4),
+        (first + 2, first, 2, 1),
+    ]
+    client.cancel(first + 1)
+    snapshot = seen(client, lambda s: gone(s, first + 1))
+    assert snapshot.jobs[first].running and snapshot.jobs[first + 2].running
+    client.cancel(first)
+    seen(client, lambda s: gone(s, first) and gone(s, first + 2))
+
+
+def test_component_shrinks_by_its_own_id(cluster: Cluster) -> None:
+    """A later component of several nodes gives up one of them, never its first."""
+    client = cluster.client()
+    first = cluster.submit(Want(1, 1), Want(2, 2))
+    part = running(client, first, first + 1).jobs[first + 1]
+    with pytest.raises(SlurmRefused):
+        client.shrink(first + 1, [part.nodes[1]])
+    assert part.batch_host == part.nodes[0]
+    client.shrink(first + 1, [part.nodes[0]])
+    after = client.snapshot().jobs[first + 1]
+    assert (after.nodes, after.gpus) == (part.nodes[:1], 2)
+
+
+def test_waiting_component_cannot_be_cancelled_alone(cluster: Cluster) -> None:
+    """Slurm refuses to cancel one component of a heterogeneous job that has not started."""
+    client = cluster.client()
+    running(client, cluster.submit(Want(8, 4)))
+    first = cluster.submit(Want(1, 1), Want(1, 1))
+    seen(client, lambda s: s.jobs[first + 1].pending)
+    with pytest.raises(SlurmRefused, match="individual component"):
+        client.cancel(first + 1)
+    assert client.snapshot().jobs[first + 1].pending
+
+
+def test_cancel_may_be_repeated(cluster: Cluster) -> None:
+    """Cancelling a job that has ended, or one that never was, is not an error."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(1, 1))
+    running(client, job_id)
+    for _ in range(2):
+        client.cancel(job_id)
+    seen(client, lambda s: job_id not in s.jobs)
+    client.cancel(job_id)
+    client.cancel(99_999)
+
+
+def test_ended_job_can_be_neither_shrunk_nor_changed(cluster: Cluster) -> None:
+    """A job that has ended, or never was, refuses shrink and comment: the caller has to look again."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(2, 1))
+    running(client, job_id)
+    client.cancel(job_id)
+    seen(client, lambda s: job_id not in s.jobs)
+    for gone_id in (job_id, 99_999):
+        with pytest.raises(SlurmRefused):
+            client.shrink(gone_id, ["n1"])
+        with pytest.raises(SlurmRefused):
+            client.set_comment(gone_id, "x")
+
+
+def test_shrink_of_a_waiting_job_becomes_a_requirement(cluster: Cluster) -> None:
+    """Slurm takes the nodes of a pending job's shrink as required ones: visible in the snapshot, not silent."""
+    client = cluster.client()
+    running(client, cluster.submit(Want(8, 4)))
+    waiting = cluster.submit(Want(1, 4))
+    client.shrink(waiting, ["n6"])
+    job = client.snapshot().jobs[waiting]
+    assert (job.state, job.required_nodes) == ("PENDING", ("n6",))
+
+
+def test_strangers_are_refused_and_owners_are_not(cluster: Cluster) -> None:
+    """An ordinary user may shrink, tag and cancel their own jobs, and nobody else's."""
+    stranger, owner, root = cluster.client("nobody"), cluster.client("games"), cluster.client()
+    job_id = cluster.submit(Want(2, 1), user="games", comment="mine")
+    running(root, job_id)
+    for attempt in (
+        lambda: stranger.shrink(job_id, ["n1"]),
+        lambda: stranger.cancel(job_id),
+        lambda: stranger.set_comment(job_id, "stolen"),
+    ):
+        with pytest.raises(SlurmRefused):
+            attempt()
+    job = stranger.snapshot().jobs[job_id]
+    assert (job.nodes, job.comment, job.user) == (("n1", "n2"), "mine", "games")
+    owner.shrink(job_id, ["n1"])
+    owner.set_comment(job_id, "smaller")
+    job = root.snapshot().jobs[job_id]
+    assert (job.nodes, job.comment) == (("n1",), "smaller")
+    owner.cancel(job_id)
+    seen(root, lambda s: gone(s, job_id))
+
+
+def test_no_slurmctld_is_unreachable_not_refused(cluster: Cluster) -> None:
+    """While slurmctld is down nothing is concluded: every call says unreachable; afterwards the job is as it was."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(2, 1), comment="still here")
+    before = running(client, job_id).jobs[job_id]
+
+    def outcome(call: Callable[[], object]) -> type[BaseException] | None:
+        try:
+            call()
+        except Exception as error:
+            return type(error)
+        return None
+
+    calls: list[Callable[[], object]] = [
+        client.snapshot,
+        lambda: client.shrink(job_id, ["n1"]),
+        lambda: client.cancel(job_id),
+        lambda: client.set_comment(job_id, "x"),
+    ]
+    cluster.stop()
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:  # each waits for Slurm's own timeout
+            assert list(pool.map(outcome, calls)) == [SlurmUnreachable] * len(calls)
+    finally:
+        cluster.start()
+    after = running(client, job_id).jobs[job_id]
+    assert (after.nodes, after.comment, after.batch_host) == (before.nodes, "still here", before.batch_host)
+
+
+# What only the real one has: forms of asking for GPUs, arrays, and comments that break lines.
+
+
+def sbatch(sandbox: Sandbox, *options: str) -> int:
+    answer = sandbox.run(["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "sleep 900"])
+    assert answer.returncode == 0, answer.stderr
+    return int(answer.stdout.split(";")[0])
+
+
+def gpu_requests(sandbox: Sandbox) -> dict[str, tuple[Job, Job]]:
+    """Every form of asking for GPUs, seen waiting and running."""
+    client = CommandClient(sandbox.env["SLURM_CONF"])
+    forms = {
+        "gres": ("-N2", "--gres=gpu:2"),
+        "typed": ("-N1", "--gres=gpu:a100:3"),
+        "per node": ("-N2", "--gpus-per-node=1"),
+        "total": ("-N2", "-n2", "--gpus=6"),
+        "per task": ("-N1", "-n2", "--gpus-per-task=2"),
+        "none": ("-N1",),
+    }
+    ids = {form: sbatch(sandbox, "--hold", *options) for form, options in forms.items()}
+    before = client.snapshot()
+    sandbox.run(["scontrol", "release", *(str(job_id) for job_id in ids.values())])
+    after = running(client, *ids.values())
+    return {form: (before.jobs[job_id], after.jobs[job_id]) for form, job_id in ids.items()}
+
+
+EXPECTED = {
+    "gres": ((4, 2), (4, 2, "a100")),
+    "typed": ((3, 3), (3, 3, "a100")),
+    "per node": ((2, 1), (2, 1, "a100")),
+    "total": ((6, 0), (6, 3, "a100")),
+    "per task": ((4, 0), (4, 4, "a100")),
+    "none": ((0, 0), (0, 0, "")),
+}
+
+
+def _summary(found: dict[str, tuple[Job, Job]]) -> dict[str, Any]:
+    return {
+        form: ((waiting.gpus, waiting.gpus_per_node), (job.gpus, job.gpus_per_node, job.gpu_type))
+        for form, (waiting, job) in found.items()
+    }
+
+
+def test_every_form_of_asking_for_gpus_is_counted(empty_sandbox: Sandbox) -> None:
+    """--gres, --gpus, --gpus-per-node and --gpus-per-task give the right totals, waiting and running."""
+    assert _summary(gpu_requests(empty_sandbox)) == EXPECTED
+
+
+def test_gpus_are_counted_without_gpu_accounting(can_run_slurm: None) -> None:
+    """A site whose AccountingStorageTRES does not name gres/gpu gets the same counts from what was asked for."""
+    with Sandbox.up(SandboxSpec(nodes=8, with_accounting=False)) as plain:
+        assert "AccountingStorageTRES" not in (plain.dir / "slurm.conf").read_text()
+        assert _summary(gpu_requests(plain)) == EXPECTED
+
+
+def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox) -> None:
+    """Slurm 22.05's scancel ignores the raw id of an array's task and reports success; the client does not."""
+    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
+    array = sbatch(empty_sandbox, "--array=1-5%2", "--gres=gpu:1")
+    snapshot = seen(client, lambda s: sum(j.running for j in s.jobs.values()) == 2)
+    tasks = sorted((j for j in snapshot.jobs.values() if j.running), key=lambda j: j.array_task)
+    assert [(j.array_job_id, j.array_task) for j in tasks] == [(array, "1"), (array, "2")]
+    waiting = [j for j in snapshot.jobs.values() if j.pending]
+    assert [(j.job_id, j.array_task) for j in waiting] == [(array, "3-5%2")]
+    client.cancel(tasks[0].job_id)
+    after = seen(client, lambda s: gone(s, tasks[0].job_id))
+    assert after.jobs[tasks[1].job_id].running
+
+
+def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox) -> None:
+    """Newlines, tabs and what looks like a record in a comment stay inside that comment."""
+    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
+    text = "first\n7~7~N/A~RUNNING~~\n\tlast"
+    job_id = sbatch(empty_sandbox, f"--comment={text}")
+    other = sbatch(empty_sandbox, "--comment=plain")
+    snapshot = running(client, job_id, other)
+    assert (snapshot.jobs[job_id].comment, snapshot.jobs[other].comment) == (text, "plain")
+    assert set(snapshot.jobs) == {job_id, other}
