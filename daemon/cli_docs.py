@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from slurm_elastic.trainer_shim.errors import ConfigError
 
@@ -22,8 +24,6 @@ SHELLS = {"bash": "selastic.bash", "zsh": "_selastic", "fish": "selastic.fish"}
 
 def man_page() -> str:
     """selastic.1 in roff; its date is SOURCE_DATE_EPOCH's, where that is set."""
-    from argparse_manpage.manpage import Manpage
-
     data = {
         "project_name": "slurm-elastic",
         "version": cli_parser.version(),
@@ -31,16 +31,19 @@ def man_page() -> str:
         "manual_section": 1,
         "description": "see, explain and steer elastic deep-learning jobs on Slurm",
     }
-    return str(Manpage(cli_parser.build(), _data=data)).rstrip() + "\n"
+    return str(_tool("argparse_manpage.manpage").Manpage(cli_parser.build(), _data=data)).rstrip() + "\n"
 
 
 def completion(shell: str) -> str:
     """The completion script for bash, zsh or fish. Raises ConfigError for another shell."""
     if shell not in SHELLS:
         raise ConfigError(f"no completion for shell '{shell}'; accepted: {', '.join(SHELLS)}")
-    import shtab
+    return str(_tool("shtab").complete(cli_parser.build(), shell=shell))
 
-    return str(shtab.complete(cli_parser.build(), shell=shell))
+
+def _tool(name: str) -> Any:
+    """A tool of the builder, which neither the daemon nor the command line has."""
+    return import_module(name)
 
 
 def write(directory: Path) -> list[Path]:

@@ -73,7 +73,9 @@ def _outcome(facts: Facts) -> str:
     if not job["managed"]:
         return f"{name} is not managed: {_because(job['record_reason'], facts)}."
     if job["state"] == "PENDING":
-        return f"{name} waits in Slurm's queue; it accepts {job['min_gpus']}-{job['max_gpus']} GPUs."
+        wanted = known.whole((facts.get("decision") or {}).get("evidence") or {}, "for_gpus")
+        start = f" for {gpus(wanted)}" if wanted else ""
+        return f"{name} waits in Slurm's queue{start}; it accepts {job['min_gpus']}-{job['max_gpus']} GPUs."
     if facts.get("resize"):
         return _under_way(facts, name)
     if facts.get("last_resize"):
@@ -146,6 +148,8 @@ def _sections(facts: Facts) -> list[tuple[str, str]]:
     job = facts["job"]
     if not job["managed"] and not is_over(job):
         return _not_managed(facts)
+    if job["state"] == "PENDING":
+        return _waiting(facts)
     sections: list[tuple[str, str]] = []
     cause = _cause(facts)
     if is_over(job):
@@ -170,8 +174,7 @@ def _cause(facts: Facts) -> Facts | None:
     """The decision that the outcome came from: of the resize under way, of the last one, else the last taken."""
     if facts.get("resize"):
         order = facts["resize"]
-        decision = facts.get("decision")
-        return decision if decision and decision["gpus_to"] == order["gpus"] else {"reason": order["reason"]}
+        return order.get("cause") or {"reason": order["reason"], "reason_text": order["reason_text"]}
     last = facts.get("last_resize")
     if last:
         return last.get("cause") or {"reason": last["reason"], "reason_text": last["reason_text"]}
@@ -182,8 +185,6 @@ def _undecided(facts: Facts) -> list[tuple[str, str]]:
     job = facts["job"]
     if is_over(job):
         return [("Why", "no decision about it was recorded")]
-    if job["state"] == "PENDING" and job["reason"] == "waiting" and not job.get("detail"):
-        return []
     text = _because(job["reason"], facts) if job.get("reason") else "no round has decided about it yet"
     return [("Why", _sentence(text)), *([("", _sentence(job["detail"]))] if job.get("detail") else [])]
 
@@ -217,9 +218,12 @@ def _gain(facts: Facts, cause: Facts, evidence: Facts) -> str:
     own = _change(known.number(evidence, "speedup_from"), known.number(evidence, "speedup_to"))
     parts = [f"{facts['job']['job_id']}: {own}"] if own else []
     for other in known.objects(evidence, "others"):
-        change = known.number(other, "change")
-        amount = f"{change:+.0%}" if change is not None else f"{other.get('gpus_from')} -> {other.get('gpus_to')} GPUs"
-        parts.append(f"{other.get('job_id')}: {amount}")
+        name, change = known.whole(other, "job_id"), known.number(other, "change")
+        before, after = known.whole(other, "gpus_from"), known.whole(other, "gpus_to")
+        if name is not None and change is not None:
+            parts.append(f"{name}: {change:+.0%}")
+        elif name is not None and before is not None and after is not None:
+            parts.append(f"{name}: {before} -> {gpus(after)}")
     return f"cluster {cause['gain']:+.2f} jobs' worth of progress" + (f"   ({', '.join(parts)})" if parts else "")
 
 
@@ -275,17 +279,25 @@ def _cost(facts: Facts, cause: Facts | None) -> list[str]:
 
 def _considered(decision: Facts) -> list[str]:
     """The next best sizes and why they were not taken."""
+    chosen = (decision.get("gpus_to"), decision.get("batch_to"))
+    value = known.number(decision, "value")
     shown = []
-    for other in known.objects(decision, "alternatives")[:SHOWN_ALTERNATIVES]:
-        size, batch, gain = known.whole(other, "gpus"), known.whole(other, "batch"), known.number(other, "gain")
-        value = known.number(other, "value")
-        text = gpus(size) + (f", batch {batch}" if batch else "")
-        text += (
-            f": {gain:+.2f}" if gain is not None else f": value {number(value)}" if value is not None else ": gain n/a"
-        )
-        why = known.text(other, "why")
-        shown.append(text + (f", {why}" if why else ""))
-    return shown
+    for other in known.objects(decision, "alternatives"):
+        size, batch = known.whole(other, "gpus"), known.whole(other, "batch")
+        if size is None or (size, batch) == chosen:
+            continue
+        why = known.text(other, "why") or _why_not(known.number(other, "value"), value)
+        shown.append(gpus(size) + (f", batch {batch}" if batch else "") + f": {why}")
+    return shown[:SHOWN_ALTERNATIVES]
+
+
+def _why_not(value: float | None, chosen: float | None) -> str:
+    """The plan is the best sum over all jobs: a size worth more to this one was worth less to all of them together."""
+    if value is None or chosen is None:
+        return "value n/a"
+    if value > chosen:
+        return f"{value - chosen:+.2f} for this job, but less for all jobs together"
+    return f"{value - chosen:+.2f} for this job"
 
 
 def _now(facts: Facts, cause: Facts | None) -> list[str]:
@@ -336,11 +348,19 @@ def _can_do(job: Facts) -> str:
     name = job["job_id"]
     if job.get("pinned"):
         return f"pinned to {gpus(job['pinned'])}; to let it be resized again: selastic unpin {name}"
-    if job["state"] == "PENDING":
-        return f"it is managed once it runs; when Slurm will start it: squeue --start -j {name}"
     if job["reason"] == "keep_unregistered":
         return "start the training with 'selastic run' in the batch script; without it the daemon cannot resize the job"
     return f"to hold it at its size: selastic pin {name}; the whole story: selastic events {name}"
+
+
+def _waiting(facts: Facts) -> list[tuple[str, str]]:
+    decision, job = facts.get("decision") or {}, facts["job"]
+    evidence = decision.get("evidence") or {}
+    slurm, coming = known.text(evidence, "slurm_reason"), known.text(evidence, "next")
+    sections = [("Why", f"Slurm says: {slurm}")] if slurm and slurm != "None" else []
+    sections += [("Now", coming)] if coming else []
+    start = f"squeue --start -j {job['job_id']}"
+    return [*sections, ("Next", f"it is managed once it runs; when Slurm expects to start it: {start}")]
 
 
 def _not_managed(facts: Facts) -> list[tuple[str, str]]:

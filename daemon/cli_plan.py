@@ -6,8 +6,8 @@ Promise: a dry run stores nothing and changes nothing. Limit: it is computed by 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Sequence
 
 from . import cli_common, tables
 from .cli_status import moment, number, text
@@ -54,16 +54,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         cli_common.print_json(answer)
         return 0
-    rows = [row for row in answer.get("jobs", []) if not args.jobs or row.get("job_id") in args.jobs]
+    everybody = args.allusers or args.jobs or os.geteuid() == 0
+    rows = [row for row in answer.get("jobs", []) if everybody or row.get("own", True)]
+    rows = [row for row in rows if not args.jobs or row["job_id"] in args.jobs]
     cli_common.print_table(columns, rows, args)
     if not (args.noheader or args.parsable or args.parsable2):
-        for line in _summary(answer, rows):
+        for line in _summary(rows):
             print(tables.clean(line))
     return 0
 
 
-def _summary(answer: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    moves = sum(
-        row.get("gpus_from") != row.get("gpus_to") or row.get("batch_from") != row.get("batch_to") for row in rows
-    )
-    return [f"{moves} of {len(rows)} jobs would move"] if rows else ["no elastic job to plan for"]
+def _summary(rows: Sequence[Row]) -> list[str]:
+    waiting = [row for row in rows if not row["gpus_from"]]
+    running = [row for row in rows if row not in waiting]
+    keys = (("gpus_from", "gpus_to"), ("batch_from", "batch_to"))
+    moves = sum(any(row.get(before) != row.get(after) for before, after in keys) for row in running)
+    said = f"{moves} of {len(running)} running job{'s' * (len(running) != 1)} to be resized"
+    return [said + (f", {len(waiting)} waiting" if waiting else "")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .acct import acct
 from .common import PUBLIC, Viewer
 from .explain import explain
-from .history import events, plan
+from .history import events, plan, plan_row
 from .status import job, status
 
-__all__ = ["PUBLIC", "Viewer", "acct", "events", "explain", "job", "plan", "status"]
+__all__ = ["PUBLIC", "Viewer", "acct", "events", "explain", "job", "plan", "plan_row", "status"]

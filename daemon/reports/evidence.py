@@ -18,10 +18,12 @@ evidence
     horizon_s                   float  over which the gain has to pay for the pause
     cooldown_until, blocked_until   float  unix time before which no resize of this job is considered
     pinned                      int    GPUs that the job is pinned to
-    next                        str    one sentence: what is tried next
+    next                        str    one sentence: what is tried next, or what stands in the way
+    slurm_reason                str    why Slurm lets the job wait, in its own word
 alternatives: a list of
     gpus, batch                 int
-    value, gain                 float  in the objective's unit; gain is against staying
+    value                       float  of this job at that size, in the objective's unit; what it takes from others is
+                                       not in it
     why                         str    why it was not chosen
 """
 

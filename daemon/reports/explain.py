@@ -38,7 +38,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, 
         "sizes": [row.gpus for row in sorted(store.allocations(job_id), key=lambda row: row.start)],
         "last_resize": _last_resize(store, job_id, decisions),
         "decision": _decision(decisions[0]) if decisions else None,
-        "resize": None if opened is None else _order(opened),
+        "resize": None if opened is None else _order(opened) | {"cause": _behind(opened, decisions)},
         "last_order": None if closed is None else _order(closed),
         "observations": [asdict(seen) for seen in store.observations(job_id)],
         "mean_pause_s": store.mean_pause(job_id),
@@ -51,9 +51,7 @@ def _last_resize(store: Store, job_id: int, decisions: list[DecisionRow]) -> dic
     for before, after in reversed(list(pairwise(rows))):
         if (before.gpus, before.batch) == (after.gpus, after.batch):
             continue
-        wanted = (after.gpus, after.batch)
-        earlier = (row for row in decisions if row.at <= after.start)
-        cause = next((row for row in earlier if (row.gpus_to, row.batch_to) == wanted), None)
+        cause = _cause(decisions, after.gpus, after.batch, after.reason, after.start)
         return {
             "at": after.start,
             "gpus_from": before.gpus,
@@ -64,8 +62,22 @@ def _last_resize(store: Store, job_id: int, decisions: list[DecisionRow]) -> dic
             "reason": after.reason,
             "reason_text": reason_text(after.reason),
             "directive": after.directive,
-            "cause": None if cause is None else _decision(cause),
+            "cause": cause,
         }
+    return None
+
+
+def _behind(intent: IntentRow, decisions: list[DecisionRow]) -> dict[str, Any] | None:
+    order = intent.directive
+    # The order is written down in the same round as its decision, a moment later or earlier.
+    return _cause(decisions, order.gpus, order.batch, order.reason, intent.created + 1)
+
+
+def _cause(decisions: list[DecisionRow], gpus: int, batch: int, reason: str, until: float) -> dict[str, Any] | None:
+    """The youngest decision for this change and this reason; rounds during a resize repeat its target, for another."""
+    for row in decisions:
+        if row.at <= until and (row.gpus_to, row.batch_to) == (gpus, batch) and row.reason == reason:
+            return _decision(row)
     return None
 
 

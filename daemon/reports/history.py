@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .common import Viewer, may_see, reason_text, visible_job
 
 if TYPE_CHECKING:
+    from slurm_elastic.db.rows import DecisionRow, JobRow
     from slurm_elastic.db.store import Store
 
 
@@ -22,6 +23,30 @@ def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> list
         {"id": row.id, "job_id": row.job_id, "at": row.at, "kind": row.kind, "who": row.who, "detail": row.detail}
         for row in rows
     ]
+
+
+PLAN_PUBLIC = ("job_id", "own", "gpus_from", "gpus_to")
+"""The keys of another user's row that keep their value."""
+
+
+def plan_row(decision: DecisionRow, job: JobRow | None) -> dict[str, Any]:
+    """A decision as a row of a plan. User and name are None without the job's record, batches where it has none yet."""
+    return {
+        "job_id": decision.job_id,
+        "user": job.user if job else None,
+        "name": job.name if job else None,
+        "at": decision.at,
+        "gpus_from": decision.gpus_from,
+        "gpus_to": decision.gpus_to,
+        "batch_from": decision.batch_from or None,
+        "batch_to": decision.batch_to or None,
+        "reason": decision.reason,
+        "reason_text": reason_text(decision.reason),
+        "value": decision.value,
+        "gain": decision.gain,
+        "mechanism": decision.mechanism,
+        "mode": decision.mode,
+    }
 
 
 def plan(store: Store, viewer: Viewer) -> dict[str, Any]:
@@ -37,24 +62,8 @@ def plan(store: Store, viewer: Viewer) -> dict[str, Any]:
         if job is None:
             continue
         times.append(decision.at)
-        row: dict[str, Any] = {
-            "job_id": job.job_id,
-            "own": viewer.uid == job.uid,
-            "gpus_from": decision.gpus_from,
-            "gpus_to": decision.gpus_to,
-        }
-        more: dict[str, Any] = {
-            "user": job.user,
-            "name": job.name,
-            "at": decision.at,
-            "batch_from": decision.batch_from,
-            "batch_to": decision.batch_to,
-            "reason": decision.reason,
-            "reason_text": reason_text(decision.reason),
-            "value": decision.value,
-            "gain": decision.gain,
-            "mechanism": decision.mechanism,
-            "mode": decision.mode,
-        }
-        rows.append(row | (more if may_see(viewer, job) else dict.fromkeys(more)))
+        row = plan_row(decision, job) | {"own": viewer.uid == job.uid}
+        if not may_see(viewer, job):
+            row = {key: value if key in PLAN_PUBLIC else None for key, value in row.items()}
+        rows.append(row)
     return {"at": max(times, default=None), "jobs": rows}

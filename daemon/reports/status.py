@@ -136,8 +136,8 @@ def _target(job: JobRow, decision: DecisionRow | None, opened: IntentRow | None)
     """Where the job is to go: an order under way speaks before the last decision, and that before the job's record."""
     code = decision.reason if decision is not None and job.managed and job.end_time is None else job.reason
     row = {
-        "target_gpus": None if decision is None else decision.gpus_to,
-        "target_batch": None if decision is None else decision.batch_to,
+        "target_gpus": decision.gpus_to or None if decision is not None else None,
+        "target_batch": decision.batch_to or None if decision is not None else None,
         "mode": None if decision is None else decision.mode,
         "resize": None,
     }

@@ -132,8 +132,8 @@ def _resized(store: Store) -> None:
                     "others": [{"job_id": 1218, "gpus_from": 0, "gpus_to": 2, "change": 1.0}],
                 },
                 alternatives=[
-                    {"gpus": 1, "batch": 128, "value": 1.0, "gain": -0.2, "why": "below what the others need"},
-                    {"gpus": 4, "batch": 512, "value": 3.1, "gain": 0.0, "why": "1218 could not start"},
+                    {"gpus": 4, "batch": 512, "value": 3.1},
+                    {"gpus": 1, "batch": 128, "value": 1.0},
                 ],
                 mechanism="shrink",
                 mode="act",
@@ -186,6 +186,8 @@ def _growing(store: Store) -> None:
     store.save_decisions(at("13:24:30"), [decision])
     order = Directive(0, 1207, (base(1207, "n3"),), (Shape(1, 2),), 4, 512, Reason.GROW_IDLE.value, 120)
     made = store.new_intent(order, at("13:24:30"))
+    resizing = DecisionRow(1207, at("13:24:40"), 2, 4, 256, 512, Reason.KEEP_RESIZING.value, None, None, mode="act")
+    store.save_decisions(at("13:24:40"), [resizing])
     store.move_intent(made.id, "submitted", "companion 1222 is pending", at("13:24:31"))
 
 
@@ -195,6 +197,11 @@ def _others(store: Store) -> None:
     store.end_job(1210, "COMPLETED", at("11:00:10"))
     waiting = {"state": "PENDING", "start_time": None, "reason": Reason.WAITING.value}
     store.upsert_job(job(1218, "bob", BOB, name="secret", request="elastic:gpus=2-4,batch=128-256", **waiting))
+    evidence = {"for_gpus": 2, "slurm_reason": "Resources", "next": "elastic jobs give up 2 GPUs for it"}
+    store.save_decisions(
+        at("13:20:35"),
+        [DecisionRow(1218, at("13:20:35"), 0, 2, 0, 0, Reason.WAITING.value, None, None, evidence, mode="act")],
+    )
     store.upsert_job(
         job(
             1220,

@@ -1,0 +1,178 @@
+"""What `selastic explain` says: outcome, cause with its evidence, cost, what else, what next. Nothing is made up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from slurm_elastic.daemon import reports
+from slurm_elastic.daemon.cli_explain import render
+from slurm_elastic.daemon.reasons import Reason
+from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.wire import Directive, Piece
+
+
+def at(clock: str) -> float:
+    """Unix time of a clock on the story's day."""
+    return datetime.fromisoformat(f"2026-11-20T{clock}").timestamp()
+
+
+NOW = at("13:25:00")
+
+
+@pytest.fixture
+def told(story: Store, viewer: Callable[..., Any]) -> Callable[[int], str]:
+    """Explains a job of the story to an admin, as one text."""
+    return lambda job_id: "\n".join(render(reports.explain(story, job_id, viewer(0, admin=True), NOW)))
+
+
+SHRINK = """\
+Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.
+  Why         1218 waited for 2 GPUs; nothing was idle.
+  Gain        cluster +0.61 jobs' worth of progress   (1215: progress x3.10 -> x1.92, -38%, 1218: +100%)
+  From        9 reports at 4 GPUs, 4 reports at 2 GPUs, the last 30 s before the decision
+  Cost        0.8 s pause (measured)
+  Considered  4 GPUs, batch 512: +1.30 for this job, but less for all jobs together
+              1 GPU, batch 128: -0.80 for this job
+  Now         stays at 2 GPUs: it was resized a short while ago
+  Next        may be resized again after 13:30:41 (cooldown)
+              to hold it at its size: selastic pin 1215; the whole story: selastic events 1215"""
+
+
+def test_a_shrink_is_told_outcome_first(told: Callable[[int], str]) -> None:
+    """The whole of it: what happened, for whom, on what evidence, at what cost, what else, and what the user can do."""
+    assert told(1215) == SHRINK
+
+
+def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> None:
+    """Growing, since when, to what, and what Slurm was asked for; a gain that nobody knows is said to be unknown."""
+    text = told(1207)
+    assert text.startswith("Job 1207 is growing from 2 to 4 GPUs since 13:24:30, batch 256 -> 512.\n")
+    assert "GPUs were idle and no waiting job could use them (2 idle)." in text
+    assert "Gain        n/a (measured so far: 2 GPUs)" in text
+    assert "1 report at 2 GPUs up to now" in text
+    assert "order 2 is submitted (companion 1222 is pending); companions asked for: 2 GPUs on 1 node" in text
+    assert "1 s pause (assumed; none measured yet)" in text
+
+
+def test_a_malformed_request_is_quoted_with_the_remedy(told: Callable[[int], str]) -> None:
+    """The parser's own sentence, the request as given, and that the job runs on as an ordinary one."""
+    text = told(1220)
+    assert text.startswith("Job 1220 is not managed: its elastic request cannot be read.\n")
+    assert "gpus=8-2 has its minimum above its maximum; accepted: gpus=MIN-MAX, MIN <= MAX." in text
+    assert "Request     elastic:gpus=8-2,batch=128" in text
+    assert "it runs on as an ordinary job" in text
+
+
+def test_a_waiting_job_says_what_it_waits_with(told: Callable[[int], str]) -> None:
+    """A pending job has no size to explain: it says what it accepts and how to ask Slurm for its start."""
+    text = told(1218)
+    assert text.startswith("Job 1218 waits in Slurm's queue for 2 GPUs; it accepts 2-4 GPUs.\n")
+    assert "Slurm says: Resources" in text
+    assert "elastic jobs give up 2 GPUs for it" in text
+    assert "squeue --start -j 1218" in text
+    assert "kept" not in text
+
+
+def test_a_job_without_a_supervisor_is_told_to_start_one(told: Callable[[int], str]) -> None:
+    """No size is claimed for a job that nobody speaks for."""
+    text = told(1221)
+    assert text.startswith("Job 1221 has kept what Slurm gave it since it started.\n")
+    assert "Its supervisor (selastic run) has not reported yet." in text
+    assert "start the training with 'selastic run'" in text
+
+
+def test_a_job_that_is_over_says_so(told: Callable[[int], str]) -> None:
+    """After the end nothing is promised any more."""
+    text = told(1210)
+    assert text.startswith("Job 1210 is over (COMPLETED) since 11:00:10; it trained on 2 GPUs.\n")
+    assert "Next        nothing; its history: selastic acct -j 1210" in text
+    assert "pin" not in text
+
+
+def steady(store: Store, **decision: Any) -> None:
+    """Job 7 of alice at 2 GPUs, batch 256, never resized, with this decision."""
+    fields: dict[str, Any] = {
+        "job_id": 7, "user": "alice", "uid": 1000, "name": "x", "account": "a", "partition": "gpu",
+        "request": "elastic:gpus=1-8,batch=128-1024", "managed": True, "reason": "keep_best", "detail": "",
+        "submit_time": at("12:00:00"), "start_time": at("12:00:01"), "end_time": None, "state": "RUNNING",
+    }  # fmt: skip
+    store.upsert_job(JobRow(**fields))
+    store.set_in_use(7, 1, (Piece(7, "base", ("n1",), 2),), 256, at("12:00:05"), step=0, samples=0)
+    values: dict[str, Any] = {
+        "job_id": 7, "at": at("13:00:00"), "gpus_from": 2, "gpus_to": 2, "batch_from": 256, "batch_to": 256,
+        "reason": "keep_best", "value": None, "gain": None, "mode": "act",
+    }  # fmt: skip
+    store.save_decisions(at("13:00:00"), [DecisionRow(**(values | decision))])
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_is_told_in_its_own_words(reason: Reason, store: Store, viewer: Callable[..., Any]) -> None:
+    """Whatever the planner gives as a reason reaches the user in the words of the one enumeration."""
+    steady(store, reason=reason.value)
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert text.startswith("Job 7 has kept 2 GPUs since it started, batch 256.")
+    assert reason.text[1:] in text
+
+
+def test_an_advised_move_is_not_told_as_done(store: Store, viewer: Callable[..., Any]) -> None:
+    """Below mode act the daemon only says what it would do, and the explanation must not read as if it did."""
+    steady(store, gpus_to=4, batch_to=512, reason="grow_idle", gain=0.5, mode="advise")
+    text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
+    assert text.startswith("Job 7 has kept 2 GPUs")
+    assert "it is to grow from 2 to 4 GPUs, batch 256 -> 512" in " ".join(text.split())
+    assert "the daemon only says so (mode advise)" in " ".join(text.split())
+
+
+def test_nothing_measured_is_said(store: Store, viewer: Callable[..., Any]) -> None:
+    """No reports, no gain, no pause: each is said to be unknown and no number stands in for it."""
+    steady(store, gpus_to=4, batch_to=512, reason="grow_idle")
+    text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
+    assert "Gain        n/a (no size measured yet)" in text
+    assert "From        no reports: nothing has been measured" in text
+    assert "Cost        pause not known: this job has not been resized yet" in text
+
+
+KEYS = (
+    *("reports_from", "reports_to", "speedup_from", "speedup_to", "for_job", "for_gpus", "idle_gpus", "pause_s"),
+    *("others", "last_report_age_s", "cooldown_until", "blocked_until", "pinned"),
+)
+
+
+@pytest.mark.parametrize("junk", ["junk", None, float("nan"), [1], {"junk": 1}, True])
+def test_evidence_of_another_form_is_not_known(junk: object, store: Store, viewer: Callable[..., Any]) -> None:
+    """A planner of another version cannot break the explanation, nor have its value printed as a number."""
+    steady(store, gpus_to=4, batch_to=512, gain=0.5)
+    facts = reports.explain(store, 7, viewer(1000), NOW)
+    facts["decision"] |= {"evidence": dict.fromkeys(KEYS, junk), "alternatives": [{"gpus": 1, "value": junk}, junk]}
+    text = "\n".join(render(facts))
+    assert "cluster +0.50 jobs' worth of progress" in text
+    assert "1 GPU: value n/a" in text
+    assert not re.search("nan|True|None|junk", text)
+
+
+def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., Any]) -> None:
+    """What went wrong last, in the words of who failed, and how to undo a pin."""
+    steady(store, reason="keep_failed", evidence={"blocked_until": at("13:40:00")})
+    order = store.new_intent(Directive(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    store.move_intent(order.id, "failed", "the companion did not start within 60 s", at("13:11:00"))
+    store.pin(7, 2)
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert f"order {order.id} for 4 GPUs failed: the companion did not start within 60 s" in text
+    assert "left alone until 13:40:00" in text
+    assert "pinned to 2 GPUs; to let it be resized again: selastic unpin 7" in text
+
+
+def test_a_hostile_detail_cannot_steer_the_terminal(store: Store, viewer: Callable[..., Any]) -> None:
+    """What a supervisor wrote is shown without its control characters, and lines stay within a terminal's width."""
+    steady(store)
+    order = store.new_intent(Directive(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    store.move_intent(order.id, "failed", "\x1b[2J" + "long words " * 40, at("13:11:00"))
+    lines = render(reports.explain(store, 7, viewer(1000), NOW))
+    assert all(line.isprintable() for line in lines)
+    assert max(map(len, lines)) <= 110
