@@ -142,18 +142,20 @@ def rows(job: JobView, policy: str) -> list[Row]:
     if policy not in POLICIES:
         raise PlanInputError(f"policy '{policy}' is not known; accepted: {', '.join(POLICIES)}")
     _check(job)
+    reference = _reference(job)
     if job.current_gpus > 0 and (job.frozen or policy == "static"):
-        speedup = _speedup(job, policy, job.current_gpus, _nodes(job, job.current_gpus), job.current_batch)
+        nodes = _nodes(job, job.current_gpus)
+        speedup = _speedup(job, policy, reference, job.current_gpus, nodes, job.current_batch)
         return [Row(job.current_gpus, job.current_batch, speedup, speedup)]
     wanted = _static(job) if policy == "static" else job.choices
-    found = [_best(job, policy, gpus, nodes) for gpus, nodes in wanted]
+    found = [_best(job, policy, reference, gpus, nodes) for gpus, nodes in wanted]
     table = [row for row in found if row is not None]
     if not table:
         raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
     return _explored(job, table)
 
 
-def _best(job: JobView, policy: str, gpus: int, nodes: int) -> Row | None:
+def _best(job: JobView, policy: str, reference: float, gpus: int, nodes: int) -> Row | None:
     """The best batch at one size, or the current one while no other is worth its change."""
     if gpus == 0:
         return Row(0, 0, 0.0, 0.0)
@@ -165,13 +167,13 @@ def _best(job: JobView, policy: str, gpus: int, nodes: int) -> Row | None:
         batches = batches if job.current_batch in batches else (*batches, job.current_batch)
     if not batches:
         return None
-    speeds = [(_speedup(job, policy, gpus, nodes, b), -b) for b in batches]
+    speeds = [(_speedup(job, policy, reference, gpus, nodes, b), -b) for b in batches]
     speedup, negated = max(speeds)
     if not staying:
         return Row(gpus, -negated, speedup, speedup * (1.0 - penalty(job)))
     if -negated == job.current_batch or job.current_batch <= 0:
         return Row(gpus, -negated, speedup, speedup)
-    kept = _speedup(job, policy, gpus, nodes, job.current_batch)
+    kept = _speedup(job, policy, reference, gpus, nodes, job.current_batch)
     changed = speedup * (1.0 - max(BATCH_GAIN, 3.0 * _sigma(job)))
     if changed > kept:
         return Row(gpus, -negated, speedup, changed)
@@ -193,11 +195,17 @@ def _sigma(job: JobView) -> float:
     return job.model.jitter if job.model is not None else 0.0
 
 
-def _speedup(job: JobView, policy: str, gpus: int, nodes: int, batch: int) -> float:
+def _reference(job: JobView) -> float:
+    """Samples per second at the reference size and batch."""
+    if job.model is None:
+        return 1.0
+    return job.model.throughput(job.reference_gpus, _nodes(job, job.reference_gpus), job.reference_batch)
+
+
+def _speedup(job: JobView, policy: str, reference: float, gpus: int, nodes: int, batch: int) -> float:
     """Progress per second relative to the reference size and batch."""
     if job.model is None:
         return math.pow(gpus / job.reference_gpus, UNMEASURED)
-    reference = job.model.throughput(job.reference_gpus, _nodes(job, job.reference_gpus), job.reference_batch)
     speed = job.model.throughput(gpus, nodes, batch) / reference
     if policy in ("throughput", "fixed-batch", "static"):
         return speed
@@ -295,7 +303,8 @@ def _gain(job: JobView, row: Row, policy: str) -> float:
     if (row.gpus, row.batch) == (job.current_gpus, job.current_batch):
         return 0.0
     batch = job.current_batch if job.current_batch > 0 else row.batch
-    return row.speedup / _speedup(job, policy, job.current_gpus, _nodes(job, job.current_gpus), batch) - 1.0
+    nodes = _nodes(job, job.current_gpus)
+    return row.speedup / _speedup(job, policy, _reference(job), job.current_gpus, nodes, batch) - 1.0
 
 
 def _reason(job: JobView, row: Row, grow: str, shrink: str) -> str:

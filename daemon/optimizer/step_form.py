@@ -26,19 +26,31 @@ Vector = Sequence[float]
 
 def gamma_of(x: float) -> float:
     """The overlap's power, between 1 (no overlap) and 10 (whole overlap), from its unbounded coordinate."""
-    return 1.0 + 9.0 / (1.0 + math.exp(-max(-LARGEST_LOG, min(LARGEST_LOG, x))))
+    return 1.0 + 9.0 / (1.0 + exp(-x))
 
 
 def step_time(theta: Vector, gpus: int, nodes: int, micro: float, accumulation: float) -> float:
     """Seconds (in units of the model's scale) of one optimizer step; `micro` in units of the model's micro batch."""
-    return log_step_time(theta, gpus, nodes, micro, accumulation)[0]
+    compute = exp(theta[0]) + exp(theta[1]) * micro
+    if gpus <= 1:
+        return accumulation * compute
+    at = 2 if nodes <= 1 else 4
+    sync = exp(theta[at]) + exp(theta[at + 1]) * (gpus - 2)
+    gamma = gamma_of(theta[6])
+    top, low = (compute, sync) if compute > sync else (sync, compute)
+    return (accumulation - 1.0) * compute + top * math.pow(1.0 + math.pow(low / top, gamma), 1.0 / gamma)
+
+
+def exp(x: float) -> float:
+    """e^x, with x held within +-LARGEST_LOG."""
+    return math.exp(-LARGEST_LOG if x < -LARGEST_LOG else LARGEST_LOG if x > LARGEST_LOG else x)
 
 
 def log_step_time(
     theta: Vector, gpus: int, nodes: int, micro: float, accumulation: float
 ) -> tuple[float, list[float]]:
     """(T, gradient of ln T in the seven coordinates)."""
-    e = [math.exp(max(-LARGEST_LOG, min(LARGEST_LOG, x))) for x in theta[:6]]
+    e = [exp(x) for x in theta[:6]]
     alpha, slope = e[0], e[1] * micro
     compute = alpha + slope
     gradient = [0.0] * N

@@ -1,0 +1,147 @@
+"""The optimizer's table: seconds of CPU, memory and value reached, ours and others', on four families of problems.
+
+    python benchmarks/bench_optimizer.py [--quick] [--adversarial] [--pools]
+
+CPU seconds of one core, best of three for ours (columns prepared; `+build` adds making them from option objects).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import _setup  # noqa: F401
+import numpy as np
+import peers
+from instances import ADVERSARIAL, FAMILIES, SIZES, Instance, curve, make, size_rules
+
+from slurm_elastic.daemon.optimizer.pools import PoolOption, solve_pools
+from slurm_elastic.daemon.optimizer.solver import Option, solve, solve_table
+from slurm_elastic.daemon.optimizer.table import from_arrays
+
+TARGET_S = {(100, 512): 0.001, (1000, 4096): 0.006, (2000, 16384): 0.02, (10000, 100000): 0.08}
+
+
+def cpu(work: Callable[[], object], repeat: int = 1) -> tuple[float, object]:
+    """(least CPU seconds, last result)."""
+    best, out = float("inf"), None
+    for _ in range(repeat):
+        start = time.process_time()
+        out = work()
+        best = min(best, time.process_time() - start)
+    return best, out
+
+
+def ours(instance: Instance) -> tuple[float, float, float, float]:
+    """(seconds, MB, value, gap)."""
+    table = from_arrays(instance.starts, instance.weight, instance.value)
+    seconds, answer = cpu(lambda: solve_table(table, instance.capacity), 3)
+    tracemalloc.start()
+    solve_table(table, instance.capacity)
+    memory = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    value = float(instance.value[np.array(answer.choice) + instance.starts[:-1]].sum())  # type: ignore[attr-defined]
+    return seconds, memory, value, answer.gap  # type: ignore[attr-defined]
+
+
+def plain_seconds(instance: Instance) -> tuple[float, float]:
+    """(seconds, value) on the standard library alone."""
+    table = from_arrays(instance.starts, instance.weight, instance.value).plain()
+    seconds, answer = cpu(lambda: solve_table(table, instance.capacity))
+    return seconds, float(instance.value[np.array(answer.choice) + instance.starts[:-1]].sum())  # type: ignore[attr-defined]
+
+
+def with_build(instance: Instance) -> float:
+    rows = [[Option(int(k), float(v)) for k, v in zip(w, x, strict=True)] for w, x in instance.rows()]
+    return cpu(lambda: solve(rows, instance.capacity))[0]
+
+
+def others(instance: Instance, quick: bool) -> dict[str, Callable[[], float | None]]:
+    """The peers that can be run at this size."""
+    cells = len(instance.weight) * instance.capacity
+    runs: dict[str, Callable[[], float | None]] = {"greedy": lambda: peers.greedy(instance)}
+    if cells < (3e7 if quick else 5e8):
+        runs["recurrence, Python"] = lambda: peers.recurrence_python(instance)
+    if cells < (5e8 if quick else 1e10):
+        runs["recurrence, numpy"] = lambda: peers.recurrence_numpy(instance)
+    if len(instance.weight) < (2e4 if quick else 1e5):
+        runs["MILP (HiGHS)"] = lambda: peers.highs(instance)
+    if instance.jobs <= 2000:
+        seconds = 2.0 if quick else 20.0
+        runs[f"evolution, {seconds:.0f} s"] = lambda: peers.evolution(instance, seconds)
+    return runs
+
+
+def table(families: tuple[str, ...], sizes: tuple[tuple[int, int, int], ...], quick: bool) -> bool:
+    """Print the table; True when every answer was optimal and equal to every exact peer."""
+    good = True
+    print(f"{'jobs x GPUs':>15} {'family':<12} {'method':<26} {'CPU s':>10} {'MB':>7} {'of the optimum':>15}")
+    for jobs, capacity, kmax in sizes:
+        for family in families:
+            if family == "minimum-8" and 8 * jobs > capacity:
+                continue
+            instance = make(family, jobs, capacity, kmax)
+            seconds, memory, best, gap = ours(instance)
+            head = f"{f'{jobs} x {capacity}':>15} {family:<12}"
+            target = TARGET_S.get((jobs, capacity))
+            note = f"   (goal {target} s)" if target and family in FAMILIES else ""
+            proof = "exact, proven" if gap == 0 else f"gap {gap:.2g}"
+            print(f"{head} {'ours':<26} {seconds:>10.4f} {memory:>7.1f} {proof:>15}{note}", flush=True)
+            print(f"{head} {'ours, +build':<26} {with_build(instance):>10.4f}")
+            alone, value = plain_seconds(instance)
+            print(f"{head} {'ours, standard library':<26} {alone:>10.4f} {'':>7} {share(value, best):>15}", flush=True)
+            good &= gap == 0 and abs(value - best) <= 1e-9 * abs(best)
+            for label, run in others(instance, quick).items():
+                spent, reached = cpu(run)
+                print(f"{head} {label:<26} {spent:>10.4f} {'':>7} {share(reached, best):>15}", flush=True)
+                if reached is not None and (label.startswith("rec") or label.startswith("MILP")):
+                    good &= reached <= best * (1 + 1e-9)
+    return good
+
+
+def share(value: object, best: float) -> str:
+    return "no answer" if not isinstance(value, float) else f"{100 * value / best:.4f} %"
+
+
+def pools(quick: bool) -> None:
+    """Three GPU types, half of all GPUs of the first."""
+    print(f"\n{'jobs x GPUs x types':>20} {'CPU s':>9} {'gap':>9}")
+    for jobs, capacity, kmax in SIZES[: 3 if quick else 4]:
+        rng = np.random.default_rng(jobs)
+        capacities = [capacity // 2, capacity // 4, capacity // 4]
+        rows = [pool_job(rng, kmax) for _ in range(jobs)]
+        seconds, answer = cpu(lambda rows=rows, capacities=capacities: solve_pools(rows, capacities))
+        print(f"{f'{jobs} x {capacity} x 3':>20} {seconds:>9.3f} {answer.gap:>9.2g}", flush=True)  # type: ignore[attr-defined]
+
+
+def pool_job(rng: np.random.Generator, kmax: int) -> list[PoolOption]:
+    """A job that runs on one to three GPU types at different speeds, about a dozen sizes each."""
+    row, sizes = [PoolOption((0, 0, 0), 0.0)], size_rules(rng, kmax)
+    sizes = sizes[:: max(1, len(sizes) // 12)]
+    values = curve(rng, sizes) * rng.choice([0.5, 1.0, 1.0, 2.0])
+    for kind in range(3):
+        if kind and rng.random() < 0.3:
+            continue
+        speed = rng.uniform(0.3, 1.0) if kind else 1.0
+        for k, v in zip(sizes.tolist(), values.tolist(), strict=True):
+            value = v * speed * (1 + 0.03 * rng.standard_normal())
+            row.append(PoolOption(tuple(k * (kind == t) for t in range(3)), value))
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="leave out what takes more than a few seconds")
+    parser.add_argument("--adversarial", action="store_true", help="the families made to be hard as well")
+    args = parser.parse_args()
+    families = FAMILIES + (ADVERSARIAL if args.adversarial else ())
+    good = table(families, SIZES[1:3] if args.quick else SIZES, args.quick)
+    pools(args.quick)
+    print("\nevery answer optimal and equal to the exact peers" if good else "\nNOT ALL EQUAL: see above")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
