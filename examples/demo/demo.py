@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.daemon.cli_events import words
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.trainer_shim import audit
@@ -150,7 +151,7 @@ class Demo:
             for event in events:
                 if event["id"] > self.told.get(job.job_id, 0):
                     self.told[job.job_id] = event["id"]
-                    self.say(f"  {job.name} ({job.job_id}): {event['text']}")
+                    self.say(f"  {job.name} ({job.job_id}): {event['kind']} {words(event['detail'])}")
 
     def selastic(self, *args: str) -> None:
         """Run a selastic command as a user would, and show it."""
@@ -197,15 +198,28 @@ def reports(demo: Demo) -> None:
     demo.selastic("explain", str(demo.jobs[0].job_id))
 
 
+def sentence(result: audit.AuditResult, job: Elastic) -> str:
+    """What the record of one training says."""
+    if result.ok:
+        return (
+            f"{result.epochs_seen} epochs of {job.samples} samples, in each every sample exactly once; "
+            f"{result.steps} steps, none lost, none done twice; {result.worlds} worlds"
+        )
+    return (
+        f"samples missing: {result.missing}, repeated: {result.repeated}; steps lost: {result.steps_lost}, "
+        f"done twice: {result.steps_repeated}; {'; '.join(result.problems)}"
+    )
+
+
 def check(demo: Demo) -> list[str]:
     """What does not hold, one sentence each; from what the workers, Slurm and the accounting recorded."""
     wrong = []
     print("\ncheck, from what was recorded:")
     for job in demo.jobs:
         result = audit.check(demo.dir / f"audit.{job.job_id}", samples=job.samples, epochs=job.epochs)
-        print(f"  {job.name} ({job.job_id}): {result}")
+        print(f"  {job.name} ({job.job_id}): {sentence(result, job)}")
         if not result.ok:
-            wrong.append(f"{job.name} ({job.job_id}): {result}")
+            wrong.append(f"{job.name} ({job.job_id}): {sentence(result, job)}")
         state = demo.cluster.run(["sacct", "-n", "-X", "-P", "-o", "State", "-j", str(job.job_id)]).stdout.split()
         if state != ["COMPLETED"]:
             wrong.append(f"{job.name} ({job.job_id}) ended as {state or 'unknown'}, not COMPLETED")
