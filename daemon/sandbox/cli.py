@@ -12,7 +12,8 @@ from slurm_elastic.trainer_shim.errors import SandboxError
 
 from . import registry
 from .config import SandboxSpec
-from .lifecycle import Sandbox
+from .guard import dismissed
+from .lifecycle import Sandbox, take_down
 
 DEFAULT_NAME = "default"
 
@@ -123,7 +124,6 @@ def _print_status(sandbox: Sandbox, daemons: dict[str, int], nodes: dict[str, st
 
 
 def _guard(args: argparse.Namespace) -> int:
-    from .lifecycle import guard
-
-    guard(args.name, args.id)
+    if not dismissed():
+        take_down(args.name, args.id)
     return 0

@@ -17,7 +17,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from slurm_elastic.trainer_shim.errors import SandboxError
 from . import host, processes, registry
 from .config import ACCOUNT, CLUSTER, USERS, Layout, SandboxSpec, node_names, ports_needed, render
 from .daemons import Daemons, accepts_tcp, accepts_unix
+from .guard import Guard
 
 USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
 """States of a node that takes jobs, as sinfo's %T spells them."""
@@ -54,7 +54,7 @@ class Sandbox:
     def __init__(self, entry: registry.Entry, spec: SandboxSpec, layout: Layout) -> None:
         self.entry, self.spec, self.layout = entry, spec, layout
         self.daemons = Daemons(spec, layout, entry.id)
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
 
     @classmethod
     def up(
@@ -81,7 +81,7 @@ class Sandbox:
         layout = Layout(path, socket.gethostname().split(".")[0], entry.first_port, ())
         sandbox = cls(entry, spec, layout)
         try:
-            sandbox._guard = _start_guard(entry)
+            sandbox._guard = Guard(entry)
             sandbox._write_files()
             sandbox._start_all()
             if not owned:
@@ -163,17 +163,28 @@ class Sandbox:
 
     def down(self) -> None:
         """End every process of the sandbox and remove its directory. May be called twice, on ruins too."""
-        left = processes.end_all(self.dir, self.entry.id)
+        if os.geteuid() != 0:
+            raise SandboxError("Taking a sandbox down needs root, as starting it did: run this with sudo.")
+        current = registry.find(self.entry.name)
+        # Once it is gone, its name and its directory may belong to another one.
+        if current is not None and current.id == self.entry.id:
+            self._remove()
         self.daemons.reap_all()
+        self._release_guard()
+
+    def _remove(self) -> None:
+        left = processes.end_all(self.dir, self.entry.id)
         if left:
             names = ", ".join(f"{p.program} ({p.pid})" for p in left)
             raise SandboxError(
                 f"The sandbox {self.entry.name!r} still has processes that SIGKILL does not end: {names}."
             )
         if self._is_ours():
-            shutil.rmtree(self.dir, ignore_errors=True)
+            shutil.rmtree(self.dir)
+        else:
+            with contextlib.suppress(OSError):  # made, and killed before it was marked; another's is not empty
+                self.dir.rmdir()
         registry.unregister(self.entry)
-        self._release_guard()
 
     def __enter__(self) -> Sandbox:
         return self
@@ -276,11 +287,8 @@ class Sandbox:
 
     def _release_guard(self) -> None:
         guard, self._guard = self._guard, None
-        if guard is not None and guard.stdin is not None:
-            with contextlib.suppress(OSError):
-                guard.stdin.write(b"k")
-                guard.stdin.close()
-            guard.wait(30)
+        if guard is not None:
+            guard.dismiss()
 
 
 def sweep() -> None:
@@ -290,25 +298,11 @@ def sweep() -> None:
             Sandbox.attach(entry.name).down()
 
 
-def guard(name: str, id: str) -> None:
-    """Body of the guard process: wait for the starter's word on standard input; its silence means it has died."""
-    if sys.stdin.buffer.read(1) == b"":
-        entry = registry.find(name)
-        if entry is not None and entry.id == id:
-            Sandbox.attach(name).down()
-
-
-def _start_guard(entry: registry.Entry) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if name != processes.ID_VARIABLE}
-    return subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}", "guard", entry.name, entry.id],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        env={**environment, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        start_new_session=True,
-    )
+def take_down(name: str, id: str) -> None:
+    """Take down this very sandbox, if it is still there."""
+    entry = registry.find(name)
+    if entry is not None and entry.id == id:
+        Sandbox.attach(name).down()
 
 
 def _group_of(user: str) -> int:

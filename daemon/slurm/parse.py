@@ -98,14 +98,14 @@ def _job(row: dict[str, str]) -> Job:
     num_nodes = len(held) or read("NumNodes", _count)
     # Slurm prints what is held, and for a pending job what is asked for.
     tres = read("tres-alloc", _tres)
-    gpus, per_node, gpu_type = _gpus(row, tres, held, num_nodes)
+    gpus, per_node, gpu_type = read("tres-per-node", lambda _: _gpus(row, tres, held, num_nodes))
     array_task = _text(row["ArrayTaskID"])
     pending = row["State"] == "PENDING"
     return Job(
-        job_id=read("JobID", int),
+        job_id=read("JobID", _whole),
         state=row["State"],
         user=row["UserName"],
-        uid=read("UserID", int),
+        uid=read("UserID", _whole),
         name=row["Name"],
         comment="" if row["Comment"] == "(null)" else row["Comment"],
         account=_text(row["Account"]),
@@ -139,7 +139,7 @@ def _job(row: dict[str, str]) -> Job:
 
 def _node(row: dict[str, str]) -> Node:
     try:
-        allocated, _, _, total = (int(part) for part in row["CPUsState"].split("/"))
+        allocated, _, _, total = (_whole(part) for part in row["CPUsState"].split("/"))
         present, used = gres_gpus(row["Gres"]), gres_gpus(row["GresUsed"])
         return Node(
             name=row["NodeList"],
@@ -161,9 +161,9 @@ def _gpus(row: dict[str, str], tres: dict[str, str], held: tuple[str, ...], num_
     """(total, per node, type) of a job, from what is allocated, else from what was asked for."""
     asked = {name: gres_gpus(_text(row[name])) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
     each = sum(asked["tres-per-node"].values())
-    typed = {name.partition(":")[2]: int(count) for name, count in tres.items() if name.startswith("gres/gpu:")}
+    typed = {name.partition(":")[2]: _whole(count) for name, count in tres.items() if name.startswith("gres/gpu:")}
     if "gres/gpu" in tres or typed:
-        total = int(tres.get("gres/gpu", sum(typed.values())))
+        total = _whole(tres["gres/gpu"]) if "gres/gpu" in tres else sum(typed.values())
     else:  # the site's AccountingStorageTRES does not name gres/gpu
         per_task = sum(asked["tres-per-task"].values())
         total = each * num_nodes or sum(asked["tres-per-job"].values()) or per_task * _count(row["NumTasks"])
@@ -218,8 +218,14 @@ def _text(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    return int(_text(text).split("-")[0] or 0)
+    return _whole(_text(text).split("-")[0] or "0")
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):  # int() would take 1_2 for 12
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def _moment(text: str) -> float | None:
-    return float(text) if _text(text) else None
+    return float(_whole(text)) if _text(text) else None
