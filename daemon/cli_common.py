@@ -118,7 +118,7 @@ def _matches(row: Mapping[str, Any], args: argparse.Namespace) -> bool:
         return False
     if args.user and row.get("user") not in args.user and str(row.get("uid")) not in args.user:
         return False
-    if args.state and row.get("state") not in args.state:
+    if args.state and (row.get("state") or "").split(" ")[0] not in args.state:
         return False
     if args.accounts and row.get("account") not in args.accounts:
         return False

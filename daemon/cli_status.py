@@ -41,7 +41,8 @@ def bounds(low: str, high: str) -> Cell:
 
 
 def _short_state(row: Row) -> str:
-    state = row.get("state") or ""
+    # Slurm may say CANCELLED by 1000.
+    state = (row.get("state") or "").split(" ")[0]
     return cli_common.SHORT_STATES.get(state, state)
 
 

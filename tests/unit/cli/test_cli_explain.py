@@ -37,7 +37,7 @@ Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.
   Gain        cluster +0.61 jobs' worth of progress   (1215: progress x3.10 -> x1.92, -38%, 1218: +100%)
   From        9 reports at 4 GPUs, 4 reports at 2 GPUs, the last 30 s before the decision
   Cost        0.8 s pause (measured)
-  Considered  4 GPUs, batch 512: +1.30 for this job, but less for all jobs together
+  Considered  4 GPUs, batch 512: +1.30 for this job, not worth it for all jobs together
               1 GPU, batch 128: -0.80 for this job
   Now         stays at 2 GPUs: it was resized a short while ago
   Next        may be resized again after 13:30:41 (cooldown)
@@ -124,9 +124,33 @@ def test_an_advised_move_is_not_told_as_done(store: Store, viewer: Callable[...,
     """Below mode act the daemon only says what it would do, and the explanation must not read as if it did."""
     steady(store, gpus_to=4, batch_to=512, reason="grow_idle", gain=0.5, mode="advise")
     text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
-    assert text.startswith("Job 7 has kept 2 GPUs")
-    assert "it is to grow from 2 to 4 GPUs, batch 256 -> 512" in " ".join(text.split())
-    assert "the daemon only says so (mode advise)" in " ".join(text.split())
+    would = "would grow to 4 GPUs, batch 256 -> 512 (mode advise: the daemon only says so)."
+    assert text.startswith(f"Job 7 has 2 GPUs, batch 256, and {would}\n")
+
+
+def test_a_move_that_is_yet_to_come_is_told_as_such(store: Store, viewer: Callable[..., Any]) -> None:
+    """In mode act a decision that was not begun in its round is still to come, with what it waits for."""
+    steady(store, gpus_to=4, reason="grow_share", gain=0.5, evidence={"next": "the GPUs are still being released"})
+    text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
+    assert text.startswith("Job 7 has 2 GPUs, batch 256, and is to grow to 4 GPUs, batch 256 as before.\n")
+    assert "Next        the GPUs are still being released" in text
+
+
+def test_a_later_move_of_a_resized_job_is_told_beside_its_last(story: Store, viewer: Callable[..., Any]) -> None:
+    """What happened stays the outcome; what the daemon would do now stands under Now, with its mode."""
+    later = DecisionRow(1215, at("13:24:50"), 2, 4, 256, 512, "grow_idle", None, None, mode="advise")
+    story.save_decisions(at("13:24:50"), [later])
+    text = "\n".join(render(reports.explain(story, 1215, viewer(1000), NOW)))
+    assert text.startswith("Job 1215 shrank from 4 to 2 GPUs")
+    now = "it is to grow from 2 to 4 GPUs, batch 256 -> 512: GPUs were idle and no waiting job could use them"
+    assert f"Now {now}; the daemon only says so (mode advise)" in " ".join(text.split())
+
+
+def test_a_shrink_for_a_waiting_job_claims_no_gain(store: Store, viewer: Callable[..., Any]) -> None:
+    """Waiting jobs come first without a weighing, so a gain of nought is not printed as if it were one."""
+    steady(store, gpus_to=1, batch_to=128, reason="shrink_for_job", gain=0.0)
+    text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
+    assert "Gain        none asked for: waiting jobs come first\n" in text
 
 
 def test_nothing_measured_is_said(store: Store, viewer: Callable[..., Any]) -> None:
@@ -176,3 +200,20 @@ def test_a_hostile_detail_cannot_steer_the_terminal(store: Store, viewer: Callab
     lines = render(reports.explain(store, 7, viewer(1000), NOW))
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) <= 110
+
+
+def test_a_change_without_an_order_is_not_given_a_reason(store: Store, viewer: Callable[..., Any]) -> None:
+    """A restart at another size that the daemon did not order is told as such, not with an invented cause."""
+    steady(store)
+    store.set_in_use(7, 2, (Piece(7, "base", ("n1",), 1),), 256, at("13:05:00"), 3.0)
+    text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
+    assert text.startswith("Job 7 shrank from 2 to 1 GPU at 13:05:00, batch 256 as before.\n")
+    assert "Its supervisor changed it without an order from the daemon." in text
+
+
+def test_a_cancelled_job_is_over(store: Store, viewer: Callable[..., Any]) -> None:
+    """Slurm's `CANCELLED by 1000` is an end like any other."""
+    steady(store)
+    store.end_job(7, "CANCELLED by 1000", at("13:20:00"))
+    first = render(reports.explain(store, 7, viewer(1000), NOW))[0]
+    assert first == "Job 7 is over (CANCELLED by 1000) since 13:20:00; it trained on 2 GPUs."

@@ -1,0 +1,201 @@
+"""The lines of `selastic explain`, label by label: why, gain, from, cost, considered, now, next. Pure.
+
+Promise: every number is one that was recorded; what is not known is said to be so. Limit: evidence of a form that
+daemon/reports/evidence.py does not list counts as not known.
+"""
+
+from __future__ import annotations
+
+from . import cli_explain_words as words
+from .cli_explain_words import Facts
+from .cli_times import span
+from .reports import evidence as known
+from .tables import number
+
+FORCED = ("shrink_for_job", "shrink_for_elastic", "shrink_capacity")
+"""Reasons that no gain is weighed for."""
+SHOWN_ALTERNATIVES = 3
+
+
+def why(facts: Facts, cause: Facts, evidence: Facts) -> str:
+    """The reason, with who waited and what was idle where that is known."""
+    text = cause.get("reason_text") or words.because(cause.get("reason") or "", facts)
+    waiting, wanted = known.whole(evidence, "for_job"), known.whole(evidence, "for_gpus")
+    idle = known.whole(evidence, "idle_gpus")
+    if waiting:
+        text = f"{waiting} waited for {words.gpus(wanted)}" if wanted else f"{text}: job {waiting}"
+    if idle is not None and (waiting or "idle" in (cause.get("reason") or "")):
+        text += "; nothing was idle" if idle == 0 else f" ({idle} idle)"
+    return words.sentence(text)
+
+
+def gain(facts: Facts, cause: Facts, evidence: Facts) -> str:
+    """What the move brings the cluster, this job and the others; empty for no move, n/a for an unknown one."""
+    if not cause.get("gpus_from") or not words.is_move(cause):
+        return ""
+    forced = cause.get("reason") in FORCED and not cause.get("gain")
+    if cause.get("gain") is None and not forced:
+        return f"n/a ({_measured_sizes(facts)})"
+    own = _change(known.number(evidence, "speedup_from"), known.number(evidence, "speedup_to"))
+    shares = [f"{facts['job']['job_id']}: {own}"] if own else []
+    return _total(cause, forced) + _in_brackets(shares + _others(evidence))
+
+
+def _total(cause: Facts, forced: bool) -> str:
+    return (
+        "none asked for: waiting jobs come first" if forced else f"cluster {cause['gain']:+.2f} jobs' worth of progress"
+    )
+
+
+def _in_brackets(shares: list[str]) -> str:
+    return f"   ({', '.join(shares)})" if shares else ""
+
+
+def _others(evidence: Facts) -> list[str]:
+    shares = []
+    for other in known.objects(evidence, "others"):
+        name, change = known.whole(other, "job_id"), known.number(other, "change")
+        before, after = known.whole(other, "gpus_from"), known.whole(other, "gpus_to")
+        if name is not None and change is not None:
+            shares.append(f"{name}: {change:+.0%}")
+        elif name is not None and before is not None and after is not None:
+            shares.append(f"{name}: {before} -> {words.gpus(after)}")
+    return shares
+
+
+def _change(before: float | None, after: float | None) -> str:
+    if before is None or after is None or before <= 0:
+        return ""
+    return f"progress x{number(before)} -> x{number(after)}, {after / before - 1:+.0%}"
+
+
+def _measured_sizes(facts: Facts) -> str:
+    sizes = sorted({seen["gpus"] for seen in facts["observations"]})
+    if not sizes:
+        return "no size measured yet"
+    return f"measured so far: {', '.join(map(str, sizes))} GPUs"
+
+
+def source(facts: Facts, cause: Facts, evidence: Facts) -> str:
+    """The reports behind it: those the planner counted, or else all there are, said to be so."""
+    counts = {
+        cause.get("gpus_from"): known.whole(evidence, "reports_from"),
+        cause.get("gpus_to"): known.whole(evidence, "reports_to"),
+    }
+    age = known.number(evidence, "last_report_age_s")
+    late = f", the last {span(age)} before the decision" if age is not None else ""
+    if any(count is not None for count in counts.values()):
+        parts = [words.reports(count, size) for size, count in counts.items()]
+        modelled = "; the target's throughput is the model's, not measured" if known.flag(evidence, "modelled") else ""
+        return ", ".join(parts) + late + modelled
+    totals: dict[int, int] = {}
+    for seen in facts["observations"]:
+        totals[seen["gpus"]] = totals.get(seen["gpus"], 0) + seen["count"]
+    if not totals:
+        return "no reports: nothing has been measured"
+    return ", ".join(words.reports(count, size) for size, count in sorted(totals.items())) + " up to now"
+
+
+def cost(facts: Facts, cause: Facts | None) -> list[str]:
+    """The pause: as measured for what happened, as expected for what is to come."""
+    last = facts.get("last_resize")
+    if last and not facts.get("resize"):
+        return [f"{last['pause_s']:.2g} s pause (measured)"] if last["pause_s"] else ["pause not reported"]
+    if cause is None or cause.get("gpus_from") == cause.get("gpus_to"):
+        return []
+    evidence = cause.get("evidence") or {}
+    pause = known.number(evidence, "pause_s")
+    if pause is not None:
+        measured = known.flag(evidence, "pause_measured")
+        source = {True: "mean of its resizes so far", False: "assumed; none measured yet", None: "expected"}[measured]
+        return [f"{pause:.2g} s pause ({source})"]
+    if facts.get("mean_pause_s") is not None:
+        return [f"{facts['mean_pause_s']:.2g} s pause expected (mean of its resizes so far)"]
+    return ["pause not known: this job has not been resized yet"]
+
+
+def considered(decision: Facts) -> list[str]:
+    """The next best sizes and why they were not taken."""
+    chosen = (decision.get("gpus_to"), decision.get("batch_to"))
+    value = known.number(decision, "value")
+    shown = []
+    for other in known.objects(decision, "alternatives"):
+        size, batch = known.whole(other, "gpus"), known.whole(other, "batch")
+        if size is None or (size, batch) == chosen:
+            continue
+        why = known.text(other, "why") or _why_not(known.number(other, "value"), value)
+        shown.append(words.gpus(size) + (f", batch {batch}" if batch else "") + f": {why}")
+    return shown[:SHOWN_ALTERNATIVES]
+
+
+def _why_not(value: float | None, chosen: float | None) -> str:
+    """The plan is the best sum over all jobs: a size worth more to this one was worth less to all of them together."""
+    if value is None or chosen is None:
+        return "value n/a"
+    if value > chosen:
+        return f"{value - chosen:+.2f} for this job, not worth it for all jobs together"
+    return f"{value - chosen:+.2f} for this job"
+
+
+def now(facts: Facts, cause: Facts | None) -> list[str]:
+    """What the last decision says, where that is not already told, and how far an order has come."""
+    if words.is_over(facts["job"]):
+        return []
+    order, decision = facts.get("resize"), facts.get("decision")
+    if order:
+        return [_progress(facts, order)]
+    if not decision:
+        return []
+    if words.is_move(decision) and not facts.get("last_resize"):
+        return []  # the outcome says it
+    if words.is_move(decision) and (decision["gpus_to"], decision["batch_to"]) != (
+        facts["job"]["gpus"],
+        facts["job"]["batch"],
+    ):
+        move = words.moved(decision, "shrink", "grow", "change its batch")
+        advised = "" if decision["mode"] == "act" else f"; the daemon only says so (mode {decision['mode']})"
+        return [f"it is to {move}{words.batch(decision)}: {decision['reason_text']}{advised}"]
+    if cause is not None and decision.get("at") != cause.get("at"):
+        return [f"stays at {words.gpus(decision['gpus_to'])}: {decision['reason_text'] or decision['reason']}"]
+    return []
+
+
+def _progress(facts: Facts, order: Facts) -> str:
+    """How far an order has come."""
+    wants = ", ".join(
+        f"{words.gpus(shape['gpus'])} on {shape['nodes']} node{'s' * (shape['nodes'] > 1)}" for shape in order["adds"]
+    )
+    detail = f" ({order['detail']})" if order["detail"] else ""
+    asked = f"; companions asked for: {wants}" if wants else ""
+    return f"order {order['id']} is {order['state']}{detail}{asked}, since {words.clock(facts, order['updated'])}"
+
+
+def next_steps(facts: Facts) -> list[str]:
+    """What is tried next, what stands in the way, and what the user can do."""
+    job = facts["job"]
+    if words.is_over(job):
+        return [f"nothing; its history: selastic acct -j {job['job_id']}"]
+    evidence = (facts.get("decision") or {}).get("evidence") or {}
+    lines = []
+    if known.text(evidence, "next"):
+        lines.append(known.text(evidence, "next"))
+    cooldown, blocked = known.number(evidence, "cooldown_until"), known.number(evidence, "blocked_until")
+    if cooldown and cooldown > facts["now"]:
+        lines.append(f"may be resized again after {words.clock(facts, cooldown)} (cooldown)")
+    failed = facts.get("last_order")
+    if failed and failed["state"] == "failed":
+        lines.append(
+            f"order {failed['id']} for {words.gpus(failed['gpus'])} failed: {failed['detail'] or 'no cause was given'}"
+        )
+    if blocked and blocked > facts["now"]:
+        lines.append(f"left alone until {words.clock(facts, blocked)}")
+    return [*lines, _can_do(job)]
+
+
+def _can_do(job: Facts) -> str:
+    name = job["job_id"]
+    if job.get("pinned"):
+        return f"pinned to {words.gpus(job['pinned'])}; to let it be resized again: selastic unpin {name}"
+    if job["reason"] == "keep_unregistered":
+        return "start the training with 'selastic run' in the batch script; without it the daemon cannot resize the job"
+    return f"to hold it at its size: selastic pin {name}; the whole story: selastic events {name}"
