@@ -13,10 +13,10 @@ from .decisions import Decisions
 from .engine import Database
 from .jobs import Jobs
 from .migrate import check, migrate
-from .reports import ReportsPart
+from .retention import Retention
 
 
-class Store(Jobs, Allocations, ReportsPart, Decisions):
+class Store(Jobs, Allocations, Retention, Decisions):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str) -> None:

@@ -1,0 +1,122 @@
+"""Keeps the database small: old reports become one record per hour and configuration, old jobs and events go.
+
+Called from time to time, by one thread. What is rolled up still counts in observations; only single reports are gone.
+Works in steps of at most STEP reports, so that the write lock is never held for long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select
+
+from . import schema
+from .reports import ReportsPart
+
+STEP = 5_000
+"""Reports that one transaction rolls up."""
+_HOUR = 3600
+_REPORTS, _ROLLUPS = schema.reports, schema.rollups
+_KEY = ("job_id", "gpus", "nodes", "batch", "micro_batch", "accumulation")
+
+
+class Retention(ReportsPart):
+    """Rolls up and prunes."""
+
+    def roll_up(self, before: float) -> int:
+        """Replace the reports of whole hours that ended before this time by hourly records; returns how many went."""
+        limit, gone = math.floor(before / _HOUR) * _HOUR, 0
+        while True:
+            with self._db.lock, self._db.write() as connection:
+                rolled = _roll_up_some(connection, limit)
+            gone += rolled
+            if rolled == 0:
+                return gone
+            with self._db.lock:
+                # Rolled-up hours weigh less in a median than single reports: read them as a restart would.
+                self._seen.clear()
+
+    def prune(self, before: float) -> int:
+        """Forget jobs that ended before this time, with all that is theirs, and older events; returns how many jobs."""
+        jobs, events = schema.jobs, schema.events
+        old = select(jobs.c.job_id).where(jobs.c.ended.is_(True), jobs.c.end_time < before).limit(500)
+        gone = 0
+        while True:
+            with self._db.write() as connection:
+                numbers = list(connection.execute(old).scalars())
+                connection.execute(delete(jobs).where(jobs.c.job_id.in_(numbers)))
+                if not numbers:
+                    connection.execute(delete(events).where(events.c.at < before))
+                    return gone
+            gone += len(numbers)
+            for number in numbers:
+                self._forget(number)
+
+    def size_mb(self) -> float | None:
+        """Size of the database in MB; None when it is not SQLite."""
+        if not self._db.sqlite:
+            return None
+        with self._db.read() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar() or 0
+            return float(pages) * float(connection.exec_driver_sql("PRAGMA page_size").scalar() or 0) / 1e6
+
+
+def _roll_up_some(connection: Connection, limit: float) -> int:
+    """Roll up one (job, hour) after another until STEP reports have gone; an hour is never left half."""
+    gone = 0
+    oldest = select(_REPORTS.c.at).where(_REPORTS.c.at < limit).order_by(_REPORTS.c.at).limit(1)
+    while gone < STEP:
+        first = connection.execute(oldest).scalar()
+        if first is None:
+            break
+        hour = math.floor(first / _HOUR) * _HOUR
+        within = (_REPORTS.c.at >= hour) & (_REPORTS.c.at < hour + _HOUR)
+        count = select(_REPORTS.c.job_id, func.count().label("count")).where(within).group_by(_REPORTS.c.job_id)
+        jobs = []
+        for job_id, reports in connection.execute(count.order_by(_REPORTS.c.job_id)).all():
+            jobs.append(job_id)
+            gone += reports
+            if gone >= STEP:
+                break
+        where = within & _REPORTS.c.job_id.in_(jobs)
+        _store_hours(connection, hour, jobs, connection.execute(select(_REPORTS).where(where)).mappings().all())
+        connection.execute(delete(_REPORTS).where(where))
+    return gone
+
+
+def _store_hours(connection: Connection, hour: int, jobs: list[int], rows: Sequence[RowMapping]) -> None:
+    groups: dict[tuple[int, ...], list[RowMapping]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in _KEY)].append(row)
+    records = {key: _record(hour, key, members) for key, members in groups.items()}
+    # Reports that came after their hour had been rolled up join its record, weighted by their number.
+    where = (_ROLLUPS.c.hour == hour) & _ROLLUPS.c.job_id.in_(jobs)
+    for there in connection.execute(select(_ROLLUPS).where(where)).mappings().all():
+        key = tuple(there[name] for name in _KEY)
+        records[key] = _joined(records[key], there) if key in records else dict(there)
+    connection.execute(delete(_ROLLUPS).where(where))
+    connection.execute(insert(_ROLLUPS), list(records.values()))
+
+
+def _record(hour: int, key: tuple[int, ...], members: list[RowMapping]) -> dict[str, Any]:
+    noises = [row["noise_scale"] for row in members if row["noise_scale"] > 0]
+    return {
+        **dict(zip(_KEY, key, strict=True)),
+        "hour": hour,
+        "count": len(members),
+        "step_time": median(row["step_time_median_s"] for row in members),
+        "samples_per_s": median(row["samples_per_s"] for row in members),
+        "noise_scale": median(noises) if noises else 0.0,
+        "last_at": max(row["at"] for row in members),
+    }
+
+
+def _joined(new: dict[str, Any], old: RowMapping) -> dict[str, Any]:
+    total = new["count"] + old["count"]
+    for name in ("step_time", "samples_per_s", "noise_scale"):
+        new[name] = (new[name] * new["count"] + old[name] * old["count"]) / total
+    return {**new, "count": total, "last_at": max(new["last_at"], old["last_at"])}
