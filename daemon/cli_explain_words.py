@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .cli_times import format_time
-from .reasons import Reason
+from .reports.common import reason_text
 
 Facts = Mapping[str, Any]
 OVER = (
@@ -70,15 +70,9 @@ def clock(facts: Facts, at: float) -> str:
 
 def because(code: str, facts: Facts) -> str:
     """The words of a reason's code: the daemon's own, which may be newer than this command, else ours."""
-    if not code:
-        return "its supervisor changed it without an order from the daemon"
     job, decision = facts["job"], facts.get("decision") or {}
     texts = {job.get("reason"): job.get("reason_text"), decision.get("reason"): decision.get("reason_text")}
-    return texts.get(code) or _local_text(code) or f"reason '{code}', which this version does not know"
-
-
-def _local_text(code: str) -> str:
-    return next((reason.text for reason in Reason if reason.value == code), "")
+    return texts.get(code) or reason_text(code) or f"reason '{code}', which this version does not know"
 
 
 def sentence(text: str) -> str:

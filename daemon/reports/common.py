@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 PUBLIC = ("job_id", "state", "gpus", "own")
 """The keys of another user's row that keep their value."""
 
+BY_SUPERVISOR = {
+    "": "its supervisor changed it without an order from the daemon",
+    "registered": "its supervisor registered with this size",
+    "restart": "its supervisor started the workers again, without an order from the daemon",
+}
+"""Sizes that no decision stands behind: the reasons that the controller stores for them."""
+
 
 class Viewer(Protocol):
     """Who asks."""
@@ -60,8 +67,8 @@ def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
 
 
 def reason_text(code: str) -> str:
-    """The words of a reason's code; empty for a code that this version does not know."""
+    """The words of a reason's code, or of what a supervisor did by itself; empty for a code that is not known here."""
     try:
         return Reason(code).text
     except ValueError:
-        return ""
+        return BY_SUPERVISOR.get(code, "")

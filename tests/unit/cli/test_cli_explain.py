@@ -202,13 +202,23 @@ def test_a_hostile_detail_cannot_steer_the_terminal(store: Store, viewer: Callab
     assert max(map(len, lines)) <= 110
 
 
-def test_a_change_without_an_order_is_not_given_a_reason(store: Store, viewer: Callable[..., Any]) -> None:
-    """A restart at another size that the daemon did not order is told as such, not with an invented cause."""
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("", "Its supervisor changed it without an order from the daemon."),
+        ("restart", "Its supervisor started the workers again, without an order from the daemon."),
+        ("of_tomorrow", "Reason 'of_tomorrow', which this version does not know."),
+    ],
+)
+def test_a_change_without_a_decision_is_given_no_cause(
+    code: str, said: str, store: Store, viewer: Callable[..., Any]
+) -> None:
+    """A restart at another size that the daemon did not order is told as such, not with an invented reason."""
     steady(store)
-    store.set_in_use(7, 2, (Piece(7, "base", ("n1",), 1),), 256, at("13:05:00"), 3.0)
+    store.set_in_use(7, 2, (Piece(7, "base", ("n1",), 1),), 256, at("13:05:00"), 3.0, code)
     text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
     assert text.startswith("Job 7 shrank from 2 to 1 GPU at 13:05:00, batch 256 as before.\n")
-    assert "Its supervisor changed it without an order from the daemon." in text
+    assert said in text
 
 
 def test_a_cancelled_job_is_over(store: Store, viewer: Callable[..., Any]) -> None:
