@@ -39,6 +39,7 @@ class Child:
     name: str
     pid: int
     output: int
+    verdict: int
     log: Any
     follow: bool
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
@@ -122,21 +123,24 @@ class Agent:
 
     def _spawn(self, name: str, env: dict[str, str], follow: bool) -> None:
         reading, writing = os.pipe()
+        verdict, judge = os.pipe()
         log = self._log(name)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(writing, env)
+            self._become_worker(writing, judge, env)
         with contextlib.suppress(OSError):  # the child does the same; whoever is second fails
             os.setpgid(pid, pid)
         os.close(writing)
+        os.close(judge)
+        os.set_blocking(verdict, False)
         os.set_blocking(reading, False)
-        child = Child(name, pid, reading, log, follow)
+        child = Child(name, pid, reading, verdict, log, follow)
         self._children[pid] = child
         self._loop.watch(reading, lambda: self._output(child))
 
-    def _become_worker(self, output: int, env: dict[str, str]) -> None:
+    def _become_worker(self, output: int, verdict: int, env: dict[str, str]) -> None:
         """In the child: never returns."""
         try:
             self._loop.leave_in_child()
@@ -144,10 +148,11 @@ class Agent:
                 self._connection.forget()
             for child in self._children.values():
                 os.close(child.output)
+                os.close(child.verdict)
                 if child.log is not None:
                     child.log.close()
             host, port = self._address
-            worker_process.run(self._arguments, {**env, "SELASTIC_CONTROL": f"{host}:{port}"}, output)
+            worker_process.run(self._arguments, {**env, "SELASTIC_CONTROL": f"{host}:{port}"}, output, verdict)
         finally:
             os._exit(70)
 
@@ -197,7 +202,11 @@ class Agent:
         if child.partial:
             self._lines(child, b"\n")
         self._loop.watch(child.output, None)
+        raised = False
+        with contextlib.suppress(BlockingIOError):
+            raised = bool(os.read(child.verdict, 1))
         os.close(child.output)
+        os.close(child.verdict)
         if child.log is not None:
             child.log.close()
         code = os.waitstatus_to_exitcode(status)
@@ -208,6 +217,7 @@ class Agent:
                     "worker": child.name,
                     "code": max(code, 0),
                     "signal": max(-code, 0),
+                    "raised": raised,
                     "tail": list(child.tail),
                 }
             )
@@ -224,7 +234,7 @@ class Agent:
 
 
 def preimport() -> None:
-    """Import what every training script needs; what cannot be imported here will fail in the script, with its reason."""
+    """Import what every training script needs. What cannot be imported will fail in the script, with its reason."""
     for name in PREIMPORTED:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

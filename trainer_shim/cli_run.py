@@ -110,10 +110,10 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     ) -> places.Places:
         if jobs:
             return places.SlurmPlaces(loop, children, setup, jobs, emit)
-        return places.LocalPlaces(children, setup, emit, pieces[0])
+        return places.LocalPlaces(loop, children, setup, emit, pieces[0])
 
     def make_link(directive: Callable[[Directive], None], said: Callable[[str], None]) -> DaemonLink | None:
-        if args.no_daemon or not (jobs or os.environ.get("SELASTIC_URL")):
+        if args.no_daemon or not (jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ):
             return None
         return DaemonLink(Client(), pieces[0].slurm_job_id, directive, said)
 

@@ -47,7 +47,9 @@ class Worker:
     """It was killed; only its exit is awaited."""
     quiesced: bool = False
     done: bool = False
-    """Its training loop is over."""
+    """Its training loop is over, or was left."""
+    finished: bool = False
+    """... and every epoch was done."""
     exited: bool = False
     error: str = ""
     config: dict[str, object] = field(default_factory=dict)

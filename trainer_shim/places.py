@@ -6,6 +6,7 @@ laptop; there a "companion" is one more local agent. Nothing here decides.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
@@ -38,8 +39,8 @@ class Setup:
 
 
 class Places(Protocol):
-    def launch(self, piece: Piece) -> None:
-        """Start an agent on each node of the piece; StepEnded follows when they have all ended."""
+    def launch(self, piece: Piece, number: int) -> None:
+        """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
 
     def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
         """Ask for a companion; CompanionGranted or CompanionRefused follows."""
@@ -60,14 +61,14 @@ class SlurmPlaces:
         self._base = jobs[0].job_id
         self._companions = Companions(loop, children, setup.env, self._base, self._granted, self._refused)
 
-    def launch(self, piece: Piece) -> None:
+    def launch(self, piece: Piece, number: int) -> None:
         job = self._jobs[piece.slurm_job_id]
         command = self.command(piece)
         env = {**self._setup.env, **threads(self._setup.env, job.cpus_per_node, piece.gpus_per_node)}
         if piece.kind == "companion":
             env["SELASTIC_COMPANION"] = "1"
         log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
-        self._children.start(command, env, lambda ended: self._ended(piece, ended), log)
+        self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code)), log)
 
     def command(self, piece: Piece) -> list[str]:
         """The srun for a piece."""
@@ -85,9 +86,6 @@ class SlurmPlaces:
     def close(self, done: Callable[[], None]) -> None:
         self._companions.close(done)
 
-    def _ended(self, piece: Piece, ended: Ended) -> None:
-        self._emit(StepEnded(piece.slurm_job_id, piece.nodes, ended.code))
-
     def _granted(self, directive: int, index: int, job: SlurmJob) -> None:
         try:
             piece = job.piece("companion", self._setup.nproc)
@@ -104,14 +102,21 @@ class SlurmPlaces:
 class LocalPlaces:
     """Agents as local processes. Each "node" of a piece is one agent; CPU workers only share the machine."""
 
-    def __init__(self, children: Children, setup: Setup, emit: Emit, first_piece: Piece) -> None:
-        self._children, self._setup, self._emit = children, setup, emit
+    def __init__(self, loop: Loop, children: Children, setup: Setup, emit: Emit, first_piece: Piece) -> None:
+        self._loop, self._children, self._setup, self._emit = loop, children, setup, emit
         self._next_job = FIRST_LOCAL_JOB
         self._agents: dict[int, list[subprocess.Popen[bytes]]] = {}
         self._directives: dict[int, list[int]] = {}
         self._total = first_piece.gpus_per_node
 
-    def launch(self, piece: Piece) -> None:
+    def launch(self, piece: Piece, number: int) -> None:
+        left = set(piece.nodes)
+
+        def ended(node: str, how: Ended) -> None:
+            left.discard(node)
+            if not left:
+                self._emit(StepEnded(number, how.code))
+
         for node in piece.nodes:
             env = {
                 **self._setup.env,
@@ -121,10 +126,9 @@ class LocalPlaces:
                 "SELASTIC_AGENT_NODE": node,
                 "SELASTIC_NPROC": str(piece.gpus_per_node),
             }
-            one = Piece(piece.slurm_job_id, piece.kind, (node,), piece.gpus_per_node)
             log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
             command = launch.agent_command(self._setup.arguments)
-            process = self._children.start(command, env, lambda ended, part=one: self._ended(part, ended), log)  # type: ignore[misc]
+            process = self._children.start(command, env, functools.partial(ended, node), log)
             if process is not None:
                 self._agents.setdefault(piece.slurm_job_id, []).append(process)
 
@@ -132,7 +136,8 @@ class LocalPlaces:
         job_id, self._next_job = self._next_job, self._next_job + 1
         self._directives.setdefault(directive, []).append(job_id)
         nodes = tuple(f"local{job_id}-{number}" for number in range(shape.nodes))
-        self._emit(CompanionGranted(directive, index, Piece(job_id, "companion", nodes, shape.gpus_per_node)))
+        piece = Piece(job_id, "companion", nodes, shape.gpus_per_node)
+        self._loop.call(lambda: self._emit(CompanionGranted(directive, index, piece)))
 
     def drop(self, directive: int) -> None:
         for job_id in self._directives.pop(directive, []):
@@ -141,9 +146,6 @@ class LocalPlaces:
 
     def close(self, done: Callable[[], None]) -> None:
         done()
-
-    def _ended(self, piece: Piece, ended: Ended) -> None:
-        self._emit(StepEnded(piece.slurm_job_id, piece.nodes, ended.code))
 
 
 def slurm_jobs(env: Mapping[str, str]) -> tuple[SlurmJob, ...]:

@@ -161,7 +161,9 @@ class Supervisor:
         """What a worker said before its end comes first, though it travels on a connection of its own."""
         name = str(message.get("worker"))
         tail = tuple(str(line) for line in message.get("tail", ()))
-        event = WorkerExit(name, int(message.get("code", 1)), int(message.get("signal", 0)), tail)
+        event = WorkerExit(
+            name, int(message.get("code", 1)), int(message.get("signal", 0)), bool(message.get("raised")), tail
+        )
         if not self._server.connected("worker", name):
             self._event(event)
             return
@@ -224,6 +226,7 @@ class Supervisor:
                     batch=action.batch,
                     program=" ".join(self._options.command)[:1000],
                     request=self._options.request,
+                    max_micro_batch=action.max_micro_batch,
                 )
             )
 
@@ -260,7 +263,7 @@ class Supervisor:
 
 
 _PERFORM: dict[type, Callable[[Supervisor, Any], None]] = {
-    LaunchAgents: lambda self, action: self._places.launch(action.piece),
+    LaunchAgents: lambda self, action: self._places.launch(action.piece, action.number),
     QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
     Spawn: Supervisor._spawn,
     Kill: Supervisor._kill,

@@ -37,8 +37,8 @@ class AgentLost:
 class StepEnded:
     """The srun (or local process) that carried a piece's agents has ended."""
 
-    slurm_job_id: int
-    nodes: tuple[str, ...]
+    number: int
+    """Of the LaunchAgents that it came from."""
     code: int
 
 
@@ -66,11 +66,12 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """A worker process has ended; `signal` is 0 when it exited by itself."""
+    """A worker process has ended; `signal` is 0 when it exited by itself, `raised` says that an error ended it."""
 
     worker: str
     code: int
     signal: int = 0
+    raised: bool = False
     tail: tuple[str, ...] = ()
 
 
@@ -122,9 +123,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class LaunchAgents:
-    """Start one agent on each node of this piece."""
+    """Start one agent on each node of this piece. `number` tells one launch from another of the same nodes."""
 
     piece: Piece
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class InUse:
     generation: int
     pieces: tuple[Piece, ...]
     batch: int
+    max_micro_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from .supervisor_events import (
     CompanionGranted,
     CompanionRefused,
     DropCompanions,
-    LaunchAgents,
     Message,
     Say,
     Send,
@@ -170,7 +169,7 @@ class Resizing:
         machine.timers["resize"] = machine.now + max(active.wait_s, 1.0)
         machine.tell(active.directive, "granted")
         for piece in active.added.values():
-            machine.do(LaunchAgents(piece))
+            machine.launch(piece)
 
     def refused(self, event: CompanionRefused) -> None:
         if self.active is not None and self.active.directive == event.directive:
@@ -234,6 +233,11 @@ class Resizing:
             self.active, aborted.agreed = aborted, True
         else:
             self._machine.restart(f"generation {generation} was agreed on before it could be called off", 1)
+
+    def survived(self, generation: int, error: str) -> None:
+        """The coming world was not complete; the old one, still whole, goes on."""
+        if self.coming(generation) is not None:
+            self.fail(error)
 
     def left(self, worker: Worker) -> None:
         """A worker that the new world does without has gone."""

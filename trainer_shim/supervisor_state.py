@@ -46,6 +46,7 @@ from .wire import Phase, Piece
 WORLD_DID_NOT_FORM = 75
 """A worker's exit code (EX_TEMPFAIL) when its process group did not come about in time."""
 KILLED = 128
+CULPRIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,12 @@ class Machine:
         self.now = 0.0
         self._out: list[Action] = []
         self._expected: set[AgentKey] = set()
+        self._launches = 0
+        self._launched: dict[AgentKey, int] = {}
         self._failures = 0
         self._failed_at: int | None = None
         self._worked = False
+        self._broken = ""
         self._stop_code: int | None = None
 
     # --- the outside ------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ class Machine:
         self._expected = set(fleets.keys(self.pieces))
         self.timers["agents"] = now + self.limits.agents_s
         for piece in self.pieces:
-            self.do(LaunchAgents(piece))
+            self.launch(piece)
         return self._taken()
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -134,6 +138,13 @@ class Machine:
 
     def do(self, action: Action) -> None:
         self._out.append(action)
+
+    def launch(self, piece: Piece) -> None:
+        """Start the agents of a piece."""
+        self._launches += 1
+        for key in fleets.keys([piece]):
+            self._launched[key] = self._launches
+        self.do(LaunchAgents(piece, self._launches))
 
     def members(self) -> list[Worker]:
         """The workers of the current world that are still there."""
@@ -215,7 +226,8 @@ class Machine:
         self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
         first = self.fleet.workers[world.members[0]]
         self.do(Follow(first.name, first.agent))
-        self.do(InUse(world.generation, pieces, self.batch))
+        micro_batch = int(_number(first.config.get("micro_batch")))
+        self.do(InUse(world.generation, pieces, self.batch, micro_batch))
 
     def restart(self, why: str, code: int) -> None:
         """Kill what is left and begin a new generation from the last checkpoint; give up after too many failures."""
@@ -288,8 +300,10 @@ class Machine:
             self._saved(message)
         elif kind == "failed":
             worker.error = str(message.get("error", ""))
+            if message.get("survived"):
+                self.resizing.survived(generation, worker.error)
         elif kind == "done":
-            worker.done = True
+            worker.done, worker.finished = True, bool(message.get("finished"))
             self._training_over()
         elif kind == "report":
             self._report(message)
@@ -333,8 +347,6 @@ class Machine:
     def _report(self, message: Message) -> None:
         if self.mode in (Mode.RUNNING, Mode.FINISHING) and self.world:
             if batch := int(_number(message.get("batch"))):
-                if batch != self.batch and not self.batch:
-                    self.do(InUse(self.world.generation, self.pieces, batch))
                 self.batch = batch
             nodes = len({node for piece in self.pieces for node in piece.nodes})
             self.do(Forward(message, len(self.world.members), nodes))
@@ -382,10 +394,10 @@ class Machine:
             self.restart(why, KILLED + 9)
 
     def _step_ended(self, event: StepEnded) -> None:
-        """A piece's agents cannot come any more: those still awaited never will."""
-        keys = {(event.slurm_job_id, node) for node in event.nodes}
+        """The agents of a launch cannot come any more: those still awaited never will."""
+        keys = {key for key, number in self._launched.items() if number == event.number}
         if self.resizing.expects_any(keys):
-            self.resizing.fail(f"the agents of job {event.slurm_job_id} did not start (exit code {event.code})")
+            self.resizing.fail(f"the companion's agents did not start (exit code {event.code})")
         if missing := self._expected & keys:
             self._give_up_on(missing, f"exit code {event.code}")
 
@@ -447,9 +459,13 @@ class Machine:
             why += f": {worker.error}"
         for line in event.tail:
             self.do(Say(f"  {worker.name}| {line}"))
-        script_error = event.signal == 0 and code != WORLD_DID_NOT_FORM
-        if script_error and (worker.done or not self._worked):
-            # Before any world has worked, or after the training, a restart would only repeat the error.
+        if code == WORLD_DID_NOT_FORM and "culprit" not in self.timers:
+            # Perhaps it only noticed that another one died; that one's end says more, and is on its way.
+            self._broken = why
+            self.timers["culprit"] = self.now + CULPRIT_S
+            return
+        if event.signal == 0 and (not event.raised or worker.finished or not self._worked):
+            # sys.exit(n) is the script's own decision, and an error before or after the training would only come again.
             self.do(Say(why))
             self._end(code)
         else:
@@ -476,7 +492,8 @@ class Machine:
     def _begin_again(self) -> None:
         self.mode = Mode.RESTARTING
         self.world = None
-        self.timers.pop("checkpoint", None)
+        for name in ("checkpoint", "culprit"):
+            self.timers.pop(name, None)
         for worker in [worker for worker in self.fleet.workers.values() if worker.exited]:
             del self.fleet.workers[worker.name]
         self.kill(list(self.fleet.workers.values()))
@@ -484,7 +501,7 @@ class Machine:
             base = self.pieces[0]
             self._expected.add(self.batch_host)
             self.timers["agents"] = self.now + self.limits.agents_s
-            self.do(LaunchAgents(replace(base, nodes=base.nodes[:1])))
+            self.launch(replace(base, nodes=base.nodes[:1]))
         self._without_lost()
         self._respawn_if_dead()
 
@@ -558,6 +575,8 @@ class Machine:
             worker = self.fleet.workers.get(rest)
             if worker is not None and not worker.exited and not worker.doomed:
                 self.do(Kill(worker.name, worker.agent))
+        elif kind == "culprit":
+            self.restart(self._broken, WORLD_DID_NOT_FORM)
         elif kind == "stop" and self._stop_code is not None:
             self.do(Say("no checkpoint in the time left, ending"))
             self._end(self._stop_code)

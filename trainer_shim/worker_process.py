@@ -21,8 +21,11 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 
 
-def run(arguments: list[str], env: dict[str, str], output: int) -> NoReturn:
-    """Run `script args...` or `-m module args...` in this process and end it with the script's exit code."""
+def run(arguments: list[str], env: dict[str, str], output: int, verdict: int) -> NoReturn:
+    """Run `script args...` or `-m module args...` in this process and end it with the script's exit code.
+
+    A byte is written to `verdict` when an error, not the script's own sys.exit, ends it.
+    """
     _leave_parent(output)
     os.environ.update(env)
     _reseed()
@@ -34,6 +37,7 @@ def run(arguments: list[str], env: dict[str, str], output: int) -> NoReturn:
         code = _exit_code(stop)
     except BaseException as error:
         _print_error(error)
+        os.write(verdict, b"!")
     finally:
         leave(code)
 
