@@ -1,0 +1,60 @@
+"""Wakes those who wait for news of a job, across threads: rounds ring from theirs, the API waits on its event loop.
+
+A ring is remembered only by those who wait: whoever is told looks at the store again, and whoever comes later looks
+first. So no news is lost, and none has to be kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
+
+
+class Bell:
+    """One for the daemon; every method but `listen` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[Waiter]] = {}
+        self.closed = False
+        """Nobody waits any more: the daemon is stopping."""
+
+    def listen(self, job_id: int) -> Waiter:
+        """Begin to wait, on the running event loop. Look at the store after this, and before awaiting the event."""
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._waiting.setdefault(job_id, []).append(waiter)
+        return waiter
+
+    def leave(self, job_id: int, waiter: Waiter) -> None:
+        """Stop waiting."""
+        with self._lock:
+            left = [other for other in self._waiting.get(job_id, []) if other is not waiter]
+            if left:
+                self._waiting[job_id] = left
+            else:
+                self._waiting.pop(job_id, None)
+
+    def ring(self, job_id: int) -> None:
+        """There is news of this job."""
+        with self._lock:
+            waiters = list(self._waiting.get(job_id, ()))
+        for loop, event in waiters:
+            _set(loop, event)
+
+    def close(self) -> None:
+        """Let everybody go."""
+        with self._lock:
+            self.closed = True
+            waiters = [waiter for some in self._waiting.values() for waiter in some]
+        for loop, event in waiters:
+            _set(loop, event)
+
+
+def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        return  # that loop is closed, and nobody waits on it

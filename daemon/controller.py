@@ -1,0 +1,228 @@
+"""What the API does to the running daemon: registrations and phases in, directives out. Called from many threads.
+
+Promise: what a supervisor says is believed about its own job only, and only about Slurm jobs of its own user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
+from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Registration
+
+from .bell import Bell
+from .registry import Registry
+from .reports import plan_row
+from .rounds import Rounds
+from .slurm.types import Job, SlurmClient, Snapshot
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 1.0
+"""A snapshot this young is not taken anew for a job that is not in it."""
+TELL_S = 60.0
+"""How long a withdrawn resize is told to a supervisor that took it."""
+SKEW_S = 300.0
+"""A supervisor's clock further off than this is not believed."""
+
+
+class Jobs:
+    """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job."""
+
+    def __init__(self, client: SlurmClient, clock: Callable[[], float] = time.time) -> None:
+        self._client, self._clock = client, clock
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot(0.0)
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """A round has taken one."""
+        with self._lock:
+            if snapshot.at >= self._snapshot.at:
+                self._snapshot = snapshot
+
+    def snapshot(self) -> Snapshot:
+        """A new one, which is kept. Raises as SlurmClient.snapshot."""
+        found = self._client.snapshot()
+        self.keep(found)
+        return found
+
+    def latest(self) -> Snapshot:
+        """The one that is kept."""
+        with self._lock:
+            return self._snapshot
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See SlurmClient.shrink."""
+        self._client.shrink(job_id, nodes)
+
+    def cancel(self, job_id: int) -> None:
+        """See SlurmClient.cancel."""
+        self._client.cancel(job_id)
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See SlurmClient.set_comment."""
+        self._client.set_comment(job_id, text)
+
+    def find(self, *job_ids: int) -> list[Job | None]:
+        """These jobs as Slurm has them; None for one that it does not list."""
+        known = self.latest()
+        if any(job_id not in known.jobs for job_id in job_ids) and self._clock() - known.at > FRESH_S:
+            known = self.snapshot()
+        return [known.jobs.get(job_id) for job_id in job_ids]
+
+
+class DaemonController:
+    """The API's Controller over a store, the rounds and Slurm."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: Jobs,
+        rounds: Rounds,
+        registry: Registry,
+        bell: Bell,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store, self.jobs, self.rounds, self.registry, self.bell = store, jobs, rounds, registry, bell
+        self._wake, self.clock = wake, clock
+
+    def owner(self, job_id: int) -> tuple[int, str] | None:
+        """uid and name of the job's user; None for a job that Slurm does not list, or one in another user's care."""
+        job = self.jobs.find(job_id)[0]
+        return (job.uid, job.user) if job is not None else None
+
+    def registered(self, job_id: int, registration: Registration) -> Grant:
+        """Store what a supervisor trains on; say whether its job is managed, and why not."""
+        job = self.jobs.find(job_id)[0]
+        if job is None:
+            raise NotFound(f"Slurm knows no job {job_id} that has not ended")
+        self._check_pieces(job, registration.pieces)
+        interval = self.rounds.settings.report_interval_s
+        if registration.request:
+            self.registry.ask(job_id, registration.request)
+        roster = self.registry.sort(self.jobs.latest())
+        refused = roster.unmanaged.get(job_id)
+        if refused is not None:
+            return Grant("", False, refused.detail, interval, refused.request)
+        if job_id not in roster.elastic:
+            sentence = "the job has no elastic request (--comment=elastic:gpus=MIN-MAX,batch=MIN-MAX)"
+            return Grant("", False, sentence, interval)
+        text = roster.elastic[job_id].request.text()
+        if self.store.job(job_id) is None:
+            self.store.upsert_job(self.registry.managed_row(job, text))
+        now = self.clock()
+        detail = {"generation": registration.generation, "batch": registration.batch, "program": registration.program}
+        self.store.add_event(job_id, "registered", "supervisor", detail, now)
+        self.store.set_in_use(
+            job_id, registration.generation, registration.pieces, registration.batch, now, 0.0, "registered", 0
+        )
+        self.wake("registered")
+        return Grant("", True, "", interval, text)
+
+    def phase(self, job_id: int, phase: Phase) -> None:
+        """A resize has come to a phase, or the training has changed by itself (directive 0)."""
+        now = self.clock()
+        at = phase.at if abs(phase.at - now) < SKEW_S else now
+        intent = self.store.intent(phase.directive) if phase.directive else None
+        if phase.phase in ("running", "finished") and phase.pieces:
+            job = self.jobs.find(job_id)[0]
+            if job is not None:
+                self._check_pieces(job, phase.pieces)
+        if phase.phase == "running":
+            # The allocation before the intent: see Rounds._look.
+            reason = intent.directive.reason if intent else "restart"
+            self.store.set_in_use(
+                job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.directive,
+                step=phase.step or None, samples=phase.samples or None,
+            )  # fmt: skip
+        elif phase.phase == "finished":
+            if phase.step:
+                self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
+            self.store.clear_in_use(job_id, at)
+            self.registry.finished(job_id)
+        if intent is not None and phase.phase != "finished":
+            self.store.move_intent(phase.directive, phase.phase, phase.detail, at=now)
+        self._record(job_id, phase, now)
+        if phase.phase in ("running", "failed", "withdrawn", "finished"):
+            self.wake(phase.phase)
+
+    def directive(self, job_id: int) -> Directive | None:
+        """The resize that the supervisor is to carry out, or a withdrawn one that it may still be at."""
+        intent = self.store.open_intent(job_id)
+        if intent is not None:
+            return intent.directive if intent.state != "running" else None
+        last = self.store.last_closed_intent(job_id)
+        if last is not None and last.state == "withdrawn" and self.clock() - last.updated < TELL_S:
+            return replace(last.directive, withdrawn=True)
+        return None
+
+    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
+        """The directive above `after`, or the withdrawal of `after` itself, as soon as there is one."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            waiter = self.bell.listen(job_id)
+            try:
+                found = await loop.run_in_executor(None, self.directive, job_id)
+                if found is not None and (found.id == after if found.withdrawn else found.id > after):
+                    return found
+                left = deadline - loop.time()
+                if left <= 0 or self.bell.closed:
+                    return None
+                await asyncio.wait_for(waiter[1].wait(), left)
+            except TimeoutError:
+                return None
+            finally:
+                self.bell.leave(job_id, waiter)
+
+    def dry_plan(self) -> dict[str, Any]:
+        """A plan made now, stored nowhere, in the form of reports.plan."""
+        plan = self.rounds.dry()
+        rows = [plan_row(row, self.store.job(row.job_id)) for row in plan.rows]
+        return {"at": self.clock(), "jobs": rows}
+
+    def wake(self, why: str) -> None:
+        """Let the next round come soon."""
+        log.debug("woken: %s", why)
+        self._wake()
+
+    def health(self) -> dict[str, Any]:
+        """How the rounds go; anyone may know."""
+        rounds = self.rounds
+        age = round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None
+        return {
+            "mode": rounds.mode,
+            "last_round_age_s": age,
+            "trouble": bool(rounds.trouble),
+            "tripped": bool(rounds.executor.tripped),
+        }
+
+    def _check_pieces(self, job: Job, pieces: tuple[Piece, ...]) -> None:
+        """Refuse pieces that are another user's. One that Slurm no longer lists has just ended, which is no lie."""
+        for piece, held in zip(pieces, self.jobs.find(*(piece.slurm_job_id for piece in pieces)), strict=True):
+            if held is not None and held.uid != job.uid:
+                raise NotAllowed(
+                    f"piece {piece.slurm_job_id} is another user's job; accepted: pieces of job {job.job_id}"
+                )
+
+    def _record(self, job_id: int, phase: Phase, now: float) -> None:
+        detail: dict[str, Any] = {
+            "resize": phase.directive,
+            "generation": phase.generation,
+            "gpus": sum(piece.gpus for piece in phase.pieces),
+            "batch": phase.batch,
+        }
+        if phase.phase == "running":
+            detail |= {"pause_s": phase.pause_s, "step": phase.step, "samples": phase.samples}
+        if phase.detail:
+            detail["detail"] = phase.detail
+        self.store.add_event(job_id, phase.phase, "supervisor", detail, now)
+        log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "")

@@ -1,0 +1,134 @@
+"""Keeps the store's jobs in step with Slurm's: who is elastic, who is told that it is not, who has ended.
+
+A job that is not managed hears why once, in its record and its events. Limit: how a job ended, squeue does not say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from slurm_elastic.db.rows import JobRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.request import find
+
+from .capacity.elastic import Roster, Scope, sort_jobs
+from .reasons import Reason
+from .settings import Settings
+from .slurm.types import Job, Snapshot
+
+log = logging.getLogger(__name__)
+ENDED = "ENDED"
+"""State of a job that Slurm no longer lists, when its supervisor did not say that the training was finished."""
+
+
+class Registry:
+    """What is known of jobs between rounds, beside the store; thread-safe."""
+
+    def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self.store, self.clock = store, clock
+        uid = os.geteuid() if settings.user_mode else None
+        self.scope = Scope(partitions=settings.partitions, accounts=settings.accounts, uid=uid)
+        self._lock = threading.Lock()
+        self._asked: dict[int, str] = {}
+        self._finished: set[int] = set()
+        self._reference: dict[int, tuple[int, int]] = {}
+
+    def ask(self, job_id: int, request: str) -> None:
+        """The job's supervisor brought an elastic request of its own; it speaks for the job from now on."""
+        with self._lock:
+            self._asked[job_id] = request
+
+    def finished(self, job_id: int) -> None:
+        """The supervisor said that the training is over."""
+        with self._lock:
+            self._finished.add(job_id)
+
+    def sort(self, snapshot: Snapshot) -> Roster:
+        """The roster of a snapshot; stores nothing."""
+        rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
+        return self._sort(snapshot, rows)
+
+    def update(self, snapshot: Snapshot) -> Roster:
+        """Store what the snapshot says of elastic jobs, and the end of those it no longer lists."""
+        rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
+        roster = self._sort(snapshot, rows)
+        found = [self.managed_row(job.base, job.request.text()) for job in roster.elastic.values()]
+        found += [
+            job_row(entry.job, entry.request, False, entry.reason, entry.detail) for entry in roster.unmanaged.values()
+        ]
+        for row in found:
+            self._tell(row, rows.get(row.job_id))
+        self.store.upsert_jobs(found)
+        for job_id in rows.keys() - snapshot.jobs.keys():
+            self._end(job_id)
+        return roster
+
+    def managed_row(self, job: Job, request: str) -> JobRow:
+        """The row of an elastic job as Slurm describes it now."""
+        reason = Reason.WAITING if job.pending else Reason.KEEP_UNREGISTERED
+        return job_row(job, request, True, reason, "")
+
+    def reference(self, job_id: int) -> tuple[int, int] | None:
+        """(GPUs, batch) that the job first trained with."""
+        known = self._reference.get(job_id)
+        if known is None:
+            first = next(iter(self.store.allocations(job_id)), None)
+            if first is None:
+                return None
+            known = self._reference[job_id] = (first.gpus, first.batch)
+        return known
+
+    def _sort(self, snapshot: Snapshot, rows: dict[int, JobRow]) -> Roster:
+        with self._lock:
+            asked = dict(self._asked)
+        for job_id, row in rows.items():
+            job = snapshot.jobs.get(job_id)
+            # After a restart: a request that stands in no comment was its supervisor's.
+            if job is not None and row.managed and job_id not in asked and find(job.comment) is None:
+                asked[job_id] = row.request
+        accepted = {job_id for job_id, row in rows.items() if row.managed and row.start_time is not None}
+        return sort_jobs(snapshot, self.scope, asked, accepted)
+
+    def _tell(self, row: JobRow, before: JobRow | None) -> None:
+        """Say what is new, once."""
+        if before is not None and (before.managed, before.detail) == (row.managed, row.detail):
+            return
+        kind = "managed" if row.managed else "not_managed"
+        detail = {"request": row.request, "reason": row.reason, "detail": row.detail}
+        self.store.add_event(row.job_id, kind, "selasticd", detail, self.clock())
+        log.info("job %d (%s): %s", row.job_id, row.user, row.request if row.managed else f"not managed: {row.detail}")
+
+    def _end(self, job_id: int) -> None:
+        with self._lock:
+            state = "COMPLETED" if job_id in self._finished else ENDED
+            self._finished.discard(job_id)
+            self._asked.pop(job_id, None)
+            self._reference.pop(job_id, None)
+        now = self.clock()
+        self.store.add_event(job_id, "ended", "selasticd", {"state": state}, now)
+        self.store.end_job(job_id, state, now)
+        log.info("job %d: ended", job_id)
+
+
+def job_row(job: Job, request: str, managed: bool, reason: Reason, detail: str) -> JobRow:
+    """A job of a snapshot as a row of the store."""
+    return JobRow(
+        job_id=job.job_id,
+        user=job.user,
+        uid=job.uid,
+        name=job.name,
+        account=job.account,
+        partition=job.partition,
+        request=request,
+        managed=managed,
+        reason=reason.value,
+        detail=detail,
+        submit_time=job.submit_time,
+        start_time=job.start_time,
+        end_time=None,
+        state=job.state,
+    )

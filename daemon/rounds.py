@@ -1,0 +1,245 @@
+"""One round of the daemon: observe, remember, plan, store, reconcile. Thin: every decision is made elsewhere.
+
+Promise: nothing is done to a job before the intent or the event that says so is on the disk; a round whose observation
+failed does nothing at all; a failing round is logged, and the next one starts from what is there.
+Limit: one instance, one round at a time; what it keeps between rounds is only a sense of time, and a restart that
+loses it costs a delay.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.errors import SlurmError, StoreError
+from slurm_elastic.trainer_shim.wire import Directive
+
+from .bell import Bell
+from .capacity.elastic import Roster
+from .capacity.units import Unit
+from .optimizer.models import Observation, ThroughputModel
+from .optimizer.models import fit as fit_model
+from .planner import Inputs, JobState, Plan, plan_round
+from .reasons import Reason
+from .registry import Registry
+from .resize.executor import Executor
+from .resize.rules import Action, Bounds, Close, next_actions, unused
+from .settings import Settings
+from .slurm.types import SlurmClient, Snapshot
+
+log = logging.getLogger(__name__)
+
+ROOM_WAIT_S = 120.0
+"""How long room may lie idle for a waiting job before the job is passed over: it waits for something else."""
+ROOM_RETRY_S = 900.0
+"""After this it is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one round looks at: read once, in an order in which a change in between does no harm."""
+
+    snapshot: Snapshot
+    roster: Roster
+    intents: Mapping[int, IntentRow]
+    in_use: Mapping[int, InUse]
+
+
+class Rounds:
+    """The daemon's rounds. `run` is called by one thread; `dry` by any."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        store: Store,
+        settings: Settings,
+        registry: Registry,
+        bell: Bell,
+        clock: Callable[[], float] = time.time,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.client, self.store, self.settings, self.registry, self.bell = client, store, settings, registry, bell
+        self.clock = clock
+        self.bounds = bounds or Bounds()
+        self.executor = Executor(client, store, clock, backoff_s=max(1.0, settings.failed_backoff_s / 10))
+        self.last_ok = 0.0
+        """When the last round that observed the cluster ended."""
+        self.trouble = ""
+        """Why the last round did not; empty when it did."""
+        self._lock = threading.Lock()
+        self._unused: dict[Unit, float] = {}
+        self._room: dict[int, float] = {}
+        self._passed: dict[int, float] = {}
+        self._said: dict[int, tuple[object, ...]] = {}
+        self._fit = lru_cache(maxsize=4096)(_fit)
+
+    @property
+    def mode(self) -> str:
+        """The settings' mode, or advise once too many actions in a row were refused."""
+        return "advise" if self.executor.tripped and self.settings.mode == "act" else self.settings.mode
+
+    def run(self) -> bool:
+        """One round; never raises. Whether it changed anything, so that another should follow soon."""
+        with self._lock:
+            try:
+                changed = self._round()
+            except SlurmError as error:
+                self._failed(f"Slurm could not be observed, so nothing is done: {error}")
+            except StoreError as error:
+                self._failed(f"the store failed: {error}")
+            except Exception as error:
+                log.exception("a round failed; the next one starts from what is there")
+                self.trouble = f"{type(error).__name__}: {error}"
+            else:
+                if self.trouble:
+                    log.info("rounds are well again")
+                self.last_ok, self.trouble = self.clock(), ""
+                return changed
+            return False
+
+    def dry(self) -> Plan:
+        """What a round would decide now. Stores nothing, changes nothing."""
+        with self._lock:
+            snapshot = self.client.snapshot()
+            seen = self._look(snapshot, self.registry.sort(snapshot))
+            return self._plan(seen, self.clock())
+
+    def _round(self) -> bool:
+        if self.mode == "off":
+            return False
+        snapshot = self.client.snapshot()
+        roster = self.registry.update(snapshot)
+        seen, now = self._look(snapshot, roster), self.clock()
+        changed = self._reconcile(seen, now)
+        if self.mode == "observe":
+            return False
+        if changed:
+            seen = self._look(snapshot, roster)  # what was closed just now is open no more
+        plan = self._plan(seen, now)
+        self._note_room(plan, now)
+        self.store.save_decisions(now, list(plan.rows))
+        self._say(plan)
+        self._order(plan.directives, now)
+        return changed
+
+    def _look(self, snapshot: Snapshot, roster: Roster) -> Seen:
+        # Intents before allocations: a supervisor's `running` stores the allocation first, so an intent read as
+        # running never meets an allocation from before its switch.
+        intents = {intent.directive.job_id: intent for intent in self.store.open_intents()}
+        return Seen(snapshot, roster, intents, self.store.all_in_use())
+
+    def _reconcile(self, seen: Seen, now: float) -> bool:
+        intents = list(seen.intents.values())
+        self._unused = unused(seen.roster, seen.in_use, intents, self._unused, now)
+        actions: Sequence[Action] = next_actions(seen.roster, seen.in_use, intents, self._unused, now, self.bounds)
+        act = self.mode == "act"
+        if not act:
+            actions = [
+                Close(intent.directive.job_id, intent.directive.id, "withdrawn", f"the daemon's mode is {self.mode}")
+                for intent in intents
+                if intent.state != "running"
+            ]
+        before = self.executor.tripped
+        done = self.executor.run(actions, act)
+        if self.executor.tripped and not before:
+            self._trip()
+        for action in actions:
+            if isinstance(action, Close):
+                self.bell.ring(action.job_id)
+        return done > 0
+
+    def _trip(self) -> None:
+        log.error("mode falls to advise until the daemon is started again: %s", self.executor.tripped)
+        self.store.add_event(0, "tripped", "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock())
+
+    def _plan(self, seen: Seen, now: float) -> Plan:
+        states = {
+            job_id: self._state(job_id, seen.in_use.get(job_id), seen.intents.get(job_id))
+            for job_id, job in seen.roster.elastic.items()
+            if job.running
+        }
+        settings = replace(self.settings, mode=self.mode)
+        passed = {job_id for job_id, until in self._passed.items() if now < until}
+        return plan_round(Inputs(seen.snapshot, seen.roster, states, settings, now, passed, self._fitted))
+
+    def _state(self, job_id: int, in_use: InUse | None, intent: IntentRow | None) -> JobState:
+        if in_use is None:
+            return JobState(intent=intent)
+        store, report = self.store, self.store.last_report(job_id)
+        return JobState(
+            in_use=in_use,
+            intent=intent,
+            last=store.last_closed_intent(job_id),
+            pinned=store.pinned(job_id),
+            observations=tuple(store.observations(job_id)),
+            pause_s=store.mean_pause(job_id),
+            reference=self.registry.reference(job_id),
+            noise_scale=report.noise_scale if report is not None and report.noise_scale > 0 else None,
+            reported_at=report.at if report is not None else None,
+        )
+
+    def _fitted(self, observations: Sequence[Observation]) -> ThroughputModel:
+        return self._fit(tuple(observations))
+
+    def _note_room(self, plan: Plan, now: float) -> None:
+        """Pass over waiting jobs that leave the room kept for them idle."""
+        ready = {met.need.job_id for met in plan.met if not met.waits}
+        self._room = {job_id: self._room.get(job_id, now) for job_id in ready}
+        for job_id, since in list(self._room.items()):
+            if now - since >= ROOM_WAIT_S:
+                self._passed[job_id] = now + ROOM_RETRY_S
+                log.info("job %d leaves the room kept for it idle: passed over for %.0f s", job_id, ROOM_RETRY_S)
+        self._passed = {job_id: until for job_id, until in self._passed.items() if now < until}
+
+    def _order(self, directives: Sequence[Directive], now: float) -> None:
+        """Order the resizes of a plan; each is on the disk before its supervisor can hear of it."""
+        if self.mode != "act":
+            return
+        for directive in directives:
+            try:
+                ordered = self.store.new_intent(directive, now)
+            except StoreError as error:
+                log.warning("job %d: no resize is ordered: %s", directive.job_id, error)
+                continue
+            detail = {"resize": ordered.id, "gpus": ordered.gpus, "batch": ordered.batch, "reason": ordered.reason}
+            self.store.add_event(ordered.job_id, "ordered", "selasticd", detail, now)
+            self.bell.ring(ordered.job_id)
+
+    def _say(self, plan: Plan) -> None:
+        """One line for each decision that is new."""
+        for row in plan.rows:
+            mark = (row.gpus_from, row.gpus_to, row.batch_from, row.batch_to, row.reason, row.mode)
+            if self._said.get(row.job_id) != mark:
+                self._said[row.job_id] = mark
+                log.info("%s", sentence(row))
+        for pool in plan.trouble:
+            log.warning("no plan for %s", pool)
+        known = {row.job_id for row in plan.rows}
+        self._said = {job_id: mark for job_id, mark in self._said.items() if job_id in known}
+
+    def _failed(self, sentence: str) -> None:
+        if sentence != self.trouble:
+            log.warning("%s", sentence)
+        self.trouble = sentence
+
+
+def sentence(row: DecisionRow) -> str:
+    """A decision in one line of the log."""
+    if row.reason == Reason.WAITING.value:
+        return f"job {row.job_id}: waits for its {row.evidence.get('for_gpus')} GPUs"
+    size = f"{row.gpus_from} GPUs" if row.gpus_from == row.gpus_to else f"{row.gpus_from} -> {row.gpus_to} GPUs"
+    batch = f", batch {row.batch_from} -> {row.batch_to}" if row.batch_from != row.batch_to else ""
+    how = f" by {row.mechanism}" if row.mechanism else ""
+    what_for = f" (job {row.evidence['for_job']})" if "for_job" in row.evidence else ""
+    advised = "" if row.mode == "act" or not row.mechanism else f" [{row.mode} only]"
+    return f"job {row.job_id}: {size}{batch}{how}: {Reason(row.reason).text}{what_for}{advised}"
+
+
+def _fit(observations: tuple[Observation, ...]) -> ThroughputModel:
+    return fit_model(observations)

@@ -1,0 +1,249 @@
+"""selasticd: wiring and lifecycle. Rounds on one thread, the HTTP API in the main one, a clean stop on SIGTERM.
+
+Promise: killed at any point it leaves nothing that the next start does not repair; jobs train on without it.
+Limit: one daemon per state directory (a lock file sees to that); a second host is not excluded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim import munge
+from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError
+
+from .api import create_app
+from .auth import Authenticator
+from .bell import Bell
+from .controller import DaemonController, Jobs
+from .registry import Registry
+from .resize.rules import Bounds
+from .rounds import Rounds
+from .settings import Settings, load
+from .slurm import CommandClient
+from .slurm.types import SlurmClient
+from .ticker import Ticker
+
+log = logging.getLogger(__name__)
+
+STOP_S = 5
+"""How long requests under way may take when the daemon stops."""
+
+
+class Daemon:
+    """Everything of one running daemon, wired; `start` begins the rounds, `stop` ends all."""
+
+    def __init__(self, settings: Settings, client: SlurmClient, store: Store, bounds: Bounds | None = None) -> None:
+        self.settings, self.store = settings, store
+        self.bell = Bell()
+        self.jobs = Jobs(client)
+        self.registry = Registry(store, settings)
+        self.rounds = Rounds(self.jobs, store, settings, self.registry, self.bell, bounds=bounds)
+        self.ticker = Ticker(self._work, settings.round_interval_s, settings.min_round_gap_s)
+        self.controller = DaemonController(store, self.jobs, self.rounds, self.registry, self.bell, self.ticker.wake)
+
+    def _work(self) -> None:
+        if self.rounds.run():
+            self.ticker.wake()  # what it changed is seen by the next one
+
+    def start(self) -> None:
+        """Rounds begin; `off` has none."""
+        if self.settings.mode != "off":
+            self.ticker.start()
+
+    def stop(self) -> None:
+        """Let waiting supervisors go, finish the round under way, close the store."""
+        self.bell.close()
+        self.ticker.stop()
+        self.store.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `selasticd`."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        settings = load(arguments.config, user_mode=arguments.user)
+        if arguments.check:
+            return check(settings)
+        return serve(settings)
+    except ConfigError as error:
+        print(f"selasticd: {error}", file=sys.stderr)
+        return 2
+    except ElasticError as error:
+        print(f"selasticd: {error}", file=sys.stderr)
+        return 1
+
+
+def serve(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT."""
+    Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)
+    with _alone(settings), _listening(settings) as listener:
+        # Before the store writes anything: who cannot prove callers' identities must not start at all.
+        authenticator = Authenticator(settings)
+        daemon = Daemon(settings, CommandClient(settings.slurm_conf), Store.open(settings.database_url))
+        try:
+            app = create_app(daemon.store, daemon.controller, settings, authenticator)
+            url = address(settings, listener)
+            path = write_client_file(settings, authenticator.client_values(url))
+            log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
+            daemon.start()
+            _Server(app, daemon).run(sockets=[listener])
+        finally:
+            daemon.stop()
+    log.info("selasticd has stopped")
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our signals: the first asks for a clean stop, the second for a quick one."""
+
+    def __init__(self, app: Any, daemon: Daemon) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=STOP_S,
+                timeout_keep_alive=75,
+                server_header=False,
+            )
+        )
+        self._daemon = daemon
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's own, does not raise the signal again: stopping is a success."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._daemon.bell.close()
+
+
+def check(settings: Settings) -> int:
+    """`--check`: try everything that the daemon needs, change nothing of it. 0 when all is well."""
+    tries = {"database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
+    good = True
+    print(f"settings: mode {settings.mode}, listens on {settings.listen}")
+    for name, attempt in tries.items():
+        try:
+            print(f"{name}: {attempt(settings)}")
+        except ElasticError as error:
+            good = False
+            print(f"{name}: {error}")
+    print("all is well" if good else "selasticd would not work as it is")
+    return 0 if good else 1
+
+
+def _check_database(settings: Settings) -> str:
+    Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
+    Store.open(settings.database_url).close()
+    return f"{settings.database_url.partition('://')[0]}, ready"
+
+
+def _check_identity(settings: Settings) -> str:
+    Authenticator(settings)
+    where = settings.munge_socket or (munge.default_socket(settings.slurm_conf) if settings.slurm_conf else None)
+    caller = munge.decode(munge.encode(b"", where), where)
+    return f"munged answers, this is uid {caller.uid}"
+
+
+def _check_slurm(settings: Settings) -> str:
+    snapshot = CommandClient(settings.slurm_conf).snapshot()
+    gpus = sum(node.gpus for node in snapshot.nodes.values())
+    return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs"
+
+
+@contextlib.contextmanager
+def _alone(settings: Settings) -> Iterator[None]:
+    """Hold the state directory's lock; ConfigError when another daemon does."""
+    path = Path(settings.state_dir) / "selasticd.lock"
+    try:
+        handle = path.open("a")
+    except OSError as error:
+        raise ConfigError(f"state_dir={settings.state_dir} cannot be written ({error.strerror})") from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
+        yield
+
+
+@contextlib.contextmanager
+def _listening(settings: Settings) -> Iterator[socket.socket]:
+    """The listening socket, bound before anything else, so that a port in use is said at once."""
+    host, port = settings.address
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(2048)
+            yield listener
+    except OSError as error:
+        raise ConfigError(f"listen={settings.listen} cannot be used ({error.strerror or error})") from None
+
+
+def address(settings: Settings, listener: socket.socket) -> str:
+    """The URL that clients are told."""
+    if settings.url:
+        return settings.url
+    host, port = settings.address[0], listener.getsockname()[1]
+    if host in ("", "0.0.0.0", "::"):
+        host = socket.getfqdn()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def write_client_file(settings: Settings, values: dict[str, Any]) -> Path:
+    """Write client.json, whole or not at all; only its owner may read one that holds a secret."""
+    path = Path(settings.state_dir) / "client.json"
+    fresh = path.with_suffix(f".{os.getpid()}")
+    mode = 0o600 if "secret" in values else 0o644
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with open(descriptor, "w") as file:
+        json.dump(values, file)
+        file.write("\n")
+    fresh.chmod(mode)
+    fresh.replace(path)
+    return path
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="selasticd", description="Decides what elastic jobs get, and sees to it.")
+    parser.add_argument("--config", metavar="FILE", help="settings file (default: /etc/slurm-elastic/selasticd.toml)")
+    parser.add_argument("--check", action="store_true", help="try settings, database, munge and Slurm, then exit")
+    parser.add_argument("--user", action="store_true", help="manage only your own jobs; needs no privilege")
+    levels = ("debug", "info", "warning", "error")
+    parser.add_argument("--log-level", choices=levels, default="info", help="default: %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

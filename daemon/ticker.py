@@ -1,0 +1,79 @@
+"""When the next round begins: at least every interval, sooner after an event, never sooner than a gap after the last.
+
+A thin shell over APScheduler. Limit: one round at a time; an event during a round makes one more follow it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+_ROUND = "round"
+
+
+class Ticker:
+    """Calls `work` from one thread of its own until it is stopped. `work` must not raise."""
+
+    def __init__(self, work: Callable[[], object], interval_s: float, gap_s: float) -> None:
+        self._work, self._interval, self._gap = work, timedelta(seconds=interval_s), timedelta(seconds=gap_s)
+        self._lock = threading.Lock()
+        self._busy = self._again = self._stopped = False
+        self._ended = datetime.min.replace(tzinfo=timezone.utc)
+        self._scheduler = BackgroundScheduler(timezone=timezone.utc)
+
+    def start(self) -> None:
+        """The first round begins at once."""
+        self._scheduler.add_job(
+            self._run,
+            "interval",
+            seconds=self._interval.total_seconds(),
+            id=_ROUND,
+            max_instances=1,
+            coalesce=True,
+            misfire_grace_time=None,
+            next_run_time=_now(),
+        )
+        self._scheduler.start()
+
+    def wake(self) -> None:
+        """Let the next round come as soon as it may."""
+        with self._lock:
+            if self._busy:
+                self._again = True
+            else:
+                self._bring_forward()
+
+    def stop(self) -> None:
+        """No further round; one that is under way is waited for."""
+        with self._lock:
+            self._stopped = True
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=True)
+
+    def _run(self) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._busy, self._again = True, False
+        try:
+            self._work()
+        finally:
+            with self._lock:
+                self._busy, self._ended = False, _now()
+                if self._again:
+                    self._bring_forward()
+
+    def _bring_forward(self) -> None:
+        if self._stopped:
+            return
+        due = max(_now(), self._ended + self._gap)
+        job = self._scheduler.get_job(_ROUND)
+        if job is not None and (job.next_run_time is None or job.next_run_time > due):
+            self._scheduler.modify_job(_ROUND, next_run_time=due)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
