@@ -246,6 +246,8 @@ local function guarded(run, ...)
 	local good, problem = pcall(run, ...)
 	if good then return slurm.SUCCESS end
 	if type(problem) == "table" then
+		-- scontrol shows its user no sentence of a plugin, so the log has it too.
+		slurm.log_info("slurm-elastic: refused: %s", problem.sentence)
 		slurm.log_user("%s", problem.sentence)
 		return slurm.ERROR
 	end

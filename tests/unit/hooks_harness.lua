@@ -1,7 +1,7 @@
 -- Runs slurm_hooks/elastic.lua outside slurmctld: commands on standard input, one answer per line.
 -- `parse TEXT`, `find TEXT`: what the library says. `time N TEXT`: microseconds per submission of such a job.
 local said
-slurm = { SUCCESS = 0, ERROR = -1, log_user = function(...) said = string.format(...) end, log_error = error }
+slurm = { SUCCESS = 0, ERROR = -1, log_user = function(...) said = string.format(...) end, log_error = error, log_info = function() end }
 local elastic = dofile(arg[1])
 
 local answers = {}
