@@ -18,19 +18,17 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from slurm_elastic.trainer_shim.errors import SandboxError
 
 from . import host, processes, registry
-from .config import ACCOUNT, CLUSTER, USERS, Layout, SandboxSpec, node_names, ports_needed, render
-from .daemons import Daemons, accepts_tcp, accepts_unix
+from .config import Layout, SandboxSpec, ports_needed, render
+from .daemons import Daemons
 from .guard import Guard
+from .startup import USABLE, Startup
 
-USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
-"""States of a node that takes jobs, as sinfo's %T spells them."""
 ID_FILE = "sandbox.id"
 """Marks a directory as made by a sandbox: only such a one is ever removed."""
 
@@ -83,7 +81,7 @@ class Sandbox:
         try:
             sandbox._guard = Guard(entry)
             sandbox._write_files()
-            sandbox._start_all()
+            sandbox._startup().all()
             if not owned:
                 registry.disown(entry)
                 sandbox._release_guard()
@@ -159,7 +157,7 @@ class Sandbox:
     def start_daemon(self, name: str, timeout_s: float = 30) -> None:
         """Start one daemon again and wait until it answers."""
         self.daemons.start(name)
-        self._wait_ready(name, timeout_s)
+        self._startup().wait_ready(name, timeout_s)
 
     def down(self) -> None:
         """End every process of the sandbox and remove its directory. May be called twice, on ruins too."""
@@ -192,6 +190,9 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.down()
 
+    def _startup(self) -> Startup:
+        return Startup(self.spec, self.layout, self.daemons, self.run, lambda: self.status().nodes)
+
     def _is_ours(self) -> bool:
         try:
             return (self.dir / ID_FILE).read_text() == self.entry.id
@@ -215,75 +216,6 @@ class Sandbox:
         key = os.open(at.dir / "munge.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
         with os.fdopen(key, "wb") as file:
             file.write(secrets.token_bytes(128))
-
-    def _start_all(self) -> None:
-        self.daemons.start("munged")
-        if self.spec.with_accounting:
-            self._start_accounting()
-        self._wait_ready("munged", 15)
-        if self.spec.with_accounting:
-            self._sacctmgr("add", "cluster", CLUSTER)
-        nodes = [f"slurmd-{node}" for node in node_names(self.spec)]
-        for name in ("slurmctld", *nodes):
-            self.daemons.start(name)
-        self._wait_ready("slurmctld", 30)
-        if self.spec.with_accounting:
-            self._sacctmgr("add", "account", ACCOUNT, f"cluster={CLUSTER}")
-            self._sacctmgr("add", "user", ",".join(USERS), f"account={ACCOUNT}", f"cluster={CLUSTER}")
-        self._wait_nodes(30 + self.spec.nodes)
-
-    def _start_accounting(self) -> None:
-        data = self.dir / "db"
-        data.mkdir()
-        shutil.chown(data, "mysql", "mysql")
-        install = [
-            host.program(self.spec, "mariadb-install-db"),
-            f"--defaults-file={self.dir}/my.cnf",
-            "--user=mysql",
-            "--skip-test-db",
-            "--skip-name-resolve",
-            "--auth-root-authentication-method=socket",
-        ]
-        self.daemons.spawn("mariadb-install-db", install)
-        self.daemons.wait_for_end("mariadb-install-db", 60)
-        self.daemons.start("mariadbd")
-        self._wait_ready("mariadbd", 60)
-        self._wait_ready("munged", 15)  # slurmdbd gives up without it
-        self.daemons.start("slurmdbd")
-        self._wait_ready("slurmdbd", 60)
-
-    def _wait_ready(self, name: str, timeout_s: float) -> None:
-        # A stranger on the port would answer too: the daemon itself has to be alive as well.
-        self.daemons.wait(name, lambda: bool(self.daemons.pid(name)) and self._answers(name), timeout_s)
-
-    def _answers(self, name: str) -> bool:
-        at = self.layout
-        if name == "munged":
-            return accepts_unix(at.munge_socket)
-        if name == "mariadbd":
-            return accepts_unix(at.dir / "db" / "mysql.sock")
-        if name == "slurmdbd":
-            return accepts_tcp(at.slurmdbd_port)
-        if name == "slurmctld":
-            return accepts_tcp(at.slurmctld_port) and "UP" in self.run(["scontrol", "ping"]).stdout
-        return self.status().nodes.get(name.partition("-")[2]) in USABLE
-
-    def _wait_nodes(self, timeout_s: float) -> None:
-        usable: set[str] = set()
-
-        def is_usable(node: str) -> bool:
-            if node not in usable:
-                usable.update(name for name, state in self.status().nodes.items() if state in USABLE)
-            return node in usable
-
-        for node in node_names(self.spec):
-            self.daemons.wait(f"slurmd-{node}", partial(is_usable, node), timeout_s)
-
-    def _sacctmgr(self, *words: str) -> None:
-        answer = self.run([host.program(self.spec, "sacctmgr"), "-i", *words])
-        if answer.returncode != 0:
-            said = (answer.stderr or answer.stdout).strip()
-            raise SandboxError(f"slurmdbd of the sandbox refused 'sacctmgr {' '.join(words)}': {said}")
 
     def _release_guard(self) -> None:
         guard, self._guard = self._guard, None

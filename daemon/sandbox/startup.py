@@ -1,0 +1,102 @@
+"""In which order the daemons of a sandbox start, and when each one answers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import partial
+
+from slurm_elastic.trainer_shim.errors import SandboxError
+
+from . import host
+from .config import ACCOUNT, CLUSTER, USERS, Layout, SandboxSpec, node_names
+from .daemons import Daemons, accepts_tcp, accepts_unix
+
+USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
+"""States of a node that takes jobs, as sinfo's %T spells them."""
+
+
+class Startup:
+    """Starts what one sandbox consists of. run: a Slurm command; nodes: name -> state, as Slurm has it now."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        at: Layout,
+        daemons: Daemons,
+        run: Callable[[list[str]], subprocess.CompletedProcess[str]],
+        nodes: Callable[[], dict[str, str]],
+    ) -> None:
+        self._spec, self._at, self._daemons, self._run, self._nodes = spec, at, daemons, run, nodes
+
+    def all(self) -> None:
+        """Start everything and wait until every node takes jobs. SandboxError names the daemon that failed."""
+        self._daemons.start("munged")
+        if self._spec.with_accounting:
+            self._start_accounting()
+        self.wait_ready("munged", 15)
+        if self._spec.with_accounting:
+            self._sacctmgr("add", "cluster", CLUSTER)
+        nodes = [f"slurmd-{node}" for node in node_names(self._spec)]
+        for name in ("slurmctld", *nodes):
+            self._daemons.start(name)
+        self.wait_ready("slurmctld", 30)
+        if self._spec.with_accounting:
+            self._sacctmgr("add", "account", ACCOUNT, f"cluster={CLUSTER}")
+            self._sacctmgr("add", "user", ",".join(USERS), f"account={ACCOUNT}", f"cluster={CLUSTER}")
+        self._wait_nodes(30 + self._spec.nodes)
+
+    def _start_accounting(self) -> None:
+        data = self._at.dir / "db"
+        data.mkdir()
+        shutil.chown(data, "mysql", "mysql")
+        install = [
+            host.program(self._spec, "mariadb-install-db"),
+            f"--defaults-file={self._at.dir}/my.cnf",
+            "--user=mysql",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--auth-root-authentication-method=socket",
+        ]
+        self._daemons.spawn("mariadb-install-db", install)
+        self._daemons.wait_for_end("mariadb-install-db", 60)
+        self._daemons.start("mariadbd")
+        self.wait_ready("mariadbd", 60)
+        self.wait_ready("munged", 15)  # slurmdbd gives up without it
+        self._daemons.start("slurmdbd")
+        self.wait_ready("slurmdbd", 60)
+
+    def wait_ready(self, name: str, timeout_s: float) -> None:
+        """Wait until one daemon, just started, answers."""
+        # A stranger on the port would answer too: the daemon itself has to be alive as well.
+        self._daemons.wait(name, lambda: bool(self._daemons.pid(name)) and self._answers(name), timeout_s)
+
+    def _answers(self, name: str) -> bool:
+        at = self._at
+        if name == "munged":
+            return accepts_unix(at.munge_socket)
+        if name == "mariadbd":
+            return accepts_unix(at.dir / "db" / "mysql.sock")
+        if name == "slurmdbd":
+            return accepts_tcp(at.slurmdbd_port)
+        if name == "slurmctld":
+            return accepts_tcp(at.slurmctld_port) and "UP" in self._run(["scontrol", "ping"]).stdout
+        return self._nodes().get(name.partition("-")[2]) in USABLE
+
+    def _wait_nodes(self, timeout_s: float) -> None:
+        usable: set[str] = set()
+
+        def is_usable(node: str) -> bool:
+            if node not in usable:
+                usable.update(name for name, state in self._nodes().items() if state in USABLE)
+            return node in usable
+
+        for node in node_names(self._spec):
+            self._daemons.wait(f"slurmd-{node}", partial(is_usable, node), timeout_s)
+
+    def _sacctmgr(self, *words: str) -> None:
+        answer = self._run([host.program(self._spec, "sacctmgr"), "-i", *words])
+        if answer.returncode != 0:
+            said = (answer.stderr or answer.stdout).strip()
+            raise SandboxError(f"slurmdbd of the sandbox refused 'sacctmgr {' '.join(words)}': {said}")
