@@ -192,6 +192,7 @@ class Job:
                 raise TrainingError(f"job.wrap() was given the optimizer {type(entry).__name__}; accepted: torch.optim")
         self._tuning.use(self._optimizers)
         self._parallel = Replicated(model, ddp_options)
+        self._parallel.on_error = self._membership.broken
         self._state.keep("Model", model)
         for kind, parts in (("Optimizer", self._optimizers), ("Scheduler", self._schedulers)):
             for number, part in enumerate(parts):
@@ -312,11 +313,7 @@ class Job:
         if micro.last:
             coming, said = self._membership.said(save=self._save_due(), stop=self._signal == signal.SIGTERM)
             self._record(micro)
-        try:
-            reader = self._model().backward(loss, said)
-        except RuntimeError as error:
-            self._membership.broken(error)
-            raise
+        reader = self._model().backward(loss, said)
         if reader is None:
             return False
         self._optimize(clip_norm)
@@ -391,10 +388,7 @@ class Job:
 
     def _switch(self, coming: Coming) -> None:
         """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
-        progress, link, model = self._state.progress, self._membership.link, self._model()
-        if link is not None:
-            quiesced = {"generation": coming.generation, "step": progress.step, "samples": progress.samples}
-            link.send({"type": "quiesced", **quiesced})
+        progress, model = self._state.progress, self._model()
         self._pause = (self._ended, self._meter.median_step(), self.batch, self._rule_factor())
         if coming.rank == 0 and not coming.leave:
             self._save()
@@ -402,7 +396,8 @@ class Job:
             self._writer.wait(10.0)
         old = self._world()
         try:
-            switched = self._membership.switch(coming, model.disconnect)
+            position = {"step": progress.step, "samples": progress.samples}
+            switched = self._membership.switch(coming, position, model.disconnect)
             self._spoken.clear()
             if not switched:
                 self.log(f"world {coming.generation} did not form; training goes on with {old.size} workers")
@@ -420,7 +415,10 @@ class Job:
             raise TrainingError("job.epochs() was called before job.wrap(model, optimizer); wrap the model first")
         self._begun = True
         membership = self._membership
-        world = membership.enter()
+        tuning = self._tuning
+        world = membership.enter(
+            {"batch": tuning.base, "max_batch": tuning.max_batch or 0, "micro_batch": tuning.micro_batch or 0}
+        )
         survivor = membership.source == "survivor"
         if world.rank == 0 and not survivor:
             self._restore(must=membership.source == "checkpoint")
@@ -494,7 +492,7 @@ class Job:
             self.log(self._tuning.describe((old_batch, self.batch), self.world_size, lrs, pause_s))
         if self._membership.link is not None and self.rank == 0:
             fields = {"generation": self.generation, "step": progress.step, "samples": progress.samples}
-            self._membership.link.send({"type": "running", **fields, "pause_s": pause_s})
+            self._membership.link.send({"type": "running", **fields, "batch": self.batch, "pause_s": pause_s})
 
     def _rule_factor(self) -> float:
         """What the rates are multiplied with, once a ramp has ended."""

@@ -19,7 +19,7 @@ import torch
 
 from . import world as worlds
 from .errors import TrainingError
-from .link import EXIT_LOST, Coming, Link, leave_lost
+from .link import EXIT_LOST, Coming, Link, Message, leave_lost
 from .parallel import Said
 from .world import Gate, World, WorldNotFormed
 
@@ -52,13 +52,13 @@ class Membership:
         torch.cuda.set_device(device)
         return device
 
-    def enter(self) -> World:
-        """The first world. Under the supervisor this waits for it, and says that the script is ready."""
+    def enter(self, about: Message) -> World:
+        """The first world. Under the supervisor this waits for it, and says what is ready, and `about` it."""
         if self.link is None:
             if self.world is None:
                 raise AssertionError("no world and no supervisor")
             return self.world
-        self.link.send({"type": "ready", "worker": self.worker})
+        self.link.send({"type": "ready", "worker": self.worker, **about})
         while True:
             coming = self.link.wait_held()
             if coming.leave:
@@ -99,13 +99,15 @@ class Membership:
         ahead = coming.generation - self.world.generation if coming is not None and self.world is not None else 0
         return coming, Said(max(0, ahead), save, stop)
 
-    def switch(self, coming: Coming, drop: Callable[[], None]) -> bool:
+    def switch(self, coming: Coming, position: Message, drop: Callable[[], None]) -> bool:
         """Go from the current world to the coming one; every member of the current one calls this at the same step.
 
         `drop` lets go of all that refers to the old group. False: the coming world is not complete, and the old one,
-        still whole, goes on. A leaver does not return. Raises WorldNotFormed when it is too late to go back.
+        still whole, goes on. A leaver does not return. Raises WorldNotFormed when it is too late to go back: that is
+        what `quiesced` with the `position` tells the supervisor.
         """
-        if self.link is None or self.world is None:
+        link = self.link
+        if link is None or self.world is None:
             raise AssertionError("only a world under the supervisor changes")
         gate, problem = None, ""
         if not coming.leave:
@@ -113,20 +115,15 @@ class Membership:
                 gate = Gate(coming)
                 gate.announce_switch()
                 gate.arrive()
-                gate.wait_open(lambda: False)
+                gate.wait_open(lambda: link.lost or not link.still_coming(coming))
             except WorldNotFormed as error:
                 problem = str(error)
         if not worlds.agree_all(self.world, not problem):
-            self.link.taken(coming)
-            self.link.send(
-                {
-                    "type": "failed",
-                    "generation": coming.generation,
-                    "error": problem or f"world {coming.generation} did not form",
-                    "survived": True,
-                }
-            )
+            link.taken(coming)
+            reason = problem or f"world {coming.generation} did not form"
+            link.send({"type": "failed", "generation": coming.generation, "error": reason, "survived": True})
             return False
+        link.send({"type": "quiesced", "generation": coming.generation, **position})
         drop()
         worlds.leave()
         if gate is None:

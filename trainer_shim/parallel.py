@@ -108,6 +108,8 @@ class Replicated:
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
+        self.on_error: Callable[[RuntimeError], None] = lambda error: None
+        """Told of an error in a pass that includes communication, before it is raised."""
         self._ranks = 1
         self._bypass = 0
         first = next((p for p in module.parameters() if p.is_floating_point()), None)
@@ -143,7 +145,11 @@ class Replicated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._ddp is None or self._bypass or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        return self._ddp(*args, **kwargs)
+        try:
+            return self._ddp(*args, **kwargs)
+        except RuntimeError as error:  # buffers and buckets are agreed on in the forward pass
+            self.on_error(error)
+            raise
 
     def expect(self, last: bool) -> None:
         """Say, before the forward pass, whether this micro batch is its step's last: only then gradients travel."""
@@ -155,6 +161,13 @@ class Replicated:
 
         On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
         """
+        try:
+            return self._backward(loss, said)
+        except RuntimeError as error:
+            self.on_error(error)
+            raise
+
+    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
         if said is None:
             loss.backward()
             return None

@@ -73,6 +73,7 @@ class Meter:
         self._shape = None
         self._skip = WARM_UP_STEPS
         self._begun = self._clock()
+        self._due = self._begun + self._every_s
 
     def waited(self, seconds: float) -> None:
         """Time spent waiting for the loader."""

@@ -20,7 +20,7 @@ from typing import Any
 
 SECRET = "5ec2e7"
 SCRIPT = Path(__file__).with_name("shim_train.py")
-NAMESPACE = Path(__file__).resolve().parents[2] / "packaging" / "namespace"
+NAMESPACE = Path(__file__).resolve().parents[1] / "packaging" / "namespace"
 Message = dict[str, Any]
 
 
@@ -159,7 +159,7 @@ class Control:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def send(self, name: str, message: Message) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, KeyError):  # a member of a world may never have come
             self._connections[name].sendall(json.dumps(message).encode() + b"\n")
 
     def wait(self, wanted: Callable[[str, Message], bool], timeout_s: float = 60) -> Message:

@@ -24,6 +24,10 @@ parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that a
 parser.add_argument("--unused", action="store_true")
 parser.add_argument("--every", type=float, default=600.0)
 parser.add_argument("--name", default="final")
+parser.add_argument("--dtype", default="float64")
+parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
+parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
+parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 parser.add_argument("out")
 args = parser.parse_args()
 
@@ -43,7 +47,7 @@ class Net(torch.nn.Module):
 class Data(torch.utils.data.Dataset):
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
-        self.x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64)
+        self.x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64).to(getattr(torch, args.dtype))
         self.y = torch.sin(self.x.sum(1, keepdim=True))
 
     def __len__(self) -> int:
@@ -69,7 +73,7 @@ class Average:
 job = elastic.join(
     batch=args.batch, max_batch=args.max_batch, lr=args.lr, micro_batch=args.micro, checkpoint_every_s=args.every
 )
-model = Net().double().to(job.device)
+model = Net().to(job.device, getattr(torch, args.dtype))
 optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps(args.epochs, args.samples))
 net = job.wrap(model, optimizer, schedule, **({"find_unused_parameters": True} if args.unused else {}))
@@ -88,9 +92,17 @@ def evaluate() -> float:
 for epoch in job.epochs(args.epochs):
     for x, y in job.loader(data, num_workers=args.workers):
         time.sleep(args.pace)
+        if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
+            raise ValueError("this script fails")
         loss = ((net(x) - y) ** 2).mean()
         if job.step(loss):
             average.steps += 1
+        if job.global_step == args.stop and args.leave == "stop":
+            job.stop()
+        elif job.global_step == args.stop:
+            break
+    if job.global_step == args.stop and args.leave == "break":
+        break
     if args.evaluate >= 0:
         job.log("evaluated", epoch, job.once(evaluate))
 
