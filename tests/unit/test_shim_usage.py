@@ -1,0 +1,213 @@
+"""The API in one process: the loop of the documentation, and one clear sentence for each wrong use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shim_harness import NAMESPACE
+from torch.utils.data import TensorDataset
+
+import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.errors import TrainingError
+
+DATA = TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[elastic.Job]]:
+    for name in ("SELASTIC_CONTROL", "SELASTIC_JOB_DIR", "SELASTIC_AUDIT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    jobs: list[elastic.Job] = []
+    yield jobs
+    for job in jobs:
+        job.close()
+
+
+def wrapped(made: list[elastic.Job], scheduler: bool = False, **options: Any) -> tuple[elastic.Job, Any, Any]:
+    job = elastic.join(**{"batch": 8, **options})
+    made.append(job)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, job.steps(2, 20)) if scheduler else None
+    return job, job.wrap(model, optimizer, schedule), optimizer
+
+
+def loss_of(net: Any, batch: Any) -> torch.Tensor:
+    x, y = batch
+    loss: torch.Tensor = ((net(x) - y) ** 2).mean()
+    return loss
+
+
+def test_the_documented_loop(made: list[elastic.Job]) -> None:
+    """Six lines around a plain loop: all epochs, all samples, the schedule at its end, one evaluation each."""
+    job, net, optimizer = wrapped(made, scheduler=True)
+    assert (job.rank, job.world_size, job.generation, job.batch) == (0, 1, 0, 8)
+    evaluated = []
+    for epoch in job.epochs(2):
+        seen = 0
+        for batch in job.loader(DATA):
+            seen += len(batch[0])
+            assert job.step(loss_of(net, batch))
+        assert seen == 20
+        evaluated.append(job.once(lambda epoch=epoch: epoch * 10))
+    assert evaluated == [0, 10]
+    assert (job.global_step, job.samples, job.epoch) == (6, 40, 2)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_wrapped_model_is_the_users_model(made: list[elastic.Job]) -> None:
+    """No prefix in its state, its attributes and modes reach the model itself."""
+    _, net, _ = wrapped(made)
+    assert sorted(net.state_dict()) == ["bias", "weight"]
+    assert net.eval() is net and not net.module.training
+    assert net.train().training
+    net.note = 3
+    assert net.module.note == 3
+
+
+def test_rates_follow_the_batch_only_while_a_step_is_taken(
+    made: list[elastic.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 4 times the base batch SGD steps at 4 times the rate, and between steps shows the user's."""
+    monkeypatch.setenv("SELASTIC_BATCH", "16")
+    job, net, optimizer = wrapped(made, batch=4, lr="linear")
+    used = []
+    optimizer.register_step_pre_hook(lambda *_: used.append(optimizer.param_groups[0]["lr"]))
+    for _ in job.epochs(1):
+        for batch in job.loader(DATA):
+            job.step(loss_of(net, batch))
+            assert optimizer.param_groups[0]["lr"] == 0.1
+    assert used == pytest.approx([0.4, 0.4])
+
+
+def test_gradients_are_clipped_and_accumulated(made: list[elastic.Job]) -> None:
+    """Micro batches add up to one step, whose gradient clip_norm limits."""
+    job, net, optimizer = wrapped(made, micro_batch=3)
+    norms = []
+    optimizer.register_step_pre_hook(lambda *_: norms.append(float(net.weight.grad.norm())))
+    for _ in job.epochs(1):
+        stepped = [job.step(loss_of(net, batch), clip_norm=1e-3) for batch in job.loader(DATA)]
+    assert stepped == [False, False, True, False, False, True, False, True]
+    assert all(norm <= 1.001e-3 for norm in norms) and len(norms) == 3
+
+
+def test_evaluation_modes_and_errors_stay_inside_once(made: list[elastic.Job]) -> None:
+    """A function that leaves the model in eval mode does no harm; its error is raised as it is."""
+    job, net, _ = wrapped(made)
+    for _ in job.epochs(1):
+        job.once(net.eval)
+        assert net.training
+        with pytest.raises(ZeroDivisionError):
+            job.once(lambda: 1 / 0)
+
+
+def test_a_loader_left_early_ends_its_epoch(made: list[elastic.Job]) -> None:
+    """`break` in the inner loop goes on with the next epoch, from its beginning."""
+    job, net, _ = wrapped(made)
+    seen = []
+    for epoch in job.epochs(2):
+        for batch in job.loader(DATA):
+            job.step(loss_of(net, batch))
+            seen.append((epoch, len(batch[0])))
+            break
+    assert seen == [(0, 8), (1, 8)]
+
+
+def test_two_loaders_in_an_epoch(made: list[elastic.Job]) -> None:
+    """Several passes per epoch follow each other, each complete."""
+    job, net, _ = wrapped(made)
+    sizes = []
+    for _ in job.epochs(1):
+        for data in (DATA, TensorDataset(*DATA[:5])):
+            for batch in job.loader(data):
+                job.step(loss_of(net, batch))
+                sizes.append(len(batch[0]))
+    assert sizes == [8, 8, 4, 5]
+
+
+def refused(named: str) -> Any:
+    return pytest.raises(TrainingError, match=named)
+
+
+def test_wrong_uses_before_the_loop(made: list[elastic.Job]) -> None:
+    """Joining or wrapping twice, no model, no optimizer, what cannot be kept, a loader or once without epochs."""
+    with refused("join\\(batch=0\\)"):
+        elastic.join(batch=0)
+    job = elastic.join(batch=8)
+    made.append(job)
+    with refused("join\\(\\) was called twice"):
+        elastic.join(batch=8)
+    with refused("before job.wrap"):
+        next(iter(job.epochs(1)))
+    model = torch.nn.Linear(3, 1)
+    with refused("a torch.nn.Module"):
+        job.wrap(len, torch.optim.SGD(model.parameters()))
+    with refused("the optimizer Linear"):
+        job.wrap(model, model)
+    with refused("needs an optimizer"):
+        job.wrap(model, [])
+    job.wrap(model, torch.optim.SGD(model.parameters()))
+    with refused("job.wrap\\(\\) was called twice"):
+        job.wrap(model, torch.optim.SGD(model.parameters()))
+    with refused("keep\\(steps=...\\) was given a int"):
+        job.keep(steps=3)
+    with refused("outside the loop"):
+        job.loader(DATA)
+    with refused("before job.epochs"):
+        job.once(print)
+    with refused("without a batch of job.loader"):
+        job.step(torch.zeros((), requires_grad=True))
+
+
+def test_wrong_uses_in_the_loop(made: list[elastic.Job]) -> None:
+    """A step left out or made twice, a loss that is no scalar, nested loaders, late wrap and keep, epochs twice."""
+    job, net, _ = wrapped(made)
+    epochs = job.epochs(1)
+    next(epochs)
+    with refused("job.wrap\\(\\) was called after"):
+        job.wrap(net.module, None)
+    with refused("job.keep\\(\\) was called after"):
+        job.keep(more=net.module)
+    with refused("epochs\\(\\) was called twice"):
+        next(job.epochs(1))
+    batches = iter(job.loader(DATA))
+    batch = next(batches)
+    with refused("scalar"):
+        job.step((net(batch[0]) - batch[1]) ** 2)
+    with refused("inside another loader"):
+        next(iter(job.loader(DATA)))
+    job.step(loss_of(net, batch))
+    with refused("without a batch of job.loader"):
+        job.step(loss_of(net, batch))
+    next(batches)
+    with refused("was not called for a batch"):
+        next(batches)
+
+
+def test_importing_the_shim_does_not_import_torch() -> None:
+    """The command line and the daemon import the request's grammar in milliseconds, without torch."""
+    code = "import sys, slurm_elastic.trainer_shim.request, slurm_elastic.trainer_shim; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(NAMESPACE)}, capture_output=True)
+    assert done.stdout.strip() == b"False", done.stderr
+
+
+def test_checkpoints_without_a_supervisor(made: list[elastic.Job], tmp_path: Path) -> None:
+    """join(checkpoints=...) alone: a second run of the script finds the training finished, with its parameters."""
+    parameters = []
+    for _ in range(2):
+        job, net, _ = wrapped(made, checkpoints=tmp_path)
+        steps = 0
+        for _ in job.epochs(1):
+            for batch in job.loader(DATA):
+                job.step(loss_of(net, batch))
+                steps += 1
+        parameters.append(net.weight.detach().clone())
+        job.close()
+    assert steps == 0
+    assert torch.equal(*parameters)
