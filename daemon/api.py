@@ -26,6 +26,7 @@ from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Registration, Reports
 
 from . import api_guard as guard
+from . import openapi
 from .api_guard import Refused
 from .auth import Authenticator, Unauthenticated, Viewer, bearer
 from .settings import Settings
@@ -76,6 +77,7 @@ class Api:
         """Every address of version 1."""
         table: list[tuple[str, str, guard.Handler]] = [
             ("GET", "/v1/health", self.health),
+            ("GET", "/v1/openapi.json", self.openapi),
             ("POST", "/v1/jobs/{job_id:int}/register", self.register),
             ("POST", "/v1/jobs/{job_id:int}/reports", self.reports),
             ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
@@ -96,6 +98,11 @@ class Api:
         more = getattr(self.controller, "health", None)
         known = await run_sync(more) if more is not None else {}
         return guard.reply({"status": "ok", "version": wire.VERSION, "mode": self.settings.mode, **known})
+
+    async def openapi(self, request: Request) -> Response:
+        """What this API takes and gives; anyone may ask."""
+        guard.only(request)
+        return guard.reply(openapi.document())
 
     async def register(self, request: Request) -> Response:
         """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""
@@ -143,7 +150,7 @@ class Api:
         """The job's directive when it is newer than `after` or withdrawn; 204 when none comes within `wait` seconds."""
         guard.only(request, "after", "wait")
         job_id = await self._job_of_token(request)
-        after = int(guard.number(request, "after", 0, 0, wire.MAX_NUMBER))
+        after = guard.whole(request, "after", 0, 0, int(wire.MAX_NUMBER))
         wait = guard.number(request, "wait", 0, 0, MAX_WAIT_S)
         directive = await self.controller.wait_directive(job_id, after, wait)
         return guard.reply(dataclasses.asdict(directive)) if directive is not None else Response(status_code=204)
@@ -180,7 +187,7 @@ class Api:
         """What has been done to the job."""
         guard.only(request, "limit")
         job_id, viewer = guard.job_id(request), await self._viewer(request)
-        limit = int(guard.number(request, "limit", 1000, 1, 10_000))
+        limit = guard.whole(request, "limit", 1000, 1, 10_000)
         return guard.reply({"events": await run_sync(_reports().events, self.store, job_id, viewer, limit)})
 
     async def acct(self, request: Request) -> Response:
@@ -201,7 +208,7 @@ class Api:
         """What the last rounds decided, or with dry_run=1 what a round would decide now."""
         guard.only(request, "dry_run")
         viewer = await self._viewer(request)
-        if not guard.number(request, "dry_run", 0, 0, 1):
+        if not guard.whole(request, "dry_run", 0, 0, 1):
             return guard.reply(await run_sync(_reports().plan, self.store, viewer))
         plan = await run_sync(self.controller.dry_plan)
         return guard.reply(await run_sync(self._redacted, plan, viewer))
@@ -239,7 +246,7 @@ class Api:
         if not viewer.admin and (owner[0] if owner else job.uid) != viewer.uid:
             raise NotAllowed(f"job {job_id} belongs to another user; only its owner and admins may pin it")
         if owner is None:
-            raise Refused(400, f"job {job_id} has ended; accepted: a job that is pending or running")
+            raise Refused(409, f"job {job_id} has ended; accepted: a job that is pending or running")
         if gpus is not None:
             _check_size(job.request, gpus)
         self.store.pin(job_id, gpus)
@@ -308,11 +315,11 @@ def _check_size(text: str, gpus: int) -> None:
     try:
         request = elastic_request.parse(text)
     except RequestError as error:
-        raise Refused(400, f"the job is not elastic, so it holds its size anyway ({error})") from None
+        raise Refused(409, f"the job is not elastic, so it holds its size anyway ({error})") from None
     if not request.accepts(gpus):
         near = sorted(request.sizes(), key=lambda size: (abs(size - gpus), size))[:3]
         sizes = ", ".join(map(str, sorted(near)))
-        raise Refused(400, f"gpus={gpus} is not a size that the job accepts ({request.text()}); nearest: {sizes}")
+        raise Refused(409, f"gpus={gpus} is not a size that the job accepts ({request.text()}); nearest: {sizes}")
 
 
 def _job_list(text: str | None) -> list[int] | None:

@@ -97,6 +97,16 @@ def number(request: Request, name: str, default: float, low: float, high: float)
     return value
 
 
+def whole(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """A whole number in the query, in digits. Raises Refused (400)."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and low <= int(text) <= high):
+        raise Refused(400, f"{name}={text[:40]} is not accepted; accepted: a whole number from {low} to {high}")
+    return int(text)
+
+
 def only(request: Request, *accepted: str) -> None:
     """Refuse (400) parameters that this address does not have, and any that stand twice."""
     names = [name for name, _ in request.query_params.multi_items()]
@@ -144,7 +154,9 @@ def answer(exception: Exception) -> JSONResponse:
     if isinstance(exception, Refused):
         return error(exception.status, str(exception))
     if isinstance(exception, HTTPException):
-        return error(exception.status_code, _HTTP.get(exception.status_code, str(exception.detail)))
+        found = error(exception.status_code, _HTTP.get(exception.status_code, str(exception.detail)))
+        found.headers.update(exception.headers or {})
+        return found
     for kind, status in _STATUS:
         if isinstance(exception, kind):
             if status == 503:

@@ -8,95 +8,30 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from api_world import ADA, BASE, BOB, DIRECTIVE, REGISTRATION, REPORT, ROOT, FakeController, Named, job
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from slurm_elastic.daemon import api_guard
 from slurm_elastic.daemon.api import create_app
-from slurm_elastic.daemon.auth import Authenticator, Unauthenticated, Viewer
 from slurm_elastic.daemon.settings import Settings
-from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import SlurmUnreachable, StoreError
 from slurm_elastic.trainer_shim.munge import MungeError
 from slurm_elastic.trainer_shim.wire import (
     MAX_BODY,
-    Directive,
-    Grant,
     Phase,
-    Piece,
     Registration,
-    Report,
     Reports,
     to_json,
 )
-
-ADA, BOB, ROOT = 1000, 2000, 0
-BASE = Piece(7, "base", ("n1",), 4)
-DIRECTIVE = Directive(3, 7, (BASE,), (), 4, 64, "shrink_share", 60.0)
-REGISTRATION = to_json(Registration(1, 1, (BASE,), 64, "train.py"))
-REPORT = Report(1, 5.0, 4, 1, 64, 16, 1, 10, 0.1, 0.1, 640.0, 10, 640, 0)
-
-
-class Named(Authenticator):
-    """Believes `Authorization: Test UID`."""
-
-    def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
-        scheme, _, uid = (authorization or "").partition(" ")
-        if scheme != "Test":
-            raise Unauthenticated("nobody")
-        return Viewer(int(uid), int(uid) == ROOT)
-
-
-class FakeController:
-    """The daemon as the API sees it: a table of owners, one directive, a record of the calls."""
-
-    def __init__(self) -> None:
-        self.owners: dict[int, tuple[int, str]] = {7: (ADA, "ada"), 8: (BOB, "bob")}
-        self.calls: list[tuple[Any, ...]] = []
-        self.current: Directive | None = None
-        self.changed = asyncio.Event()
-        self.error: Exception | None = None
-
-    def owner(self, job_id: int) -> tuple[int, str] | None:
-        if self.error:
-            raise self.error
-        return self.owners.get(job_id)
-
-    def registered(self, job_id: int, registration: Registration) -> Grant:
-        self.calls.append(("registered", job_id, registration))
-        return Grant("", True, "", 5.0, "elastic:gpus=1-8,batch=64-512")
-
-    def phase(self, job_id: int, phase: Phase) -> None:
-        self.calls.append(("phase", job_id, phase))
-
-    def directive(self, job_id: int) -> Directive | None:
-        return self.current
-
-    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
-        deadline = time.monotonic() + timeout
-        while True:
-            self.changed.clear()
-            if self.current is not None and (self.current.id > after or self.current.withdrawn):
-                return self.current
-            try:
-                await asyncio.wait_for(self.changed.wait(), deadline - time.monotonic())
-            except TimeoutError:
-                return None
-
-    def dry_plan(self) -> dict[str, Any]:
-        rows = [{"job_id": job, "gpus_from": 1, "gpus_to": 2, "user": "x", "reason": "grow_idle"} for job in (7, 8)]
-        return {"at": 1.0, "jobs": rows}
-
-    def wake(self, why: str) -> None:
-        self.calls.append(("wake", why))
 
 
 @dataclasses.dataclass
@@ -119,11 +54,6 @@ def as_uid(uid: int) -> dict[str, str]:
 
 def with_token(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
-
-
-def job(job_id: int, uid: int, user: str) -> JobRow:
-    request = "elastic:gpus=2-8,batch=64-512,step=2"
-    return JobRow(job_id, user, uid, "secret-name", "lab", "gpu", request, True, "", "", 1.0, 2.0, None, "RUNNING")
 
 
 @pytest.fixture
