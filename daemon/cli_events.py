@@ -23,6 +23,7 @@ def words(value: Any) -> str:
     for key, item in value.items():
         if item is None or item == "":
             continue
+        item = round(item, 3) if isinstance(item, float) else item
         shown = item if isinstance(item, str) else json.dumps(item, separators=(",", ":"), ensure_ascii=False)
         parts.append(f"{key}={shown}")
     return " ".join(parts)

@@ -113,9 +113,10 @@ def _sections(facts: Facts) -> list[tuple[str, str]]:
     cause = _cause(facts)
     if words.is_over(job):
         last = facts.get("last_resize")
-        if last:
-            moved = words.moved(last, "shrank", "grew", "changed its batch")
-            sections.append(("Last", f"{moved} at {words.clock(facts, last['at'])}{words.batch(last)}"))
+        if not last:
+            return [("Next", text) for text in parts.next_steps(facts)]
+        moved = words.moved(last, "shrank", "grew", "changed its batch")
+        sections.append(("Last", f"{moved} at {words.clock(facts, last['at'])}{words.batch(last)}"))
     sections += _decided(facts, cause) if cause else _undecided(facts)
     sections += [("Cost", text) for text in parts.cost(facts, cause)]
     sections += [("Considered", text) for text in parts.considered(cause or facts.get("decision") or {})]
@@ -142,8 +143,6 @@ def _cause(facts: Facts) -> Facts | None:
 
 def _undecided(facts: Facts) -> list[tuple[str, str]]:
     job = facts["job"]
-    if words.is_over(job):
-        return [("Why", "no decision about it was recorded")]
     text = words.because(job["reason"], facts) if job.get("reason") else "no round has decided about it yet"
     return [("Why", words.sentence(text)), *([("", words.sentence(job["detail"]))] if job.get("detail") else [])]
 

@@ -38,7 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Pin the job."""
     gpus = args.gpus
     if gpus is None:
-        gpus = cli_common.get(f"/v1/jobs/{args.job}").get("gpus")
+        row = cli_common.get(f"/v1/jobs/{args.job}")
+        if row.get("end_time"):
+            raise ElasticError(f"job {args.job} has ended; accepted: a job that is pending or running")
+        gpus = row.get("gpus")
         if not gpus:
             raise ElasticError(
                 f"the size of job {args.job} is not known yet (it has not registered); "

@@ -82,7 +82,7 @@ FIELDS = (
     Field("TargetBatch", "TARGET_BATCH", text("target_batch"), "global batch it is to have"),
     Field("Batches", "BATCHES", bounds("min_batch", "max_batch"), "global batches that it accepts"),
     Field("Samples/s", "SAMPLES/S", number("samples_per_s"), "throughput of the whole job, last report"),
-    Field("Speedup", "SPEEDUP", number("speedup"), "progress against its smallest size; - when not known"),
+    Field("Speedup", "SPEEDUP", number("speedup"), "throughput against that at its smallest size; - when not known"),
     Field("Step", "STEP", text("step"), "optimizer steps since the start of the training"),
     Field("Samples", "SAMPLES", text("samples"), "samples since the start of the training"),
     Field("Epoch", "EPOCH", text("epoch"), "epoch"),

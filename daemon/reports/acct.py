@@ -7,6 +7,7 @@ companion held before its workers were ready is in Slurm's accounting, not here.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from .common import Viewer, may_see, reason_text, redacted
@@ -32,35 +33,44 @@ def acct(
     """
     rows = []
     jobs: dict[int, JobRow | None] = {}
-    for allocation in _allocations(store, start, end, job):
-        job_id = allocation.job_id
-        if job_id not in jobs:
-            jobs[job_id] = store.job(job_id)
-        owner = jobs[job_id]
+    # Rows after `end` are read too: they tell a size left behind from a job's last.
+    found = _allocations(store, start, job)
+    for allocation, following in zip_longest(found, found[1:]):
+        if end is not None and allocation.start >= end:
+            continue
+        if allocation.job_id not in jobs:
+            jobs[allocation.job_id] = store.job(allocation.job_id)
+        owner = jobs[allocation.job_id]
         if owner is None:
             continue
         seen = may_see(viewer, owner)
         if user and not (seen and user in (owner.user, str(owner.uid))):
             continue
-        row = _row(allocation, owner, now) | {"own": viewer.uid == owner.uid}
+        state = _state(allocation, following, owner)
+        row = _row(allocation, owner, now) | {"own": viewer.uid == owner.uid, "state": state}
         rows.append(row if seen else redacted(row))
     return rows
 
 
-def _allocations(
-    store: Store, start: float | None, end: float | None, job: int | Iterable[int] | None
-) -> list[AllocationRow]:
+def _allocations(store: Store, start: float | None, job: int | Iterable[int] | None) -> list[AllocationRow]:
     if job is None:
-        rows = store.allocations(start=start, end=end)
+        rows = store.allocations(start=start)
     else:
         ids = [job] if isinstance(job, int) else sorted(set(job))
-        rows = [row for job_id in ids for row in store.allocations(job_id, start=start, end=end)]
+        rows = [row for job_id in ids for row in store.allocations(job_id, start=start)]
     return sorted(rows, key=lambda row: (row.job_id, row.start, row.generation))
+
+
+def _state(allocation: AllocationRow, following: AllocationRow | None, job: JobRow) -> str:
+    """RESIZED or RESTARTED for what was left behind, the job's own state for its last row."""
+    if following is None or following.job_id != allocation.job_id:
+        return job.state
+    held = (allocation.gpus, allocation.node_list, allocation.batch)
+    return "RESTARTED" if held == (following.gpus, following.node_list, following.batch) else "RESIZED"
 
 
 def _row(allocation: AllocationRow, job: JobRow, now: float) -> dict[str, Any]:
     elapsed = max(0.0, (now if allocation.end is None else allocation.end) - allocation.start)
-    ended_with_job = allocation.end is None or (job.end_time is not None and allocation.end >= job.end_time)
     return {
         "job_id": job.job_id,
         "user": job.user,
@@ -68,7 +78,7 @@ def _row(allocation: AllocationRow, job: JobRow, now: float) -> dict[str, Any]:
         "account": job.account,
         "partition": job.partition,
         "name": job.name,
-        "state": job.state if ended_with_job else "RESIZED",
+        "state": job.state,
         "start": allocation.start,
         "end": allocation.end,
         "elapsed_s": elapsed,

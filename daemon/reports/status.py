@@ -154,17 +154,20 @@ def _target(job: JobRow, decision: DecisionRow | None, opened: IntentRow | None)
 
 
 def _speedup(store: Store, job: JobRow, decision: DecisionRow | None, row: dict[str, Any]) -> float | None:
-    """Progress against the smallest size: the planner's figure for the size held, else what was measured at both."""
+    """Throughput against that at the smallest size: as measured at both, else the planner's for the size held."""
     gpus = row["gpus"]
     if gpus is None:
         return None
-    if decision is not None:
-        for size, key in ((decision.gpus_from, "speedup_from"), (decision.gpus_to, "speedup_to")):
-            value = evidence.number(decision.evidence, key)
-            if size == gpus and value is not None:
-                return value
     best: dict[int, float] = {}
     for seen in store.observations(job.job_id):
         best[seen.gpus] = max(best.get(seen.gpus, 0.0), seen.samples_per_s)
     smallest = best.get(row["min_gpus"] or 0)
-    return best[gpus] / smallest if smallest and gpus in best else None
+    if smallest and gpus in best:
+        return best[gpus] / smallest
+    if decision is None:
+        return None
+    for size, key in ((decision.gpus_from, "speedup_from"), (decision.gpus_to, "speedup_to")):
+        value = evidence.number(decision.evidence, key)
+        if size == gpus and value is not None:
+            return value
+    return None

@@ -93,6 +93,16 @@ def test_a_job_that_is_over_says_so(told: Callable[[int], str]) -> None:
     assert text.startswith("Job 1210 is over (COMPLETED) since 11:00:10; it trained on 2 GPUs.\n")
     assert "Next        nothing; its history: selastic acct -j 1210" in text
     assert "pin" not in text
+    assert "Why" not in text
+
+
+def test_a_resized_job_that_is_over_keeps_its_story(story: Store, viewer: Callable[..., Any]) -> None:
+    """The last resize and its reasons are still told, and how it ended."""
+    story.end_job(1215, "COMPLETED", at("13:24:40"))
+    text = "\n".join(render(reports.explain(story, 1215, viewer(1000), NOW)))
+    assert text.startswith("Job 1215 is over (COMPLETED) since 13:24:40; it trained on 4 -> 2 GPUs.\n")
+    assert "Last        shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256" in text
+    assert "Why         1218 waited for 2 GPUs; nothing was idle." in text
 
 
 def steady(store: Store, **decision: Any) -> None:

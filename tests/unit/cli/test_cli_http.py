@@ -226,6 +226,7 @@ def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
         (["events", "1218"], 1, "job 1218 belongs to another user"),
         (["pin", "1218", "2"], 1, "job 1218 belongs to another user"),
         (["pin", "1215", "99"], 1, "gpus=99 is not a size that the job accepts"),
+        (["pin", "1210"], 1, "job 1210 has ended"),
         (["pin", "1221"], 1, "name one: selastic pin 1221 GPUS"),
         (["status", "-o", "jobid,bogus"], 2, "unknown field 'bogus'"),
         (["status", "--json", "-o", "jobid"], 2, "--format does not go with --json"),

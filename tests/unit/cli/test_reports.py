@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -45,11 +46,14 @@ def test_a_resize_under_way_gives_target_and_reason(story: Store, viewer: Callab
     assert (row["resize"], row["reason"]) == ("submitted", "grow_idle")
 
 
-def test_speedup_is_measured_or_unknown(story: Store, viewer: Callable[..., Any]) -> None:
-    """Without the planner's figure it is the ratio of what was measured at both sizes; with one size missing, None."""
+def test_speedup_is_measured_or_the_planners_or_unknown(story: Store, viewer: Callable[..., Any]) -> None:
+    """What was measured at both sizes counts before the planner's figure, and without either it is None."""
     rows = by_job(reports.status(story, viewer(1000), NOW))
     assert rows[1207]["speedup"] == 1.0
+    assert rows[1215]["speedup"] == 1.922
     assert rows[1221]["speedup"] is None
+    story.add_reports(1215, [replace(story.last_report(1215), gpus=1, samples_per_s=248.0, generation=3)], NOW)
+    assert by_job(reports.status(story, viewer(1000), NOW))[1215]["speedup"] == 2.0
 
 
 def test_what_nobody_said_is_none(story: Store, viewer: Callable[..., Any]) -> None:
@@ -116,6 +120,24 @@ def test_acct_of_an_ended_job_has_its_state(story: Store, viewer: Callable[..., 
     (row,) = reports.acct(story, viewer(1000), NOW, job=1210)
     assert (row["state"], row["elapsed_s"], row["gpu_hours"]) == ("COMPLETED", 3600, 2.0)
     assert row["samples_per_s"] is None
+
+
+def test_the_last_size_has_the_jobs_state_whatever_came_first(story: Store, viewer: Callable[..., Any]) -> None:
+    """Training may finish before Slurm ends the job; its last size is not one that was left behind."""
+    story.clear_in_use(1215, at("13:24:30"))
+    story.end_job(1215, "COMPLETED", at("13:24:40"))
+    rows = reports.acct(story, viewer(1000), NOW, job=1215)
+    assert [row["state"] for row in rows] == ["RESIZED", "COMPLETED"]
+    (first,) = reports.acct(story, viewer(1000), NOW, job=1215, end=at("13:10:00"))
+    assert first["state"] == "RESIZED"
+
+
+def test_a_restart_at_the_same_size_is_told_from_a_resize(story: Store, viewer: Callable[..., Any]) -> None:
+    """A new world on the same nodes with the same batch is a restart."""
+    story.set_in_use(1215, 3, story.in_use(1215).pieces, 256, at("13:24:30"), 9.0, "restart")
+    rows = reports.acct(story, viewer(1000), NOW, job=1215)
+    assert [row["state"] for row in rows] == ["RESIZED", "RESTARTED", "RUNNING"]
+    assert rows[-1]["reason_text"] == "its supervisor started the workers again, without an order from the daemon"
 
 
 @pytest.mark.parametrize(
