@@ -52,7 +52,11 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
             f"the best other plan gains {context.shared.gain:.3f}, below the least worth moving for "
             f"({context.settings.min_gain:g})"
         )
-    gain = context.shared.gain if context.shared is not None and move.changes else None
+    # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
+    planned = target is not None and target.gpus == move.gpus
+    if move.changes and not planned and wish.reason is Reason.GROW_IDLE:
+        found["tried"] = True
+    gain = context.shared.gain if context.shared is not None and move.changes and planned else None
     return DecisionRow(
         job_id=standing.job_id,
         at=context.now,
@@ -61,7 +65,7 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
         batch_from=standing.batch,
         batch_to=wish.batch,
         reason=wish.reason.value,
-        value=target.value if target else None,
+        value=target.value if target and planned else None,
         gain=gain,
         evidence=found,
         alternatives=_alternatives(target),

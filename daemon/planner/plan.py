@@ -19,12 +19,13 @@ from ..capacity.room import Met, Room, make_room
 from ..capacity.units import Unit
 from ..optimizer.errors import InfeasiblePlan, PlanInputError
 from ..optimizer.models import fit as fit_model
+from ..optimizer.policies import Target
 from ..reasons import Reason
 from ..settings import Settings
 from ..slurm.types import Snapshot
 from .evidence import Context, row, row_of_frozen, row_of_waiting
 from .moves import Move, Wish, moves, nearest_batch
-from .sharing import Fit, Member, Shared, member, rests, share
+from .sharing import Fit, Member, Shared, explored, member, rests, share
 from .standing import JobState, Standing, stand
 
 
@@ -118,7 +119,6 @@ class _Round:
         self.idle: dict[str, int] = {}
         self.trouble: list[str] = []
         self.value = self.bound = 0.0
-        self._gains: dict[int, float] = {}
         self._shared: dict[int, tuple[Member, Shared]] = {}
 
     def plan(self) -> _Round:
@@ -199,12 +199,22 @@ class _Round:
         self.value += shared.value
         self.bound += shared.bound
         wishes = []
+        idle = capacity - sum(target.gpus for target in shared.targets)
         for m, target in zip(members, shared.targets, strict=True):
-            self._gains[m.standing.job_id] = shared.gain
+            tried = explored(m, idle) if self._stays(m, target) else None
+            if tried is not None:
+                idle -= tried[0] - m.standing.gpus
+                wishes.append(Wish(m.standing, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
+                self._shared[m.standing.job_id] = (m, shared)
+                continue
             self._shared[m.standing.job_id] = (m, shared)
             reason = self._reason(m, target.gpus, target.batch, target.reason)
             wishes.append(Wish(m.standing, target.gpus, target.batch, reason, target.gain, m.forced))
         return wishes
+
+    @staticmethod
+    def _stays(m: Member, target: Target) -> bool:
+        return not m.forced and target.gpus == m.standing.gpus and target.batch == m.standing.batch
 
     def _at_rest(self, m: Member) -> Wish:
         """Without a plan nobody moves, but for waiting jobs."""

@@ -9,15 +9,18 @@ from slurm_elastic.db.rows import ObservationRow
 
 from ..capacity.units import Unit, shrinks
 from ..optimizer import policies
-from ..optimizer.models import Observation, ThroughputModel
-from ..optimizer.policies import JobView, Target
+from ..optimizer.models import Observation
+from ..optimizer.policies import JobView, Model, Target
 from ..settings import Settings
 from .standing import Standing, sizes
 
-Fit = Callable[[Sequence[Observation]], ThroughputModel]
+Fit = Callable[[Sequence[Observation]], Model]
 
 _POLICY = {"sum": "throughput", "log": "log-goodput"}
 """The settings' words for the optimizer's policies."""
+
+TRY_GAIN = 0.05
+"""Least predicted gain for which a size never measured is tried on idle GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +149,27 @@ def _staying(m: Member) -> JobView:
 
 def _moves(m: Member, target: Target) -> bool:
     return target.gpus != m.rest or (not m.forced and target.batch != m.standing.batch)
+
+
+def explored(m: Member, idle: int) -> tuple[int, int] | None:
+    """(GPUs, batch) of a larger size, never measured, worth a try on GPUs that nobody wants; None: there is none.
+
+    The optimizer does not bet on sizes that it knows too little of. Idle GPUs are no stake: a size that turns out
+    badly costs two pauses, and is measured from then on. At most twice the present size at a time.
+    """
+    view, model = m.view, m.view.model
+    if model is None or m.forced or view.current_gpus < 1 or view.current_batch < 1:
+        return None
+    nodes = dict(view.choices)
+    here = model.throughput(view.current_gpus, nodes.get(view.current_gpus, 1), view.current_batch)
+    least = here * (1.0 + max(TRY_GAIN, 2.0 * view.pause_s / view.horizon_s))
+    best: tuple[float, int, int] | None = None
+    for size, count in view.choices:
+        limit = min(2 * view.current_gpus, view.current_gpus + idle)
+        if size in model.sizes_seen or not view.current_gpus < size <= limit:
+            continue
+        for batch in view.batches(size):
+            found = (model.throughput(size, count, batch), size, batch)
+            if found[0] > least and (best is None or found > best):
+                best = found
+    return None if best is None else (best[1], best[2])

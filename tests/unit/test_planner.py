@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from snapshots import Cluster
 
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
+from slurm_elastic.daemon.optimizer.models import Observation
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.daemon.settings import Settings
@@ -19,6 +21,29 @@ REQUEST = "elastic:gpus=2-16,batch=240-256"
 """So narrow that the batch alone is never worth a change."""
 SETTINGS = Settings(mode="act", cooldown_grow_s=60.0, cooldown_shrink_s=30.0)
 NOW = 10_000.0
+
+
+class Curve:
+    """A throughput model without surprises: what was measured, and k**p in between and beyond."""
+
+    jitter = 0.005
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        first, last = min(observations, key=lambda o: o.gpus), max(observations, key=lambda o: o.gpus)
+        self.sizes_seen = tuple(sorted({o.gpus for o in observations}))
+        self.known = {o.gpus: o.batch / o.step_time_s for o in observations}
+        self.scale = first.batch / first.step_time_s / first.gpus**0.85
+        self.power = 0.85
+        if last.gpus > first.gpus:
+            speeds = last.batch / last.step_time_s, first.batch / first.step_time_s
+            self.power = math.log(speeds[0] / speeds[1]) / math.log(last.gpus / first.gpus)
+            self.scale = speeds[1] / first.gpus**self.power
+
+    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+        return self.known.get(gpus, self.scale * gpus**self.power) * batch / (batch + 64)
+
+    def uncertainty(self, gpus: int, nodes: int | None = None) -> float:
+        return 0.02 if gpus in self.sizes_seen else 0.1 if len(self.sizes_seen) < 3 else 0.9
 
 
 def seen(gpus: int, step_time: float = 1.0, batch: int = 256, count: int = 5) -> ObservationRow:
@@ -53,7 +78,7 @@ class World:
             if state.in_use is None and job.running and job_id in self.states:
                 state = replace(state, in_use=InUse(job_id, 0, job.pieces, 256, 0.0, 0.0))
             states[job_id] = state
-        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed))
+        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, Curve))
 
 
 def row(plan: Plan, job_id: int) -> DecisionRow:
@@ -467,4 +492,26 @@ def test_the_batch_alone_can_change_and_waits_for_the_cooldown_too() -> None:
     assert row(plan, 1).reason == Reason.BATCH.value and row(plan, 1).mechanism == "batch"
     assert order(plan, 1).batch > 256 and order(plan, 1).add == ()
     world.state(1, last=closed("done", NOW - 10))
+    assert world.plan().directives == ()
+
+
+def test_a_size_never_measured_is_tried_on_idle_gpus() -> None:
+    """The optimizer does not bet on what it hardly knows. Idle GPUs are no stake; a measured size is no guess."""
+    world = World(8)
+    world.job(1, "n1 n2 n3 n4", "elastic:gpus=4-32,step=4,batch=240-256")
+    # With three sizes known, Curve says that it knows nothing of any other.
+    measured = (seen(4, 1.0), seen(8, 0.55), seen(16, 0.3))
+    world.state(1, observations=measured)
+    decision = row(world.plan(), 1)
+    assert decision.gpus_to == 32 and decision.reason == Reason.GROW_IDLE.value
+    assert decision.evidence["tried"] is True and decision.gain is None
+    world.state(1, observations=(*measured, *(seen(k, 0.3) for k in (20, 24, 28, 32))))
+    assert row(world.plan(), 1).gpus_to == 16
+
+
+def test_a_size_is_not_tried_when_it_takes_gpus_from_anyone() -> None:
+    """Trying is for idle GPUs alone."""
+    world = World(4)
+    world.job(1, "n1 n2 n3 n4", "elastic:gpus=4-32,step=4,batch=240-256")
+    world.state(1, observations=(seen(4, 1.0), seen(8, 0.55), seen(16, 0.3)))
     assert world.plan().directives == ()
