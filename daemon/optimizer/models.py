@@ -4,9 +4,7 @@ Promise: every prediction is positive and finite, one observation is enough, and
 observations and the prior. Limit: the step-time form's own error is about 8 % of measured profiles, and a size on
 several nodes is little known until one such size was measured (`uncertainty` says so).
 
-Before a second size is known, only the compute part is believed: a step at the same local batch takes as long on k
-GPUs as where it was measured, times (k / measured)^0.15. Without that term linear curves tie, and an exact optimizer
-gives everything to a few jobs.
+With one size known the prior fills the rest: no curve is linear, so ties between unmeasured jobs go to an even spread.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from dataclasses import dataclass
 from . import fit_plain
 from .errors import PlanInputError
 from .fit_plain import Point
-from .prior import ASSUMED, Prior, precision
+from .prior import DEFAULT, Prior, precision
 from .step_form import log_step_time, step_time
 
-SPREAD = 0.15
-"""Exponent of the slowdown assumed per factor of GPUs while one size is known: ties go to an even spread."""
+FORM_ERROR = 0.08
+"""Relative error of the form itself at a placement that was not measured (median over measured profiles)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,8 @@ class ThroughputModel:
     gpus_per_node: int
     observations: int
     sizes_seen: tuple[int, ...]
-    seen: tuple[tuple[int, int, float, float], ...]
-    """(GPUs, nodes, ln of measured / predicted, share of it that is believed) of each configuration measured."""
-    noise: float
+    seen: tuple[tuple[int, int, float], ...]
+    """(GPUs, nodes, sum of weights) of each placement measured."""
 
     def step_time(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
         """Seconds of one optimizer step over `batch` samples on `gpus` GPUs of `nodes` nodes; positive and finite.
@@ -69,13 +66,7 @@ class ThroughputModel:
         """
         _check_size(gpus, nodes, batch)
         micro, accumulation = self._split(gpus, batch, micro_batch)
-        if len(self.sizes_seen) > 1:
-            base = step_time(self.theta, gpus, nodes, micro / self.micro, accumulation)
-            return self.scale_s * base * math.exp(self._correction(gpus, nodes))
-        known, known_nodes = self.sizes_seen[0], self.seen[0][1]
-        base = step_time(self.theta, known, known_nodes, micro / self.micro, accumulation)
-        spread = math.pow(gpus / known, SPREAD)
-        return self.scale_s * base * spread * math.exp(self._correction(known, known_nodes))
+        return self.scale_s * step_time(self.theta, gpus, nodes, micro / self.micro, accumulation)
 
     def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
         """Samples per second."""
@@ -87,14 +78,13 @@ class ThroughputModel:
         _, slope = log_step_time(self.theta, gpus, nodes, 1.0, 1.0)
         rows = zip(slope, self.covariance, strict=True)
         spread = sum(a * b * c for a, row in rows for b, c in zip(slope, row, strict=True))
-        believed = max((share for k, n, _, share in self.seen if (k, n) == (gpus, nodes)), default=0.0)
-        form = self.noise**2 * (1.0 - believed)
-        return math.sqrt(max(0.0, float(spread)) * (1.0 - believed) + form + (0.02 * believed) ** 2)
+        measured = any((k, n) == (gpus, nodes) for k, n, _ in self.seen)
+        return math.sqrt(max(0.0, float(spread)) + (0.0 if measured else FORM_ERROR**2))
 
     @property
     def jitter(self) -> float:
         """Relative 1-sigma by which a curve refitted from as many new reports would differ, where it was measured."""
-        total = sum(share / (1.0 - share) for _, _, _, share in self.seen)
+        total = sum(weight for _, _, weight in self.seen)
         return max(0.005, min(0.03, 0.03 / math.sqrt(1.0 + total)))
 
     def _split(self, gpus: int, batch: int, micro_batch: int | None) -> tuple[float, float]:
@@ -104,26 +94,44 @@ class ThroughputModel:
         accumulation = max(1, math.ceil(slice_ / limit)) if limit and limit > 0 else 1
         return slice_ / accumulation, float(accumulation)
 
-    def _correction(self, gpus: int, nodes: int) -> float:
-        """What was measured beside the form, believed where it was measured and nearby (in factors of GPUs)."""
-        total = weight = 0.0
-        for k, n, miss, share in self.seen:
-            near = share * math.exp(-((math.log(gpus / k) / 0.5) ** 2) - 2.0 * ((n > 1) != (nodes > 1)))
-            total += near * near * miss
-            weight += near
-        return total / weight if weight > 1e-12 else 0.0
-
 
 def fit(observations: Sequence[Observation], prior: Prior | None = None) -> ThroughputModel:
     """The model that the observations and the prior make most likely; one observation is enough.
 
     Raises PlanInputError for no observations, or one that is not a number or not a size.
     """
-    prior = prior or ASSUMED
+    prior = prior or DEFAULT
     observations = checked(observations)
     points, scale, micro = prepared(observations, prior)
     theta, covariance = fit_plain.fit(points, prior.mean, precision(prior, observations[0].gpus == 1))
-    return assembled(observations, points, scale, micro, theta, covariance, prior)
+    return assembled(observations, scale, micro, theta, covariance)
+
+
+def fit_many(
+    jobs: Sequence[Sequence[Observation]], priors: Prior | Sequence[Prior] | None = None
+) -> list[ThroughputModel]:
+    """`fit` for many jobs at once: vectorised where numpy is there, one by one where it is not."""
+    if not jobs:
+        return []
+    each = [priors or DEFAULT] * len(jobs) if priors is None or isinstance(priors, Prior) else list(priors)
+    try:
+        from . import fit_numpy
+    except ImportError:
+        return [fit(rows, prior) for rows, prior in zip(jobs, each, strict=True)]
+    sets = [checked(rows) for rows in jobs]
+    ready = [prepared(rows, prior) for rows, prior in zip(sets, each, strict=True)]
+    known = dict[tuple[int, bool], list[list[float]]]()
+    precisions = []
+    for rows, prior in zip(sets, each, strict=True):
+        key = id(prior), rows[0].gpus == 1
+        if key not in known:
+            known[key] = precision(prior, key[1])
+        precisions.append(known[key])
+    thetas, covariances = fit_numpy.fit([r[0] for r in ready], [p.mean for p in each], precisions)
+    return [
+        assembled(rows, scale, micro, theta, covariance)
+        for rows, (_, scale, micro), theta, covariance in zip(sets, ready, thetas, covariances, strict=True)
+    ]
 
 
 def checked(observations: Sequence[Observation]) -> list[Observation]:
@@ -161,23 +169,16 @@ def weight(observation: Observation, prior: Prior) -> float:
 
 def assembled(
     observations: Sequence[Observation],
-    points: Sequence[Point],
     scale: float,
     micro: float,
     theta: Sequence[float],
     covariance: Sequence[Sequence[float]],
-    prior: Prior,
 ) -> ThroughputModel:
     """The model of a finished fit."""
     accumulates = any(o.accumulation > 1 for o in observations)
-    misses = dict[tuple[int, int], list[tuple[float, float]]]()
-    for gpus, nodes, m, accumulation, seen, sure in points:
-        miss = seen - math.log(step_time(theta, gpus, nodes, m, accumulation))
-        misses.setdefault((gpus, nodes), []).append((miss, sure * prior.noise**2))
-    seen_at = []
-    for (gpus, nodes), rows in sorted(misses.items()):
-        total = sum(w for _, w in rows)
-        seen_at.append((gpus, nodes, sum(m * w for m, w in rows) / total, total / (total + 0.3)))
+    seen = dict[tuple[int, int], float]()
+    for o in observations:
+        seen[o.gpus, o.nodes] = seen.get((o.gpus, o.nodes), 0.0) + o.weight
     return ThroughputModel(
         theta=tuple(theta),
         covariance=tuple(tuple(row) for row in covariance),
@@ -187,8 +188,7 @@ def assembled(
         gpus_per_node=max(-(-o.gpus // o.nodes) for o in observations),
         observations=len(observations),
         sizes_seen=tuple(sorted({o.gpus for o in observations})),
-        seen=tuple(seen_at),
-        noise=prior.noise,
+        seen=tuple((gpus, nodes, total) for (gpus, nodes), total in sorted(seen.items())),
     )
 
 

@@ -24,13 +24,13 @@ class Prior:
 
     mean: tuple[float, ...]
     covariance: tuple[tuple[float, ...], ...]
-    noise: float = 0.1
+    noise: float = 0.2
     """Relative 1-sigma of one observation of weight 1 about the form: the form's own error included."""
     records: int = 0
     """Programs it was learned from; 0: assumed."""
 
 
-def learn(rows: Sequence[Sequence[float]], weights: Sequence[float] | None = None, noise: float = 0.1) -> Prior:
+def learn(rows: Sequence[Sequence[float]], weights: Sequence[float] | None = None, noise: float = 0.2) -> Prior:
     """A prior from the fitted coordinates of earlier programs (scale free, as `models.coordinates` gives them).
 
     `weights` count a record of the same cluster or the same program more. Raises PlanInputError on no rows.
@@ -62,4 +62,19 @@ def _independent(mean: Sequence[float], deviation: Sequence[float]) -> tuple[tup
 
 _MEAN = (-1.2, -0.5, -3.0, -5.3, -1.0, -4.3, -1.5)
 ASSUMED = Prior(_MEAN, _independent(_MEAN, (0.8, 0.5, 1.2, 1.5, 1.2, 1.2, 1.0)))
-"""Assumed where nothing was learned yet: sync is 5 % of a step inside a node and a third of it between nodes."""
+"""Without any data: sync is 5 % of a step inside a node and a third of it between nodes."""
+
+DEFAULT = Prior(
+    mean=(-1.58, -1.09, -1.74, -3.43, -1.10, -4.38, -2.37),
+    covariance=(
+        (2.30, -1.04, 0.17, 0.55, 0.46, 0.78, -0.01),
+        (-1.04, 2.91, 0.24, -0.58, -0.04, -0.63, 0.24),
+        (0.17, 0.24, 1.88, 0.51, 0.72, 0.45, -0.03),
+        (0.55, -0.58, 0.51, 2.43, 0.39, 1.07, -1.14),
+        (0.46, -0.04, 0.72, 0.39, 1.53, 0.73, 0.11),
+        (0.78, -0.63, 0.45, 1.07, 0.73, 2.27, -0.76),
+        (-0.01, 0.24, -0.03, -1.14, 0.11, -0.76, 5.24),
+    ),
+    records=46,
+)
+"""Learned from 46 public profiles (13 programs on T4, A100, RTX and DGX clusters; `bench_models.py --print-prior`)."""

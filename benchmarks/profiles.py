@@ -1,0 +1,88 @@
+"""Measured profiles, read from a folder given on the command line: step times by placement and batch.
+
+Promise: rows as measured, unreadable ones refused with file and line. Limit: knows the tables of two public
+repositories and their kin (adaptdl's OSDI'21 artifact and Sia's: placements*.csv with scalability*.csv beside them;
+ElasticFlow: throughputs_*/MODEL.csv).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.daemon.optimizer.models import Observation
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One program on one cluster: step time (s) by (GPUs, nodes, micro batch)."""
+
+    cluster: str
+    app: str
+    rows: tuple[Observation, ...]
+    compute: dict[int, float]
+    """Time of one micro batch without synchronisation, where it was measured."""
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of one node, as far as the table shows."""
+        return max(o.gpus // o.nodes for o in self.rows)
+
+
+def load(*folders: Path) -> list[Profile]:
+    """Every profile found below the folders; of the same program on the same cluster the last."""
+    found = {(p.cluster, p.app): p for folder in folders for p in _load(folder)}
+    return list(found.values())
+
+
+def _load(folder: Path) -> list[Profile]:
+    tables = [*sorted(folder.rglob("placements.csv")), *sorted(folder.rglob("placements-*.csv"))]
+    named = {(p.stem.partition("-")[2] or "aws", p.parent.name): p for p in tables}
+    found = [p for p in (_adaptdl(path, cluster) for (cluster, _), path in named.items()) if len(p.rows) >= 12]
+    for tables in sorted(folder.rglob("throughputs_*")):
+        per_node = 4 if tables.name.endswith("T4") else 8
+        found += [p for p in (_elasticflow(t, tables.name, per_node) for t in sorted(tables.glob("*.csv"))) if p]
+    return found
+
+
+def _adaptdl(placements: Path, cluster: str) -> Profile:
+    sums: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    compute: dict[int, list[float]] = defaultdict(list)
+    for path in (placements, placements.with_name(placements.name.replace("placements", "scalability"))):
+        if not path.exists():
+            continue
+        with path.open(newline="") as file:
+            for line, row in enumerate(csv.DictReader(file), 2):
+                try:
+                    if "placement" in row:
+                        gpus, nodes = sum(map(int, row["placement"])), len(row["placement"])
+                    else:
+                        gpus, nodes = int(float(row["num_replicas"])), int(float(row["num_nodes"]))
+                    micro, step, sync = int(float(row["local_bsz"])), float(row["step_time"]), float(row["sync_time"])
+                except (KeyError, ValueError) as error:
+                    raise SystemExit(f"{path}:{line}: expected numbers in the columns of DATA.md ({error})") from None
+                sums[gpus, nodes, micro].append(step)
+                compute[micro].append(step - sync)
+    rows = tuple(
+        Observation(k, n, k * m, m, 1, sum(times) / len(times)) for (k, n, m), times in sorted(sums.items())
+    )
+    return Profile(cluster, placements.parent.name, rows, {m: sorted(t)[len(t) // 2] for m, t in compute.items()})
+
+
+def _elasticflow(path: Path, cluster: str, per_node: int) -> Profile | None:
+    rows = []
+    with path.open(newline="") as file:
+        for line, row in enumerate(csv.DictReader(file), 2):
+            try:
+                batch = int(row.pop("global_batch_size"))
+                cells = {int(k): float(v) if v else 0.0 for k, v in row.items()}
+            except ValueError as error:
+                raise SystemExit(f"{path}:{line}: expected numbers ({error})") from None
+            for gpus, rate in cells.items():
+                if math.isfinite(rate) and rate > 0 and batch % gpus == 0:
+                    nodes = max(1, gpus // per_node)
+                    rows.append(Observation(gpus, nodes, batch, batch // gpus, 1, 1.0 / rate))
+    return Profile(f"elasticflow-{cluster[12:]}", path.stem, tuple(rows), {}) if len(rows) >= 12 else None
