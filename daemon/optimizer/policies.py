@@ -32,8 +32,6 @@ POLICIES: dict[str, str] = {
 }
 EVEN_SPREAD = 1e-4
 """Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
-SENIORITY = 1e-7
-"""Share by which an older job wins an exact tie."""
 IDLE_SHARE = 0.01
 """Progress a job without GPUs is credited with under log and harmonic, relative to its smallest size."""
 BATCH_GAIN = 0.02
@@ -128,13 +126,46 @@ class Row:
     effective: float
 
 
-def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY) -> PlanResult:
-    """The best plan for `capacity` GPUs. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input."""
-    tables = [rows(job, policy) for job in jobs]
-    pairs = enumerate(zip(jobs, tables, strict=True))
-    options = [_options(job, table, policy, i / len(jobs)) for i, (job, table) in pairs]
+Cache = dict[object, tuple[list[Row], list[Option]]]
+"""Choices made before, for callers that plan again and again over jobs that mostly did not change."""
+
+
+def plan(
+    jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
+) -> PlanResult:
+    """The best plan for `capacity` GPUs. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
+
+    Of equal plans the one that gives more to the jobs that come first (the older ones) is preferred.
+    """
+    made = [choices(job, policy, cache) for job in jobs]
+    options = [column for _, column in made]
     answer = solve(options, capacity, [job.label for job in jobs])
-    return result(jobs, tables, options, answer, capacity, policy)
+    return result(jobs, [table for table, _ in made], options, answer, capacity, policy)
+
+
+def choose(
+    jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
+) -> list[Row]:
+    """The same plan without its explanation: the chosen row of each job."""
+    made = [choices(job, policy, cache) for job in jobs]
+    answer = solve([column for _, column in made], capacity, [job.label for job in jobs])
+    return [table[i] for (table, _), i in zip(made, answer.choice, strict=True)]
+
+
+def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list[Row], list[Option]]:
+    """The rows of one job and their terms in the objective."""
+    if cache is None:
+        table = rows(job, policy)
+        return table, _options(job, table, policy)
+    key = (
+        policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
+        job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
+    )  # fmt: skip
+    known = cache.get(key)
+    if known is None:
+        table = rows(job, policy)
+        known = cache[key] = table, _options(job, table, policy)
+    return known
 
 
 def rows(job: JobView, policy: str) -> list[Row]:
@@ -247,10 +278,10 @@ def _explored(job: JobView, table: list[Row]) -> list[Row]:
     return [row for row in table if pays(row)]
 
 
-def _options(job: JobView, table: list[Row], policy: str, age: float) -> list[Option]:
-    """The objective's term of each choice, ties broken towards an even spread, then towards the older job."""
+def _options(job: JobView, table: list[Row], policy: str) -> list[Option]:
+    """The objective's term of each choice, ties broken towards an even spread."""
     least = min((r.effective for r in table if r.gpus), default=1.0)
-    weight, out = job.weight * (1.0 + SENIORITY * (1.0 - age)), list[Option]()
+    out = list[Option]()
     for row in table:
         s = row.effective if row.gpus else 0.0
         s *= 1.0 - EVEN_SPREAD * math.log2(row.gpus) if row.gpus > 1 else 1.0
@@ -260,7 +291,7 @@ def _options(job: JobView, table: list[Row], policy: str, age: float) -> list[Op
             value = -1.0 / max(s, IDLE_SHARE * least)
         else:
             value = s
-        out.append(Option(row.gpus, weight * value, row.batch))
+        out.append(Option(row.gpus, job.weight * value, row.batch))
     return out
 
 
