@@ -85,8 +85,8 @@ def srun(step: Step, command: Sequence[str]) -> list[str]:
         "--job-name=selastic",
     ]
     if step.has_gpus:
-        kind = f"{piece.gpu_type}:" if piece.gpu_type else ""
-        words.append(f"--gres=gpu:{kind}{piece.gpus_per_node}")
+        # Without the type: a step may only name one where the job itself was submitted with one.
+        words.append(f"--gres=gpu:{piece.gpus_per_node}")
     if step.name_nodes:
         words.append(f"--nodelist={','.join(piece.nodes)}")
     return [*words, *command]
