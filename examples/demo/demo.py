@@ -139,10 +139,21 @@ class Demo:
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.tell()
+            self.notice_failures()
             if time.monotonic() > deadline:
                 raise ElasticError(f"waited {timeout_s:.0f} s for {what}, in vain; see the logs in {self.dir}")
             time.sleep(0.25)
         self.tell()
+
+    def notice_failures(self) -> None:
+        """Raise as soon as a job has failed, with the end of what it wrote."""
+        failed = self.cluster.run(["squeue", "-h", "-t", "FAILED,CANCELLED,TIMEOUT,NODE_FAIL", "-o", "%A %T"]).stdout
+        for line in failed.splitlines():
+            job_id, state = line.split()
+            for job in self.jobs:
+                if job.job_id == int(job_id):
+                    output = (self.dir / f"{job.name}.{job_id}.out").read_text()[-2000:]
+                    raise ElasticError(f"{job.name} ({job_id}) is {state}; its output ends with:\n{output}")
 
     def tell(self) -> None:
         """Print the events that were not printed yet."""
