@@ -6,7 +6,6 @@ blocks (the database, MUNGE, Slurm) runs in threads; a directive that is waited 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import time
@@ -75,13 +74,14 @@ class Api:
 
     def routes(self) -> list[Route]:
         """Every address of version 1."""
+        # Tried in order: what every job asks all the time comes first.
         table: list[tuple[str, str, guard.Handler]] = [
+            ("POST", "/v1/jobs/{job_id:int}/reports", self.reports),
+            ("GET", "/v1/jobs/{job_id:int}/directive", self.directive),
             ("GET", "/v1/health", self.health),
             ("GET", "/v1/openapi.json", self.openapi),
             ("POST", "/v1/jobs/{job_id:int}/register", self.register),
-            ("POST", "/v1/jobs/{job_id:int}/reports", self.reports),
             ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
-            ("GET", "/v1/jobs/{job_id:int}/directive", self.directive),
             ("POST", "/v1/jobs/{job_id:int}/pin", self.pin),
             ("GET", "/v1/jobs", self.status),
             ("GET", "/v1/jobs/{job_id:int}", self.job),
@@ -127,7 +127,7 @@ class Api:
         job_id = await self._job_of_token(request)
         reports = wire.from_json(Reports, await guard.body(request)).reports
         if reports:
-            await asyncio.wrap_future(self.store.submit_reports(job_id, reports, time.time()))
+            await self.store.store_reports(job_id, reports, time.time())
         return guard.reply({"stored": len(reports)}, 202)
 
     async def phases(self, request: Request) -> Response:

@@ -6,7 +6,8 @@ training that went back to a checkpoint lowers the row's start too, so that work
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from slurm_elastic.trainer_shim.wire import Piece
 
 from . import schema
 from .codec import pieces_in, pieces_out
+from .engine import Database
 from .part import Part, upsert
 from .rows import AllocationRow, InUse
 
@@ -34,9 +36,26 @@ class Progress:
     step: int
     samples: int
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Job and generation."""
+        return self.job_id, self.generation
+
 
 class Allocations(Part):
     """What jobs use and have used."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._used: dict[int, InUse] | None = None
+
+    def _forget(self, job_id: int) -> None:
+        super()._forget(job_id)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Drop what is remembered of allocations; called within the write lock."""
+        self._used = None
 
     def set_in_use(
         self,
@@ -57,7 +76,7 @@ class Allocations(Part):
         When generation, pieces or batch differ, the open allocation row ends at `at` and the next begins. `step` and
         `samples` are the training's counters at that moment, where known; they close the old row's count exactly.
         """
-        with self._db.write() as connection:
+        with self._changing(), self._db.write() as connection:
             held = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
             value = pieces_out(pieces)
             same = held is not None and (held.generation, held.pieces, held.batch) == (generation, value, batch)
@@ -91,24 +110,40 @@ class Allocations(Part):
     def note_progress(self, job_id: int, generation: int, step: int, samples: int) -> None:
         """The training's counters as told by a phase rather than a report, for example at its end."""
         with self._db.write() as connection:
-            advance(connection, [Progress(job_id, generation, step, samples, step, samples)])
+            row = allocation_of(connection, job_id, generation)
+            if row is not None:
+                advance(connection, [(row, Progress(job_id, generation, step, samples, step, samples))])
 
     def clear_in_use(self, job_id: int, at: float) -> None:
         """The supervisor has finished: nothing trains any more, though the job may still run."""
-        with self._db.write() as connection:
+        with self._changing(), self._db.write() as connection:
             connection.execute(delete(schema.in_use).where(schema.in_use.c.job_id == job_id))
             _close(connection, job_id, at, None, None)
 
     def in_use(self, job_id: int) -> InUse | None:
         """What the job trains on now; None: no supervisor has said so, or the job has ended."""
-        with self._db.read() as connection:
-            row = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
-        return _in_use(row) if row else None
+        return self._all().get(job_id)
 
     def all_in_use(self) -> dict[int, InUse]:
         """`in_use` of every job that has one."""
-        with self._db.read() as connection:
-            return {row.job_id: _in_use(row) for row in connection.execute(select(schema.in_use))}
+        return dict(self._all())
+
+    def _all(self) -> dict[int, InUse]:
+        used = self._used
+        if used is None:
+            with self._db.lock, self._db.read() as connection:
+                used = {row.job_id: _in_use(row) for row in connection.execute(select(schema.in_use))}
+                self._used = used
+        return used
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Within the write lock; what is remembered is read again afterwards."""
+        with self._db.lock:
+            try:
+                yield
+            finally:
+                self._changed()
 
     def allocations(
         self,
@@ -160,7 +195,7 @@ def _close(connection: Connection, job_id: int, at: float, step: int | None, sam
         return _Begin(at, step, samples)
     if step is not None and samples is not None:
         if last.end is None:
-            advance(connection, [Progress(job_id, last.generation, step, samples, step, samples)])
+            advance(connection, [(last.id, Progress(job_id, last.generation, step, samples, step, samples))])
     elif last.first_step is not None:
         step, samples = last.first_step + last.steps, last.first_samples + last.samples
     # After a clock was set back, no row may end before it began, nor begin before the last one ended.
@@ -195,22 +230,24 @@ def _advance_statement() -> Any:
 _ADVANCE = _advance_statement()
 
 
-def advance(connection: Connection, progress: Iterable[Progress]) -> None:
-    """Count progress into the newest row of its job and generation; progress that fits no row is passed over."""
-    values = []
-    for item in progress:
-        query = select(func.max(_ROWS.c.id))
-        query = query.where(_ROWS.c.job_id == item.job_id, _ROWS.c.generation == item.generation)
-        row = connection.execute(query).scalar()
-        if row is not None:
-            values.append(
-                dict(
-                    p_row=row,
-                    p_from_step=item.from_step,
-                    p_from_samples=item.from_samples,
-                    p_step=item.step,
-                    p_samples=item.samples,
-                )
-            )
+def allocation_of(connection: Connection, job_id: int, generation: int) -> int | None:
+    """The newest row of this job and generation."""
+    query = select(func.max(_ROWS.c.id)).where(_ROWS.c.job_id == job_id, _ROWS.c.generation == generation)
+    row: int | None = connection.execute(query).scalar()
+    return row
+
+
+def advance(connection: Connection, progress: list[tuple[int, Progress]]) -> None:
+    """Count progress into the rows it is given with."""
+    values = [
+        dict(
+            p_row=row,
+            p_from_step=item.from_step,
+            p_from_samples=item.from_samples,
+            p_step=item.step,
+            p_samples=item.samples,
+        )
+        for row, item in progress
+    ]
     if values:
         connection.execute(_ADVANCE, values)

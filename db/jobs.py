@@ -35,6 +35,7 @@ class Jobs(Part):
         super().__init__(database)
         self._stored: dict[int, JobRow] = {}
         self._speaks: dict[str, int] = {}
+        self._pins: dict[int, int] | None = None
 
     def upsert_job(self, job: JobRow) -> None:
         """Store a job as Slurm describes it now. Costs nothing when nothing has changed."""
@@ -45,14 +46,17 @@ class Jobs(Part):
         changed = [row for row in rows if self._stored.get(row.job_id) != row]
         if not changed:
             return
-        with self._db.write() as connection:
-            connection.execute(upsert(self._db, schema.jobs), [_job_values(row) for row in changed])
-            for row in changed:
-                if has_ended(row.state):
+        with self._db.lock:
+            ended = [row for row in changed if has_ended(row.state)]
+            with self._db.write() as connection:
+                connection.execute(upsert(self._db, schema.jobs), [_job_values(row) for row in changed])
+                for row in ended:
                     _end_what_belongs(connection, row.job_id, now() if row.end_time is None else row.end_time)
-        with self._memory:
-            self._stored.update((row.job_id, row) for row in changed)
-            self._speaks.clear()
+            for row in ended:
+                self._forget(row.job_id)
+            with self._memory:
+                self._stored.update((row.job_id, row) for row in changed)
+                self._speaks.clear()
 
     def job(self, job_id: int) -> JobRow | None:
         """The job as last stored."""
@@ -70,32 +74,40 @@ class Jobs(Part):
 
     def end_job(self, job_id: int, state: str, at: float) -> None:
         """The job has ended: its allocation closes, its token, pin and open intent die. The first end counts."""
-        with self._db.write() as connection:
-            table = schema.jobs
-            where = (table.c.job_id == job_id) & table.c.ended.is_(False)
-            values: dict[str, Any] = {"ended": True, "state": state, "end_time": at}
-            if connection.execute(update(table).where(where).values(values)).rowcount == 0:
-                return
-            _end_what_belongs(connection, job_id, at)
-        self._forget(job_id)
+        table = schema.jobs
+        where = (table.c.job_id == job_id) & table.c.ended.is_(False)
+        values: dict[str, Any] = {"ended": True, "state": state, "end_time": at}
+        with self._db.lock:
+            with self._db.write() as connection:
+                if connection.execute(update(table).where(where).values(values)).rowcount == 0:
+                    return
+                _end_what_belongs(connection, job_id, at)
+            self._forget(job_id)
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
         with self._memory:
             self._stored.pop(job_id, None)
             self._speaks.clear()
+            self._pins = None
 
     def pin(self, job_id: int, gpus: int | None) -> None:
         """Hold the job at this many GPUs; None lets it go."""
-        with self._db.write() as connection:
-            connection.execute(delete(schema.pins).where(schema.pins.c.job_id == job_id))
-            if gpus is not None:
-                connection.execute(insert(schema.pins).values(job_id=job_id, gpus=gpus))
+        with self._db.lock:
+            with self._db.write() as connection:
+                connection.execute(delete(schema.pins).where(schema.pins.c.job_id == job_id))
+                if gpus is not None:
+                    connection.execute(insert(schema.pins).values(job_id=job_id, gpus=gpus))
+            self._pins = None
 
     def pinned(self, job_id: int) -> int | None:
         """GPUs that the job is held at; None: it is not."""
-        with self._db.read() as connection:
-            return connection.execute(select(schema.pins.c.gpus).where(schema.pins.c.job_id == job_id)).scalar()
+        pins = self._pins
+        if pins is None:
+            with self._db.lock, self._db.read() as connection:
+                pins = {row.job_id: row.gpus for row in connection.execute(select(schema.pins))}
+                self._pins = pins
+        return pins.get(job_id)
 
     def mint_token(self, job_id: int, uid: int) -> str:
         """A new token that speaks for this job, given to a caller proven to be `uid`."""

@@ -6,6 +6,7 @@ query per report. A median is over the youngest reports of its configuration: a 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -20,9 +21,9 @@ from slurm_elastic.trainer_shim.errors import StoreError
 from slurm_elastic.trainer_shim.wire import Report
 
 from . import schema
-from .allocations import Progress, advance
+from .allocations import Allocations, Progress, advance, allocation_of
 from .engine import Database
-from .part import Part, insert_or_ignore
+from .part import insert_or_ignore
 from .rows import ObservationRow
 from .writer import ReportWriter, Submission
 
@@ -54,7 +55,7 @@ class _Configuration:
         return ObservationRow(*key, self.count, median(times), median(rates), self.last_at, noise)
 
 
-class ReportsPart(Part):
+class ReportsPart(Allocations):
     """Reports and what is learned from them."""
 
     def __init__(self, database: Database) -> None:
@@ -62,6 +63,7 @@ class ReportsPart(Part):
         self._seen: dict[int, dict[Key, _Configuration]] = {}
         self._last: dict[int, Report | None] = {}
         self._newest: dict[int, tuple[int, int]] = {}
+        self._rows: dict[tuple[int, int], int] = {}
         self._insert = insert_or_ignore(database, _REPORTS)
         self._writer = ReportWriter(self._commit_reports)
 
@@ -72,6 +74,12 @@ class ReportsPart(Part):
     def submit_reports(self, job_id: int, reports: Sequence[Report], at: float) -> Future[None]:
         """Like `add_reports`, without waiting: the future is done when the reports are on the disk."""
         return self._writer.put(Submission(job_id, reports, at))
+
+    def store_reports(self, job_id: int, reports: Sequence[Report], at: float) -> asyncio.Future[None]:
+        """Like `submit_reports`, for a caller inside an event loop, who awaits it."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writer.put(Submission(job_id, reports, at, waiter=waiter))
+        return waiter
 
     def observations(self, job_id: int) -> list[ObservationRow]:
         """What has been measured of the job, one row per configuration, by GPUs and then by batch."""
@@ -124,7 +132,22 @@ class ReportsPart(Part):
         values = [_values(submission, report) for submission in batch for report in submission.reports]
         if values:
             connection.execute(self._insert, values)
-            advance(connection, _progress(batch))
+            self._advance(connection, _progress(batch))
+
+    def _advance(self, connection: Connection, progress: list[Progress]) -> None:
+        """Count into the allocation rows; which row is a job's is remembered until its allocation changes."""
+        for item in progress:
+            key = (item.job_id, item.generation)
+            if key not in self._rows:
+                row = allocation_of(connection, *key)
+                if row is None:
+                    continue
+                self._rows[key] = row
+        advance(connection, [(self._rows[key], item) for item in progress if (key := item.key) in self._rows])
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._rows.clear()
 
     def _insert_alone(self, connection: Connection, submission: Submission) -> bool:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from .allocations import Allocations
 from .decisions import Decisions
 from .engine import Database
 from .jobs import Jobs
@@ -16,7 +15,7 @@ from .migrate import check, migrate
 from .retention import Retention
 
 
-class Store(Jobs, Allocations, Retention, Decisions):
+class Store(Jobs, Retention, Decisions):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str) -> None:

@@ -6,8 +6,11 @@ that refuses everything (full, locked) fails all that wait, at once, and is trie
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -29,6 +32,8 @@ class Submission:
     reports: Sequence[Report]
     at: float
     done: Future[None] = field(default_factory=Future)
+    waiter: asyncio.Future[None] | None = None
+    """Settled in its own event loop, all of a batch in one call: waking a loop costs more than storing a report."""
 
 
 class ReportWriter:
@@ -84,10 +89,26 @@ class ReportWriter:
             self._commit(batch)
         except BaseException as raised:  # the thread must outlive whatever one batch does to it
             error = raised
+        loops: dict[asyncio.AbstractEventLoop, list[Submission]] = defaultdict(list)
         for submission in batch:
-            if submission.done.done():
-                continue
-            if error is None:
-                submission.done.set_result(None)
-            else:
-                submission.done.set_exception(error)
+            if not submission.done.done():
+                if error is None:
+                    submission.done.set_result(None)
+                else:
+                    submission.done.set_exception(error)
+            if submission.waiter is not None:
+                loops[submission.waiter.get_loop()].append(submission)
+        for loop, waiting in loops.items():
+            with contextlib.suppress(RuntimeError):  # a loop that has been closed has nobody who waits
+                loop.call_soon_threadsafe(_wake, waiting)
+
+
+def _wake(submissions: list[Submission]) -> None:
+    for submission in submissions:
+        waiter, error = submission.waiter, submission.done.exception()
+        if waiter is None or waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
