@@ -58,13 +58,14 @@ def run(args: argparse.Namespace) -> int:
     command = _command(args)
     jobs = places.slurm_jobs(env) if "SLURM_JOB_ID" in env else ()
     pieces = places.slurm_pieces(jobs, args.nproc) if jobs else (places.local_piece(env, args.nproc),)
-    place = job_dir.choose(env, command, args.job_dir)
+    place = job_dir.choose(env, command, args.job_dir, jobs[0].work_dir if jobs else "")
     options = Options(
         command=command,
         job_dir=place,
         listen="" if jobs else "127.0.0.1",
         host=(env.get("SELASTIC_HOST") or socket.gethostname()) if jobs else "127.0.0.1",
         env=_agent_env(env, bool(jobs)),
+        cluster=job_dir.cluster(env),
         nproc=args.nproc,
         batch=args.batch,
         request=args.elastic,

@@ -48,7 +48,7 @@ class DaemonLink:
         self._grant: Grant | None = None
         self._phases: deque[Phase] = deque()
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
-        self._closing = False
+        self._closing = self._known = False
         self._seen = (0, False)
         self._told = ""
         self._backoff = FIRST_BACKOFF_S
@@ -80,13 +80,13 @@ class DaemonLink:
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 3.0) -> bool:
-        """Send what is queued, if the daemon takes it within the time; whether everything was sent."""
+        """Send what is queued, if the daemon takes it within the time. False: it knew of the job and did not get all."""
         with self._changed:
             if self._grant is not None:
                 self._changed.wait_for(lambda: not self._phases and not self._reports, timeout_s)
             self._closing = True
             self._changed.notify_all()
-            return not self._phases and not self._reports
+            return not self._known or not (self._phases or self._reports)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class DaemonLink:
         answer = self._client.post(f"{self._path}/register", wire.to_json(registration))
         grant = wire.decode(Grant, answer)
         with self._changed:
-            self._grant = grant
+            self._grant, self._known = grant, True
             self._changed.notify_all()
         how = "manages this job" if grant.managed else "does not manage this job"
         self._tell_once(f"selasticd {how}" + (f": {grant.reason}" if grant.reason else ""))

@@ -24,25 +24,37 @@ class Run:
     """What is remembered of a run. `command`: the script and its arguments."""
 
     command: tuple[str, ...]
+    cluster: str
     generation: int = 0
 
+    def same(self, other: Run) -> bool:
+        """Whether both are parts of one run."""
+        return (self.command, self.cluster) == (other.command, other.cluster)
 
-def choose(env: Mapping[str, str], command: Sequence[str], given: str | None) -> Path:
+
+def cluster(env: Mapping[str, str]) -> str:
+    """Which Slurm this is; "" without one."""
+    return env.get("SLURM_CLUSTER_NAME", "") if "SLURM_JOB_ID" in env else ""
+
+
+def choose(env: Mapping[str, str], command: Sequence[str], given: str | None, work_dir: str = "") -> Path:
     """The directory for this command, which may hold an earlier part of it. Nothing is created.
 
+    In a Slurm job it lies under the job's working directory, where its output goes too. A directory of another
+    command, or of another cluster's job with the same id, is left alone and the next number taken.
     Without Slurm, and without `given`, it is always a new one: only who names the directory wants to go on.
     """
     if given:
         return Path(given).resolve()
     job_id = env.get("SLURM_JOB_ID")
-    parent = Path(env.get("SLURM_SUBMIT_DIR") or Path.cwd()) / ".selastic"
+    parent = Path(work_dir or env.get("SLURM_SUBMIT_DIR") or Path.cwd()) / ".selastic"
     if not job_id:
         return parent / f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     number = 1
     while True:
         place = parent / (job_id if number == 1 else f"{job_id}-{number}")
         earlier = read(place)
-        if earlier is None or earlier.command == tuple(command):
+        if earlier is None or earlier.same(Run(tuple(command), cluster(env))):
             return place
         number += 1
 
@@ -62,7 +74,7 @@ def read(place: Path) -> Run | None:
     """The record of an earlier part of this run; None when there is none."""
     try:
         values = json.loads((place / RECORD).read_text())
-        return Run(tuple(values["command"]), int(values["generation"]))
+        return Run(tuple(values["command"]), str(values["cluster"]), int(values["generation"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):

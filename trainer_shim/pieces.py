@@ -33,6 +33,7 @@ class SlurmJob:
     partition: str
     account: str
     time_limit: str
+    work_dir: str
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
 
@@ -74,6 +75,7 @@ def parse_job(text: str, expand: Expand) -> SlurmJob:
         partition=_known(fields.get("Partition", "")),
         account=_known(fields.get("Account", "")),
         time_limit=fields.get("TimeLimit", ""),
+        work_dir=fields.get("WorkDir", ""),
         end_time=fields.get("EndTime", "Unknown"),
     )
 

@@ -68,7 +68,7 @@ class SlurmPlaces:
         if piece.kind == "companion":
             env["SELASTIC_COMPANION"] = "1"
         log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
-        self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code)), log)
+        self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
 
     def command(self, piece: Piece) -> list[str]:
         """The srun for a piece."""
@@ -111,11 +111,12 @@ class LocalPlaces:
 
     def launch(self, piece: Piece, number: int) -> None:
         left = set(piece.nodes)
+        log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
 
         def ended(node: str, how: Ended) -> None:
             left.discard(node)
             if not left:
-                self._emit(StepEnded(number, how.code))
+                self._emit(StepEnded(number, how.code, tail(log)))
 
         for node in piece.nodes:
             env = {
@@ -126,7 +127,6 @@ class LocalPlaces:
                 "SELASTIC_AGENT_NODE": node,
                 "SELASTIC_NPROC": str(piece.gpus_per_node),
             }
-            log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
             command = launch.agent_command(self._setup.arguments)
             process = self._children.start(command, env, functools.partial(ended, node), log)
             if process is not None:
@@ -179,6 +179,16 @@ def local_piece(env: Mapping[str, str], nproc: int) -> Piece:
 
     count = len(gpus({**env, "SELASTIC_NPROC": str(nproc or "")}))
     return Piece(0, "base", (socket.gethostname().partition(".")[0],), count)
+
+
+def tail(log: Path, lines: int = 5) -> tuple[str, ...]:
+    """The last lines of a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ()
 
 
 def threads(env: Mapping[str, str], cpus: int, workers: int) -> dict[str, str]:

@@ -70,6 +70,7 @@ class Options:
     """The name by which agents find this host."""
     env: dict[str, str]
     """For the agents; without the control variables."""
+    cluster: str = ""
     nproc: int = 0
     batch: int = 0
     request: str = ""
@@ -107,7 +108,6 @@ class Supervisor:
         self._exits: dict[str, WorkerExit] = {}
         self._code: int | None = None
         self._armed: float | None = None
-        self._registered = False
 
     def run(self) -> int:
         """Train to the end."""
@@ -116,7 +116,7 @@ class Supervisor:
         self._loop.on_signal(signal.SIGUSR1, lambda: self._event(Hurry(60.0, stop=False)))
         self._perform(self._machine.start(time.monotonic()))
         self._loop.run()
-        if self._link is not None and not self._link.close() and self._registered:
+        if self._link is not None and not self._link.close():
             self._say("selasticd did not take the last messages")
         self._server.close()
         return 1 if self._code is None else self._code
@@ -211,13 +211,14 @@ class Supervisor:
 
     def _remember(self, action: Remember) -> None:
         try:
-            job_dir.write(self._options.job_dir, job_dir.Run(self._options.command, action.generation))
+            job_dir.write(
+                self._options.job_dir, job_dir.Run(self._options.command, self._options.cluster, action.generation)
+            )
         except OSError as error:
             self._say(f"generation {action.generation} could not be recorded in {self._options.job_dir}: {error}")
 
     def _in_use(self, action: InUse) -> None:
         if self._link is not None:
-            self._registered = True
             self._link.in_use(
                 wire.Registration(
                     version=wire.VERSION,

@@ -40,6 +40,8 @@ class StepEnded:
     number: int
     """Of the LaunchAgents that it came from."""
     code: int
+    tail: tuple[str, ...] = ()
+    """The last lines that it wrote."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -399,6 +399,8 @@ class Machine:
         if self.resizing.expects_any(keys):
             self.resizing.fail(f"the companion's agents did not start (exit code {event.code})")
         if missing := self._expected & keys:
+            for line in event.tail:
+                self.do(Say(f"  agent| {line}"))
             self._give_up_on(missing, f"exit code {event.code}")
 
     def _give_up_on(self, missing: set[AgentKey], how: str) -> None:

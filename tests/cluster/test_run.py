@@ -1,0 +1,227 @@
+"""`selastic run` on a real Slurm: real jobs, real companions, real training; the test acts as selasticd would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_daemon import FakeDaemon
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.trainer_shim import audit
+from slurm_elastic.trainer_shim.wire import Piece, Shape
+
+ROOT = Path(__file__).parents[2]
+TRAIN = """
+import os, sys, time, torch
+import slurm_elastic.trainer_shim as elastic
+samples, epochs, nap = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+job = elastic.join(batch=16, max_batch=64, lr="none")
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(samples, 4), torch.randint(0, 3, (samples,)))
+model = torch.nn.Linear(4, 3).to(job.device)
+net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for epoch in job.epochs(epochs):
+    for x, y in job.loader(data):
+        job.step(torch.nn.functional.cross_entropy(net(x), y))
+        time.sleep(0 if os.path.exists('go') else nap)
+job.log(f"trained {job.samples} samples in generation {job.generation}")
+"""
+
+
+class Job:
+    """One batch job that runs `selastic run`."""
+
+    def __init__(self, sandbox: Sandbox, folder: Path, options: str, words: str, env: dict[str, str]) -> None:
+        self.sandbox, self.folder = sandbox, folder
+        (folder / "train.py").write_text(TRAIN)
+        variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **env}
+        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
+        run = f"exec {sys.executable} -m slurm_elastic.trainer_shim.cli_run --audit audit {words}"
+        (folder / "job.sh").write_text(f"#!/bin/bash\n{exports}\n{run}\n")
+        command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append"]
+        answer = sandbox.run([*command, *options.split(), str(folder / "job.sh")])
+        assert answer.returncode == 0, answer.stderr
+        self.id = int(answer.stdout)
+
+    def text(self) -> str:
+        out = self.folder / "out.txt"
+        logs = self.folder.glob(".selastic/*/logs/agents*")
+        return (out.read_text() if out.exists() else "no output") + "".join(log.read_text() for log in logs)
+
+    def slurm(self, *command: str) -> str:
+        answer = self.sandbox.run(command)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
+    def field(self, name: str, job_id: int = 0) -> str:
+        """One field of `scontrol show job`."""
+        shown = self.sandbox.run(["scontrol", "-o", "show", "job", str(job_id or self.id)]).stdout
+        return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
+
+    def go(self) -> None:
+        """Let the training run to its end at full speed."""
+        (self.folder / "go").touch()
+
+    def ends(self, state: str = "COMPLETED", timeout: float = 90) -> None:
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        wait_until(lambda: self.field("JobState") in over, timeout, self.text)
+        assert self.field("JobState") == state, self.text()
+
+    def says(self, words: str, timeout: float = 60) -> None:
+        wait_until(lambda: words in self.text(), timeout, lambda: f"{words!r} in:\n{self.text()}")
+
+    def others(self) -> list[str]:
+        """What is in the queue besides this job."""
+        return [
+            line
+            for line in self.slurm("squeue", "-h", "-o", "%i %j %T").splitlines()
+            if line.split()[0] != str(self.id)
+        ]
+
+    def checked(self, samples: int, epochs: int) -> None:
+        result = audit.check(self.folder / "audit", samples, epochs)
+        assert result.ok, result
+
+    def worker_pids(self, slurm_job_id: int) -> list[int]:
+        """The workers of one piece: they are forks of their agent, and show its command and environment."""
+        agents = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                environ = (path / "environ").read_bytes()
+                if f"SLURM_JOB_ID={slurm_job_id}\0".encode() in environ and b"\0SELASTIC_SECRET=" in environ:
+                    agents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        return [pid for pid, parent in agents.items() if parent in agents]
+
+
+@pytest.fixture
+def start(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """start("-N1 --gres=gpu:2", "train.py 100 1 0", env) -> a submitted job."""
+    tmp_path.chmod(0o755)
+
+    def submit(options: str, words: str, env: dict[str, str] | None = None) -> Job:
+        return Job(empty_sandbox, tmp_path, options, words, env or {})
+
+    yield submit
+
+
+def test_trains_without_a_daemon(start: Callable[..., Job]) -> None:
+    """Two nodes of two GPUs train as one world; with no daemon anywhere the job ends COMPLETED."""
+    job = start("-N2 --gres=gpu:a100:2 -c4 --ntasks-per-node=1", "train.py 200 2 0")
+    job.ends()
+    job.checked(200, 2)
+    assert "4 workers (2 x 2 of base)" in job.text()
+    assert "trained 400 samples" in job.text()
+
+
+def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., Job], tmp_path: Path) -> None:
+    """Two base nodes and a companion train together; then a base node and the companion are given back to Slurm."""
+    with FakeDaemon() as daemon:
+        job = start("-N2 --gres=gpu:1 --ntasks-per-node=1", "train.py 16000 1 0.1", daemon.env(tmp_path))
+        [base] = daemon.wait_registered().pieces
+        assert (base.slurm_job_id, base.gpus) == (job.id, 2)
+        daemon.order(1, job.id, (base,), (Shape(1, 2, 2, gpu_type="a100"),), batch=48)
+        grown = daemon.wait_phase(1, "running")
+        companion = grown.pieces[1]
+        assert job.field("JobName", companion.slurm_job_id) == f"selastic-{job.id}"
+        assert job.field("Comment", companion.slurm_job_id) == f"selastic:companion-of={job.id};directive=1"
+        left = Piece(job.id, "base", base.nodes[:1], 1)
+        daemon.order(2, job.id, (left,), batch=32)
+        assert daemon.wait_phase(2, "running").pieces[0].nodes == left.nodes
+        job.slurm("scontrol", "update", f"JobId={job.id}", f"NodeList={left.nodes[0]}")
+        job.slurm("scancel", str(companion.slurm_job_id))
+        wait_until(lambda: not job.others(), 30, job.others)
+        daemon.order(3, job.id, daemon.phases[-1].pieces, (Shape(1, 1, 1),), batch=16)
+        daemon.wait_phase(3, "running")
+        job.go()
+        job.ends(timeout=120)
+        wait_until(lambda: not job.others(), 30, job.others)
+    job.checked(16000, 1)
+    assert "starting again" not in job.text()
+
+
+def test_companion_that_cannot_be_had_is_withdrawn(start: Callable[..., Job], tmp_path: Path) -> None:
+    """No nodes within the wait: the request leaves the queue, the job trains on as it is."""
+    with FakeDaemon() as daemon:
+        job = start("-N1 --gres=gpu:1", "train.py 8000 1 0.1", daemon.env(tmp_path))
+        [base] = daemon.wait_registered().pieces
+        job.slurm("sbatch", "-N8", "--gres=gpu:3", "-o/dev/null", "--wrap", "sleep 600")
+        wait_until(lambda: "RUNNING" in " ".join(job.others()), 30, job.others)
+        daemon.order(1, job.id, (base,), (Shape(1, 4),), wait=2)
+        assert "granted no companion" in daemon.wait_phase(1, "withdrawn").detail
+        wait_until(lambda: "selastic" not in " ".join(job.others()), 20, job.others)
+        job.go()
+        job.ends()
+    job.checked(8000, 1)
+
+
+def test_killed_worker_and_cancelled_companion(start: Callable[..., Job], tmp_path: Path) -> None:
+    """kill -9 of a worker: restart from the checkpoint. A companion cancelled by somebody: the job goes on without."""
+    with FakeDaemon() as daemon:
+        words = "--checkpoint-every 1 train.py 16000 1 0.1"
+        job = start("-N1 --gres=gpu:1", words, daemon.env(tmp_path))
+        [base] = daemon.wait_registered().pieces
+        daemon.order(1, job.id, (base,), (Shape(1, 1),))
+        companion = daemon.wait_phase(1, "running").pieces[1]
+        [worker] = job.worker_pids(companion.slurm_job_id)
+        os.kill(worker, signal.SIGKILL)
+        job.says("was killed by signal 9; starting again from the checkpoint")
+        job.says("2 workers (1 x 1 of base, 1 x 1 of companion), from checkpoint")
+        job.slurm("scancel", str(companion.slurm_job_id))
+        job.says("2 -> 1 workers")
+        wait_until(lambda: daemon.phases[-1].pieces == (base,), 30, daemon.told)
+        job.go()
+        job.ends(timeout=120)
+    job.checked(16000, 1)
+    assert job.text().count("starting again") == 1
+
+
+def test_base_that_is_killed_leaves_no_companion(start: Callable[..., Job], tmp_path: Path) -> None:
+    """When the base job is gone without a chance to say so, its companion ends by itself."""
+    with FakeDaemon() as daemon:
+        env = {**daemon.env(tmp_path), "SELASTIC_ORPHAN_S": "1"}
+        job = start("-N1 --gres=gpu:1", "train.py 160000 1 0.02", env)
+        [base] = daemon.wait_registered().pieces
+        daemon.order(1, job.id, (base,), (Shape(1, 1),))
+        daemon.wait_phase(1, "running")
+        job.slurm("scancel", "--signal=KILL", "--full", str(job.id))
+        wait_until(lambda: not job.others(), 40, job.others)
+
+
+def test_cancelled_job_writes_a_checkpoint_and_requeue_goes_on(start: Callable[..., Job]) -> None:
+    """A requeued job finds its directory again: the second run continues from the checkpoint of the first."""
+    job = start("-N1 --gres=gpu:2 --requeue", "train.py 8000 1 0.1")
+    job.says("generation 1: 2 workers")
+    job.slurm("scancel", "--signal=USR1", "--batch", str(job.id))
+    wait_until(lambda: list(job.folder.glob(".selastic/*/checkpoints/step-*/checkpoint.json")), 30, job.text)
+    job.slurm("scontrol", "requeue", str(job.id))
+    wait_until(lambda: job.field("JobState") == "PENDING", 60, lambda: job.field("JobState"))
+    job.slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+    job.says("generation 2: 2 workers", 90)
+    job.go()
+    job.ends()
+    assert "from checkpoint" in job.text()
+    job.checked(8000, 1)
+
+
+def test_component_is_dropped(start: Callable[..., Job], tmp_path: Path) -> None:
+    """A heterogeneous job trains over both components, and on one after the other was cancelled."""
+    with FakeDaemon() as daemon:
+        options = "-N1 --gres=gpu:1 : -N1 --gres=gpu:2"
+        job = start(options, "train.py 8000 1 0.1", daemon.env(tmp_path))
+        base, component = daemon.wait_registered(90).pieces
+        assert (base.gpus, component.gpus, component.kind) == (1, 2, "component")
+        daemon.order(1, job.id, (base,), batch=16)
+        assert daemon.wait_phase(1, "running").pieces == (base,)
+        job.slurm("scancel", str(component.slurm_job_id))
+        wait_until(lambda: job.field("JobState", component.slurm_job_id) == "CANCELLED", 30, job.others)
+        job.go()
+        job.ends()
+    job.checked(8000, 1)
