@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.daemon.cli_events import words
+from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.trainer_shim import audit
@@ -162,7 +163,8 @@ class Demo:
             for event in events:
                 if event["id"] > self.told.get(job.job_id, 0):
                     self.told[job.job_id] = event["id"]
-                    self.say(f"  {job.name} ({job.job_id}): {event['kind']} {words(event['detail'])}")
+                    if text := told(event["kind"], event["detail"]):
+                        self.say(f"  {job.name} ({job.job_id}): {text}")
 
     def selastic(self, *args: str) -> None:
         """Run a selastic command as a user would, and show it."""
@@ -170,15 +172,38 @@ class Demo:
         subprocess.run([BIN / "selastic", *args], env=self.env, check=True)
 
 
+def told(kind: str, detail: dict[str, Any]) -> str:
+    """An event as a sentence; empty for those that a spectator need not see."""
+    match kind:
+        case "ordered":
+            return f"shall have {detail['gpus']} GPUs, batch {detail['batch']}: {Reason(detail['reason']).text}"
+        case "submitted":
+            return "has asked Slurm for a companion; trains on meanwhile"
+        case "ready":
+            return f"the companion's workers are ready; still training on {detail['gpus']} GPUs"
+        case "running" if detail["resize"] == 0:
+            return f"trains on {detail['gpus']} GPUs, batch {detail['batch']}"
+        case "running":
+            where = f"{detail['gpus']} GPUs, batch {detail['batch']}"
+            return f"trains on {where} from step {detail['step']}; the pause was {detail['pause_s']:.2f} s"
+        case "shrink":
+            return f"Slurm job {detail['slurm_job_id']} shrunk in place, keeps {','.join(detail['nodes'])}"
+        case "cancel":
+            return f"Slurm job {detail['slurm_job_id']} given back"
+        case "withdrawn" | "refused" | "failed" | "finished" | "ended":
+            return f"{kind} {words(detail)}"
+    return ""
+
+
 def run(demo: Demo, kill: str) -> None:
     """The story, step by step; each step ends when what it says has happened."""
     demo.say("1. one elastic job, on one node; the other nodes are idle")
-    chars = demo.submit_elastic("chars.sbatch", samples=6144, SAMPLES=6144, EPOCHS=20, MS=8)
+    chars = demo.submit_elastic("chars.sbatch", samples=6144, SAMPLES=6144, EPOCHS=30, MS=8)
     demo.wait("the first job to grow", lambda: demo.gpus(chars) > 4, 90)
 
     demo.say("2. two more elastic jobs arrive; each is given its share")
     before = demo.gpus(chars)
-    digits = [demo.submit_elastic("digits.sbatch", samples=DIGITS, EPOCHS=epochs, MS=16) for epochs in (16, 24)]
+    digits = [demo.submit_elastic("digits.sbatch", samples=DIGITS, EPOCHS=epochs, MS=16) for epochs in (20, 30)]
     demo.wait("the two to train on more than they asked for", lambda: all(demo.gpus(job) > 4 for job in digits), 120)
     demo.wait("the first to give GPUs up", lambda: demo.gpus(chars) < before, 60)
     if kill:
