@@ -65,7 +65,7 @@ class Agent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._connection = Connection(self._loop, self._sock, self._received, self._lost)
         self._connection.send(self._hello())
-        preimport()
+        preimport(tuple(filter(None, self._env.get("SELASTIC_PRELOAD", "").split(","))))
         self._loop.run()
         if self._quitting:
             return 0
@@ -233,9 +233,9 @@ class Agent:
             subprocess.run(["scancel", self._env["SELASTIC_AGENT_JOB"]], check=False, timeout=60)
 
 
-def preimport() -> None:
-    """Import what every training script needs. What cannot be imported will fail in the script, with its reason."""
-    for name in PREIMPORTED:
+def preimport(more: tuple[str, ...] = ()) -> None:
+    """Import what every training script needs, and `more`. What cannot be imported fails in the script, with its reason."""
+    for name in PREIMPORTED + more:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     gc.collect()

@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint-every", type=_positive, default=600, metavar="SECONDS", help="longest time without a checkpoint"
     )
+    parser.add_argument(
+        "--preload",
+        default="",
+        metavar="MODULE,...",
+        help="modules that the script imports and that are slow to import: done once per node, not once per GPU",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
     parser.add_argument("--no-daemon", action="store_true", help="do not talk to selasticd")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as with python -m")
@@ -64,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         job_dir=place,
         listen="" if jobs else "127.0.0.1",
         host=(env.get("SELASTIC_HOST") or socket.gethostname()) if jobs else "127.0.0.1",
-        env=_agent_env(env, bool(jobs)),
+        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload)},
         cluster=job_dir.cluster(env),
         nproc=args.nproc,
         batch=args.batch,
@@ -132,6 +138,13 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _agent_env(env: dict[str, str], in_slurm: bool) -> dict[str, str]:
     return {**launch.scrubbed(env, in_slurm), "PYTHONPATH": launch.python_path(env), "PYTHONUNBUFFERED": "1"}
+
+
+def _modules(text: str) -> str:
+    for name in filter(None, text.split(",")):
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"--preload {name} is not a module's name; accepted: names as in import, with commas")
+    return text
 
 
 def _positive(text: str) -> int:
