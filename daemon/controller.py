@@ -25,8 +25,8 @@ from .slurm.types import Job, SlurmClient, Snapshot
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 1.0
-"""A snapshot this young is not taken anew for a job that is not in it."""
+ASK_GAP_S = 0.25
+"""Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
 TELL_S = 60.0
 """How long a withdrawn resize is told to a supervisor that took it."""
 SKEW_S = 300.0
@@ -36,9 +36,15 @@ SKEW_S = 300.0
 class Jobs:
     """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job."""
 
-    def __init__(self, client: SlurmClient, clock: Callable[[], float] = time.time) -> None:
-        self._client, self._clock = client, clock
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        client: SlurmClient,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._clock, self._pause = client, clock, pause
+        self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._asked = 0.0
         self._snapshot = Snapshot(0.0)
 
     def keep(self, snapshot: Snapshot) -> None:
@@ -72,9 +78,15 @@ class Jobs:
 
     def find(self, *job_ids: int) -> list[Job | None]:
         """These jobs as Slurm has them; None for one that it does not list."""
-        known = self.latest()
-        if any(job_id not in known.jobs for job_id in job_ids) and self._clock() - known.at > FRESH_S:
-            known = self.snapshot()
+        came, known = self._clock(), self.latest()
+        if any(job_id not in known.jobs for job_id in job_ids):
+            with self._asking:
+                # Everyone who asked while another's snapshot was on its way shares the next one.
+                if self._asked < came:
+                    self._pause(max(0.0, min(ASK_GAP_S, self._asked + ASK_GAP_S - self._clock())))
+                    self._asked = self._clock()
+                    self.snapshot()
+            known = self.latest()
         return [known.jobs.get(job_id) for job_id in job_ids]
 
 

@@ -47,7 +47,7 @@ class World:
         self.store = Store.open(self.url)
         self.bell = Bell()
         clock = lambda: self.slurm.now  # noqa: E731
-        self.jobs = Jobs(self.slurm.client(), clock)
+        self.jobs = Jobs(self.slurm.client(), clock, lambda seconds: None)
         self.registry = Registry(self.store, self.settings, clock)
         self.rounds = Rounds(self.jobs, self.store, self.settings, self.registry, self.bell, clock, Bounds())
         self.controller = DaemonController(
