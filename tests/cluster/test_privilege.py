@@ -1,0 +1,107 @@
+"""The least privilege in Slurm that selasticd works with, on a cluster whose users see nothing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.daemon.sandbox.config import ACCOUNT
+
+OWNER, DAEMON = "games", "nobody"
+"""Who has the job, and as whom the daemon runs."""
+
+
+class Cluster:
+    """A private Slurm with PrivateData, seen by the daemon's user."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    def may(self, *command: str) -> bool:
+        """Whether Slurm lets the daemon's user do it."""
+        return self.sandbox.run(command, user=DAEMON).returncode == 0
+
+    def admin(self, *words: str) -> None:
+        """sacctmgr, as root."""
+        answer = self.sandbox.run(["sacctmgr", "-i", *words])
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+
+    def job(self) -> str:
+        """A running job of another user on three nodes."""
+        self.sandbox.run(["scancel", "-u", OWNER])
+        command = [
+            "sbatch",
+            "--parsable",
+            "-A",
+            ACCOUNT,
+            "-o",
+            "/dev/null",
+            "-N3",
+            "--gres=gpu:4",
+            "--wrap",
+            "sleep 600",
+        ]
+        job = self.sandbox.run(command, user=OWNER).stdout.strip()
+        wait_until(lambda: self.state(job, user=None) == "RUNNING", 30)
+        return job
+
+    def state(self, job: str, user: str | None = DAEMON) -> str:
+        """The job's state as that user sees it."""
+        return self.sandbox.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"], user=user).stdout.strip()
+
+    def actions(self, job: str) -> dict[str, bool]:
+        """What the daemon does to a job, in the order in which it can be tried, and whether Slurm allows it."""
+        return {
+            "see": self.state(job) == "RUNNING",
+            "shrink": self.may("scontrol", "update", f"JobId={job}", "NodeList=n1,n2"),
+            "comment": self.may("scontrol", "update", f"JobId={job}", "Comment=x"),
+            "cancel": self.may("scancel", job),
+        }
+
+    def drains(self) -> bool:
+        """Whether the daemon's user could take a node away from everyone: more than it needs."""
+        return self.may("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test")
+
+
+@pytest.fixture(scope="module")
+def cluster(can_run_slurm: None) -> Iterator[Cluster]:
+    """Three nodes, accounting, and everyone's jobs hidden from others."""
+    extra = ("PrivateData=jobs,usage,users,accounts,reservations",)
+    with Sandbox.up(SandboxSpec(nodes=3, extra_slurm_conf=extra)) as sandbox:
+        yield Cluster(sandbox)
+
+
+def test_an_ordinary_user_cannot_manage_others_jobs(cluster: Cluster) -> None:
+    """Without a grant selasticd is harmless: it sees no job of others and changes none."""
+    assert cluster.actions(cluster.job()) == {"see": False, "shrink": False, "comment": False, "cancel": False}
+
+
+def test_a_coordinator_can_do_all_that_the_daemon_does(cluster: Cluster) -> None:
+    """Coordinator of the accounts whose jobs are elastic is enough, and it is no say over nodes or other accounts."""
+    cluster.admin("add", "account", "closed", "cluster=sandbox")
+    cluster.admin("add", "coordinator", "account=closed", f"names={DAEMON}")
+    job = cluster.job()
+    wait_until(
+        lambda: DAEMON in cluster.sandbox.run(["sacctmgr", "-n", "show", "account", "closed", "withcoord"]).stdout
+    )
+    assert not any(cluster.actions(job).values()), "coordinator of another account"
+    cluster.admin("add", "coordinator", f"account={ACCOUNT}", f"names={DAEMON}")
+    # slurmctld hears of it from slurmdbd, a moment later.
+    wait_until(lambda: cluster.state(job) == "RUNNING", 30)
+    assert all(cluster.actions(job).values())
+    assert not cluster.drains()
+    cluster.admin("delete", "coordinator", f"account={ACCOUNT},closed", f"names={DAEMON}")
+
+
+def test_an_operator_can_too(cluster: Cluster) -> None:
+    """Operator covers all accounts at once, and still cannot touch nodes or the configuration."""
+    job = cluster.job()
+    wait_until(lambda: cluster.state(job) == "", 30)
+    cluster.admin("modify", "user", DAEMON, "set", "adminlevel=Operator")
+    wait_until(lambda: cluster.state(job) == "RUNNING", 30)
+    assert all(cluster.actions(job).values())
+    assert not cluster.drains()
+    assert not cluster.may("scontrol", "reconfigure")

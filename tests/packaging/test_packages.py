@@ -1,0 +1,274 @@
+"""The packages on a clean Debian root: installed, run, upgraded with the database, removed (packaging/test-packages)."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from waiting import wait_until  # noqa: E402
+
+SUITE = "bookworm"
+CONFIG = "/etc/slurm-elastic/selasticd.toml"
+STATE = "/var/lib/slurm-elastic"
+DAEMON = "/opt/slurm-elastic/bin/selasticd"
+OLD = "0.0.1"
+
+
+def sh(*command: str | Path, **options: object) -> str:
+    """Run a command to its good end; its output."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return str(done.stdout)
+
+
+class Root:
+    """A Debian in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, *command: str, user: str = "root") -> str:
+        """Run a command inside, as that user."""
+        environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "DEBIAN_FRONTEND": "noninteractive",
+            "LC_ALL": "C.UTF-8",
+        }
+        return sh("chroot", f"--userspec={user}", self.path, *command, env=environment)
+
+    def at(self, path: str) -> Path:
+        """A path inside, seen from outside."""
+        return self.path / path.lstrip("/")
+
+    def install(self, package: Path) -> None:
+        """Install or upgrade a .deb with its dependencies."""
+        shutil.copy(package, self.path / "tmp")
+        self.run(
+            "apt-get",
+            "install",
+            "-y",
+            "-qq",
+            "--no-install-recommends",
+            "-o",
+            "Dpkg::Use-Pty=0",
+            f"/tmp/{package.name}",
+        )
+
+    def owns(self, path: str) -> str:
+        """user:group mode of a file inside."""
+        return self.run("stat", "-c", "%U:%G %a", path).strip()
+
+    @contextlib.contextmanager
+    def daemon(self) -> Iterator[http.client.HTTPConnection]:
+        """selasticd as its user, as the unit starts it, until it answers; stopped with SIGTERM after."""
+        client = self.at(f"{STATE}/client.json")
+        client.unlink(missing_ok=True)
+        command = [
+            "chroot",
+            "--userspec=selastic:selastic",
+            self.path,
+            "sh",
+            "-c",
+            f"umask 0077; exec {DAEMON} --config {CONFIG}",
+        ]
+        log = (self.path / "tmp" / "selasticd.log").open("w")
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={"PATH": "/usr/bin:/bin"})
+        try:
+            wait_until(lambda: client.exists() or process.poll() is not None, 60)
+            assert process.poll() is None, Path(log.name).read_text()
+            url = json.loads(client.read_text())["url"]
+            yield http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0, Path(log.name).read_text()
+            log.close()
+
+
+@pytest.fixture(scope="session")
+def built() -> Iterator[Path]:
+    """A folder with the wheel and all packages of this tree."""
+    folder = Path(tempfile.mkdtemp(prefix="selastic-packages-"))
+    sh(ROOT / "packaging" / "build-packages", "--output", folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def root() -> Iterator[Root]:
+    """A minimal Debian; whatever is installed in it may start no service."""
+    path = Path(tempfile.mkdtemp(prefix="selastic-root-"))
+    path.chmod(0o755)
+    include = "python3,python3-venv,slurm-client,munge,ca-certificates"
+    sh("debootstrap", "--variant=minbase", f"--include={include}", SUITE, path, "http://deb.debian.org/debian")
+    policy = path / "usr" / "sbin" / "policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    sh("mount", "--bind", "/dev", path / "dev")
+    sh("mount", "-t", "proc", "proc", path / "proc")
+    try:
+        yield Root(path)
+    finally:
+        sh("umount", path / "dev")
+        sh("umount", path / "proc")
+        shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def old(built: Path) -> Path:
+    """The previous version: the package named by SELASTIC_PREVIOUS_DEB, or this one under a lower number."""
+    if given := os.environ.get("SELASTIC_PREVIOUS_DEB"):
+        return Path(given)
+    [new] = built.glob("slurm-elastic_*.deb")
+    tree, package = built / "old", built / f"slurm-elastic_{OLD}-1_old.deb"
+    sh("dpkg-deb", "-R", new, tree)
+    control = tree / "DEBIAN" / "control"
+    control.write_text(re.sub(r"(?m)^Version: .*", f"Version: {OLD}-1", control.read_text()))
+    sh("dpkg-deb", "-Zgzip", "-z1", "--root-owner-group", "-b", tree, package)
+    shutil.rmtree(tree)
+    return package
+
+
+@pytest.fixture(scope="session")
+def installed(root: Root, old: Path) -> Root:
+    """The root with the previous version, a database with history, and a configuration that an admin has edited."""
+    root.install(old)
+    return root
+
+
+def test_installing_starts_nothing(installed: Root) -> None:
+    """The package brings user, unit, configuration and pages; it enables and runs nothing."""
+    assert "selastic" in installed.run("getent", "passwd", "selastic")
+    assert installed.owns(STATE) == "selastic:selastic 755"
+    assert installed.at("/usr/lib/systemd/system/selasticd.service").exists()
+    assert not list(installed.at("/etc/systemd/system").glob("*/selasticd.service"))
+    assert not installed.at(f"{STATE}/client.json").exists()
+    for page in ("/usr/share/man/man1/selastic.1.gz", "/usr/share/bash-completion/completions/selastic"):
+        assert installed.at(page).stat().st_size > 200
+
+
+def test_the_commands_work_for_every_user(installed: Root) -> None:
+    """`selastic --help` needs neither daemon nor rights; the settings as shipped are accepted."""
+    assert "status" in installed.run("selastic", "--help", user="nobody:nogroup")
+    assert installed.run("selastic", "--version").split()[-1][0].isdigit()
+    assert "--check" in installed.run("selasticd", "--help", user="nobody:nogroup")
+    leftovers = [
+        file
+        for file in installed.at("/opt/slurm-elastic").rglob("*")
+        if file.is_file() and b"/stage/" in file.read_bytes() and file.suffix in ("", ".cfg")
+    ]
+    assert leftovers == [], "paths of the machine that built it"
+
+
+def test_the_shim_is_importable_from_any_python(installed: Root) -> None:
+    """What the module file puts on PYTHONPATH needs nothing else."""
+    code = "import slurm_elastic.trainer_shim.request as r; print(r.parse('gpus=1-2,batch=8').text())"
+    module = next(installed.at("/usr/share/slurm-elastic/modulefiles/slurm-elastic").iterdir()).read_text()
+    path = re.search(r"PYTHONPATH\s+(\S+)", module)
+    assert path is not None
+    assert installed.run("env", f"PYTHONPATH={path[1]}", "python3", "-c", code).strip() == "elastic:gpus=1-2,batch=8"
+
+
+OPEN = "import sys; from slurm_elastic.db.store import Store; s = Store.open(sys.argv[1]); "
+EVENT = OPEN + "s.add_event(7, 'pin', 'test', {'n': 1}, 1e9); s.close()"
+EVENTS = OPEN + "print([e.kind for e in s.events(7)]); s.close()"
+
+
+def on_database(root: Root, code: str) -> str:
+    """Run Python code on the daemon's database, as the daemon's user and with its umask."""
+    command = f'umask 0077; exec /opt/slurm-elastic/bin/python -c "$1" sqlite:///{STATE}/selastic.db'
+    return root.run("sh", "-c", command, "sh", code, user="selastic:selastic")
+
+
+def test_upgrade_keeps_database_and_configuration(installed: Root, built: Path) -> None:
+    """From the previous version to this one: the daemon finds what it knew, the admin what they wrote."""
+    config = installed.at(CONFIG)
+    config.write_text(config.read_text() + '\nmode = "observe"\nlisten = "127.0.0.1:0"\n')
+    with installed.daemon() as daemon:
+        daemon.request("GET", "/v1/health")
+        assert daemon.getresponse().status == 200
+    on_database(installed, EVENT)
+    [new] = built.glob("slurm-elastic_*_amd64.deb")
+    installed.install(new)
+    assert OLD not in installed.run("dpkg-query", "-W", "-f", "${Version}", "slurm-elastic")
+    assert 'mode = "observe"' in config.read_text()
+    with installed.daemon() as daemon:
+        daemon.request("GET", "/v1/health")
+        assert daemon.getresponse().status == 200
+    assert on_database(installed, EVENTS).strip() == "['pin']"
+    assert installed.owns(f"{STATE}/selastic.db") == "selastic:selastic 600", "users must not read it"
+    assert installed.owns(f"{STATE}/client.json") == "selastic:selastic 644", "users must read it"
+    assert "127.0.0.1" in installed.run("cat", "/etc/slurm-elastic/client.json", user="nobody:nogroup")
+
+
+def test_the_plugin_package_fits_this_slurm(installed: Root, built: Path) -> None:
+    """Installed it changes nothing; named in plugstack.conf it gives sbatch the option."""
+    [package] = built.glob("slurm-elastic-spank_*.deb")
+    installed.install(package)
+    slurm = installed.at("/etc/slurm")
+    slurm.mkdir(exist_ok=True)
+    (slurm / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n")
+    assert "--elastic" not in installed.run("sbatch", "--help")
+    (slurm / "plugstack.conf").write_text("optional /usr/lib/slurm-elastic/spank_elastic.so\n")
+    assert "--elastic" in installed.run("sbatch", "--help")
+
+
+def test_the_plugins_sources_build_where_they_are_installed(installed: Root) -> None:
+    """A site with a Slurm of its own builds the plugin from the package."""
+    installed.run(
+        "apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "libc6-dev", "make", "libslurm-dev"
+    )
+    installed.run("make", "-C", "/usr/src/slurm-elastic", "BUILD=/tmp/hooks")
+    assert installed.at("/tmp/hooks/spank_elastic.so").exists()
+
+
+def test_removal_keeps_the_history_and_purge_takes_it(installed: Root) -> None:
+    """Removed in one command; the database goes only when the admin purges."""
+    installed.run("apt-get", "remove", "-y", "-qq", "slurm-elastic-spank")
+    installed.run("apt-get", "remove", "-y", "-qq", "slurm-elastic")
+    assert not installed.at("/opt/slurm-elastic").exists()
+    assert not installed.at("/usr/lib/systemd/system/selasticd.service").exists()
+    assert installed.at(f"{STATE}/selastic.db").exists()
+    installed.run("apt-get", "purge", "-y", "-qq", "slurm-elastic")
+    assert not installed.at(STATE).exists()
+    assert not installed.at("/etc/slurm-elastic").exists()
+
+
+def test_the_rpm_holds_the_same_files(built: Path) -> None:
+    """One description makes both packages; the .rpm's scripts tell removal from upgrade."""
+    for name in ("slurm-elastic", "slurm-elastic-spank"):
+        [rpm] = built.glob(f"{name}-[0-9]*.rpm")
+        [deb] = built.glob(f"{name}_*_amd64.deb")
+        listed = {line for line in sh("rpm", "-qpl", rpm).splitlines()}
+        files = {line.split()[5].lstrip(".") for line in sh("dpkg-deb", "-c", deb).splitlines() if line[0] == "-"}
+        assert files - listed == set()
+    [rpm] = built.glob("slurm-elastic-[0-9]*.rpm")
+    assert "selastic" in sh("rpm", "-qp", "--scripts", rpm)
+    assert CONFIG in sh("rpm", "-qpc", rpm).split()
+    assert re.search(r"python\(abi\) = 3\.\d+", sh("rpm", "-qp", "--requires", rpm))
+
+
+def test_the_bare_wheel_needs_nothing(built: Path, tmp_path: Path) -> None:
+    """`pip install slurm-elastic` into a training environment pulls in no package, and its command works."""
+    [wheel] = built.glob("*.whl")
+    sh("/usr/bin/python3", "-m", "venv", tmp_path / "env")
+    sh(tmp_path / "env" / "bin" / "python", "-m", "pip", "install", "-q", "--no-index", wheel)
+    listed = json.loads(sh(tmp_path / "env" / "bin" / "python", "-m", "pip", "list", "--format=json"))
+    assert {item["name"] for item in listed} == {"pip", "setuptools", "slurm-elastic"}
+    assert "status" in sh(tmp_path / "env" / "bin" / "selastic", "--help")
+    code = "import slurm_elastic.trainer_shim, sys; print('torch' in sys.modules)"
+    assert sh(tmp_path / "env" / "bin" / "python", "-c", code).strip() == "False"

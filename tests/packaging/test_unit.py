@@ -1,0 +1,88 @@
+"""The systemd unit and the files around it, looked at without installing them."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGING = ROOT / "packaging"
+UNIT = PACKAGING / "systemd" / "selasticd.service"
+
+
+def unit() -> configparser.ConfigParser:
+    """The unit's settings; a key that stands twice keeps its last value."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNIT)
+    return parser
+
+
+def test_the_unit_is_confined() -> None:
+    """What an intruder could do through the daemon is what systemd rates 1.5 of 10 or less."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.fail("systemd-analyze is missing: install systemd", pytrace=False)
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=15", UNIT]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 0, answer.stdout[-300:]
+    assert re.search(r"Overall exposure level for selasticd.service: (0|1\.[0-5])", answer.stdout)
+
+
+def test_the_unit_runs_as_its_own_user_without_capabilities() -> None:
+    """selasticd never runs as root, and Slurm's grants are all it has."""
+    service = unit()["Service"]
+    assert service["User"] == service["Group"] == "selastic"
+    assert service["CapabilityBoundingSet"] == service["AmbientCapabilities"] == ""
+    assert service["NoNewPrivileges"] == "yes"
+    sysusers = (PACKAGING / "systemd" / "slurm-elastic.sysusers").read_text()
+    assert re.search(r"^u selastic -", sysusers, re.MULTILINE)
+
+
+def test_the_state_is_the_daemons_and_its_address_everyones() -> None:
+    """Users read where the daemon is, and nothing else of what it stores."""
+    service = unit()["Service"]
+    assert (service["StateDirectory"], service["StateDirectoryMode"], service["UMask"]) == (
+        "slurm-elastic",
+        "0755",
+        "0077",
+    )
+
+
+def test_paths_of_unit_packages_and_hooks_agree() -> None:
+    """One place for each thing: what the unit starts, the policy loads and the hook reads is what is installed."""
+    package = (PACKAGING / "nfpm-slurm-elastic.yaml").read_text()
+    assert "dst: /etc/slurm-elastic/selasticd.toml, type: config|noreplace" in package
+    assert (
+        unit()["Service"]["ExecStart"] == "/opt/slurm-elastic/bin/selasticd --config /etc/slurm-elastic/selasticd.toml"
+    )
+    assert 'dofile("/usr/share/slurm-elastic/elastic.lua")' in (ROOT / "slurm_hooks" / "job_submit.lua").read_text()
+    assert "/etc/slurm-elastic/client.json" in (ROOT / "slurm_hooks" / "notify").read_text()
+    assert "dst: /etc/slurm-elastic/client.json, type: symlink" in package
+    for source in re.findall(r"src: (packaging/[^,}]+)", package):
+        assert (ROOT / source).exists(), source
+
+
+@pytest.mark.parametrize("script", ["postinstall", "preremove", "postremove"])
+def test_maintainer_scripts_never_start_the_daemon(script: str) -> None:
+    """An installed package changes nothing on a cluster until an admin says so."""
+    file = PACKAGING / "maintainer" / script
+    assert subprocess.run(["sh", "-n", file], check=False).returncode == 0
+    assert not re.search(r"systemctl (start|enable|restart|reload-or-restart)", file.read_text())
+
+
+def test_every_python_package_is_in_the_wheels_list() -> None:
+    """A folder that setup.cfg forgets is missing for users, and for them alone."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = set(setup["options"]["packages"].split())
+    there = {
+        "slurm_elastic." + ".".join(file.parent.relative_to(ROOT).parts)
+        for top in ("trainer_shim", "daemon", "db")
+        for file in (ROOT / top).rglob("*.py")
+    }
+    assert there - listed == set()
