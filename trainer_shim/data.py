@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from . import noise
 from .batch import micros_of, slice_of
 from .errors import TrainingError
 
@@ -64,6 +65,8 @@ class Slicing:
     ranks: int
     rank: int
     micro_batch: int | None = None
+    halve: bool = False
+    """Whether one rank alone computes a measured step in two micro batches: the noise scale needs two sizes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class Micro:
     """Micro batches of the slice."""
     indices: tuple[int, ...]
     """Samples fetched."""
+    measured: bool
+    """Whether the noise scale is measured in this step."""
     weight: int
     """How many of them count: all, or none where a rank has no share of a short last step and computes for company."""
 
@@ -99,7 +104,15 @@ def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
     total = min(slicing.batch, samples - cursor)
     own = slice_of(total, slicing.ranks, slicing.rank)
     shifted = range(cursor + own.start, cursor + own.stop)
-    return micros_of(shifted, slicing.micro_batch or max(1, len(shifted))) if len(shifted) else []
+    limit = min(slicing.micro_batch or total, len(shifted))
+    if slicing.halve and slicing.ranks == 1 and is_measured(cursor, slicing):
+        limit = min(limit, -(-total // 2))
+    return micros_of(shifted, limit) if len(shifted) else []
+
+
+def is_measured(cursor: int, slicing: Slicing) -> bool:
+    """Whether the noise scale is measured in the step at `cursor`; the same on every rank."""
+    return cursor // slicing.batch % noise.EVERY == 0
 
 
 class Plan:
@@ -138,11 +151,12 @@ class Plan:
         cursor, total = self._cursor, min(self._slicing.batch, self.samples - self._cursor)
         self._cursor += total
         parts = step_positions(cursor, self.samples, self._slicing)
+        measured = is_measured(cursor, self._slicing)
         if not parts:  # one or two samples (batch normalisation refuses one), without weight
             company = self._take(range(cursor, cursor + min(2, total)))
-            return [Micro(self.version, cursor, total, 0, 1, company, 0)]
+            return [Micro(self.version, cursor, total, 0, 1, company, measured, 0)]
         return [
-            Micro(self.version, cursor, total, number, len(parts), self._take(part), len(part))
+            Micro(self.version, cursor, total, number, len(parts), self._take(part), measured, len(part))
             for number, part in enumerate(parts)
         ]
 

@@ -88,16 +88,16 @@ class Membership:
             self.link.taken(coming)
         self.batch, self.source = coming.batch, coming.source
 
-    def said(self, save: bool, stop: bool) -> tuple[Coming | None, Said]:
+    def said(self, save: bool, stop: bool, square: float) -> tuple[Coming | None, Said]:
         """What to tell the other ranks with the step now ending, and the world it is about."""
         if self.link is None:
-            return None, Said(save=save, stop=stop)
+            return None, Said(save=save, stop=stop, square=square)
         coming = self.link.held()
         if self.link.save_wanted():
             self.link.save_taken()
             save = True
         ahead = coming.generation - self.world.generation if coming is not None and self.world is not None else 0
-        return coming, Said(max(0, ahead), save, stop)
+        return coming, Said(max(0, ahead), save, stop, square)
 
     def switch(self, coming: Coming, position: Message, drop: Callable[[], None]) -> bool:
         """Go from the current world to the coming one; every member of the current one calls this at the same step.

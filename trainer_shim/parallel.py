@@ -1,6 +1,6 @@
 """Data parallelism that can be taken apart and put together again around a model that stays where it is.
 
-Ranks agree on when to switch without a collective of their own: a hidden parameter of five numbers rides in
+Ranks agree on when to switch without a collective of their own: a hidden parameter of six numbers rides in
 DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever this rank has to say. The user's module is
 never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
 """
@@ -11,31 +11,39 @@ never changed: its state_dict has no prefix and knows nothing of the hidden para
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from .errors import TrainingError
 from .world import World
 
-WORDS = 5
+WORDS = 6
 Reader = Callable[[], "Sums"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Said:
-    """What one rank tells the others with a step. `ahead`: by how much the generation it holds is newer; 0: none."""
+    """What one rank tells the others with a step. `ahead`: by how much the generation it holds is newer; 0: none.
+
+    square: |g_i|^2 of this rank's own mean gradient at the last step that was measured.
+    """
 
     ahead: int = 0
     save: bool = False
     stop: bool = False
+    square: float = 0.0
 
     def words(self) -> list[float]:
         raised = self.ahead > 0
-        return [float(raised), float(self.ahead), float(self.ahead) ** 2, float(self.save), float(self.stop)]
+        flags = [float(raised), float(self.ahead), float(self.ahead) ** 2, float(self.save), float(self.stop)]
+        return [*flags, self.square]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,11 +56,57 @@ class Sums:
     ahead_squared: float
     save: float
     stop: float
+    square: float
 
     @property
     def switch(self) -> bool:
         """Everyone holds a coming world, and it is the same one: Cauchy-Schwarz with equality."""
         return self.raised == self.ranks and self.ahead_squared * self.ranks == self.ahead**2
+
+    @classmethod
+    def of_mean(cls, ranks: int, mean: list[float]) -> Sums:
+        """From the mean over ranks; all but the last are whole numbers."""
+        raised, ahead, ahead_squared, save, stop = (float(round(word * ranks)) for word in mean[:-1])
+        return cls(ranks, raised, ahead, ahead_squared, save, stop, mean[-1] * ranks)
+
+
+class Strategy(Protocol):
+    """How a model is spread over the ranks of a world, and taken together again."""
+
+    module: nn.Module
+    sharded: bool
+    """Whether a rank holds a part of the state only: then all ranks are needed to run or to save the model."""
+    measures: bool
+    """Whether to measure gradient norms in the steps that ask for it."""
+    on_error: Callable[[RuntimeError], None]
+    """Told of an error in a pass that includes communication, before it is raised."""
+
+    def connect(self, world: World) -> None:
+        """Take part in a world."""
+
+    def disconnect(self) -> None:
+        """Drop everything that refers to the process group."""
+
+    def bypassed(self) -> AbstractContextManager[None]:
+        """Calls need no other rank, if the model allows that."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def expect(self, last: bool, measured: bool) -> None:
+        """Say, before the forward pass, whether this micro batch is its step's last: only then gradients travel."""
+
+    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        """Run backward; with `said` it is a step's last one, and what all ranks said can be read afterwards."""
+
+    def squares(self) -> tuple[float, float] | None:
+        """Of the step just measured: |g|^2 of this rank's own mean gradient (one rank: of its first micro batch's),
+        and of the mean over all. Both are as the loss was scaled; None when not measured."""
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The whole of a tensor, which may take all ranks."""
+
+    def adapt(self, part: Any, saved: Any) -> Any:
+        """A part's saved state, of whole tensors, as this strategy's objects take it."""
 
 
 class _Attach(torch.autograd.Function):
@@ -102,40 +156,45 @@ class _Outer(nn.Module):
 class Replicated:
     """A module replicated over the ranks (strategy "ddp"). One rank alone runs it bare."""
 
+    sharded = False
+
     def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
         self.module = module
+        self.measures = False
+        self.on_error: Callable[[RuntimeError], None] = lambda error: None
         self._options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
-        self.on_error: Callable[[RuntimeError], None] = lambda error: None
-        """Told of an error in a pass that includes communication, before it is raised."""
         self._ranks = 1
         self._bypass = 0
+        self._norms = Norms()
         first = next((p for p in module.parameters() if p.is_floating_point()), None)
         # In the parameters' own type it shares their first bucket; half precision would not hold the sums exactly.
         self._dtype = first.dtype if first is not None and first.dtype.itemsize >= 4 else torch.float32
         self._device = first.device if first is not None else torch.device("cpu")
 
     def connect(self, world: World) -> None:
-        """Take part in a world. All ranks have to hold the same parameters by now: nothing is broadcast here."""
+        # Nothing is broadcast here: that all ranks hold the same parameters before the first step is the caller's care.
         self._ranks = world.size
         if world.size == 1:
             return
         hidden = nn.Parameter(torch.zeros(WORDS, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden, self._at_outputs)
         self._ddp = DistributedDataParallel(self._outer, init_sync=False, **self._options)
+        if self.measures:
+            self._norms.hidden = hidden
+            # A lambda: torch compares a hook's annotations with its own types, which ours, being strings, are not.
+            self._ddp.register_comm_hook(self._norms, lambda norms, bucket: norms.reduce(bucket))
 
     def disconnect(self) -> None:
-        """Drop everything that refers to the process group."""
         self._ddp = None
         self._outer = None
         for parameter in self.module.parameters():
             parameter.grad = None  # a view into the dropped object's buckets
 
     @contextmanager
-    def bypassed(self) -> Any:
-        """Calls reach the bare module: for code that not all ranks run."""
+    def bypassed(self) -> Iterator[None]:
         self._bypass += 1
         try:
             yield
@@ -151,16 +210,13 @@ class Replicated:
             self.on_error(error)
             raise
 
-    def expect(self, last: bool) -> None:
-        """Say, before the forward pass, whether this micro batch is its step's last: only then gradients travel."""
+    def expect(self, last: bool, measured: bool) -> None:
+        self._norms.begin(measured and self.measures)
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = last
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        """Run backward; with `said` it is a step's last one, and what all ranks said can be read afterwards.
-
-        On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
-        """
+        # On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
         try:
             return self._backward(loss, said)
         except RuntimeError as error:
@@ -168,11 +224,11 @@ class Replicated:
             raise
 
     def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        if said is None:
+        if said is None or self._outer is None:
             loss.backward()
-            return None
-        if self._outer is None:
-            loss.backward()
+            self._norms.micro_done(self.module)
+            if said is None:
+                return None
             sums = Sums(1, *said.words())
             return lambda: sums
         self._outer.say(said.words())
@@ -181,6 +237,15 @@ class Replicated:
         loss.backward()
         self._outer.say([0.0] * WORDS)
         return self._reader(self._outer.hidden)
+
+    def squares(self) -> tuple[float, float] | None:
+        return self._norms.squares(self.module)
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def adapt(self, part: Any, saved: Any) -> Any:
+        return saved
 
     def _reader(self, hidden: nn.Parameter) -> Reader:
         mean, ranks = hidden.grad, self._ranks
@@ -198,9 +263,67 @@ class Replicated:
         def read() -> Sums:
             if done is not None:
                 done.synchronize()
-            return Sums(ranks, *(float(round(word * ranks)) for word in copy.tolist()))
+            return Sums.of_mean(ranks, copy.tolist())
 
         return read
+
+
+class Norms:
+    """Squared gradient norms of one step: what each rank adds to the all-reduce, and what comes out of it."""
+
+    def __init__(self) -> None:
+        self._wanted = False
+        self._own: torch.Tensor | None = None
+        self._first = True
+        self.hidden: nn.Parameter | None = None
+        """It goes through the buckets too, and is no gradient."""
+
+    def begin(self, wanted: bool) -> None:
+        """Before a micro batch's forward pass."""
+        if not wanted:
+            self._own, self._first = None, True
+        self._wanted = wanted
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The all-reduce (mean) of a bucket, looked at first when a measurement is wanted."""
+        if self._wanted:
+            pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+            square = _square([grad for parameter, grad in pairs if parameter is not self.hidden])
+            self._own = square if self._own is None else self._own + square
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+    def micro_done(self, module: nn.Module) -> None:
+        """One rank alone: after the first micro batch of a step, its gradient is the small batch's."""
+        if self._wanted and self._first:
+            self._own = _square(_grads(module))
+            self._first = False
+
+    def squares(self, module: nn.Module) -> tuple[float, float] | None:
+        if not self._wanted or self._own is None:
+            return None
+        own, self._own, self._first = self._own, None, True
+        return float(own), float(_square(_grads(module)))
+
+
+def _grads(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+def _square(grads: list[torch.Tensor]) -> torch.Tensor:
+    if not grads:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack([grad.square().sum(dtype=torch.float64) for grad in grads]).sum()
+
+
+def strategy_of(name: str, module: nn.Module, optimizers: list[Any], options: dict[str, Any]) -> Strategy:
+    """The strategy of that name. Raises TrainingError for an unknown one."""
+    if name == "ddp":
+        return Replicated(module, options)
+    if name == "fsdp":
+        from .sharded import Sharded
+
+        return Sharded(module, optimizers, options)
+    raise TrainingError(f"job.wrap(strategy={name!r}) is not known; accepted: 'ddp', 'fsdp'")
 
 
 def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -223,7 +346,7 @@ def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 class Wrapped:
     """What `job.wrap` returns: called like the model, and in everything else the model itself."""
 
-    def __init__(self, parallel: Replicated) -> None:
+    def __init__(self, parallel: Strategy) -> None:
         object.__setattr__(self, "_parallel", parallel)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

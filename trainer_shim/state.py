@@ -7,6 +7,7 @@ files (checkpoint.py) and does not know what a world is: the channel that moves 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,10 @@ class Progress:
     """The batch the rate was tuned for."""
     batch: int = 0
     ramp: tuple[float, float, int, int] = (0.0, 0.0, 0, 0)
+    noise: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Averages that the noise scale is computed from."""
+    noise_at_change: float = 0.0
+    """The noise scale when the batch last changed: the rate that was chosen then is kept."""
     once: dict[int, Any] = dataclasses.field(default_factory=dict)
     """Results of this epoch's job.once() calls, by their order."""
     finished: bool = False
@@ -73,6 +78,18 @@ class _Slot:
     device: str
 
 
+Full = Callable[[torch.Tensor], torch.Tensor]
+Adapt = Callable[[Stateful, Any], Any]
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _as_it_is(_part: Stateful, saved: Any) -> Any:
+    return saved
+
+
 class State:
     """Everything kept, by name. Names of the shim's own parts start with a capital."""
 
@@ -97,16 +114,23 @@ class State:
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         return {"format": FORMAT, "progress": dataclasses.asdict(self.progress), "parts": parts}
 
-    def snapshot(self) -> dict[str, Any]:
-        """A copy of everything in host memory, which later steps do not change."""
+    def snapshot(self, full: Full = _itself, keep: bool = True) -> dict[str, Any] | None:
+        """A copy of everything in host memory, which later steps do not change; None where it is not kept.
+
+        full: gathers a tensor of which this rank holds a shard, which takes part of every rank.
+        """
         tensors: list[torch.Tensor] = []
         skeleton = pack(self.capture(), tensors)
-        copies = [torch.empty(t.shape, dtype=t.dtype, device="cpu").copy_(t, non_blocking=False) for t in tensors]
-        copied: dict[str, Any] = unpack(skeleton, copies)
+        copies = []
+        for tensor in tensors:
+            whole = full(tensor)
+            if keep:
+                copies.append(torch.empty(whole.shape, dtype=whole.dtype, device="cpu").copy_(whole))
+        copied: dict[str, Any] | None = unpack(skeleton, copies) if keep else None
         return copied
 
-    def restore(self, captured: dict[str, Any], skip_model: bool = False) -> None:
-        """Take over a capture. Raises TrainingError naming the part that does not fit this script."""
+    def check(self, captured: dict[str, Any]) -> None:
+        """Raise TrainingError when a capture is of another format or of other parts than this script keeps."""
         if captured.get("format") != FORMAT:
             raise TrainingError(f"state of format {captured.get('format')!r}; accepted: {FORMAT}")
         saved = captured["parts"]
@@ -115,24 +139,41 @@ class State:
                 f"the state holds {', '.join(sorted(saved))}, this script keeps {', '.join(sorted(self.parts))}; "
                 "every worker has to wrap and keep the same parts before job.epochs()"
             )
+
+    def take_progress(self, captured: dict[str, Any]) -> None:
+        """Take over the position only."""
+        self.progress = Progress(**captured["progress"])
+
+    def restore(self, captured: dict[str, Any], adapt: Adapt = _as_it_is, skip_model: bool = False) -> None:
+        """Take over a capture. Raises TrainingError naming the part that does not fit this script.
+
+        adapt: turns whole tensors into those that the part holds.
+        """
+        self.check(captured)
+        saved = captured["parts"]
         for name, part in self.parts.items():
             if skip_model and name == "Model":
                 continue
             try:
-                part.load_state_dict(saved[name])
+                part.load_state_dict(adapt(part, saved[name]))
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 raise TrainingError(f"the state of '{name}' does not fit this script: {error}") from error
-        self.progress = Progress(**captured["progress"])
+        self.take_progress(captured)
 
-    def move(self, channel: Moves, device: torch.device) -> None:
-        """Hand everything from rank 0 to the ranks without state, and take it over there."""
+    def move(self, channel: Moves, device: torch.device, captured: dict[str, Any] | None, adapt: Adapt) -> None:
+        """Hand everything from rank 0 to the ranks without state, and take it over there.
+
+        captured: whole tensors to hand over, where the parts on rank 0 hold shards of them only.
+        """
         tensors: list[torch.Tensor] = []
-        skeleton = channel.value(pack(self.capture(), tensors) if channel.sends else None)
+        skeleton = channel.value(pack(captured or self.capture(), tensors) if channel.sends else None)
         if channel.sends:
             channel.tensors(tensors)
             return
-        own_tensors: list[torch.Tensor] = []
-        own_model = pack(self.parts["Model"].state_dict(), own_tensors) if "Model" in self.parts else None
+        found: list[torch.Tensor] = []
+        own_model = pack(self.parts["Model"].state_dict(), found) if "Model" in self.parts else None
+        # A subclass (a shard) is not the whole tensor, whatever shape it shows.
+        own_tensors = [tensor if type(tensor) is torch.Tensor else None for tensor in found]
         places: dict[int, torch.Tensor] = {}
         _match(skeleton["parts"].get("Model"), own_model, own_tensors, places)
         slots: list[_Slot] = []
@@ -146,7 +187,7 @@ class State:
         ]
         channel.tensors(tensors)
         in_place = len(places) == len(own_tensors)
-        self.restore(unpack(skeleton, tensors), skip_model=in_place)
+        self.restore(unpack(skeleton, tensors), adapt, skip_model=in_place)
 
 
 def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -188,7 +229,7 @@ def _slots(value: Any, found: list[_Slot]) -> None:
             _slots(entry, found)
 
 
-def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[int, torch.Tensor]) -> None:
+def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor | None], places: dict[int, torch.Tensor]) -> None:
     """Where their model tensor and ours have one name, kind and shape, receive into ours without a copy."""
     if not isinstance(theirs, dict) or not isinstance(own, dict):
         return
@@ -196,7 +237,8 @@ def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[
         mine = own.get(key)
         if isinstance(slot, _Slot) and isinstance(mine, _Slot):
             same = (slot.shape, slot.dtype, slot.device) == (mine.shape, mine.dtype, mine.device)
-            if same and own_tensors[mine.number].is_contiguous():
-                places[slot.number] = own_tensors[mine.number]
+            place = own_tensors[mine.number]
+            if same and place is not None and place.is_contiguous():
+                places[slot.number] = place
         elif isinstance(slot, dict):
             _match(slot, mine, own_tensors, places)

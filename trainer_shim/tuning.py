@@ -12,11 +12,12 @@ from typing import Any
 
 from .batch import Ramp, Rate, check_batch, rate, resolve_rule
 from .errors import TrainingError
+from .noise import Noise
 from .state import Progress
 
 
 class Tuning:
-    """See the module. Batches in samples over the whole job."""
+    """See the module. Batches in samples over the whole job. Everything that changes is in Progress."""
 
     def __init__(
         self, base: int, max_batch: int | None, rule: str, micro_batch: int | None, seed: int, ramp: float
@@ -27,7 +28,8 @@ class Tuning:
         self.micro_batch = micro_batch
         self.seed = seed
         self.ramp = ramp
-        self.noise_scale = 0.0
+        self.wants_noise = False
+        """Whether steps of a single rank are cut in two now and then, so that the noise scale can be measured."""
         self._optimizers: list[Any] = []
 
     def use(self, optimizers: Sequence[Any]) -> None:
@@ -58,15 +60,29 @@ class Tuning:
             over = round(self.ramp * progress.pass_samples)
             now = Ramp(*progress.ramp).towards(batch, progress.samples, over)
             progress.ramp = (now.start, now.end, now.since, now.over)
+            progress.noise_at_change = self.noise(progress).scale
         progress.batch, progress.base = batch, self.base
+
+    def noise(self, progress: Progress) -> Noise:
+        return Noise(*progress.noise)
+
+    def measured(self, progress: Progress, small: float, large: float, sizes: Sequence[int], total: int) -> None:
+        """Take one measurement of the noise scale; see noise.py. The same on every rank."""
+        noise = self.noise(progress).updated(small, large, sizes, total)
+        progress.noise = (noise.trace, noise.signal, noise.weight)
 
     def rate(self, progress: Progress) -> Rate:
         """The rate for the step after `progress`."""
-        return self.rate_at(Ramp(*progress.ramp).at(progress.samples))
+        return self._rate_at(progress, Ramp(*progress.ramp).at(progress.samples))
 
-    def rate_at(self, batch: float) -> Rate:
-        """The rate at this effective batch."""
-        return rate(self.rule, batch or self.base, self.base, self.noise_scale)
+    def target_rate(self, progress: Progress) -> Rate:
+        """The rate once a ramp has ended."""
+        return self._rate_at(progress, Ramp(*progress.ramp).end)
+
+    def _rate_at(self, progress: Progress, batch: float) -> Rate:
+        # A measured scale fluctuates. Rules that are capped by it look once, at a change; the gain follows it.
+        noise = self.noise(progress).scale if self.rule == "adascale" else progress.noise_at_change
+        return rate(self.rule, batch or self.base, self.base, noise)
 
     @contextmanager
     def applied(self, progress: Progress) -> Iterator[None]:
@@ -84,9 +100,12 @@ class Tuning:
             for group, before in undo:
                 group.update(before)
 
-    def describe(self, batches: tuple[int, int], gpus: int, lrs: tuple[float, float], pause_s: float) -> str:
+    def describe(
+        self, batches: tuple[int, int], gpus: int, lrs: tuple[float, float], pause_s: float, progress: Progress
+    ) -> str:
         """One line for the job's log; pairs are old and new."""
         batch = " -> ".join(str(entry) for entry in dict.fromkeys(batches))
         lr = " -> ".join(dict.fromkeys(f"{entry:.3g}" for entry in lrs))
-        noise = f", noise scale {self.noise_scale:.0f}" if self.noise_scale else ""
+        scale = self.noise(progress).scale
+        noise = f", noise scale {scale:.0f}" if scale else ""
         return f"batch {batch} on {gpus} GPUs, lr {lr} ({self.rule}){noise}, pause {pause_s:.2f} s"

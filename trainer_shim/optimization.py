@@ -1,0 +1,87 @@
+"""One optimizer step: scaling the loss, clipping, stepping at the batch's rate, and the schedule in samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .errors import TrainingError
+from .state import Progress, State
+from .tuning import Tuning
+
+
+class Optimization:
+    """The optimizers, schedulers and gradient scaler that job.wrap() was given."""
+
+    def __init__(self, tuning: Tuning, optimizers: Any, schedulers: Any, scaler: Any) -> None:
+        self._tuning = tuning
+        self.optimizers: list[torch.optim.Optimizer] = _listed(optimizers)
+        self._schedulers = _listed(schedulers)
+        self._scaler = scaler
+        for entry in self.optimizers:
+            if not isinstance(entry, torch.optim.Optimizer):
+                raise TrainingError(f"job.wrap() was given the optimizer {type(entry).__name__}; accepted: torch.optim")
+        for entry in self._schedulers:
+            if isinstance(entry, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(entry, "step"):
+                raise TrainingError(
+                    f"job.wrap() cannot advance a {type(entry).__name__} by samples; give it to job.keep() and step it "
+                    "yourself, on every rank"
+                )
+        tuning.use(self.optimizers)
+
+    def keep_in(self, state: State) -> None:
+        """Have everything here survive."""
+        for kind, parts in (("Optimizer", self.optimizers), ("Scheduler", self._schedulers)):
+            for number, part in enumerate(parts):
+                state.keep(f"{kind}{number}", part)
+        if self._scaler is not None:
+            state.keep("Scaler", self._scaler)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients are multiplied by a gradient scaler until the step."""
+        return self._scaler is not None
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss to run backward on."""
+        if self._scaler is None:
+            return loss
+        scaled: torch.Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def step(self, parameters: Iterable[torch.Tensor], clip_norm: float | None, progress: Progress) -> None:
+        """Clip, step every optimizer at the rate that belongs to the batch, and clear the gradients."""
+        if clip_norm is not None:
+            for optimizer in self.optimizers if self._scaler is not None else ():
+                self._scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+        with self._tuning.applied(progress):
+            for optimizer in self.optimizers:
+                if self._scaler is None:
+                    optimizer.step()
+                else:
+                    self._scaler.step(optimizer)
+        if self._scaler is not None:
+            self._scaler.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def schedule(self, progress: Progress) -> None:
+        """Advance the schedulers to where the samples are: one step per base batch."""
+        due = progress.samples // self._tuning.base
+        for _ in range(due - progress.schedule):
+            for scheduler in self._schedulers:
+                scheduler.step()
+        progress.schedule = due
+
+    def first_rate(self) -> float:
+        """The first group's rate, as the script and its schedulers have set it."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
