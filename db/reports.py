@@ -7,14 +7,14 @@ query per report. A median is over the youngest reports of its configuration: a 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 
 from slurm_elastic.trainer_shim.errors import StoreError
@@ -32,6 +32,7 @@ YOUNGEST = 101
 _REPORTS = schema.reports
 _FIELDS = tuple(Report.__dataclass_fields__)
 _KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
+_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale")
 Key = tuple[int, int, int, int, int]
 
 
@@ -62,6 +63,7 @@ class ReportsPart(Allocations):
         super().__init__(database)
         self._seen: dict[int, dict[Key, _Configuration]] = {}
         self._last: dict[int, Report | None] = {}
+        self._warm = False
         self._newest: dict[int, tuple[int, int]] = {}
         self._rows: dict[tuple[int, int], int] = {}
         self._insert = insert_or_ignore(database, _REPORTS)
@@ -84,27 +86,44 @@ class ReportsPart(Allocations):
     def observations(self, job_id: int) -> list[ObservationRow]:
         """What has been measured of the job, one row per configuration, by GPUs and then by batch."""
         with self._db.lock:
+            if not self._warm:
+                self._warm_up()
             if job_id not in self._seen:
                 with self._db.read() as connection:
-                    self._seen[job_id] = _load(connection, job_id)
+                    self._seen[job_id] = _load(connection, job_id).get(job_id, {})
             return [seen.row(key) for key, seen in sorted(self._seen[job_id].items())]
 
     def last_report(self, job_id: int) -> Report | None:
         """The youngest report of the job by its own clock; None: it has sent none, or none is kept."""
         with self._db.lock:
+            if not self._warm:
+                self._warm_up()
             if job_id not in self._last:
                 newest = select(_REPORTS).where(_REPORTS.c.job_id == job_id).limit(1)
                 newest = newest.order_by(_REPORTS.c.at.desc(), _REPORTS.c.generation.desc(), _REPORTS.c.step.desc())
                 with self._db.read() as connection:
                     row = connection.execute(newest).first()
-                self._last[job_id] = Report(**{name: row._mapping[name] for name in _FIELDS}) if row else None
+                self._last[job_id] = _report(row) if row else None
             return self._last[job_id]
+
+    def _warm_up(self) -> None:
+        """Read what is known of all jobs that have not ended in two queries: one by one they would take seconds."""
+        active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+        with self._db.read() as connection:
+            jobs = list(connection.execute(active).scalars())
+            self._seen = {**{job_id: {} for job_id in jobs}, **_load(connection, active)}
+            youngest = select(_REPORTS.c.job_id, func.max(_REPORTS.c.at).label("at")).group_by(_REPORTS.c.job_id)
+            young = youngest.where(_REPORTS.c.job_id.in_(active)).subquery()
+            query = select(_REPORTS).join(young, (young.c.job_id == _REPORTS.c.job_id) & (young.c.at == _REPORTS.c.at))
+            query = query.order_by(_REPORTS.c.generation, _REPORTS.c.step)
+            self._last = dict.fromkeys(jobs) | {row.job_id: _report(row) for row in connection.execute(query)}
+        self._warm = True
 
     def report_rows(self, job_id: int, start: float = 0.0) -> list[Report]:
         """Reports of the job since `start`, in time order; those rolled up are gone."""
         query = select(_REPORTS).where(_REPORTS.c.job_id == job_id, _REPORTS.c.at >= start).order_by(_REPORTS.c.at)
         with self._db.read() as connection:
-            return [Report(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+            return [_report(row) for row in connection.execute(query)]
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
@@ -210,21 +229,27 @@ def _measured(row: Any) -> tuple[float, float, float]:
     return (row.step_time_median_s, row.samples_per_s, row.noise_scale)
 
 
-def _load(connection: Connection, job_id: int) -> dict[Key, _Configuration]:
-    found: dict[Key, _Configuration] = {}
-    hours, columns = schema.rollups, [_REPORTS.c[name] for name in _KEY]
-    rolled = select(hours).where(hours.c.job_id == job_id).order_by(hours.c.hour)
-    for row in connection.execute(rolled):
+def _report(row: Any) -> Report:
+    return Report(**{name: row._mapping[name] for name in _FIELDS})
+
+
+def _load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key, _Configuration]]:
+    """What is stored of these jobs (a query for their ids, or one id), hourly records first, in time order."""
+    found: dict[int, dict[Key, _Configuration]] = defaultdict(dict)
+
+    def within(table: Table) -> ColumnElement[bool]:
+        return table.c.job_id == jobs if isinstance(jobs, int) else table.c.job_id.in_(jobs)
+
+    hours = schema.rollups
+    for row in connection.execute(select(hours).where(within(hours)).order_by(hours.c.job_id, hours.c.hour)):
         values = (row.step_time, row.samples_per_s, row.noise_scale)
-        found.setdefault(_key(row), _Configuration()).add(row._mapping["count"], row.last_at, values)
-    place = func.row_number().over(partition_by=columns, order_by=_REPORTS.c.at.desc()).label("place")
-    total = func.count().over(partition_by=columns).label("total")
-    ranked = select(_REPORTS, place, total).where(_REPORTS.c.job_id == job_id).subquery()
-    youngest = select(ranked).where(ranked.c.place <= YOUNGEST).order_by(ranked.c.place.desc())
-    for row in connection.execute(youngest):
-        # The oldest of the rows kept (place == the number kept) brings the count of those passed over.
-        passed_over = row.total - YOUNGEST if row.place == YOUNGEST else 0
-        found.setdefault(_key(row), _Configuration()).add(1 + passed_over, row.at, _measured(row))
+        found[row.job_id].setdefault(_key(row), _Configuration()).add(row._mapping["count"], row.last_at, values)
+    # In the order of the key, so that the database need not sort millions of rows.
+    columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, "at", *_MEASURED)]
+    query = select(*columns).where(within(_REPORTS)).order_by(_REPORTS.c.job_id, _REPORTS.c.at)
+    for job_id, *rest in connection.execute(query):
+        key: Key = (rest[0], rest[1], rest[2], rest[3], rest[4])
+        found[job_id].setdefault(key, _Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8]))
     return found
 
 

@@ -38,7 +38,7 @@ class Retention(ReportsPart):
                 return gone
             with self._db.lock:
                 # Rolled-up hours weigh less in a median than single reports: read them as a restart would.
-                self._seen.clear()
+                self._warm = False
 
     def prune(self, before: float) -> int:
         """Forget jobs that ended before this time, with all that is theirs, and older events; returns how many jobs."""
