@@ -26,6 +26,8 @@ parser.add_argument("--every", type=float, default=600.0)
 parser.add_argument("--name", default="final")
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
+parser.add_argument("--strategy", default="ddp")
+parser.add_argument("--rate", type=float, default=1e-2)
 parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 parser.add_argument("out")
@@ -35,13 +37,13 @@ args = parser.parse_args()
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(8, 16)
-        self.second = torch.nn.Linear(16, 1)
+        self.body = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 15))
+        self.head = torch.nn.Linear(15, 1)
         self.idle = torch.nn.Linear(4, 4) if args.unused else None
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(x)))
+        return self.head(torch.tanh(self.body(x)))
 
 
 class Data(torch.utils.data.Dataset):
@@ -74,9 +76,10 @@ job = elastic.join(
     batch=args.batch, max_batch=args.max_batch, lr=args.lr, micro_batch=args.micro, checkpoint_every_s=args.every
 )
 model = Net().to(job.device, getattr(torch, args.dtype))
-optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-2)
+optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps(args.epochs, args.samples))
-net = job.wrap(model, optimizer, schedule, **({"find_unused_parameters": True} if args.unused else {}))
+options = {"find_unused_parameters": True} if args.unused else {}
+net = job.wrap(model, optimizer, schedule, strategy=args.strategy, **options)
 average = Average()
 job.keep(average=average)
 data = Data()
@@ -106,10 +109,12 @@ for epoch in job.epochs(args.epochs):
     if args.evaluate >= 0:
         job.log("evaluated", epoch, job.once(evaluate))
 
+state = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
 if job.rank == 0:
     torch.save(
         {
-            "model": model.state_dict(),
+            "model": state,
+            "noise_scale": job.noise_scale,
             "lr": schedule.get_last_lr(),
             "steps": average.steps,
             "global_step": job.global_step,

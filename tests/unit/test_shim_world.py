@@ -20,6 +20,7 @@ from waiting import wait_until
 
 from slurm_elastic.trainer_shim import audit, checkpoint
 
+KEPT = ("lr", "steps", "global_step", "samples")
 Start = Callable[..., Control]
 
 
@@ -72,7 +73,7 @@ def test_resized_training_equals_an_unresized_one(zygote: Zygote, start: Start, 
     assert found.ok and found.worlds == 6 and found.steps == 63, found
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--micro", "12")
     assert difference(ours, theirs) < 1e-12
-    assert {key: ours[key] for key in ours if key != "model"} == {key: theirs[key] for key in theirs if key != "model"}
+    assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
     assert ours["steps"] == 63
     assert max(pauses) < 5
 
@@ -290,6 +291,66 @@ def test_rank_0_reports_what_it_measures(start: Start) -> None:
     assert report["samples_per_s"] == pytest.approx(50 / report["step_time_median_s"], rel=0.7)
     assert report["samples"] >= report["step"] * 40
     control.close()
+
+
+def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """strategy="fsdp" over 1 -> 3 -> 2 -> 3 -> 1 workers, every first member replaced: as one unsharded process."""
+    control = start("--pace", "0.01", "--strategy", "fsdp", "--micro", "20")
+    control.start("a")
+    for names in ("abc", "bc", "cde", "e"):
+        control.resize(*names)
+    assert control.exits(*"abcde") == [0] * 5, control.story()
+    found = audit.check(control.audit, samples=1003, epochs=3)
+    assert found.ok and found.worlds == 5, found
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--micro", "20")
+    assert difference(ours, theirs) < 1e-12
+    assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
+
+
+def test_a_sharded_checkpoint_restores_anywhere(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """Saved by three shards, restored by two replicas; an evaluation on shards runs on all of them."""
+    first = start("--pace", "0.01", "--strategy", "fsdp", "--evaluate", "0")
+    first.start("a", "b", "c")
+    first.send("b", {"type": "checkpoint"})
+    first.wait(lambda _, message: message["type"] == "saved")
+    for name in "abc":
+        first.kill(name)
+    first.exits("a", "b", "c")
+    second = start("--pace", "0", "--evaluate", "0")
+    second.generation = first.generation
+    second.start("d", "e", source="checkpoint")
+    assert second.exits("d", "e") == [0, 0], second.story()
+    assert audit.check(second.audit, samples=1003, epochs=3).ok
+    assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
+
+
+@pytest.mark.parametrize("names", ["a", "abc"])
+def test_the_noise_scale_is_that_of_the_data(start: Start, tmp_path: Path, names: str) -> None:
+    """At a rate near zero, one rank and three uneven ones measure what per-sample gradients say, within a third."""
+    frozen = ["--optimizer", "SGD", "--rate", "1e-12", "--samples", "4003", "--batch", "97", "--epochs", "10"]
+    control = start(*frozen, "--pace", "0")
+    control.start(*names)
+    assert control.exits(*names) == [0] * len(names), control.story()
+    trained = result(tmp_path)
+    assert trained["noise_scale"] == pytest.approx(noise_scale_of(trained["model"]), rel=1 / 3)
+
+
+def noise_scale_of(state: dict[str, torch.Tensor]) -> float:
+    """tr(Sigma) / |G|^2 from the gradient of each sample of the script's data."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(4003, 8, generator=generator, dtype=torch.float64)
+    y = torch.sin(x.sum(1, keepdim=True))
+    parameters = {name: value for name, value in state.items() if name != "calls"}
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(x @ parameters["body.0.weight"].T + parameters["body.0.bias"])
+        hidden = torch.tanh(hidden @ parameters["body.2.weight"].T + parameters["body.2.bias"])
+        return ((hidden @ parameters["head.weight"].T + parameters["head.bias"] - y) ** 2).mean()
+
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+    rows = torch.cat([grad.flatten(1) for grad in grads.values()], dim=1)
+    mean = rows.mean(0)
+    return float((rows - mean).square().sum(1).mean() / mean.square().sum())
 
 
 def test_the_same_script_under_torchrun(zygote: Zygote, tmp_path: Path) -> None:
