@@ -22,9 +22,10 @@ import tomllib
 
 from slurm_elastic.trainer_shim.errors import ConfigError
 
+from .optimizer.policies import DEFAULT_POLICY, POLICIES
+
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 MODES = ("off", "observe", "advise", "act")
-POLICIES = ("sum", "log")
 
 
 def number(default: float, low: float, high: float) -> Any:
@@ -95,9 +96,9 @@ class Settings:
     min_round_gap_s: float = number(1.0, 0.05, 600)
     """Shortest time between two rounds, however much happens in between."""
 
-    policy: str = choice("sum", *POLICIES)
-    """What a plan maximises over all elastic jobs. `sum`: the sum of their weighted speedups. `log`: the sum of
-    the logarithms, which gives up some of the total so that no job is left far behind."""
+    policy: str = choice(DEFAULT_POLICY, *POLICIES)
+    """What a plan maximises over all elastic jobs. `log-goodput`, the sum of the logarithms, gives up some of the total
+    so that no job is left far behind; `throughput` is the plain sum of speedups. docs/optimizer.md compares them."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time from any resize of a job until it may grow. Ten minutes hides the restart of a one-minute

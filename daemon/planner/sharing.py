@@ -16,9 +16,6 @@ from .standing import Standing, sizes
 
 Fit = Callable[[Sequence[Observation]], Model]
 
-_POLICY = {"sum": "throughput", "log": "log-goodput"}
-"""The settings' words for the optimizer's policies."""
-
 TRY_GAIN = 0.05
 """Least predicted gain for which a size never measured is tried on idle GPUs."""
 
@@ -129,7 +126,7 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
 
 def share(members: Sequence[Member], capacity: int, settings: Settings) -> Shared:
     """The best plan for a pool, or staying where everyone is when the best plan gains too little."""
-    policy = _POLICY.get(settings.policy, settings.policy)
+    policy = settings.policy
     best = policies.plan([m.view for m in members], capacity, policy)
     stay = policies.plan([_staying(m) for m in members], capacity, policy)
     gain = best.value - stay.value

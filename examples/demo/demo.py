@@ -206,6 +206,8 @@ def run(demo: Demo, kill: str) -> None:
     digits = [demo.submit_elastic("digits.sbatch", samples=DIGITS, EPOCHS=epochs, MS=16) for epochs in (20, 30)]
     demo.wait("the two to train on more than they asked for", lambda: all(demo.gpus(job) > 4 for job in digits), 120)
     demo.wait("the first to give GPUs up", lambda: demo.gpus(chars) < before, 60)
+    demo.selastic("status", "-a")
+    print(flush=True)
     if kill:
         demo.kill_daemon()
         demo.say("selasticd was killed (SIGKILL)")
@@ -229,8 +231,7 @@ def run(demo: Demo, kill: str) -> None:
 
 def reports(demo: Demo) -> None:
     """What a user would ask for."""
-    demo.selastic("status", "--all")
-    demo.selastic("acct", "--all")
+    demo.selastic("acct", "-a")
     demo.selastic("explain", str(demo.jobs[0].job_id))
 
 

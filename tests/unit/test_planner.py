@@ -474,7 +474,7 @@ def test_the_same_inputs_give_the_same_plan() -> None:
     assert world.plan() == first
 
 
-@pytest.mark.parametrize("policy", ["sum", "log"])
+@pytest.mark.parametrize("policy", ["throughput", "log-goodput"])
 def test_every_policy_of_the_settings_is_known_to_the_optimizer(policy: str) -> None:
     """A settings file that loads gives a plan."""
     world = World(2)
