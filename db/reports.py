@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -85,39 +85,53 @@ class ReportsPart(Allocations):
 
     def observations(self, job_id: int) -> list[ObservationRow]:
         """What has been measured of the job, one row per configuration, by GPUs and then by batch."""
+        with self._memory:
+            if self._warm and job_id in self._seen:
+                return _rows(self._seen[job_id])
         with self._db.lock:
-            if not self._warm:
-                self._warm_up()
-            if job_id not in self._seen:
+            self._warm_up()
+            found = self._seen.get(job_id)
+            if found is None:
                 with self._db.read() as connection:
-                    self._seen[job_id] = _load(connection, job_id).get(job_id, {})
-            return [seen.row(key) for key, seen in sorted(self._seen[job_id].items())]
+                    found = _load(connection, job_id).get(job_id, {})
+                with self._memory:
+                    self._seen[job_id] = found
+            return _rows(found)
 
     def last_report(self, job_id: int) -> Report | None:
         """The youngest report of the job by its own clock; None: it has sent none, or none is kept."""
+        with self._memory:
+            if self._warm and job_id in self._last:
+                return self._last[job_id]
         with self._db.lock:
-            if not self._warm:
-                self._warm_up()
-            if job_id not in self._last:
+            self._warm_up()
+            found = self._last.get(job_id)
+            if found is None:
                 newest = select(_REPORTS).where(_REPORTS.c.job_id == job_id).limit(1)
                 newest = newest.order_by(_REPORTS.c.at.desc(), _REPORTS.c.generation.desc(), _REPORTS.c.step.desc())
                 with self._db.read() as connection:
                     row = connection.execute(newest).first()
-                self._last[job_id] = _report(row) if row else None
-            return self._last[job_id]
+                found = _report(row) if row else None
+                with self._memory:
+                    self._last[job_id] = found
+            return found
 
     def _warm_up(self) -> None:
         """Read what is known of all jobs that have not ended in two queries: one by one they would take seconds."""
+        if self._warm:
+            return
         active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
         with self._db.read() as connection:
             jobs = list(connection.execute(active).scalars())
-            self._seen = {**{job_id: {} for job_id in jobs}, **_load(connection, active)}
+            seen = {**{job_id: {} for job_id in jobs}, **_load(connection, active)}
             youngest = select(_REPORTS.c.job_id, func.max(_REPORTS.c.at).label("at")).group_by(_REPORTS.c.job_id)
             young = youngest.where(_REPORTS.c.job_id.in_(active)).subquery()
             query = select(_REPORTS).join(young, (young.c.job_id == _REPORTS.c.job_id) & (young.c.at == _REPORTS.c.at))
             query = query.order_by(_REPORTS.c.generation, _REPORTS.c.step)
-            self._last = dict.fromkeys(jobs) | {row.job_id: _report(row) for row in connection.execute(query)}
-        self._warm = True
+            last = dict.fromkeys(jobs) | {row.job_id: _report(row) for row in connection.execute(query)}
+        with self._memory:
+            self._seen, self._last, self._warm = seen, last, True
+            self._newest = {job_id: (row.generation, row.step) for job_id, row in last.items() if row is not None}
 
     def report_rows(self, job_id: int, start: float = 0.0) -> list[Report]:
         """Reports of the job since `start`, in time order; those rolled up are gone."""
@@ -127,13 +141,14 @@ class ReportsPart(Allocations):
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
-        with self._db.lock:
+        with self._memory:
             self._seen.pop(job_id, None)
             self._last.pop(job_id, None)
             self._newest.pop(job_id, None)
 
     def _commit_reports(self, batch: list[Submission]) -> None:
-        # The memory follows under the same lock as the commit, so a reader never sees one without the other.
+        # The memory follows before the lock is let go, so that what is loaded meanwhile is not counted again. Readers
+        # of the memory wait for no commit: `status` of thousands of jobs would meet one at every job.
         with self._db.lock:
             try:
                 with self._db.write() as connection:
@@ -144,8 +159,9 @@ class ReportsPart(Allocations):
                     raise
                 with self._db.write() as connection:
                     kept = [submission for submission in batch if self._insert_alone(connection, submission)]
-            for submission in kept:
-                self._remember(submission)
+            with self._memory:
+                for submission in kept:
+                    self._remember(submission)
 
     def _insert_all(self, connection: Connection, batch: Iterable[Submission]) -> None:
         values = [_values(submission, report) for submission in batch for report in submission.reports]
@@ -179,20 +195,20 @@ class ReportsPart(Allocations):
 
     def _remember(self, submission: Submission) -> None:
         job_id = submission.job_id
-        if self._last.get(job_id) is None:
-            self._last.pop(job_id, None)
-        for report in submission.reports:
+        for sent in submission.reports:
+            report = sent if sent.at <= submission.at else replace(sent, at=submission.at)
             mark, newest = (report.generation, report.step), self._newest.get(job_id)
-            if newest is None or mark <= newest:
+            last = self._last.get(job_id)
+            first = job_id in self._last and last is None
+            if not first and (newest is None or mark <= newest):
                 # Perhaps sent twice, and then stored once: only the database knows.
                 self._seen.pop(job_id, None)
             self._newest[job_id] = mark if newest is None else max(mark, newest)
-            last = self._last.get(job_id)
-            if last is not None and report.at >= last.at:
+            if job_id in self._last and (last is None or report.at >= last.at):
                 self._last[job_id] = report
             if job_id in self._seen:
                 configuration = self._seen[job_id].setdefault(_key(report), _Configuration())
-                configuration.add(1, min(report.at, submission.at), _measured(report))
+                configuration.add(1, report.at, _measured(report))
 
 
 def _values(submission: Submission, report: Report) -> dict[str, Any]:
@@ -227,6 +243,10 @@ def _key(row: Any) -> Key:
 
 def _measured(row: Any) -> tuple[float, float, float]:
     return (row.step_time_median_s, row.samples_per_s, row.noise_scale)
+
+
+def _rows(seen: dict[Key, _Configuration]) -> list[ObservationRow]:
+    return [configuration.row(key) for key, configuration in sorted(seen.items())]
 
 
 def _report(row: Any) -> Report:
