@@ -127,7 +127,7 @@ class Demo:
     def gpus(self, job: Elastic) -> int:
         """GPUs that the job trains on now; 0 when unknown or ended."""
         rows = (self.ask("/v1/jobs") or {}).get("jobs", [])
-        return next((row["gpus"] for row in rows if row["job_id"] == job.job_id and row["state"] == "RUNNING"), 0)
+        return next((row["gpus"] or 0 for row in rows if row["job_id"] == job.job_id and row["state"] == "RUNNING"), 0)
 
     def ask(self, path: str) -> dict[str, Any] | None:
         """The daemon's answer; None while it does not answer."""
