@@ -1,4 +1,4 @@
-"""The packages on a clean Debian root: installed, run, upgraded with the database, removed (packaging/test-packages)."""
+"""The packages on a clean Debian root: installed, run, upgraded with their database, removed. See packaging/."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ CONFIG = "/etc/slurm-elastic/selasticd.toml"
 STATE = "/var/lib/slurm-elastic"
 DAEMON = "/opt/slurm-elastic/bin/selasticd"
 OLD = "0.0.1"
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def sh(*command: str | Path, **options: object) -> str:
@@ -45,7 +46,7 @@ class Root:
     def run(self, *command: str, user: str = "root") -> str:
         """Run a command inside, as that user."""
         environment = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": PATH,
             "DEBIAN_FRONTEND": "noninteractive",
             "LC_ALL": "C.UTF-8",
         }
@@ -87,7 +88,7 @@ class Root:
             f"umask 0077; exec {DAEMON} --config {CONFIG}",
         ]
         log = (self.path / "tmp" / "selasticd.log").open("w")
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={"PATH": "/usr/bin:/bin"})
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={"PATH": PATH})
         try:
             wait_until(lambda: client.exists() or process.poll() is not None, 60)
             assert process.poll() is None, Path(log.name).read_text()
@@ -101,7 +102,10 @@ class Root:
 
 @pytest.fixture(scope="session")
 def built() -> Iterator[Path]:
-    """A folder with the wheel and all packages of this tree."""
+    """A folder with the wheel and all packages of this tree; SELASTIC_PACKAGES names one that is built already."""
+    if given := os.environ.get("SELASTIC_PACKAGES"):
+        yield Path(given)
+        return
     folder = Path(tempfile.mkdtemp(prefix="selastic-packages-"))
     sh(ROOT / "packaging" / "build-packages", "--output", folder)
     yield folder
@@ -129,12 +133,15 @@ def root() -> Iterator[Root]:
 
 
 @pytest.fixture(scope="session")
-def old(built: Path) -> Path:
+def old(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The previous version: the package named by SELASTIC_PREVIOUS_DEB, or this one under a lower number."""
     if given := os.environ.get("SELASTIC_PREVIOUS_DEB"):
         return Path(given)
     [new] = built.glob("slurm-elastic_*.deb")
-    tree, package = built / "old", built / f"slurm-elastic_{OLD}-1_old.deb"
+    tree, package = (
+        tmp_path_factory.mktemp("old") / "tree",
+        tmp_path_factory.mktemp("deb") / f"slurm-elastic_{OLD}-1.deb",
+    )
     sh("dpkg-deb", "-R", new, tree)
     control = tree / "DEBIAN" / "control"
     control.write_text(re.sub(r"(?m)^Version: .*", f"Version: {OLD}-1", control.read_text()))
