@@ -234,7 +234,7 @@ class Agent:
 
 
 def preimport(more: tuple[str, ...] = ()) -> None:
-    """Import what every training script needs, and `more`. What cannot be imported fails in the script, with its reason."""
+    """Import what every script needs, and `more`. What cannot be imported fails in the script, and says why."""
     for name in PREIMPORTED + more:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

@@ -90,7 +90,7 @@ def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]
         words = launch.agent_command(options.command)
         if jobs:
             job = next(job for job in jobs if job.job_id == piece.slurm_job_id)
-            words = launch.srun(launch.Step(piece, job.cpus_per_node, any(job.gpus)), words)
+            words = launch.srun(launch.Step(piece, job), words)
         lines.append(shlex.join(words))
     slots = [(piece, node, gpu) for piece in pieces for node in piece.nodes for gpu in range(piece.gpus_per_node)]
     for rank, (piece, node, gpu) in enumerate(slots):

@@ -80,7 +80,7 @@ class Companions:
             self._tell(asked, asked.dropped)
             return
         try:
-            job = parse_job(base.out, self._expand)
+            job = parse_job(base.out, self._base, self._expand)
         except SlurmError as error:
             self._tell(asked, f"{error} {base.err.strip()}".strip())
             return
@@ -106,7 +106,7 @@ class Companions:
         if asked.dropped:
             return
         try:
-            job = parse_job(ended.out, self._expand)
+            job = parse_job(ended.out, asked.job_id, self._expand)
         except SlurmError as error:
             self._take_back(asked, f"companion {asked.job_id}: {error} {ended.err.strip()}".strip())
             self._tell(asked, asked.dropped)

@@ -80,7 +80,7 @@ class DaemonLink:
             self._changed.notify_all()
 
     def close(self, timeout_s: float = 3.0) -> bool:
-        """Send what is queued, if the daemon takes it within the time. False: it knew of the job and did not get all."""
+        """Send what is queued, if the daemon takes it in time. False: it knew of the job and did not get all."""
         with self._changed:
             if self._grant is not None:
                 self._changed.wait_for(lambda: not self._phases and not self._reports, timeout_s)

@@ -57,10 +57,14 @@ class Step:
     """How srun is to be asked for one piece's agents."""
 
     piece: Piece
-    cpus_per_node: int
-    has_gpus: bool
-    name_nodes: bool = False
-    """These nodes and no others: for a part of a job."""
+    job: SlurmJob
+
+    def target(self) -> list[str]:
+        """Which job; a component of a heterogeneous one is reached through its leader only."""
+        if self.job.component is None:
+            return [f"--jobid={self.piece.slurm_job_id}"]
+        leader, number = self.job.component
+        return [f"--jobid={leader}", f"--het-group={number}"]
 
 
 def srun(step: Step, command: Sequence[str]) -> list[str]:
@@ -68,11 +72,11 @@ def srun(step: Step, command: Sequence[str]) -> list[str]:
     piece, count = step.piece, len(step.piece.nodes)
     words = [
         "srun",
-        f"--jobid={piece.slurm_job_id}",
+        *step.target(),
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={step.cpus_per_node}",
+        f"--cpus-per-task={step.job.cpus_per_node}",
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--no-kill",
@@ -84,10 +88,10 @@ def srun(step: Step, command: Sequence[str]) -> list[str]:
         "--unbuffered",
         "--job-name=selastic",
     ]
-    if step.has_gpus:
+    if any(step.job.gpus):
         # Without the type: a step may only name one where the job itself was submitted with one.
         words.append(f"--gres=gpu:{piece.gpus_per_node}")
-    if step.name_nodes:
+    if set(piece.nodes) != set(step.job.nodes):
         words.append(f"--nodelist={','.join(piece.nodes)}")
     return [*words, *command]
 

@@ -34,6 +34,8 @@ class SlurmJob:
     account: str
     time_limit: str
     work_dir: str
+    component: tuple[int, int] | None
+    """Of a heterogeneous job: (leader's job id, number of this component)."""
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
 
@@ -48,12 +50,16 @@ class SlurmJob:
         return Piece(self.job_id, kind, self.nodes, self.gpus[0] or max(workers, 1), self.gpu_type)
 
 
-def parse_job(text: str, expand: Expand) -> SlurmJob:
-    """Read one job's line. Raises SlurmUnparsable when it shows no nodes."""
+def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
+    """Read this job's line; for the leader of a heterogeneous job Slurm shows one for each component.
+
+    Raises SlurmUnparsable when it shows no nodes for the job.
+    """
+    text = next((line for line in text.splitlines() if line.startswith(f"JobId={job_id} ")), "")
     fields = dict(re.findall(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)", text))
     holdings = _HOLDING.findall(text)
-    if not fields.get("JobId", "").isdigit() or not holdings:
-        raise SlurmUnparsable(f"scontrol shows no nodes for the job: {text.strip()[:200]!r}")
+    if not holdings:
+        raise SlurmUnparsable(f"scontrol shows no nodes of job {job_id} ({text.strip()[:200] or 'no such job'})")
     gpus: dict[str, int] = {}
     cpus: list[int] = []
     kind = ""
@@ -66,7 +72,7 @@ def parse_job(text: str, expand: Expand) -> SlurmJob:
     first = fields.get("BatchHost", "")
     nodes = tuple(sorted(gpus, key=lambda node: node != first))
     return SlurmJob(
-        job_id=int(fields["JobId"]),
+        job_id=job_id,
         state=fields.get("JobState", ""),
         nodes=nodes,
         gpus=tuple(gpus[node] for node in nodes),
@@ -75,6 +81,7 @@ def parse_job(text: str, expand: Expand) -> SlurmJob:
         partition=_known(fields.get("Partition", "")),
         account=_known(fields.get("Account", "")),
         time_limit=fields.get("TimeLimit", ""),
+        component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,
         work_dir=fields.get("WorkDir", ""),
         end_time=fields.get("EndTime", "Unknown"),
     )

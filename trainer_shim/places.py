@@ -65,6 +65,7 @@ class SlurmPlaces:
         job = self._jobs[piece.slurm_job_id]
         command = self.command(piece)
         env = {**self._setup.env, **threads(self._setup.env, job.cpus_per_node, piece.gpus_per_node)}
+        env["SELASTIC_AGENT_JOB"] = str(piece.slurm_job_id)  # SLURM_JOB_ID is the leader's in every component
         if piece.kind == "companion":
             env["SELASTIC_COMPANION"] = "1"
         log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
@@ -72,9 +73,7 @@ class SlurmPlaces:
 
     def command(self, piece: Piece) -> list[str]:
         """The srun for a piece."""
-        job = self._jobs[piece.slurm_job_id]
-        part = set(piece.nodes) != set(job.nodes)
-        step = launch.Step(piece, job.cpus_per_node, has_gpus=any(job.gpus), name_nodes=part)
+        step = launch.Step(piece, self._jobs[piece.slurm_job_id])
         return launch.srun(step, launch.agent_command(self._setup.arguments))
 
     def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
@@ -158,7 +157,7 @@ def slurm_jobs(env: Mapping[str, str]) -> tuple[SlurmJob, ...]:
             launch.show_job(job_id), env=clean, capture_output=True, text=True, timeout=60, check=False
         )
         try:
-            jobs.append(parse_job(answer.stdout, lambda text: expand(text, clean)))
+            jobs.append(parse_job(answer.stdout, job_id, lambda text: expand(text, clean)))
         except SlurmError as error:
             if job_id == leader:  # a component may have been given back already
                 raise ConfigError(f"SLURM_JOB_ID={job_id}: {error} {answer.stderr.strip()}".strip()) from None
