@@ -146,6 +146,8 @@ class Writer:
     """Writes snapshots on a thread of its own. One waits at most: a newer snapshot replaces an unwritten older one."""
 
     def __init__(self, directory: Path, on_saved: Callable[[Saved], None]) -> None:
+        self.on_free: Callable[[dict[str, Any]], None] = lambda snapshot: None
+        """Told of a snapshot that is written, or was replaced by a newer one: its memory is free."""
         self.directory = directory
         self._on_saved = on_saved
         self._changed = threading.Condition()
@@ -163,12 +165,14 @@ class Writer:
     def put(self, snapshot: dict[str, Any]) -> None:
         """Hand over a snapshot."""
         with self._changed:
-            self._next = snapshot
+            replaced, self._next = self._next, snapshot
             self.last_at = time.monotonic()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="selastic-checkpoint", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+        if replaced is not None:
+            self.on_free(replaced)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until everything handed over is on disk; False after the timeout."""
@@ -188,6 +192,8 @@ class Writer:
                 self.error = error
                 sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {error}\n")
             finally:
+                if snapshot is not None:
+                    self.on_free(snapshot)
                 snapshot = None
                 with self._changed:
                     self._busy = False

@@ -24,11 +24,14 @@ from .link import Coming
 from .membership import Membership
 from .optimization import Optimization
 from .parallel import Reader, Said, Strategy, Sums
-from .saving import Saving
+from .saving import Background, Saving
 from .state import State
 from .telemetry import Meter, Position, Shape
 from .tuning import Tuning
 from .world import World, WorldNotFormed
+
+SAVE_WAIT_S = 20.0
+"""How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
 
 
 class Course:
@@ -49,6 +52,9 @@ class Course:
         self._squares: tuple[float, float, list[int], int] | None = None
         self._lag = 1 if self.device.type == "cuda" else 0
         self._ended = 0.0
+        if self.saving.writer is not None:
+            membership.on_leave = lambda: self.saving.wait(SAVE_WAIT_S)
+            self.saving.writer.on_free = self._free
         self._announce = False
         self._pause: tuple[float, float, int, float] | None = None
         audit = os.environ.get("SELASTIC_AUDIT")
@@ -170,28 +176,35 @@ class Course:
         progress, model, old = self.state.progress, self.model(), self.world()
         lr = self.tuning.target_rate(progress).lr
         self._pause = (self._ended, self.meter.median_step(), self.batch, lr)
-        snapshot = self._snapshot(keep=coming.rank == 0 and not coming.leave)
-        if snapshot is not None:
-            self.saving.put(snapshot)
-        elif coming.leave:
-            self.saving.wait(10.0)
+        keep = coming.rank == 0 and not coming.leave and (model.sharded or self.saving.writer is not None)
+        captured = self.state.capture() if keep and not model.sharded else None
+        carried = self._snapshot(keep) if model.sharded else None
+        # Replicas are copied while the new world forms: until its first step nothing changes them.
+        copying = Background(lambda: self.state.copy(captured)) if captured is not None else None
         try:
             position = {"step": progress.step, "samples": progress.samples}
             switched = self.membership.switch(coming, position, model.disconnect)
             self._spoken.clear()
             self._squares = None
             if not switched:
+                self._put(carried, copying)
                 self.log(f"world {coming.generation} did not form; training goes on with {old.size} workers")
                 self._pause = None
                 self.meter.resume()
                 return
-            carried = snapshot if model.sharded else None
             self._connect(carried, has_state=not model.sharded or carried is not None)
+            self._put(carried, copying)
         except WorldNotFormed as error:
+            self._put(carried, copying)
             self.membership.fail(coming.generation, str(error))
         if self._audit is not None and self.rank == 0:
             ranks = [old.size, self.world().size]
             self._audit.write({"resize": ranks, "generation": self.world().generation, "step": progress.step})
+
+    def _put(self, carried: dict[str, Any] | None, copying: Background | None) -> None:
+        snapshot = copying.result() if copying is not None else carried
+        if snapshot is not None:
+            self.saving.put(snapshot)
 
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
@@ -292,6 +305,10 @@ class Course:
         if not keep and not model.sharded:
             return None
         return self.state.snapshot(model.full, keep)
+
+    def _free(self, snapshot: dict[str, Any]) -> None:
+        if not self.model().sharded:  # there, optimizers may have taken over tensors of a snapshot
+            self.state.recycle(snapshot)
 
     def _saved(self, saved: Saved) -> None:
         if self.membership.link is not None:

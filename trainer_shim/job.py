@@ -317,8 +317,7 @@ class Job:
         error: Exception | None = None
         if self.rank == 0 or self._course.model().sharded:
             try:
-                outcome = (True, self._quietly(function, *args, **kwargs))
-                pickle.dumps(outcome)
+                outcome = (True, _sendable(function, self._quietly(function, *args, **kwargs)))
             except Exception as caught:
                 error = caught
                 outcome = (False, f"{type(caught).__name__}: {caught}")
@@ -330,7 +329,7 @@ class Job:
         if error is not None:
             raise error
         if not worked:
-            raise TrainingError(f"job.once({getattr(function, '__name__', function)}) failed on rank 0: {result}")
+            raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
         if self._in_epochs:
             progress.once[ordinal] = result
             self._course.save()
@@ -367,3 +366,18 @@ class Loader:
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""
         return -(-self._feed.samples // self._job.batch)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _sendable(function: Callable[..., Any], result: Any) -> Any:
+    try:
+        pickle.dumps(result)
+    except Exception as error:
+        raise TrainingError(
+            f"job.once({_name(function)}) returned a {type(result).__name__} that cannot be sent to the other ranks "
+            f"({error}); accepted: None, numbers, tensors, and anything else that pickles"
+        ) from None
+    return result

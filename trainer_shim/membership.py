@@ -34,6 +34,8 @@ class Membership:
         self.link: Link | None = None
         self.batch = int(environ.get("SELASTIC_BATCH") or 0)
         self.source = ""
+        self.on_leave: Callable[[], None] = lambda: None
+        """What to finish before this process ends, in bounded time."""
         control = environ.get("SELASTIC_CONTROL")
         if control:
             self.link = Link(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
@@ -135,6 +137,7 @@ class Membership:
     def check_lost(self) -> None:
         """Leave when the supervisor is gone."""
         if self.link is not None and self.link.lost:
+            self.on_leave()
             self.kill_children()
             leave_lost()
 
@@ -157,6 +160,7 @@ class Membership:
 
     def go(self, code: int = 0) -> NoReturn:
         """Leave at once: what a torch process does at exit takes longer than many a resize."""
+        self.on_leave()
         if self.link is not None:
             self.link.flush()
         self.kill_children()

@@ -17,6 +17,30 @@ from .checkpoint import Saved, Writer, load_newest
 from .errors import TrainingError
 
 
+class Background(threading.Thread):
+    """One function on a thread, and its result."""
+
+    def __init__(self, function: Callable[[], dict[str, Any] | None]) -> None:
+        super().__init__(name="selastic-snapshot", daemon=True)
+        self._function = function
+        self._result: dict[str, Any] | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> dict[str, Any] | None:
+        """Wait for it. Raises what the function raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
 class Saving:
     """See the module. Without a directory nothing is saved."""
 

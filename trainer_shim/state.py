@@ -96,6 +96,7 @@ class State:
     def __init__(self) -> None:
         self.progress = Progress()
         self.parts: dict[str, Stateful] = {}
+        self._spare: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
 
     def keep(self, name: str, part: Any) -> None:
         """Keep one more part. Raises TrainingError when it cannot be saved, or the name is taken."""
@@ -119,15 +120,32 @@ class State:
 
         full: gathers a tensor of which this rank holds a shard, which takes part of every rank.
         """
+        return self.copy(self.capture(), full, keep)
+
+    def copy(self, captured: dict[str, Any], full: Full = _itself, keep: bool = True) -> dict[str, Any] | None:
+        """The copying half of snapshot(); may run beside anything that changes nothing of the capture's tensors."""
         tensors: list[torch.Tensor] = []
-        skeleton = pack(self.capture(), tensors)
+        skeleton = pack(captured, tensors)
         copies = []
         for tensor in tensors:
             whole = full(tensor)
             if keep:
-                copies.append(torch.empty(whole.shape, dtype=whole.dtype, device="cpu").copy_(whole))
+                copies.append(self._place(whole).copy_(whole))
         copied: dict[str, Any] | None = unpack(skeleton, copies) if keep else None
         return copied
+
+    def _place(self, like: torch.Tensor) -> torch.Tensor:
+        spare = self._spare.get((like.shape, like.dtype))
+        return spare.pop() if spare else torch.empty(like.shape, dtype=like.dtype, device="cpu")
+
+    def recycle(self, snapshot: dict[str, Any]) -> None:
+        """Nobody needs this snapshot any more: the next one is written into its memory, which is mapped already."""
+        tensors: list[torch.Tensor] = []
+        pack(snapshot, tensors)
+        spare: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+        for tensor in tensors:
+            spare.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
+        self._spare = spare
 
     def check(self, captured: dict[str, Any]) -> None:
         """Raise TrainingError when a capture is of another format or of other parts than this script keeps."""

@@ -37,6 +37,12 @@ def flat(value: Any) -> list[Any]:
     return [repr(skeleton), *[tensor.tolist() for tensor in tensors]]
 
 
+def pointers(value: Any) -> set[int]:
+    tensors: list[torch.Tensor] = []
+    pack(value, tensors)
+    return {tensor.data_ptr() for tensor in tensors}
+
+
 def test_pack_and_unpack_are_inverse() -> None:
     """Any nesting of dicts, lists and tuples keeps its form, tensors apart."""
     value = {"a": [torch.ones(2), (1, torch.zeros(3, dtype=torch.int64))], "b": {"c": None, 3: "x"}}
@@ -197,3 +203,21 @@ def test_the_index_names_step_and_digests(tmp_path: Path) -> None:
     assert (index["step"], index["samples"], index["finished"]) == (2, 20, False)
     assert set(index["files"]) == {"state.pt"}
     shutil.rmtree(saved.path)
+
+
+def test_memory_of_written_snapshots_is_used_again(tmp_path: Path) -> None:
+    """The next snapshot lies where the last one lay, with the new values; what is still being written is left alone."""
+    state, model, optimizer = trained()
+    first = state.snapshot()
+    assert first is not None
+    waiting = state.snapshot()
+    places = pointers(first)
+    before = flat(waiting)
+    state.recycle(first)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    second = state.snapshot()
+    assert second is not None
+    assert pointers(second) == places and not pointers(waiting) & places
+    assert flat(second) == flat(state.capture())
+    assert flat(waiting) == before

@@ -101,8 +101,10 @@ def test_evaluation_modes_and_errors_stay_inside_once(made: list[elastic.Job]) -
     """A function that leaves the model in eval mode does no harm; its error is raised as it is."""
     job, net, _ = wrapped(made)
     for _ in job.epochs(1):
-        job.once(net.eval)
+        assert job.once(lambda: net.eval().training) is False
         assert net.training
+        with refused("returned a Wrapped that cannot be sent"):
+            job.once(net.eval)
         with pytest.raises(ZeroDivisionError):
             job.once(lambda: 1 / 0)
 
