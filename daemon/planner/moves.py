@@ -85,8 +85,10 @@ def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Iterable[s
             keep = kept[wish.gpus] if wish.gpus != wish.standing.gpus else wish.standing.pieces
             found[wish.standing.job_id] = Move(wish, keep)
             _free(ledger, wish, keep)
-        else:
+        elif wish.gpus > max(kept, default=0):
             growing.append(wish)
+        else:
+            found[wish.standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
     for wish in sorted(growing, key=lambda wish: (-wish.gain, wish.standing.job_id)):
         found[wish.standing.job_id] = _grow(wish, ledger, tuple(nodes.get(wish.standing.job_id, ())))
     return found

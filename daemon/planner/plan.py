@@ -163,7 +163,10 @@ class _Round:
         if standing.frozen is not None:
             return None
         forced, pinned = self._forced(standing), standing.state.pinned
+        if pinned is not None and pinned > standing.gpus and self._failed_lately(standing):
+            return Wish(standing, standing.gpus, standing.batch, Reason.KEEP_FAILED, 0.0)
         if pinned is not None:
+            # An owner's word does not wait for a cooldown.
             batch = nearest_batch(standing.job.request.batches(pinned), standing.batch)
             return Wish(standing, pinned, batch, Reason.KEEP_PINNED, float("inf"))
         if standing.measured:
@@ -239,8 +242,12 @@ class _Round:
     def _why_kept(self, standing: Standing) -> Reason:
         if standing.until is None or self.inputs.now >= standing.until:
             return Reason.KEEP_BEST
-        done = standing.state.last is None or standing.state.last.state == "done"
-        return Reason.KEEP_COOLDOWN if done else Reason.KEEP_FAILED
+        return Reason.KEEP_FAILED if self._failed_lately(standing) else Reason.KEEP_COOLDOWN
+
+    @staticmethod
+    def _failed_lately(standing: Standing) -> bool:
+        last = standing.state.last
+        return not standing.may_grow and last is not None and last.state != "done"
 
     def _forced(self, standing: Standing) -> frozenset[Unit]:
         return self.room.forced.get(standing.job_id, frozenset())

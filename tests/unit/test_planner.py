@@ -515,3 +515,23 @@ def test_a_size_is_not_tried_when_it_takes_gpus_from_anyone() -> None:
     world.job(1, "n1 n2 n3 n4", "elastic:gpus=4-32,step=4,batch=240-256")
     world.state(1, observations=(seen(4, 1.0), seen(8, 0.55), seen(16, 0.3)))
     assert world.plan().directives == ()
+
+
+def test_a_pin_to_a_size_it_cannot_be_cut_down_to_leaves_the_job_as_it_is() -> None:
+    """With via=companion alone the base keeps its nodes, whatever it is pinned to."""
+    world = World(2)
+    world.job(1, "n1 n2", "elastic:gpus=4-8,step=4,batch=240-256,via=companion")
+    world.state(1, pinned=4)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).gpus_to == 8
+
+
+def test_a_pin_does_not_hammer_a_growth_that_failed() -> None:
+    """The owner's word overrides a cooldown, and not the time after a companion that never came."""
+    world = World(4)
+    world.job(1, "n1")
+    world.state(1, pinned=8, last=closed("done", NOW - 1))
+    assert order(world.plan(), 1).gpus == 8
+    world.state(1, last=closed("withdrawn", NOW - 1))
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
