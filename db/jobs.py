@@ -56,7 +56,7 @@ class Jobs(Part):
                 self._forget(row.job_id)
             with self._memory:
                 self._stored.update((row.job_id, row) for row in changed)
-                self._speaks.clear()
+                self._speaks = {}
 
     def job(self, job_id: int) -> JobRow | None:
         """The job as last stored."""
@@ -88,7 +88,7 @@ class Jobs(Part):
         super()._forget(job_id)
         with self._memory:
             self._stored.pop(job_id, None)
-            self._speaks.clear()
+            self._speaks = {}
             self._pins = None
 
     def pin(self, job_id: int, gpus: int | None) -> None:
@@ -120,7 +120,7 @@ class Jobs(Part):
             connection.execute(delete(table).where(table.c.digest.in_(stale)))
             connection.execute(insert(table).values(digest=_digest(token), job_id=job_id, uid=uid, created=now()))
         with self._memory:
-            self._speaks.clear()
+            self._speaks = {}
         return token
 
     def remembered_token(self, token: str) -> int | None:
@@ -137,13 +137,13 @@ class Jobs(Part):
         table, job = schema.tokens, schema.jobs
         query = select(table.c.digest, table.c.job_id).join(job, job.c.job_id == table.c.job_id)
         query = query.where(table.c.digest == digest, job.c.ended.is_(False), job.c.uid == table.c.uid)
-        with self._db.lock, self._db.read() as connection:
-            # Under the write lock: a token found before its job's end must not enter the memory after it.
+        speaks = self._speaks
+        with self._db.read() as connection:
             found = connection.execute(query).first()
-            if found is None or not hmac.compare_digest(found.digest, digest):
-                return None
-            with self._memory:
-                self._speaks[digest] = found.job_id
+        if found is None or not hmac.compare_digest(found.digest, digest):
+            return None
+        # Into the memory that was current before the look: a job that ended meanwhile has brought a new one.
+        speaks[digest] = found.job_id
         return int(found.job_id)
 
 
