@@ -97,8 +97,9 @@ class Settings:
     """Shortest time between two rounds, however much happens in between."""
 
     policy: str = choice(DEFAULT_POLICY, *POLICIES)
-    """What a plan maximises over all elastic jobs. `log-goodput`, the sum of the logarithms, gives up some of the total
-    so that no job is left far behind; `throughput` is the plain sum of speedups. docs/optimizer.md compares them."""
+    """What a plan maximises over all elastic jobs. `log-throughput`, the sum of the logarithms of their speedups, gives
+    up some of the total so that no job is left far behind; `throughput` is the plain sum. The goodput policies also
+    weigh the measured gradient noise scale: for jobs that stop at a reached quality. docs/optimizer.md compares them."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time from any resize of a job until it may grow. Ten minutes hides the restart of a one-minute

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from . import goodput
 from .errors import PlanInputError
 from .solver import Option, Solution, solve
+from .table import Memo
 
-DEFAULT_POLICY = "log-goodput"
+DEFAULT_POLICY = "log-throughput"
+"""A job that trains a fixed number of epochs ends when its samples are done, and its request says which batches its user
+accepts: throughput within them is its progress. Goodput is the measure for jobs that stop at a reached quality."""
 POLICIES: dict[str, str] = {
     "throughput": "sum of speedups, the batch as large as its range pays: the paper's objective",
     "goodput": "sum of speedups counted in goodput (throughput x statistical efficiency)",
+    "log-throughput": "sum of the logarithms of speedups: proportional fairness, any accepted batch as good as another",
     "log-goodput": "sum of the logarithms of goodput: proportional fairness",
     "harmonic": "minus the sum of 1 / goodput: time per unit of progress",
     "fixed-batch": "sum of speedups with every job's batch held at its reference: the paper's baseline",
@@ -126,8 +130,12 @@ class Row:
     effective: float
 
 
-Cache = dict[object, tuple[list[Row], list[Option]]]
-"""Choices made before, for callers that plan again and again over jobs that mostly did not change."""
+@dataclass
+class Cache:
+    """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
+
+    made: dict[object, tuple[list[Row], list[Option]]] = field(default_factory=dict)
+    columns: Memo = field(default_factory=dict)
 
 
 def plan(
@@ -139,7 +147,7 @@ def plan(
     """
     made = [choices(job, policy, cache) for job in jobs]
     options = [column for _, column in made]
-    answer = solve(options, capacity, [job.label for job in jobs])
+    answer = solve(options, capacity, [job.label for job in jobs], memo=cache.columns if cache else None)
     return result(jobs, [table for table, _ in made], options, answer, capacity, policy)
 
 
@@ -148,7 +156,8 @@ def choose(
 ) -> list[Row]:
     """The same plan without its explanation: the chosen row of each job."""
     made = [choices(job, policy, cache) for job in jobs]
-    answer = solve([column for _, column in made], capacity, [job.label for job in jobs])
+    labels, memo = [job.label for job in jobs], cache.columns if cache else None
+    answer = solve([column for _, column in made], capacity, labels, memo=memo)
     return [table[i] for (table, _), i in zip(made, answer.choice, strict=True)]
 
 
@@ -161,10 +170,10 @@ def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list
         policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
         job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
     )  # fmt: skip
-    known = cache.get(key)
+    known = cache.made.get(key)
     if known is None:
         table = rows(job, policy)
-        known = cache[key] = table, _options(job, table, policy)
+        known = cache.made[key] = table, _options(job, table, policy)
     return known
 
 
@@ -238,7 +247,7 @@ def _speedup(job: JobView, policy: str, reference: float, gpus: int, nodes: int,
     if job.model is None:
         return math.pow(gpus / job.reference_gpus, UNMEASURED)
     speed = job.model.throughput(gpus, nodes, batch) / reference
-    if policy in ("throughput", "fixed-batch", "static"):
+    if policy in ("throughput", "log-throughput", "fixed-batch", "static"):
         return speed
     return speed * goodput.efficiency(batch, job.reference_batch, job.noise_scale)
 
@@ -285,7 +294,7 @@ def _options(job: JobView, table: list[Row], policy: str) -> list[Option]:
     for row in table:
         s = row.effective if row.gpus else 0.0
         s *= 1.0 - EVEN_SPREAD * math.log2(row.gpus) if row.gpus > 1 else 1.0
-        if policy == "log-goodput":
+        if policy in ("log-throughput", "log-goodput"):
             value = math.log(max(s, IDLE_SHARE * least))
         elif policy == "harmonic":
             value = -1.0 / max(s, IDLE_SHARE * least)

@@ -204,11 +204,12 @@ def test_log_and_harmonic_share_more_evenly_than_the_sum() -> None:
     """Against a job that scales perfectly, one that does not still gets more than its minimum."""
     jobs = [job(label, sizes=tuple(range(1, 16)), model=power(p)) for label, p in (("a", 1.0), ("b", 0.6))]
     assert sizes(jobs, 16, "throughput")[1] == 1
+    assert sizes(jobs, 16, "log-throughput")[1] > 3
     assert sizes(jobs, 16, "log-goodput")[1] > 3
     assert sizes(jobs, 16, "harmonic")[1] > 3
 
 
-@pytest.mark.parametrize("policy", ["log-goodput", "harmonic"])
+@pytest.mark.parametrize("policy", ["log-throughput", "log-goodput", "harmonic"])
 def test_a_waiting_job_is_started_before_others_grow(policy: str) -> None:
     """A job that may go without is still worth a start under log and harmonic objectives."""
     assert sizes([job("a", 4), job("b", 0, (0, 1, 2))], 4, policy)[1] >= 1
