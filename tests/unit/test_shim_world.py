@@ -154,6 +154,40 @@ def test_a_killed_world_goes_on_from_the_checkpoint(zygote: Zygote, start: Start
     assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
 
 
+@pytest.mark.parametrize("seed", [3, 4])
+def test_random_kills_and_resizes_lose_nothing(start: Start, seed: int) -> None:
+    """Workers killed at random moments, in the middle of resizes too, and each time a restart from the last
+    checkpoint at another size: in the end every sample of every epoch counts exactly once."""
+    generator = random.Random(seed)
+    control = start("--pace", "0.01", "--every", "0.2", "--epochs", "8", "--workers", "0")
+    names = (f"w{number}" for number in range(1000))
+    members = [next(names)]
+    control.start(*members)
+    kills = 0
+    for _ in range(10):
+        stay = generator.sample(members, generator.randint(1, len(members)))
+        new = [next(names) for _ in range(generator.randint(0, 3 - len(stay)))]
+        control.spawn(*new)
+        control.ready(*new)
+        before, members = members, stay + new
+        generation = control.world(*members, batch=generator.choice([0, 30, 50, 70]))
+        if generator.random() < 0.5:
+            control.running(generation)
+            continue
+        time.sleep(generator.random() * 0.15)  # a random moment is the point here
+        control.kill(generator.choice(sorted({*before, *new})))
+        kills += 1
+        for name in {*before, *new}:
+            control.kill(name)
+        codes = control.exits(*{*before, *new})
+        assert set(codes) <= {0, 75, -9}, control.story()
+        members = [next(names) for _ in range(generator.randint(1, 3))]
+        control.start(*members, source="checkpoint" if control.all("saved") else "fresh")
+    assert control.exits(*members) == [0] * len(members), control.story()
+    found = audit.check(control.audit, samples=1003, epochs=8)
+    assert found.ok and found.restarts == kills > 2, (found, control.story())
+
+
 def test_survivors_of_a_killed_worker_leave_with_75(start: Start) -> None:
     """When a rank dies the others end by themselves, quietly: they ask to be tried again."""
     control = start("--pace", "0.01", "--epochs", "100")
