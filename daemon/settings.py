@@ -99,7 +99,7 @@ class Settings:
     policy: str = choice(DEFAULT_POLICY, *POLICIES)
     """What a plan maximises over all elastic jobs. `log-throughput`, the sum of the logarithms of their speedups, gives
     up some of the total so that no job is left far behind; `throughput` is the plain sum. The goodput policies also
-    weigh the measured gradient noise scale: for jobs that stop at a reached quality. docs/optimizer.md compares them."""
+    weigh the measured gradient noise scale: for jobs that stop at a reached quality. See docs/optimizer.md."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time from any resize of a job until it may grow. Ten minutes hides the restart of a one-minute

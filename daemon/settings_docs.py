@@ -58,7 +58,7 @@ def markdown() -> str:
         "# Settings of selasticd",
         "",
         f"One TOML file, `{schema.DEFAULT_FILE}` unless `--config` names another. Every setting is optional; a",
-        "change takes effect when selasticd is started again. `selasticd --check` reads the file and says what is wrong.",
+        "change takes effect when selasticd is started again. `selasticd --check` says what is wrong with the file.",
         "",
         "This page is printed from the code: `python -m slurm_elastic.daemon.settings --markdown > docs/settings.md`.",
     ]

@@ -23,8 +23,8 @@ from .solver import Option, Solution, solve
 from .table import Memo
 
 DEFAULT_POLICY = "log-throughput"
-"""A job that trains a fixed number of epochs ends when its samples are done, and its request says which batches its user
-accepts: throughput within them is its progress. Goodput is the measure for jobs that stop at a reached quality."""
+"""A job that trains a fixed number of epochs ends when its samples are done, and its request says which batches its
+user accepts: throughput within them is its progress. Goodput is the measure for jobs that stop at a reached quality."""
 POLICIES: dict[str, str] = {
     "throughput": "sum of speedups, the batch as large as its range pays: the paper's objective",
     "goodput": "sum of speedups counted in goodput (throughput x statistical efficiency)",

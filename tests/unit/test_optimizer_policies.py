@@ -286,7 +286,7 @@ def test_a_plan_is_deterministic() -> None:
 def test_bad_input_is_refused(change: dict[str, object], words: str) -> None:
     """What no plan can be made from is refused, with the job and the value."""
     with pytest.raises(PlanInputError, match=words):
-        plan([job(**change)], 8)  # type: ignore[arg-type]
+        plan([job(**change)], 8, "log-goodput")  # type: ignore[arg-type]
 
 
 def test_an_unknown_policy_lists_the_known() -> None:
