@@ -28,6 +28,7 @@ from . import api_guard as guard
 from . import openapi
 from .api_guard import Refused
 from .auth import Authenticator, Unauthenticated, Viewer, bearer
+from .metrics import Metrics
 from .settings import Settings
 
 MAX_WAIT_S = 60.0
@@ -68,6 +69,7 @@ class Api:
         self.controller = controller
         self.settings = settings
         self.authenticator = authenticator
+        self.metrics = Metrics(store)
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self.user_limit = guard.RateLimit(settings.requests_per_s * 10)
@@ -80,6 +82,7 @@ class Api:
             ("GET", "/v1/jobs/{job_id:int}/directive", self.directive),
             ("GET", "/v1/health", self.health),
             ("GET", "/v1/openapi.json", self.openapi),
+            ("GET", "/metrics", self.scrape),
             ("POST", "/v1/jobs/{job_id:int}/register", self.register),
             ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
             ("POST", "/v1/jobs/{job_id:int}/pin", self.pin),
@@ -90,7 +93,15 @@ class Api:
             ("GET", "/v1/acct", self.acct),
             ("GET", "/v1/plan", self.plan),
         ]
-        return [Route(path, guard.guarded(handler), methods=[method]) for method, path, handler in table]
+        return [Route(path, self._counted(guard.guarded(handler)), methods=[method]) for method, path, handler in table]
+
+    def _counted(self, handler: guard.Handler) -> guard.Handler:
+        async def counted(request: Request) -> Response:
+            response = await handler(request)
+            self.metrics.requests.labels(response.status_code).inc()
+            return response
+
+        return counted
 
     async def health(self, request: Request) -> Response:
         """Whether the daemon is there; anyone may ask."""
@@ -103,6 +114,11 @@ class Api:
         """What this API takes and gives; anyone may ask."""
         guard.only(request)
         return guard.reply(openapi.document())
+
+    async def scrape(self, request: Request) -> Response:
+        """Prometheus metrics; anyone may ask."""
+        guard.only(request)
+        return Response(await run_sync(self.metrics.exposition), media_type=self.metrics.content_type)
 
     async def register(self, request: Request) -> Response:
         """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""
@@ -128,6 +144,7 @@ class Api:
         reports = wire.from_json(Reports, await guard.body(request)).reports
         if reports:
             await self.store.store_reports(job_id, reports, time.time())
+            self.metrics.reports.inc(len(reports))
         return guard.reply({"stored": len(reports)}, 202)
 
     async def phases(self, request: Request) -> Response:

@@ -115,6 +115,7 @@ def _paths() -> dict[str, Any]:
     return {
         "/v1/health": {"get": _operation("Whether selasticd is there", told, "")},
         "/v1/openapi.json": {"get": _operation("This document", told, "")},
+        "/metrics": {"get": _metrics()},
         "/v1/jobs": {"get": _operation("All jobs that have not ended", told, "munge")},
         "/v1/jobs/{job_id}": {"parameters": job, "get": _operation("One job", told, "munge")},
         "/v1/jobs/{job_id}/register": {
@@ -145,6 +146,12 @@ def _paths() -> dict[str, Any]:
         "/v1/acct": {"parameters": acct, "get": _operation("Every size that jobs have had", told, "munge")},
         "/v1/plan": {"parameters": [dry_run], "get": _operation("The last plan, or one made now", told, "munge")},
     }
+
+
+def _metrics() -> dict[str, Any]:
+    operation = _operation("Prometheus metrics", {"200": _OBJECT}, "")
+    operation["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    return operation
 
 
 def _operation(summary: str, answers: dict[str, Any], security: str, body: str = "") -> dict[str, Any]:
