@@ -7,53 +7,28 @@ query per report. A median is over the youngest reports of its configuration: a 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 
 from slurm_elastic.trainer_shim.errors import StoreError
 from slurm_elastic.trainer_shim.wire import Report
 
 from . import schema
-from .allocations import Allocations, Progress, advance, allocation_of
+from .allocations import Allocations
 from .engine import Database
+from .observations import Configuration, Key, key_of, load, measured, rows_of
 from .part import insert_or_ignore
+from .progress import Progress, advance, allocation_of
 from .rows import ObservationRow
 from .writer import ReportWriter, Submission
 
-YOUNGEST = 101
-"""Reports of one configuration that its medians are over."""
 _REPORTS = schema.reports
 _FIELDS = tuple(Report.__dataclass_fields__)
-_KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
-_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale")
-Key = tuple[int, int, int, int, int]
-
-
-@dataclass(slots=True)
-class _Configuration:
-    """The youngest reports of one configuration: step time, samples/s, noise scale."""
-
-    count: int = 0
-    last_at: float = 0.0
-    youngest: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=YOUNGEST))
-
-    def add(self, count: int, at: float, values: tuple[float, float, float]) -> None:
-        self.count += count
-        self.last_at = max(self.last_at, at)
-        self.youngest.append(values)
-
-    def row(self, key: Key) -> ObservationRow:
-        times, rates, noises = zip(*self.youngest, strict=True)
-        measured = [noise for noise in noises if noise > 0]
-        noise = median(measured) if measured else 0.0
-        return ObservationRow(*key, self.count, median(times), median(rates), self.last_at, noise)
 
 
 class ReportsPart(Allocations):
@@ -61,7 +36,7 @@ class ReportsPart(Allocations):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._seen: dict[int, dict[Key, _Configuration]] = {}
+        self._seen: dict[int, dict[Key, Configuration]] = {}
         self._last: dict[int, Report | None] = {}
         self._warm = False
         self._newest: dict[int, tuple[int, int]] = {}
@@ -87,16 +62,16 @@ class ReportsPart(Allocations):
         """What has been measured of the job, one row per configuration, by GPUs and then by batch."""
         with self._memory:
             if self._warm and job_id in self._seen:
-                return _rows(self._seen[job_id])
+                return rows_of(self._seen[job_id])
         with self._db.lock:
             self._warm_up()
             found = self._seen.get(job_id)
             if found is None:
                 with self._db.read() as connection:
-                    found = _load(connection, job_id).get(job_id, {})
+                    found = load(connection, job_id).get(job_id, {})
                 with self._memory:
                     self._seen[job_id] = found
-            return _rows(found)
+            return rows_of(found)
 
     def last_report(self, job_id: int) -> Report | None:
         """The youngest report of the job by its own clock; None: it has sent none, or none is kept."""
@@ -123,7 +98,7 @@ class ReportsPart(Allocations):
         active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
         with self._db.read() as connection:
             jobs = list(connection.execute(active).scalars())
-            seen = {**{job_id: {} for job_id in jobs}, **_load(connection, active)}
+            seen = {**{job_id: {} for job_id in jobs}, **load(connection, active)}
             youngest = select(_REPORTS.c.job_id, func.max(_REPORTS.c.at).label("at")).group_by(_REPORTS.c.job_id)
             young = youngest.where(_REPORTS.c.job_id.in_(active)).subquery()
             query = select(_REPORTS).join(young, (young.c.job_id == _REPORTS.c.job_id) & (young.c.at == _REPORTS.c.at))
@@ -207,8 +182,8 @@ class ReportsPart(Allocations):
             if job_id in self._last and (last is None or report.at >= last.at):
                 self._last[job_id] = report
             if job_id in self._seen:
-                configuration = self._seen[job_id].setdefault(_key(report), _Configuration())
-                configuration.add(1, report.at, _measured(report))
+                configuration = self._seen[job_id].setdefault(key_of(report), Configuration())
+                configuration.add(1, report.at, measured(report))
 
 
 def _values(submission: Submission, report: Report) -> dict[str, Any]:
@@ -237,40 +212,8 @@ def _progress(batch: Iterable[Submission]) -> list[Progress]:
     return list(found.values())
 
 
-def _key(row: Any) -> Key:
-    return (row.gpus, row.nodes, row.batch, row.micro_batch, row.accumulation)
-
-
-def _measured(row: Any) -> tuple[float, float, float]:
-    return (row.step_time_median_s, row.samples_per_s, row.noise_scale)
-
-
-def _rows(seen: dict[Key, _Configuration]) -> list[ObservationRow]:
-    return [configuration.row(key) for key, configuration in sorted(seen.items())]
-
-
 def _report(row: Any) -> Report:
     return Report(**{name: row._mapping[name] for name in _FIELDS})
-
-
-def _load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key, _Configuration]]:
-    """What is stored of these jobs (a query for their ids, or one id), hourly records first, in time order."""
-    found: dict[int, dict[Key, _Configuration]] = defaultdict(dict)
-
-    def within(table: Table) -> ColumnElement[bool]:
-        return table.c.job_id == jobs if isinstance(jobs, int) else table.c.job_id.in_(jobs)
-
-    hours = schema.rollups
-    for row in connection.execute(select(hours).where(within(hours)).order_by(hours.c.job_id, hours.c.hour)):
-        values = (row.step_time, row.samples_per_s, row.noise_scale)
-        found[row.job_id].setdefault(_key(row), _Configuration()).add(row._mapping["count"], row.last_at, values)
-    # In the order of the key, so that the database need not sort millions of rows.
-    columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, "at", *_MEASURED)]
-    query = select(*columns).where(within(_REPORTS)).order_by(_REPORTS.c.job_id, _REPORTS.c.at)
-    for job_id, *rest in connection.execute(query):
-        key: Key = (rest[0], rest[1], rest[2], rest[3], rest[4])
-        found[job_id].setdefault(key, _Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8]))
-    return found
 
 
 def _blames_a_record(error: StoreError) -> bool:

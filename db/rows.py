@@ -91,7 +91,7 @@ class ObservationRow:
     micro_batch: int
     accumulation: int
     count: int
-    """All reports; the medians are over the youngest of them (reports.YOUNGEST)."""
+    """All reports; the medians are over the youngest of them (observations.YOUNGEST)."""
     step_time: float
     """Median over the reports of the median step time, in seconds."""
     samples_per_s: float

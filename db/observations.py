@@ -1,0 +1,75 @@
+"""Reports of one configuration become one observation; what is remembered of a job is built here, from either side.
+
+A median is over the youngest reports of its configuration: a job's speed may change with its data.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, select
+
+from . import schema
+from .rows import ObservationRow
+
+YOUNGEST = 101
+"""Reports of one configuration that its medians are over."""
+_REPORTS = schema.reports
+_KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
+_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale")
+Key = tuple[int, int, int, int, int]
+
+
+@dataclass(slots=True)
+class Configuration:
+    """The youngest reports of one configuration: step time, samples/s, noise scale."""
+
+    count: int = 0
+    last_at: float = 0.0
+    youngest: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=YOUNGEST))
+
+    def add(self, count: int, at: float, values: tuple[float, float, float]) -> None:
+        self.count += count
+        self.last_at = max(self.last_at, at)
+        self.youngest.append(values)
+
+    def row(self, key: Key) -> ObservationRow:
+        times, rates, noises = zip(*self.youngest, strict=True)
+        measured = [noise for noise in noises if noise > 0]
+        noise = median(measured) if measured else 0.0
+        return ObservationRow(*key, self.count, median(times), median(rates), self.last_at, noise)
+
+
+def key_of(row: Any) -> Key:
+    return (row.gpus, row.nodes, row.batch, row.micro_batch, row.accumulation)
+
+
+def measured(row: Any) -> tuple[float, float, float]:
+    return (row.step_time_median_s, row.samples_per_s, row.noise_scale)
+
+
+def rows_of(seen: dict[Key, Configuration]) -> list[ObservationRow]:
+    return [configuration.row(key) for key, configuration in sorted(seen.items())]
+
+
+def load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key, Configuration]]:
+    """What is stored of these jobs (a query for their ids, or one id), hourly records first, in time order."""
+    found: dict[int, dict[Key, Configuration]] = defaultdict(dict)
+
+    def within(table: Table) -> ColumnElement[bool]:
+        return table.c.job_id == jobs if isinstance(jobs, int) else table.c.job_id.in_(jobs)
+
+    hours = schema.rollups
+    for row in connection.execute(select(hours).where(within(hours)).order_by(hours.c.job_id, hours.c.hour)):
+        values = (row.step_time, row.samples_per_s, row.noise_scale)
+        found[row.job_id].setdefault(key_of(row), Configuration()).add(row._mapping["count"], row.last_at, values)
+    # In the order of the key, so that the database need not sort millions of rows.
+    columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, "at", *_MEASURED)]
+    query = select(*columns).where(within(_REPORTS)).order_by(_REPORTS.c.job_id, _REPORTS.c.at)
+    for job_id, *rest in connection.execute(query):
+        key: Key = (rest[0], rest[1], rest[2], rest[3], rest[4])
+        found[job_id].setdefault(key, Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8]))
+    return found
