@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +23,7 @@ from .batch import slice_of
 from .checkpoint import Saved
 from .data import Feed, Micro, Slicing
 from .errors import TrainingError
-from .link import Coming
+from .link import Coming, Link
 from .membership import Membership
 from .optimization import Optimization
 from .parallel import Reader, Said, Strategy, Sums
@@ -55,6 +58,8 @@ class Course:
         if self.saving.writer is not None:
             membership.on_leave = lambda: self.saving.wait(SAVE_WAIT_S)
             self.saving.writer.on_free = self._free
+        self._still = threading.Lock()
+        self._quiet = False
         self._announce = False
         self._pause: tuple[float, float, int, float] | None = None
         audit = os.environ.get("SELASTIC_AUDIT")
@@ -91,7 +96,7 @@ class Course:
 
     def slicing(self) -> Slicing:
         world = self.world()
-        return Slicing(self.batch, world.size, world.rank, self.tuning.micro_batch, halve=self.tuning.wants_noise)
+        return Slicing(self.batch, world.size, world.rank, self.tuning.limit(), halve=self.tuning.wants_noise)
 
     def log(self, *words: object) -> None:
         """Print on rank 0, at once."""
@@ -209,7 +214,8 @@ class Course:
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
         tuning, membership = self.tuning, self.membership
-        limits = {"batch": tuning.base, "max_batch": tuning.max_batch or 0, "micro_batch": tuning.micro_batch or 0}
+        micro = tuning.micro_batch or tuning.fitted
+        limits = {"batch": tuning.base, "max_batch": tuning.max_batch or 0, "micro_batch": micro}
         world = membership.enter(limits)
         captured = None
         if world.rank == 0 and membership.source != "survivor":
@@ -240,7 +246,8 @@ class Course:
         """
         world, model = self.world(), self.model()
         try:
-            steps = worlds.who_has(world, self.state.progress.step if has_state else -1)
+            steps, fitted = worlds.who_has(world, self.state.progress.step if has_state else -1, self.tuning.fitted)
+            self.tuning.agreed = min((size for size in fitted if size), default=0)
             if len({step for step in steps if step >= 0}) != 1:
                 raise TrainingError(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
             joiners = [rank for rank, step in enumerate(steps) if step < 0]
@@ -256,6 +263,7 @@ class Course:
         except RuntimeError as error:
             self.membership.broken(error)
             raise
+        worlds.settled(world)
         self._set_batch()
         self.meter.world()
         self._announce = True
@@ -286,9 +294,30 @@ class Course:
 
     def _report(self) -> None:
         """On the link's thread."""
-        report = self.meter.due()
-        if report is not None and self.membership.link is not None and self.rank == 0:
-            self.membership.link.report({"type": "report", **report})
+        report, link = self.meter.due(), self.membership.link
+        if link is None or self.rank != 0:
+            return
+        if report is not None:
+            link.report({"type": "report", **report})
+        if link.save_wanted():
+            self._save_while_quiet(link)
+
+    def _save_while_quiet(self, link: Link) -> None:
+        """During an evaluation no step comes that could save; nothing changes the state either."""
+        with self._still:
+            if self._quiet and not self.model().sharded and self.saving.writer is not None:
+                link.save_taken()
+                self.saving.put(self.state.snapshot() or {})
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While this lasts on rank 0 no step is taken, and nothing that is kept changes."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            with self._still:
+                self._quiet = False
 
     # -- saving and the end --------------------------------------------------------------------------------------
 
@@ -336,7 +365,8 @@ class Course:
         """Take leave of the group and of the supervisor."""
         if self.strategy is not None:
             self.strategy.disconnect()
-        if self.membership.world is not None and self.membership.world.grouped:
+        # Under the supervisor the process ends right after this, and destroying a group may wait for dead ranks.
+        if self.membership.world is not None and self.membership.world.grouped and self.membership.link is None:
             worlds.leave()
         if self.membership.link is not None:
             self.membership.link.close()

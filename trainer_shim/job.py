@@ -26,7 +26,11 @@ from .errors import TrainingError
 from .membership import Membership
 from .optimization import Optimization
 from .parallel import Wrapped, strategy_of
+from .probe import Probe
 from .tuning import Tuning
+
+MAX_FEEDS = 4
+"""Datasets whose loader workers are kept."""
 
 _current: list[Job] = []
 
@@ -46,11 +50,15 @@ def join(
 
     batch: the global batch, in samples, that the learning rate was tuned for. max_batch: the largest global batch at
     which its result is acceptable; None: whatever the elastic request allows. lr: how the rate follows the batch,
-    one of batch.RULES. micro_batch: most samples one rank computes at a time; None: its whole slice.
-    seed: of data order and of every rank's generators. checkpoints: a directory that every node sees; default: the
-    job's own under `selastic run`, none elsewhere. ramp: share of an epoch over which a rate rises after a grow.
+    one of batch.RULES; auto: what the elastic request says, or else linear for SGD and sqrt for all others.
+    micro_batch: most samples one rank computes at a time; None: its whole slice. seed: of data order and of every
+    rank's generators. checkpoints: a directory that every node sees; default: the job's own under `selastic run`,
+    none elsewhere. checkpoint_every_s: seconds between two checkpoints. ramp: share of an epoch over which a rate
+    rises after a grow.
     Raises TrainingError for a value that is not accepted.
     """
+    if lr == "auto":
+        lr = os.environ.get("SELASTIC_LR") or lr
     batches.check_join(batch, max_batch, micro_batch, lr)
     if _current:
         raise TrainingError("join() was called twice in one process; call it once, and hand the job on")
@@ -173,6 +181,21 @@ class Job:
         self._course.strategy, self._course.optimization = parallel, optimization
         return Wrapped(parallel)
 
+    def fit(self, dataset: Any, compute: Callable[[Any], torch.Tensor], collate_fn: Any = None) -> int | None:
+        """Find the largest micro batch that fits this GPU, before the loop; every rank uses the smallest one found.
+
+        compute: a batch of the dataset, as the loader gives it, to the loss. Its result is remembered for this
+        program, model and kind of GPU beside the checkpoints. Returns None, and does nothing, without a GPU.
+        """
+        self._before_start("fit")
+        optimizers = self._course.optimizers()
+        limit = self._tuning.max_batch or len(dataset)
+        probe = Probe(self._course.model().module, optimizers.optimizers, self.device, dataset, compute, collate_fn)
+        found = probe.run(limit, self._course.saving.memory())
+        if found is not None:
+            self._tuning.fitted = found
+        return found
+
     def keep(self, **parts: Any) -> None:
         """Have more objects survive: anything with state_dict() and load_state_dict()."""
         self._before_start("keep")
@@ -219,7 +242,10 @@ class Job:
         key = (id(dataset), repr(sorted((name, repr(value)) for name, value in options.items())))
         feed = self._feeds.get(key)
         if feed is None or feed.dataset is not dataset:
-            feed = self._feeds[key] = Feed(dataset, self._tuning.seed, options)
+            feed = Feed(dataset, self._tuning.seed, options)
+            while len(self._feeds) >= MAX_FEEDS:  # a dataset made anew for every epoch: the oldest's workers end
+                del self._feeds[next(iter(self._feeds))]
+            self._feeds[key] = feed
         return Loader(self, feed, shuffle)
 
     def _iterate(self, feed: Feed, shuffle: bool) -> Iterator[Any]:
@@ -339,7 +365,7 @@ class Job:
     def _quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         parallel = self._course.model()
         modes = [(module, module.training) for module in parallel.module.modules()]
-        with parallel.bypassed():
+        with parallel.bypassed(), self._course.quiet():
             result = function(*args, **kwargs)
         for module, mode in modes:
             module.training = mode

@@ -51,6 +51,10 @@ class Saving:
         self._every_s = every_s
         self._signal = 0
 
+    def memory(self) -> Path | None:
+        """A file for what this job's workers have found out about themselves; beside the checkpoints."""
+        return self.writer.directory.parent / "micro_batch.json" if self.writer is not None else None
+
     def handle_signals(self) -> None:
         """SIGUSR1: save. SIGTERM: save, then end. Only without a supervisor, which sees to both itself."""
         if self.writer is not None and threading.current_thread() is threading.main_thread():

@@ -18,7 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Shard
+except ImportError:  # where torch 2.4 and 2.5 have them
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+    from torch.distributed._tensor import DTensor, Shard  # type: ignore[attr-defined]
 
 from .errors import TrainingError
 from .parallel import Reader, Said, Sums
@@ -135,8 +141,6 @@ class Sharded:
 
 def shard_blocks(model: nn.Module) -> None:
     """fully_shard every module that stands in a ModuleList or Sequential and has parameters, then the model itself."""
-    from torch.distributed.fsdp import fully_shard
-
     containers = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
     done: set[int] = set()
     for block in [block for container in reversed(containers) for block in container.children()]:

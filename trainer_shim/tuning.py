@@ -28,9 +28,18 @@ class Tuning:
         self.micro_batch = micro_batch
         self.seed = seed
         self.ramp = ramp
+        self.fitted = 0
+        """Largest micro batch that was found to fit this rank's memory; 0: not looked for."""
+        self.agreed = 0
+        """The smallest `fitted` in the current world."""
         self.wants_noise = False
         """Whether steps of a single rank are cut in two now and then, so that the noise scale can be measured."""
         self._optimizers: list[Any] = []
+
+    def limit(self) -> int | None:
+        """Most samples a rank computes at a time in the current world; None: no limit."""
+        known = [size for size in (self.micro_batch, self.agreed) if size]
+        return min(known) if known else None
 
     def use(self, optimizers: Sequence[Any]) -> None:
         """The optimizers to act on; what `auto` means depends on them."""

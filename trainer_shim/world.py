@@ -28,6 +28,8 @@ from .link import Coming
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
+MIN_FORMING_S = 30.0
+"""Least bound of a collective while a world forms, in seconds."""
 POLL_S = 1.0
 BUCKET_BYTES = 32 << 20
 
@@ -131,12 +133,19 @@ def form(gate: Gate) -> World:
     coming = gate.coming
     store = PrefixStore("pg", gate.store)
     try:
-        dist.init_process_group(
-            backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=COLLECTIVE_TIMEOUT
-        )
+        # Everyone has checked in, so forming and handing over state are short; settled() then allows for long waits.
+        timeout = datetime.timedelta(seconds=max(MIN_FORMING_S, coming.timeout_s))
+        dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None
     return World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base)
+
+
+def settled(world: World) -> None:
+    """From now on a collective may take as long as an evaluation on rank 0 does."""
+    change = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if world.grouped and world.store is not None and change is not None:
+        change(COLLECTIVE_TIMEOUT, None)
 
 
 def leave() -> None:
@@ -154,14 +163,14 @@ def agree_all(world: World, yes: bool) -> bool:
     return bool(votes.item())
 
 
-def who_has(world: World, step: int) -> list[int]:
-    """Every rank's step of its state, -1 where it has none. Also the first collective of a new world."""
+def who_has(world: World, step: int, fitted: int) -> tuple[list[int], list[int]]:
+    """Every rank's step of its state (-1 where it has none) and fitted micro batch. A new world's first collective."""
     if not world.grouped or world.size == 1:
-        return [step]
-    own = torch.tensor([step], dtype=torch.int64)
+        return [step], [fitted]
+    own = torch.tensor([step, fitted], dtype=torch.int64)
     out = [torch.zeros_like(own) for _ in range(world.size)]
     dist.all_gather(out, own)
-    return [int(entry.item()) for entry in out]
+    return [int(entry[0]) for entry in out], [int(entry[1]) for entry in out]
 
 
 def share(world: World, value: Any) -> Any:

@@ -278,6 +278,18 @@ def test_an_evaluation_is_made_once_per_epoch(start: Start) -> None:
     assert sorted(re.findall(r"evaluated (\d)", control.story())) == ["0", "1", "2", "3"]
 
 
+def test_a_checkpoint_is_written_during_an_evaluation(start: Start) -> None:
+    """Asked to hurry while rank 0 evaluates for seconds: the checkpoint of the last step is on disk before its end."""
+    control = start("--pace", "0", "--evaluate", "4", "--epochs", "1")
+    control.start("a", "b")
+    wait_until(lambda: audit.check(control.audit, 1003, 1).ok)  # all steps are done: the evaluation has begun
+    for name in "ab":
+        control.send(name, {"type": "hurry", "deadline_s": 3})
+    saved = control.wait(lambda _, message: message["type"] == "saved", 3.5)
+    assert saved["step"] == 21 and "evaluated" not in control.story()
+    assert control.exits("a", "b") == [0, 0]
+
+
 def test_a_finished_training_is_not_done_again(start: Start, tmp_path: Path) -> None:
     """The last checkpoint is marked as finished; a restart from it trains nothing and exits 0."""
     control = start("--epochs", "1", "--samples", "100")
