@@ -14,6 +14,7 @@ class Reason(str, Enum):
     SHRINK_FOR_ELASTIC = "shrink_for_elastic"
     SHRINK_SHARE = "shrink_share"
     SHRINK_CAPACITY = "shrink_capacity"
+    SHRINK_NO_GAIN = "shrink_no_gain"
     BATCH = "batch"
     KEEP_BEST = "keep_best"
     KEEP_COOLDOWN = "keep_cooldown"
@@ -40,6 +41,7 @@ _TEXT = {
     Reason.SHRINK_FOR_ELASTIC: "an elastic job waits for its starting size",
     Reason.SHRINK_SHARE: "the GPUs bring more progress in another job",
     Reason.SHRINK_CAPACITY: "the cluster has fewer usable GPUs than before",
+    Reason.SHRINK_NO_GAIN: "the GPUs it gives up brought it no progress",
     Reason.BATCH: "another global batch is faster at this size",
     Reason.KEEP_BEST: "no other size is worth a resize",
     Reason.KEEP_COOLDOWN: "it was resized a short while ago",

@@ -56,7 +56,7 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     planned = target is not None and target.gpus == move.gpus
     if move.changes and not planned and wish.reason is Reason.GROW_IDLE:
         found["tried"] = True
-    gain = context.shared.gain if context.shared is not None and move.changes and planned else None
+    gain = context.shared.progress if context.shared is not None and move.changes and planned else None
     return DecisionRow(
         job_id=standing.job_id,
         at=context.now,

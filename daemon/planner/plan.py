@@ -203,6 +203,7 @@ class _Round:
         self.bound += shared.bound
         wishes = []
         idle = capacity - sum(target.gpus for target in shared.targets)
+        taken = any(target.gpus > m.standing.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
             tried = explored(m, idle) if self._stays(m, target) else None
             if tried is not None:
@@ -212,6 +213,8 @@ class _Round:
                 continue
             self._shared[m.standing.job_id] = (m, shared)
             reason = self._reason(m, target.gpus, target.batch, target.reason)
+            if reason is Reason.SHRINK_SHARE and not taken:
+                reason = Reason.SHRINK_NO_GAIN
             wishes.append(Wish(m.standing, target.gpus, target.batch, reason, target.gain, m.forced))
         return wishes
 

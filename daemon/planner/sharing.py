@@ -44,6 +44,8 @@ class Shared:
     bound: float
     gain: float
     """Against leaving everyone where it is, in the objective's unit."""
+    progress: float | None
+    """The same in jobs' worth of progress: weighted speedups, pauses left out; None where a model is missing."""
     held_back: bool = False
     """The gain was below the least one worth moving for: everyone stays."""
 
@@ -132,8 +134,25 @@ def share(members: Sequence[Member], capacity: int, settings: Settings) -> Share
     gain = best.value - stay.value
     if gain < settings.min_gain:
         moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
-        return Shared(stay.targets, stay.value, best.bound, gain if moved else 0.0, held_back=moved)
-    return Shared(best.targets, best.value, best.bound, gain)
+        return Shared(stay.targets, stay.value, best.bound, gain if moved else 0.0, None, held_back=moved)
+    changes = [_progress(m, target) for m, target in zip(members, best.targets, strict=True)]
+    known = [change for change in changes if change is not None]
+    return Shared(best.targets, best.value, best.bound, gain, sum(known) if len(known) == len(changes) else None)
+
+
+def _progress(m: Member, target: Target) -> float | None:
+    """How much the job's weighted speedup changes, against its reference size."""
+    view, model = m.view, m.view.model
+    if model is None or min(view.current_gpus, view.current_batch, target.gpus, target.batch) < 1:
+        return None
+    nodes = dict(view.choices)
+    dense = max(k / count for k, count in nodes.items())
+
+    def speed(gpus: int, batch: int) -> float:
+        return model.throughput(gpus, nodes.get(gpus) or max(1, round(gpus / dense)), batch)
+
+    change = speed(target.gpus, target.batch) - speed(view.current_gpus, view.current_batch)
+    return view.weight * change / speed(view.reference_gpus, view.reference_batch)
 
 
 def _staying(m: Member) -> JobView:

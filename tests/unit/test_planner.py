@@ -535,3 +535,12 @@ def test_a_pin_does_not_hammer_a_growth_that_failed() -> None:
     world.state(1, last=closed("withdrawn", NOW - 1))
     plan = world.plan()
     assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
+
+
+def test_a_job_that_is_no_faster_for_its_gpus_gives_them_up_and_says_so() -> None:
+    """Nobody takes them: the reason is the job's own curve."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, observations=(seen(4, 0.9), seen(8, 1.0)))
+    decision = row(world.plan(), 1)
+    assert decision.gpus_to < 8 and decision.reason == Reason.SHRINK_NO_GAIN.value
