@@ -8,7 +8,8 @@ decides completely whether a plan within `tau` of the bound exists, and raises t
 Why only B choices per change of weight suffice: take a best plan with the fewest moves away from the base. No part of
 its moves sums to zero (dropping it would cost nothing), and moves can be ordered so that all prefix sums lie in a
 window of 2*wm + |final change| without a repeat; so it has fewer than B moves, and a move outside the B cheapest of
-its change could be swapped for one of them whose job does not move.
+its change could be swapped for one of them whose job does not move. Nor can a plan within tau hold more moves than
+the cheapest ones of as many jobs that lose tau together.
 
 Limit: in the worst case this is the full dynamic program; `work` bounds it, and the answer then keeps its gap.
 After Pisinger, "A minimal algorithm for the multiple-choice knapsack problem", 1995.
@@ -68,7 +69,7 @@ def finish(moves: list[Move], slack: int, price: int, unit: int, work: int) -> F
         tau = min(tau, best.loss - unit)
         within = moves[: bisect_right(losses, tau)]
         widest = max((abs(m[1]) for m in within), default=0)
-        enough = 2 * widest + max(slack, tau // price) + 2
+        enough = min(2 * widest + max(slack, tau // price) + 2, _most_moves(within, tau))
         for most in (FEW, enough) if len(within) > MANY else (enough,):
             found = _search(_shortlist(within, most), slack, price, min(tau, best.loss - unit), best)
             if best.exhausted:
@@ -82,6 +83,18 @@ def finish(moves: list[Move], slack: int, price: int, unit: int, work: int) -> F
         tau *= 4
     best.proven = best.loss
     return best
+
+
+def _most_moves(moves: list[Move], tau: int) -> int:
+    """How many moves a plan that loses at most tau can hold: the cheapest one of each job, while they fit."""
+    jobs, total = set[int](), 0
+    for move in moves:
+        if move[2] not in jobs:
+            total += move[0]
+            if total > tau:
+                break
+            jobs.add(move[2])
+    return len(jobs)
 
 
 def _shortlist(moves: list[Move], most: int) -> list[list[Move]]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from . import dual_plain
 from .core import Move, finish
-from .table import Table, build, check_feasible
+from .table import Memo, Table, build, check_feasible
 
 WORK = 50_000_000
 """Steps of the exact finish before an answer is given with the gap it has then."""
@@ -57,16 +57,21 @@ class Solution:
 
 
 def solve(
-    options: Sequence[Sequence[Option]], capacity: int, labels: Sequence[str] | None = None, work: int = WORK
+    options: Sequence[Sequence[Option]],
+    capacity: int,
+    labels: Sequence[str] | None = None,
+    work: int = WORK,
+    memo: Memo | None = None,
 ) -> Solution:
     """The best choice for every job.
 
     A job that may get nothing carries an explicit Option(0, ...). Raises InfeasiblePlan naming the jobs whose
-    smallest choices do not fit, PlanInputError for a value that is not finite or a negative size.
+    smallest choices do not fit, PlanInputError for a value that is not finite or a negative size. `memo` keeps what
+    is made of each list of options for the next call; lists in it must not change.
     """
     if not options:
         return Solution((), 0.0, 0.0)
-    columns = build(options, labels)
+    columns = build(options, labels, memo)
     answer = solve_table(columns, capacity, labels, work)
     value = fsum(row[i].value for row, i in zip(options, answer.choice, strict=True))
     return Solution(answer.choice, value, value + answer.gap, answer.price, answer.stopped)

@@ -87,35 +87,62 @@ def scale_for(largest: float, jobs: int) -> float:
     return math.ldexp(1.0, bits - math.frexp(largest)[1]) if largest > 0 else 1.0
 
 
-def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None) -> Table:
+Memo = dict[object, Any]
+"""Columns made before, by the identity of the list of options: for callers that keep their lists unchanged."""
+
+
+def build(
+    options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None
+) -> Table:
     """Columns from option objects: sorted by GPUs, of equal sizes the best value only. Raises PlanInputError."""
+    memo = {} if memo is None else memo
     largest = 0.0
-    for j, row in enumerate(options):
-        if not row:
-            raise PlanInputError(f"{name(labels, j)} has no choice at all: give every job at least one option")
-        for option in row:
-            if not math.isfinite(option.value):
-                raise PlanInputError(f"{name(labels, j)}: value {option.value} at {option.gpus} GPUs is not finite")
-            if option.gpus < 0:
-                raise PlanInputError(f"{name(labels, j)}: {option.gpus} GPUs is negative; sizes are 0 or more")
-            if abs(option.value) > largest:
-                largest = abs(option.value)
+    for j, row in enumerate(options):  # jobs may share a list of options
+        known = memo.get(id(row))
+        if known is None:
+            known = memo[id(row)] = _largest(row, labels, j), row  # the row is kept: its identity stays its own
+        if known[0] > largest:
+            largest = known[0]
     scale = scale_for(largest, len(options))
     starts, weight, value, origin = [0], list[int](), list[int](), list[int]()
     for row in options:
-        ranked = sorted((o.gpus, -round(o.value * scale), i) for i, o in enumerate(row))
-        last = -1
-        for gpus, negated, index in ranked:
-            if gpus != last:
-                weight.append(gpus)
-                value.append(-negated)
-                origin.append(index)
-                last = gpus
+        key = id(row), scale
+        columns = memo.get(key)
+        if columns is None:
+            columns = memo[key] = _columns(row, scale)
+        weights, values, indices = columns
+        weight += weights
+        value += values
+        origin += indices
         starts.append(len(weight))
     if np is not None and len(weight) >= NUMPY_FROM_OPTIONS:
-        columns = [np.asarray(x, dtype=np.int64) for x in (starts, weight, value)]
-        return Table(columns[0], columns[1], columns[2], scale, origin)
+        arrays = [np.asarray(x, dtype=np.int64) for x in (starts, weight, value)]
+        return Table(arrays[0], arrays[1], arrays[2], scale, origin)
     return Table(starts, weight, value, scale, origin)
+
+
+def _largest(row: Sequence[Choice], labels: Sequence[str] | None, j: int) -> float:
+    """The largest value by amount; PlanInputError for a row that is no list of choices."""
+    if not row:
+        raise PlanInputError(f"{name(labels, j)} has no choice at all: give every job at least one option")
+    for option in row:
+        if not math.isfinite(option.value):
+            raise PlanInputError(f"{name(labels, j)}: value {option.value} at {option.gpus} GPUs is not finite")
+        if option.gpus < 0:
+            raise PlanInputError(f"{name(labels, j)}: {option.gpus} GPUs is negative; sizes are 0 or more")
+    return max(abs(option.value) for option in row)
+
+
+def _columns(row: Sequence[Choice], scale: float) -> tuple[list[int], list[int], list[int]]:
+    """(weights strictly rising, scaled values, index in the row) of one job's choices."""
+    weights, values, indices, last = list[int](), list[int](), list[int](), -1
+    for gpus, negated, index in sorted((o.gpus, -round(o.value * scale), i) for i, o in enumerate(row)):
+        if gpus != last:
+            weights.append(gpus)
+            values.append(-negated)
+            indices.append(index)
+            last = gpus
+    return weights, values, indices
 
 
 def from_arrays(starts: Any, weight: Any, value: Any) -> Table:

@@ -1,0 +1,161 @@
+"""`selastic simulate`: a trace, a cluster, some policies; a table, JSON or a page of what would have come of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slurm_elastic.trainer_shim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .engine import Outcome, Settings
+    from .metrics import Summary
+    from .programs import Program
+
+DEFAULT_POLICIES = "static,fixed-batch,throughput,log-goodput"
+EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
+min_batch,max_batch,weight]), `sacct -X --parsable2 -o JobID,JobName,Submit,ElapsedRaw,AllocTRES,Comment`, and the
+workloads of adaptdl, ElasticFlow and Tiresias.
+
+  selastic simulate last-month.txt --cluster 16x4 --assume balanced --policy static,log-goodput --html would-have.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `selastic simulate`."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    shown = "(default %(default)s)"
+    add("trace", type=Path, help="file with the jobs; - for standard input")
+    add("--cluster", default="16x4", metavar="NODESxGPUS", help=f"nodes and GPUs per node {shown}")
+    add("--policy", default=DEFAULT_POLICIES, metavar="A,B", help=f"policies to compare {shown}")
+    add("--profiles", type=Path, metavar="DIR", help="measured programs, one folder each")
+    classes = "compute, balanced, communication"
+    add("--assume", default="", metavar="CLASS", help=f"program of jobs without a profile: {classes}")
+    add("--interval", type=float, default=60.0, metavar="S", help=f"shortest time between decisions {shown}")
+    add("--pause", type=float, default=30.0, metavar="S", help=f"pause of a resize {shown}")
+    add("--grow-wait", type=float, default=0.0, metavar="S", help=f"until added GPUs can be used {shown}")
+    add("--cooldown", type=float, default=0.0, metavar="S", help=f"between resizes of a job {shown}")
+    add("--horizon", type=float, default=600.0, metavar="S", help=f"over which a move must pay {shown}")
+    add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
+    add("--learned", action="store_true", help="the planner learns curves from 3 %% noisy reports, as the daemon does")
+    add("--window", type=float, default=0.0, metavar="S", help="count the jobs completed by then (default: all)")
+    add("--seed", type=int, default=0, help=f"of the noise and of the evolutionary search {shown}")
+    add("--jobs", action="store_true", help="a line per job and policy as well")
+    add("--json", action="store_true", help="everything as JSON")
+    add("--html", type=Path, metavar="FILE", help="write a self-contained page with the timelines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; 0 when every policy ran. Raises ElasticError for what cannot be read."""
+    from . import engine, metrics, programs, trace
+
+    name = "standard input" if str(args.trace) == "-" else str(args.trace)
+    jobs = trace.read(_text(args.trace), name)
+    known = programs.builtin()
+    if args.profiles:
+        known.update(load_profiles(args.profiles))
+    if args.assume and args.assume not in known:
+        raise ConfigError(f"--assume {args.assume}: accepted: {', '.join(sorted(known))}")
+    settings = _settings(args)
+    outcomes, notes = list[engine.Outcome](), list[str]()
+    for policy in _policies(args.policy):
+        outcome, notes = engine.simulate(jobs, known, policy, settings, args.assume)
+        outcomes.append(outcome)
+    rows = [metrics.summary(outcome, args.window) for outcome in outcomes]
+    if args.json:
+        print(json.dumps(_document(outcomes, rows, notes, settings), indent=1))
+    else:
+        print(metrics.table(rows))
+        print("\nassumed: " + "; ".join(notes))
+        if args.jobs:
+            _print_jobs(outcomes)
+    if args.html:
+        from .page import page
+
+        args.html.write_text(page(outcomes, rows, notes), encoding="utf-8")
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a trace: {error}") from None
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from .engine import Settings
+
+    shape = re.fullmatch(r"(\d+)x(\d+)", args.cluster)
+    if not shape or not int(shape[1]) * int(shape[2]):
+        raise ConfigError(f"--cluster {args.cluster}: expected NODESxGPUS, for instance 16x4")
+    for option in ("interval", "pause", "grow_wait", "cooldown", "window"):
+        if not 0 <= getattr(args, option) < float("inf"):
+            raise ConfigError(f"--{option.replace('_', '-')} {getattr(args, option)}: expected 0 or more seconds")
+    if not 0 < args.horizon < float("inf"):
+        raise ConfigError(f"--horizon {args.horizon}: expected more than 0 seconds")
+    nodes, per_node = int(shape[1]), int(shape[2])
+    return Settings(
+        gpus=nodes * per_node,
+        gpus_per_node=per_node,
+        interval_s=args.interval,
+        pause_s=args.pause,
+        grow_wait_s=args.grow_wait,
+        cooldown_s=args.cooldown,
+        horizon_s=args.horizon,
+        drop=args.drop,
+        learned=args.learned,
+        seed=args.seed,
+    )
+
+
+def _policies(text: str) -> list[str]:
+    from ..optimizer.policies import POLICIES
+
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    for word in wanted:
+        if word not in (*POLICIES, "evolution"):
+            raise ConfigError(f"--policy {word}: accepted: {', '.join((*POLICIES, 'evolution'))}")
+    if not wanted:
+        raise ConfigError("--policy: expected at least one policy")
+    return wanted
+
+
+def load_profiles(folder: Path) -> dict[str, Program]:
+    """Programs below a folder, one sub-folder each."""
+    from .measured import program
+
+    found = {}
+    for inner in sorted(p for p in folder.glob("*") if (p / "placements.csv").exists()):
+        found[inner.name] = program(inner.name, {f.name: _text(f) for f in sorted(inner.glob("*.csv"))})
+    if not found:
+        raise ConfigError(f"--profiles {folder}: no sub-folder with a placements.csv in it")
+    return found
+
+
+def _document(outcomes: list[Outcome], rows: list[Summary], notes: list[str], settings: Settings) -> dict[str, Any]:
+    from .metrics import per_job
+
+    policies = []
+    for outcome, row in zip(outcomes, rows, strict=True):
+        figures = {key: None if value != value else value for key, value in asdict(row).items()}
+        policies.append({**figures, "per_job": per_job(outcome)})
+    return {"settings": asdict(settings), "assumed": notes, "policies": policies}
+
+
+def _print_jobs(outcomes: list[Outcome]) -> None:
+    from .metrics import per_job
+
+    for outcome in outcomes:
+        print(f"\n{outcome.policy}: job, program, submitted, started, ended, completion s, restarts, GPU-hours")
+        for r in per_job(outcome):
+            columns = ("job_id", "program", "submit_s", "start_s", "end_s", "completion_s", "restarts")
+            cells = ["-" if r[column] is None else str(r[column]) for column in columns]
+            print("  ".join(cells), f" {r['gpu_seconds'] / 3600:.2f}")

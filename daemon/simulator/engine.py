@@ -1,0 +1,407 @@
+"""The simulation: events in time order, progress computed only when a rate changes, a decision only when one is due.
+
+Promise: deterministic for a seed; decisions are the optimizer's own (`policies.choose`), charged with the costs the
+mechanisms have: a pause at every change of size, a wait until a grow takes effect, a cooldown.
+Limit: GPUs are counted, not placed (sizes are such that they pack); a job's speed does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..optimizer.admission import admitted
+from ..optimizer.models import Observation, ThroughputModel, fit
+from ..optimizer.policies import POLICIES, Cache, JobView, Row, choose
+from .programs import BatchLadder, Program, rigid, size_ladder
+from .trace import TraceJob
+
+ARRIVE, PROGRESS, SWITCH, DECIDE = range(4)
+Chooser = Callable[[Sequence[JobView], int, str, Cache], list[Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The cluster, the costs and the rules of one simulation; times in seconds."""
+
+    gpus: int
+    gpus_per_node: int = 4
+    interval_s: float = 60.0
+    """Shortest time between two decisions; 0: at every event."""
+    pause_s: float = 30.0
+    """Training stands still for this long at a change of size or batch."""
+    start_s: float = 0.0
+    """From the start of a job to its first step."""
+    grow_wait_s: float = 0.0
+    """Until what a grow added can be used (a companion's wait); training goes on meanwhile."""
+    cooldown_s: float = 0.0
+    horizon_s: float = 600.0
+    sigma: float | None = None
+    """The planner's idea of the noise in its curves; None: from the model."""
+    drop: bool = False
+    """A job that cannot start at the first decision after it comes is dropped; else it waits."""
+    learned: bool = False
+    """The planner knows only what each job has measured so far (3 % noise); else the true curves."""
+    price_moves: bool = True
+    """False: the planner takes moves for free (they are not)."""
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Job:
+    """A job of the trace on its way through the simulation."""
+
+    trace: TraceJob
+    program: Program
+    sizes: tuple[tuple[int, int], ...]
+    batches: BatchLadder
+    work: float
+    """Samples at the base batch; for a rigid job, seconds."""
+    elastic: bool
+    asked: int
+    """GPUs of the trace, at most the cluster's."""
+    gpus: int = 0
+    batch: int = 0
+    held: int = 0
+    """What it occupies: more than `gpus` while a grow waits."""
+    left: float = 0.0
+    rate: float = 0.0
+    updated: float = 0.0
+    resume_at: float = 0.0
+    version: int = 0
+    moves: int = 0
+    moved_at: float = float("-inf")
+    start_s: float = -1.0
+    end_s: float = -1.0
+    dropped: bool = False
+    gpu_seconds: float = 0.0
+    paused_s: float = 0.0
+    model: ThroughputModel | None = None
+    reports: dict[tuple[int, int], Observation] = field(default_factory=dict)
+    since: float = 0.0
+    view: JobView | None = None
+    view_key: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it: the jobs, and every change of what a job holds as (time, job id, GPUs, batch)."""
+
+    policy: str
+    settings: Settings
+    jobs: list[Job]
+    changes: list[tuple[float, str, int, int]]
+    decisions: int
+    events: int
+    end_s: float
+
+
+class TrueCurve:
+    """A model that knows the program: what the planner sees when curves are known."""
+
+    __slots__ = ("jitter", "program")
+    sizes_seen: tuple[int, ...] = tuple(range(1, 4097))
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.jitter = program, 0.005
+
+    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+        return self.program.throughput(gpus, nodes, batch)
+
+    def uncertainty(self, gpus: int, nodes: int | None = None) -> float:
+        return 0.0
+
+
+class Simulation:
+    """One policy over one set of jobs."""
+
+    def __init__(self, jobs: list[Job], policy: str, settings: Settings, chooser: Chooser = choose) -> None:
+        self.jobs, self.policy, self.settings, self.chooser = jobs, policy, settings, chooser
+        self.now, self.heap, self.sequence = 0.0, list[tuple[float, int, int, int, int]](), 0
+        self.running: dict[int, Job] = {}
+        self.waiting: list[int] = []
+        self.changes = list[tuple[float, str, int, int]]()
+        self.decided_at, self.pending, self.decisions, self.events = float("-inf"), False, 0, 0
+        self.targets: dict[int, tuple[int, int]] = {}
+        self.cache = Cache()
+        self.curves: dict[int, TrueCurve] = {}
+        self.random = random.Random(settings.seed)
+
+    def run(self) -> Outcome:
+        """To the end of the last job."""
+        for i, job in enumerate(self.jobs):
+            self._push(job.trace.submit_s, ARRIVE, i, 0)
+        while self.heap:
+            self.now, kind, _, i, version = heapq.heappop(self.heap)
+            self.events += 1
+            if kind == DECIDE:
+                self.pending = False
+                self._decide()
+            elif kind == ARRIVE:
+                self.waiting.append(i)
+                self._want_decision()
+            elif version == self.jobs[i].version:
+                self._advance(self.jobs[i])
+                if kind == SWITCH:
+                    self._switch(i)
+                elif self.jobs[i].left <= 1e-9 * self.jobs[i].work:
+                    self._finish(i)
+                else:
+                    self._set_rate(i)
+        end = max((job.end_s for job in self.jobs), default=0.0)
+        return Outcome(self.policy, self.settings, self.jobs, self.changes, self.decisions, self.events, end)
+
+    def _push(self, at: float, kind: int, i: int, version: int) -> None:
+        self.sequence += 1
+        heapq.heappush(self.heap, (at, kind, self.sequence, i, version))
+
+    def _want_decision(self, not_before: float = 0.0) -> None:
+        if not self.pending:
+            self.pending = True
+            self._push(max(self.now, self.decided_at + self.settings.interval_s, not_before), DECIDE, 0, 0)
+
+    # one job
+
+    def _advance(self, job: Job) -> None:
+        """Bring a job's progress up to now."""
+        worked = self.now - max(job.updated, job.resume_at)
+        if worked > 0:
+            job.left -= job.rate * worked
+        job.gpu_seconds += job.held * (self.now - job.updated)
+        job.updated = self.now
+
+    def _set_rate(self, i: int) -> None:
+        """The job's speed from now, and when something next happens to it by itself."""
+        job, program = self.jobs[i], self.jobs[i].program
+        job.version += 1
+        ahead = job.left
+        if job.elastic:
+            done = 1.0 - job.left / job.work
+            nodes = -(-job.gpus // self.settings.gpus_per_node)
+            job.rate = program.throughput(job.gpus, nodes, job.batch) * program.efficiency(job.batch, done + 1e-9)
+            if program.noise is not None and program.phases > 1:
+                edge = (int((done + 1e-9) * program.phases) + 1) / program.phases
+                ahead = min(ahead, max(1e-12, edge - done) * job.work)
+        else:
+            job.rate = 1.0
+        self._push(max(self.now, job.resume_at) + ahead / job.rate, PROGRESS, i, job.version)
+
+    def _finish(self, i: int) -> None:
+        job = self.jobs[i]
+        job.left, job.end_s, job.gpus, job.held = 0.0, self.now, 0, 0
+        job.version += 1
+        del self.running[i]
+        self.changes.append((self.now, job.trace.job_id, 0, 0))
+        if self.running or self.waiting:
+            self._want_decision()
+
+    def _start(self, i: int, gpus: int, batch: int) -> None:
+        job = self.jobs[i]
+        job.gpus, job.held, job.batch, job.start_s = gpus, gpus, batch, self.now
+        job.updated, job.since, job.left = self.now, self.now, job.work
+        job.resume_at = self.now + self.settings.start_s
+        self.running[i] = job
+        self.changes.append((self.now, job.trace.job_id, gpus, batch))
+        self._set_rate(i)
+
+    def _move(self, i: int, gpus: int, batch: int) -> None:
+        """Begin a change: a grow waits for what it asked for, everything else pauses now."""
+        job = self.jobs[i]
+        self._advance(job)
+        job.held, job.moved_at = gpus, self.now
+        self.changes.append((self.now, job.trace.job_id, gpus, batch))
+        if gpus > job.gpus and self.settings.grow_wait_s > 0:
+            job.version += 1
+            self.targets[i] = gpus, batch
+            self._set_rate(i)
+            self._push(self.now + self.settings.grow_wait_s, SWITCH, i, job.version)
+        else:
+            job.gpus, job.batch = gpus, batch
+            self._pause(i)
+
+    def _switch(self, i: int) -> None:
+        job = self.jobs[i]
+        job.gpus, job.batch = self.targets.pop(i)
+        self._pause(i)
+
+    def _pause(self, i: int) -> None:
+        job = self.jobs[i]
+        job.moves += 1
+        job.resume_at = max(self.now, job.resume_at) + self.settings.pause_s
+        job.paused_s += self.settings.pause_s
+        job.since = job.resume_at
+        self._set_rate(i)
+
+    # a decision
+
+    def _decide(self) -> None:
+        """Admit, plan, move."""
+        self.decisions += 1
+        self.decided_at = self.now
+        for job in self.running.values():
+            self._advance(job)
+        if self.settings.learned:
+            self._learn()
+        frozen = {i for i, job in self.running.items() if self._frozen(job)}
+        held = [self._least(job) if i not in frozen else job.held for i, job in self.running.items()]
+        fits = admitted(held, [self._least(self.jobs[i]) for i in self.waiting], self.settings.gpus)
+        starting = [self.waiting[p] for p in fits]
+        waiting = self.waiting[len(fits) :]
+        if self.settings.drop:
+            for i in waiting:
+                self.jobs[i].dropped = True
+            waiting = []
+        self.waiting = waiting
+        capacity = self.settings.gpus - sum(job.held for job in self.running.values() if not job.elastic)
+        for i in starting:
+            if not self.jobs[i].elastic:
+                capacity -= self.jobs[i].asked
+                self._start(i, self.jobs[i].asked, 0)
+        members = [i for i, job in self.running.items() if job.elastic] + [i for i in starting if self.jobs[i].elastic]
+        members.sort()
+        views = [self._view(i, i in frozen) for i in members]
+        if views:
+            self._apply(members, self.chooser(views, capacity, self.policy, self.cache))
+        if frozen and self.settings.cooldown_s:
+            free = min(self.running[i].moved_at for i in frozen if i in self.running) + self.settings.cooldown_s
+            self._want_decision(free)
+        elif self.settings.learned and any(job.elastic for job in self.running.values()):
+            self._want_decision(self.now + max(60.0, self.settings.interval_s))
+
+    def _apply(self, members: list[int], rows: list[Row]) -> None:
+        """Shrinks first, then the rest: GPUs are given only when they are free."""
+        pairs = sorted(zip(members, rows, strict=True), key=lambda p: p[1].gpus - self.jobs[p[0]].held)
+        for i, row in pairs:
+            job = self.jobs[i]
+            if i not in self.running:
+                self._start(i, row.gpus, row.batch)
+            elif (row.gpus, row.batch) != (job.held, job.batch):
+                self._move(i, row.gpus, row.batch)
+
+    def _frozen(self, job: Job) -> bool:
+        return job.held != job.gpus or self.now - job.moved_at < self.settings.cooldown_s
+
+    def _least(self, job: Job) -> int:
+        """The smallest size the policy may give it."""
+        return job.asked if self.policy == "static" or not job.elastic else job.sizes[0][0]
+
+    def _view(self, i: int, frozen: bool) -> JobView:
+        job, settings = self.jobs[i], self.settings
+        done = 1.0 - job.left / job.work if i in self.running else 0.0
+        noise_scale = job.program.noise_scale(job.batch or job.program.base_batch, done + 1e-9)
+        key = job.held, job.batch, frozen, noise_scale, id(job.model)
+        if job.view is not None and job.view_key == key:
+            return job.view
+        sizes = job.sizes
+        if self.policy == "static" and i not in self.running:
+            sizes = ((job.asked, -(-job.asked // settings.gpus_per_node)),)
+        job.view_key = key
+        job.view = JobView(
+            label=job.trace.job_id,
+            model=job.model if settings.learned else self._curve(job.program),
+            choices=sizes,
+            batches=job.batches,
+            current_gpus=job.held,
+            current_batch=job.batch,
+            reference_gpus=sizes[0][0] if self.policy != "static" else job.asked,
+            reference_batch=job.trace.batch or job.program.base_batch,
+            weight=job.trace.weight,
+            pause_s=settings.pause_s if settings.price_moves else 0.0,
+            horizon_s=settings.horizon_s,
+            frozen=frozen,
+            sigma=settings.sigma if settings.price_moves else 0.0,
+            noise_scale=noise_scale,
+        )
+        return job.view
+
+    def _curve(self, program: Program) -> TrueCurve:
+        known = self.curves.get(id(program))
+        if known is None:
+            known = self.curves[id(program)] = TrueCurve(program)
+        return known
+
+    def _learn(self) -> None:
+        """Each job that has trained half a minute at a size and batch it had not reported yet reports it."""
+        for job in self.running.values():
+            key = job.gpus, job.batch
+            if not job.elastic or key in job.reports or self.now - job.since < 30.0:
+                continue
+            nodes = -(-job.gpus // self.settings.gpus_per_node)
+            micro, steps = job.program.split(job.gpus, job.batch)
+            seconds = job.batch / job.program.throughput(job.gpus, nodes, job.batch)
+            seconds *= max(0.5, 1.0 + self.random.gauss(0.0, 0.03))
+            job.reports[key] = Observation(job.gpus, nodes, job.batch, max(1, round(micro)), steps, seconds)
+            job.model = fit(list(job.reports.values()))
+
+
+def prepare(
+    trace: Sequence[TraceJob], programs: dict[str, Program], settings: Settings, declared: str = ""
+) -> tuple[list[Job], list[str]]:
+    """(jobs ready to run, the assumptions made about them).
+
+    `declared`: the program assumed for jobs whose own is unknown; empty: they stay rigid.
+    """
+    jobs, assumed, shapes = list[Job](), dict[str, int](), _Shapes()
+    for row in trace:
+        program, own = programs.get(row.program), row.program in programs
+        if program is None and declared and row.program != "rigid":
+            program = programs[declared]
+            key = f"program '{declared}' assumed for jobs of no known program"
+            assumed[key] = assumed.get(key, 0) + 1
+        if program is None:
+            key = "no profile: rigid at the size and run time recorded"
+            assumed[key] = assumed.get(key, 0) + 1
+            jobs.append(_rigid(row, settings))
+        else:
+            key = f"{program.name}: {program.note or 'declared'}"
+            assumed[key] = assumed.get(key, 0) + 1
+            jobs.append(_elastic(row if own else replace(row, samples=0.0), program, settings, shapes))
+    return jobs, [f"{count} jobs, {text}" for text, count in sorted(assumed.items())]
+
+
+def _rigid(row: TraceJob, settings: Settings) -> Job:
+    gpus = min(row.gpus, settings.gpus)
+    return Job(row, rigid(), ((gpus, 1),), BatchLadder(1, 1), max(row.duration_s, 1e-3), False, gpus)
+
+
+_Sizes = tuple[tuple[int, int], ...]
+_Shapes = dict[tuple[Program, int, int, int, int, int], tuple[_Sizes, BatchLadder]]
+
+
+def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shapes) -> Job:
+    low, high = row.min_batch or program.base_batch, row.max_batch or program.max_batch
+    asked = min(row.gpus, settings.gpus)
+    most = max(1, min(row.max_gpus or max(asked, high // program.micro_range[0]), settings.gpus))
+    key = program, row.min_gpus, most, asked, low, high
+    if key not in shapes:  # most jobs of a trace share theirs
+        batches = BatchLadder(min(low, high), high, program.micro_range[0])
+        ladder = size_ladder(min(row.min_gpus or 1, most), most, settings.gpus_per_node, asked)
+        shapes[key] = tuple(s for s in ladder if batches(s[0])), batches
+    sizes, batches = shapes[key]
+    sizes = sizes or ((asked, -(-asked // settings.gpus_per_node)),)
+    work = row.samples or program.work
+    if row.duration_s and not row.samples:
+        nodes, batch = -(-row.gpus // settings.gpus_per_node), row.batch or program.base_batch
+        work = row.duration_s * program.throughput(row.gpus, nodes, batch) * program.efficiency(batch, 0.0)
+    return Job(row, program, sizes, batches, max(work, 1.0), True, asked)
+
+
+def simulate(
+    trace: Sequence[TraceJob],
+    programs: dict[str, Program],
+    policy: str,
+    settings: Settings,
+    declared: str = "",
+    chooser: Chooser | None = None,
+) -> tuple[Outcome, list[str]]:
+    """(outcome, assumptions) of one policy over a trace."""
+    if policy == "evolution" and chooser is None:
+        from .evolution import Evolution
+
+        chooser = Evolution(settings.seed)
+    elif policy not in POLICIES and chooser is None:
+        raise ValueError(policy)
+    jobs, assumptions = prepare(trace, programs, settings, declared)
+    return Simulation(jobs, policy, settings, chooser or choose).run(), assumptions

@@ -1,0 +1,166 @@
+"""Traces: every accepted form is read as meant, every broken row is refused with file, line and what was expected."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.daemon.simulator import cli
+from slurm_elastic.daemon.simulator.measured import program
+from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, read, write
+from slurm_elastic.trainer_shim.errors import ConfigError
+
+OWN = """job_id,submit_s,program,gpus,batch,duration_s
+a,10,compute,2,64,300
+b,0,balanced,1,,600
+"""
+SACCT = """JobID|JobName|Submit|ElapsedRaw|AllocTRES|Comment
+100|train|2026-10-01T00:00:00|3600|cpu=8,gres/gpu=4,node=1|
+100.batch|batch|2026-10-01T00:00:00|3600|cpu=8,gres/gpu=4,node=1|
+101|train|2026-10-01T00:10:00|60|cpu=8,gres/gpu:a100=2|elastic:gpus=1-8,batch=64-512
+102|cpuonly|2026-10-01T00:10:00|60|cpu=8|
+103|never|2026-10-01T00:10:00|0|gres/gpu=1|
+"""
+PLACEMENTS = """placement,local_bsz,step_time,sync_time
+1,8,0.1,0
+1,16,0.15,0
+2,8,0.12,0.01
+11,8,0.2,0.1
+44,16,0.3,0.1
+"""
+VALIDATION = "progress,iteration,metric,grad_sqr,grad_var\n50,50,0,1.0,10.0\n100,100,0,0.5,20.0\n"
+
+
+def test_own_format_is_sorted_and_starts_at_zero() -> None:
+    """Rows come out by submit time; missing optional cells are zero."""
+    rows = read(OWN)
+    assert [r.job_id for r in rows] == ["b", "a"]
+    assert rows[1] == TraceJob("a", 10.0, "compute", 2, 64, duration_s=300.0)
+
+
+def test_own_format_round_trips() -> None:
+    """What `write` writes, `read` gives back."""
+    rows = read(OWN)
+    assert read(write(rows)) == rows
+
+
+def test_sacct_output() -> None:
+    """GPU jobs that ran are kept, steps and others left out, the elastic request in the comment is honoured."""
+    rows = read(SACCT)
+    figures = [(r.job_id, r.gpus, r.submit_s, r.duration_s) for r in rows]
+    assert figures == [("100", 4, 0.0, 3600.0), ("101", 2, 600.0, 60.0)]
+    assert (rows[1].min_gpus, rows[1].max_gpus, rows[1].min_batch, rows[1].max_batch) == (1, 8, 64, 512)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (
+            "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\n",
+            TraceJob("cifar10-0", 0.0, "cifar10", 6, 2048),
+        ),
+        (
+            "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n0,7,10,vgg16,9,256,4,50\n",
+            TraceJob("0", 0.0, "vgg16", 4, 256, 2560.0, 50.0),
+        ),
+        (
+            "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,8,30,606,vgg19,164,30\n",
+            TraceJob("0", 0.0, "vgg19", 8, duration_s=164.0),
+        ),
+    ],
+)
+def test_public_formats(text: str, first: TraceJob) -> None:
+    """The three public workload formats are told apart by their header."""
+    assert read(text) == [first]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"x\.csv:1: empty"),
+        ("a,b\n1,2\n", r"x\.csv:1: header 'a,b' is of no known trace; accepted: .*sacct"),
+        (OWN + "c,1,compute\n", r"x\.csv:4: 3 columns; expected 6"),
+        (OWN + "c,now,compute,1,64,1\n", r"x\.csv:4: submit_s is 'now'; expected a number of 0 or more"),
+        (OWN + "c,1,compute,0,64,1\n", r"x\.csv:4: gpus is '0'; expected a number of 1 or more"),
+        (OWN + "c,1,compute,nan,64,1\n", r"x\.csv:4: gpus is 'nan'"),
+        (SACCT + "104|x|yesterday|60|gres/gpu=1|\n", r"x\.csv:7: Submit is 'yesterday'; expected a time like"),
+        (SACCT + "104|x|2026-10-01T00:00:00|60|gres/gpu=1|elastic:gpus=9-1,batch=1-2\n", r"x\.csv:7: .*gpus"),
+        ("job_id,submit_s,program,gpus\n", r"x\.csv: no jobs"),
+    ],
+)
+def test_broken_rows_are_refused_with_their_line(text: str, words: str) -> None:
+    """The message names file, line, the value and what was expected."""
+    with pytest.raises(TraceError, match=words):
+        read(text, "x.csv")
+
+
+def test_a_measured_program() -> None:
+    """A profile becomes a law near its table, the work of its validation run, and the noise scale's formula."""
+    made = program("demo", {"placements.csv": PLACEMENTS, "validation-32.csv": VALIDATION})
+    assert made.base_batch == 32 and made.work == 3200.0
+    assert abs(made.law(1, 1, 8.0) / 0.1 - 1) < 0.15
+    assert made.noise_scale(32, 0.0) == 32 * 10.0
+    assert made.noise_scale(32, 0.99) == 32 * 40.0
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"placements.csv": PLACEMENTS + "4,x,1,1\n", "validation-32.csv": VALIDATION}, r"demo/placements\.csv:7"),
+        ({"placements.csv": PLACEMENTS, "validation-32.csv": VALIDATION + "1\n"}, r"demo/validation-32\.csv:4"),
+        ({"placements.csv": PLACEMENTS}, "expected placements.csv and at least one validation"),
+    ],
+)
+def test_broken_profiles_are_refused_with_their_line(tables: dict[str, str], words: str) -> None:
+    """A profile with a broken row says where."""
+    with pytest.raises(TraceError, match=words):
+        program("demo", tables)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command_prints_a_table_json_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`selastic simulate` gives the same figures in all three forms."""
+    trace, html = tmp_path / "t.csv", tmp_path / "out.html"
+    trace.write_text(OWN)
+    assert cli.run(arguments(str(trace), "--cluster", "2x4", "--policy", "static,throughput", "--html", str(html))) == 0
+    out = capsys.readouterr().out
+    assert "static" in out and "assumed class" in out
+    assert "<svg" in html.read_text()
+    assert cli.run(arguments(str(trace), "--cluster", "2x4", "--policy", "static,throughput", "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [p["policy"] for p in document["policies"]] == ["static", "throughput"]
+    assert document["policies"][0]["completed"] == 2
+    assert len(document["policies"][0]["per_job"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cluster", "16"], "--cluster 16: expected NODESxGPUS"),
+        (["--policy", "magic"], "--policy magic: accepted: throughput"),
+        (["--assume", "magic"], "--assume magic: accepted: balanced"),
+        (["--horizon", "0"], "--horizon 0.0"),
+        (["--pause", "-1"], "--pause -1.0"),
+        (["--profiles", "/nonexistent"], "no sub-folder with a placements.csv"),
+    ],
+)
+def test_wrong_options_are_explained(words: list[str], message: str, tmp_path: Path) -> None:
+    """A wrong option names itself, its value and what is accepted."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(OWN)
+    with pytest.raises(ConfigError, match=message):
+        cli.run(arguments(str(trace), *words))
+
+
+def test_a_missing_trace_is_explained(tmp_path: Path) -> None:
+    """A file that is not there is an error in words."""
+    with pytest.raises(ConfigError, match="cannot be read as a trace"):
+        cli.run(arguments(str(tmp_path / "none.csv")))
