@@ -1,0 +1,332 @@
+"""The parts of the running daemon: who waits for news, when rounds come, what supervisors may say, how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+from worlds import REQUEST, World
+
+from slurm_elastic.daemon import service
+from slurm_elastic.daemon.bell import Bell
+from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.ticker import Ticker
+from slurm_elastic.trainer_shim.errors import ConfigError, NotAllowed, NotFound
+from slurm_elastic.trainer_shim.wire import VERSION, Phase, Piece, Registration
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+# --- waiting for news ---------------------------------------------------------------------------------------------
+
+
+def test_a_ring_from_another_thread_wakes_who_waits() -> None:
+    """Rounds run on a thread of their own; those who wait are on the API's event loop."""
+    bell = Bell()
+
+    async def wait() -> bool:
+        waiter = bell.listen(7)
+        threading.Thread(target=bell.ring, args=(7,)).start()
+        await asyncio.wait_for(waiter[1].wait(), 10)
+        bell.leave(7, waiter)
+        return bell._waiting == {}
+
+    assert asyncio.run(wait())
+
+
+def test_a_ring_wakes_only_its_job_and_closing_wakes_all() -> None:
+    """News of one job is not everybody's."""
+    bell = Bell()
+
+    async def wait() -> tuple[bool, bool]:
+        waiter = bell.listen(7)
+        bell.ring(8)
+        await asyncio.sleep(0)
+        early = waiter[1].is_set()
+        bell.close()
+        await asyncio.wait_for(waiter[1].wait(), 10)
+        return early, bell.closed
+
+    assert asyncio.run(wait()) == (False, True)
+
+
+# --- when rounds come ---------------------------------------------------------------------------------------------
+
+
+class Count:
+    """Work that is counted, and can be held up."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.go = threading.Event()
+        self.go.set()
+
+    def __call__(self) -> None:
+        self.done += 1
+        assert self.go.wait(20)
+
+
+def test_rounds_come_by_themselves_and_sooner_when_woken() -> None:
+    """The first at once, and the next as soon as something happened."""
+    work = Count()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done == 1, 20)
+        ticker.wake()
+        wait_until(lambda: work.done == 2, 20)
+    finally:
+        ticker.stop()
+
+
+def test_an_event_during_a_round_makes_one_more_follow() -> None:
+    """What happened while a round was under way may have been missed by it."""
+    work = Count()
+    work.go.clear()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done == 1, 20)
+        ticker.wake()
+        ticker.wake()
+        assert work.done == 1
+        work.go.set()
+        wait_until(lambda: work.done == 2, 20)
+    finally:
+        ticker.stop()
+    assert work.done == 2
+
+
+def test_stopping_waits_for_the_round_under_way() -> None:
+    """The store is closed after it, never under it."""
+    work = Count()
+    work.go.clear()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.start()
+    wait_until(lambda: work.done == 1, 20)
+    stopper = threading.Thread(target=ticker.stop)
+    stopper.start()
+    assert stopper.is_alive()
+    work.go.set()
+    stopper.join(20)
+    assert not stopper.is_alive()
+    ticker.wake()
+    assert work.done == 1
+
+
+# --- what supervisors say -----------------------------------------------------------------------------------------
+
+
+def registration(*pieces: Piece, request: str = "") -> Registration:
+    return Registration(VERSION, 0, pieces, 240, "train.py", request)
+
+
+def test_an_unknown_job_cannot_register(world: World) -> None:
+    """Slurm says which jobs there are."""
+    with pytest.raises(NotFound, match="no job 99"):
+        world.controller.registered(99, registration())
+
+
+def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
+    """It trains at the size it has."""
+    job = world.slurm.submit(Want(1, 4), user="games")
+    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
+    assert not grant.managed and "--comment=elastic:" in grant.reason
+    assert world.store.job(job) is None
+
+
+def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World) -> None:
+    """Also after the daemon was started again, when nothing but the store remembers it."""
+    job = world.slurm.submit(Want(1, 4), user="games")
+    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
+    assert grant.managed
+    world.boot()
+    world.rounds.run()
+    row = world.store.job(job)
+    assert row is not None and row.managed
+
+
+def test_a_request_that_does_not_fit_is_answered_with_its_sentence(world: World) -> None:
+    """The supervisor prints it where the user looks."""
+    job = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
+    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
+    assert not grant.managed and "starts with 4 GPUs" in grant.reason
+
+
+def test_pieces_of_another_user_are_refused(world: World) -> None:
+    """A supervisor cannot claim what is not its user's: it would be counted, and released."""
+    job = world.slurm.submit(Want(1, 4), user="games", comment=REQUEST)
+    other = world.slurm.submit(Want(1, 4), user="nobody")
+    pieces = (Piece(job, "base", ("n1",), 4), Piece(other, "companion", ("n2",), 4))
+    with pytest.raises(NotAllowed, match=f"piece {other}"):
+        world.controller.registered(job, registration(*pieces))
+    assert world.store.in_use(job) is None
+    supervisor = world.elastic()
+    supervisor.step()
+    with pytest.raises(NotAllowed, match=f"piece {other}"):
+        world.controller.phase(supervisor.job_id, Phase(0, "running", 1, pieces, 240, world.slurm.now))
+
+
+def test_a_phase_told_twice_changes_nothing(world: World) -> None:
+    """Phases are sent again until they are acknowledged."""
+    job = world.elastic()
+    world.settle()
+    rows = len(world.store.allocations(job.job_id))
+    last = world.store.last_closed_intent(job.job_id)
+    assert last is not None
+    again = Phase(last.directive.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
+    world.controller.phase(job.job_id, again)
+    late = Phase(last.directive.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
+    world.controller.phase(job.job_id, late)
+    assert len(world.store.allocations(job.job_id)) == rows
+    assert world.store.intent(last.directive.id).state == "done"
+
+
+def test_a_clock_far_off_is_not_believed(world: World) -> None:
+    """A node with a wrong clock does not write history."""
+    job = world.elastic()
+    job.step()
+    phase = Phase(0, "running", 1, job.pieces, 480, world.slurm.now + 1e6)
+    world.controller.phase(job.job_id, phase)
+    assert world.store.allocations(job.job_id)[-1].start <= world.slurm.now
+
+
+def test_a_directive_is_handed_out_while_it_can_be_carried_out(world: World) -> None:
+    """Open: yes. Switched already: no. Withdrawn: told for a while, to the one who took it."""
+    job = world.elastic()
+    world.round()
+    world.rounds.run()
+    directive = world.controller.directive(job.job_id)
+    assert directive is not None and not directive.withdrawn
+    world.store.move_intent(directive.id, "withdrawn", "test", at=world.slurm.now)
+    taken_back = world.controller.directive(job.job_id)
+    assert taken_back == replace(directive, withdrawn=True)
+    world.slurm.now += 61
+    assert world.controller.directive(job.job_id) is None
+
+
+def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
+    """The long poll answers when the order is given, not when its time is over."""
+    job = world.elastic()
+    job.step()
+
+    async def poll() -> object:
+        waiting = asyncio.create_task(world.controller.wait_directive(job.job_id, 0, 60))
+        await asyncio.sleep(0.05)
+        await asyncio.get_running_loop().run_in_executor(None, world.rounds.run)
+        return await asyncio.wait_for(waiting, 10)
+
+    directive = asyncio.run(poll())
+    assert directive is not None
+    assert world.bell._waiting == {}
+
+
+def test_a_directive_already_seen_is_waited_past(world: World) -> None:
+    """Nothing new within the time: no answer. Its withdrawal is new."""
+    job = world.elastic()
+    job.step()
+    world.rounds.run()
+    seen = world.controller.directive(job.job_id)
+    assert seen is not None
+    assert asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 0.05)) is None
+    world.store.move_intent(seen.id, "withdrawn", "test", at=world.slurm.now)
+    told = asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 5))
+    assert told is not None and told.withdrawn
+    assert asyncio.run(world.controller.wait_directive(job.job_id, 0, 0.05)) is None
+
+
+def test_many_who_ask_for_an_unknown_job_share_few_snapshots(world: World) -> None:
+    """Asking for what is not there costs Slurm little."""
+    world.round()
+    taken = []
+    look = world.jobs._client.snapshot
+    world.jobs._client.snapshot = lambda: taken.append(1) or look()  # type: ignore[method-assign,func-returns-value]
+    for _ in range(5):
+        assert world.controller.owner(12345) is None
+    assert len(taken) <= 5
+    job = world.slurm.submit(Want(1, 4), user="games")
+    world.slurm.now += 1
+    assert world.controller.owner(job) == (5, "games")
+
+
+# --- starting and stopping ----------------------------------------------------------------------------------------
+
+
+def test_two_daemons_on_one_state_directory_are_refused(tmp_path: Path) -> None:
+    """Both would act."""
+    settings = Settings(state_dir=str(tmp_path))
+    with (
+        service._alone(settings),
+        pytest.raises(ConfigError, match="another selasticd"),
+        service._alone(settings),
+    ):
+        pass
+    with service._alone(settings):
+        pass
+
+
+def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
+    """Before anything else is opened."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = Settings(state_dir=str(tmp_path), listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), service._listening(settings):
+            pass
+
+
+def test_port_0_is_told_to_clients(tmp_path: Path) -> None:
+    """The file has the port that was taken."""
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
+    with service._listening(settings) as listener:
+        url = service.address(settings, listener)
+    path = service.write_client_file(settings, {"url": url})
+    assert json.loads(path.read_text()) == {"url": url} and not url.endswith(":0")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert service.address(replace(settings, url="http://head:1"), listener) == "http://head:1"
+
+
+def test_a_client_file_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    """Whoever reads it may speak for its owner."""
+    settings = Settings(state_dir=str(tmp_path))
+    before = os.umask(0)
+    try:
+        path = service.write_client_file(settings, {"url": "http://x:1", "secret": "s"})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_bad_setting_ends_it_with_2_and_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An admin's typing error is not a traceback."""
+    config = tmp_path / "selasticd.toml"
+    config.write_text('mode = "akt"\n')
+    assert service.main(["--config", str(config)]) == 2
+    assert "did you mean act?" in capsys.readouterr().err
+
+
+def test_check_names_what_does_not_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part is tried, whatever the others said."""
+    config = tmp_path / "selasticd.toml"
+    config.write_text(
+        f'state_dir = "{tmp_path}"\nslurm_conf = "{tmp_path}/none.conf"\nmunge_socket = "{tmp_path}/no"\n'
+    )
+    assert service.main(["--config", str(config), "--check"]) == 1
+    said = capsys.readouterr().out
+    assert "database: sqlite, ready" in said
+    assert "identity:" in said and "slurm:" in said and "would not work" in said
