@@ -249,6 +249,11 @@ class Machine:
             self.do(Say(f"{why}; starting again from {origin}"))
             self._begin_again()
 
+    def _again(self, why: str, code: int) -> None:
+        """A failure while starting, or starting again: it counts like any other."""
+        self.mode = Mode.STARTING
+        self.restart(why, code)
+
     # --- events -----------------------------------------------------------------------------------------------
 
     def _dispatch(self, event: Event) -> None:
@@ -387,11 +392,13 @@ class Machine:
 
     def _lose_node(self, key: AgentKey) -> None:
         why = f"node {key[1]} of job {key[0]} was lost"
-        if self.mode is Mode.RESTARTING:
+        if self.mode is not Mode.RESTARTING:
+            self.restart(why, KILLED + 9)
+        elif key == self.batch_host:
+            self._again(why, KILLED + 9)
+        else:
             self._without_lost()
             self._respawn_if_dead()
-        else:
-            self.restart(why, KILLED + 9)
 
     def _step_ended(self, event: StepEnded) -> None:
         """The agents of a launch cannot come any more: those still awaited never will."""
@@ -408,8 +415,7 @@ class Machine:
         names = ", ".join(sorted(node for _, node in missing))
         self.do(Say(f"no agent started on {names} ({how})"))
         if self.batch_host in missing:
-            self.mode = Mode.STARTING
-            self.restart("the batch host's agent did not start", 1)
+            self._again("the batch host's agent did not start", 1)
             return
         self._without_lost()
         self._respawn_if_dead()
@@ -522,7 +528,7 @@ class Machine:
         workers = [worker for worker in self.fleet.on(here) if not worker.doomed]
         if self.mode is not Mode.STARTING or self._expected or not workers:
             return
-        if not all(worker.ready for worker in workers):
+        if not all(worker.ready or worker.exited for worker in workers):
             return
         if any(worker.exited for worker in workers):
             self._finish_if_over()
@@ -570,7 +576,7 @@ class Machine:
             job, _, node = rest.partition(" ")
             key = (int(job), node)
             if any(worker.doomed and not worker.exited for worker in self.fleet.on([key])):
-                self.quit_agents([key])
+                self.do(QuitAgent(key))
                 self.do(Say(f"the workers on {node} do not die; doing without the node"))
                 self._agent_lost(key)
         elif kind == "blind":
