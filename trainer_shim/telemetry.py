@@ -141,3 +141,13 @@ def memory_peak_mb() -> float:
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0.0
     return torch.cuda.max_memory_allocated() / 1e6
+
+
+def pause(total_s: float, gap_s: float, step_s: float, shares: tuple[float, float]) -> float:
+    """What a resize cost, in seconds: from the end of the last old step to the end of the first new one, less one step.
+
+    gap_s: until the new world was ready to compute; never less than that is lost. step_s: an old step; one at the new
+    size is taken to differ as the samples per rank do. shares: samples per rank and step, old and new.
+    """
+    old, new = shares
+    return max(gap_s, total_s - step_s * new / old)

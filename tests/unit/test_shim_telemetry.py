@@ -7,7 +7,7 @@ import time
 import pytest
 
 from slurm_elastic.trainer_shim import wire
-from slurm_elastic.trainer_shim.telemetry import WARM_UP_STEPS, Meter, Position, Shape
+from slurm_elastic.trainer_shim.telemetry import WARM_UP_STEPS, Meter, Position, Shape, pause
 
 SHAPE = Shape(generation=3, batch=64, micro_batch=8, accumulation=2)
 
@@ -95,3 +95,10 @@ def test_measuring_costs_less_than_a_percent_of_a_short_step() -> None:
         meter.waited(1e-4)
         meter.step(64, SHAPE, Position(number, number, 0))
     assert (time.perf_counter() - begun) / 2000 < 1e-4
+
+
+def test_the_pause_is_less_one_step_of_the_new_size() -> None:
+    """A step over fewer samples per rank is shorter, so growing costs what it costs, and never less than the gap."""
+    assert pause(1.0, 0.2, 0.8, (64, 32)) == pytest.approx(0.6)
+    assert pause(1.0, 0.2, 0.8, (32, 64)) == 0.2
+    assert pause(1.0, 0.2, 0.8, (32, 32)) == pytest.approx(0.2)
