@@ -10,6 +10,7 @@
 local elastic = {}
 
 local LARGEST = 1000000000
+local MOST_GPUS = 100000
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
@@ -40,18 +41,18 @@ local function refuse(format, ...)
 	error({ sentence = string.format(format, ...) }, 0)
 end
 
-local function whole(key, value)
+local function whole(key, value, most)
 	local number = #value <= 10 and string.match(value, "^[0-9]+$") and tonumber(value, 10)
-	if not number or number < 1 or number > LARGEST then
-		refuse("%s=%s is not a whole number; accepted: 1 to %d", key, value, LARGEST)
+	if not number or number < 1 or number > most then
+		refuse("%s=%s is not accepted; accepted: a whole number from 1 to %d", key, value, most)
 	end
 	return number
 end
 
-local function bounds(key, value)
+local function bounds(key, value, most)
 	local first, second = string.match(value, "^(.-)%-(.*)$")
-	local low = whole(key, first or value)
-	local high = second and whole(key, second) or low
+	local low = whole(key, first or value, most)
+	local high = second and whole(key, second, most) or low
 	if low > high then
 		refuse("%s=%s has its minimum above its maximum; accepted: %s=MIN-MAX, MIN <= MAX", key, value, key)
 	end
@@ -102,6 +103,11 @@ local function check_feasible(r)
 		if size % r.group == 0 then
 			local replicas = math.floor(size / r.group)
 			first = first or replicas
+			if replicas > r.max_batch then
+				-- From here on there is less than one sample for each.
+				size = r.max_gpus + 1
+				break
+			end
 			if math.floor(r.max_batch / replicas) * replicas >= r.min_batch then return end
 		end
 		size = size + r.step
@@ -126,10 +132,10 @@ local function parse(text)
 		end
 	end
 	local r = {}
-	r.min_gpus, r.max_gpus = bounds("gpus", given.gpus)
-	r.min_batch, r.max_batch = bounds("batch", given.batch)
-	r.group = whole("group", given.group or "1")
-	r.step = given.step and whole("step", given.step) or r.group
+	r.min_gpus, r.max_gpus = bounds("gpus", given.gpus, MOST_GPUS)
+	r.min_batch, r.max_batch = bounds("batch", given.batch, LARGEST)
+	r.group = whole("group", given.group or "1", MOST_GPUS)
+	r.step = given.step and whole("step", given.step, MOST_GPUS) or r.group
 	r.lr = one_of("lr", given.lr or "auto", LR_RULES)
 	r.weight = weight(given.weight or "1")
 	r.via = {}

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define LARGEST INT64_C(1000000000)
+#define MOST_GPUS INT64_C(100000)
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* A part of the request's text; not terminated. */
@@ -71,26 +72,26 @@ static size_t digits(struct span span)
 	return n;
 }
 
-static int whole(const char *key, struct span value, int64_t *number, struct report report)
+static int whole(const char *key, struct span value, int64_t most, int64_t *number, struct report report)
 {
 	size_t n = digits(value);
 
 	*number = 0;
 	for (size_t i = 0; i < n && n <= 10; i++)
 		*number = *number * 10 + (value.at[i] - '0');
-	if (n == 0 || n > 10 || n != value.length || *number < 1 || *number > LARGEST)
-		return refuse(report, "%s=%.*s is not a whole number; accepted: 1 to %lld", key, (int)value.length, value.at,
-			      (long long)LARGEST);
+	if (n == 0 || n > 10 || n != value.length || *number < 1 || *number > most)
+		return refuse(report, "%s=%.*s is not accepted; accepted: a whole number from 1 to %lld", key, (int)value.length,
+			      value.at, (long long)most);
 	return 0;
 }
 
-static int bounds(const char *key, struct span value, int64_t *low, int64_t *high, struct report report)
+static int bounds(const char *key, struct span value, int64_t most, int64_t *low, int64_t *high, struct report report)
 {
 	bool dash;
 	struct span rest = value;
 	struct span first = cut(&rest, '-', &dash);
 
-	if (whole(key, first, low, report) || whole(key, dash ? rest : first, high, report))
+	if (whole(key, first, most, low, report) || whole(key, dash ? rest : first, most, high, report))
 		return -1;
 	if (*low > *high)
 		return refuse(report, "%s=%.*s has its minimum above its maximum; accepted: %s=MIN-MAX, MIN <= MAX", key,
@@ -284,13 +285,13 @@ static int check_values(const struct span *values, struct report report)
 {
 	struct sizes s = {.step = 1, .group = 1};
 
-	if (bounds("gpus", values[GPUS], &s.min_gpus, &s.max_gpus, report) ||
-	    bounds("batch", values[BATCH], &s.min_batch, &s.max_batch, report))
+	if (bounds("gpus", values[GPUS], MOST_GPUS, &s.min_gpus, &s.max_gpus, report) ||
+	    bounds("batch", values[BATCH], LARGEST, &s.min_batch, &s.max_batch, report))
 		return -1;
-	if (values[GROUP].at && whole("group", values[GROUP], &s.group, report))
+	if (values[GROUP].at && whole("group", values[GROUP], MOST_GPUS, &s.group, report))
 		return -1;
 	s.step = s.group;
-	if (values[STEP].at && whole("step", values[STEP], &s.step, report))
+	if (values[STEP].at && whole("step", values[STEP], MOST_GPUS, &s.step, report))
 		return -1;
 	if (values[LR].at && one_of("lr", values[LR], lr_rules, COUNT(lr_rules), report))
 		return -1;

@@ -20,6 +20,8 @@ LR_RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
 MECHANISMS = ("shrink", "companion", "component", "requeue", "expand")
 DEFAULT_VIA = ("shrink", "companion", "component")
 LARGEST = 1_000_000_000
+MOST_GPUS = 100_000
+"""Bounds `sizes()`: whoever writes a comment must not be able to fill the daemon's memory."""
 KEYS = ("gpus", "batch", "step", "group", "lr", "weight", "via")
 
 
@@ -95,15 +97,15 @@ def parse(text: str) -> ElasticRequest:
     for key in ("gpus", "batch"):
         if key not in words:
             raise RequestError(f"elastic request '{text}' has no {key}=; accepted: gpus=MIN-MAX,batch=MIN-MAX")
-    min_gpus, max_gpus = _bounds("gpus", words["gpus"])
-    min_batch, max_batch = _bounds("batch", words["batch"])
-    group = _whole("group", words.get("group", "1"))
+    min_gpus, max_gpus = _bounds("gpus", words["gpus"], MOST_GPUS)
+    min_batch, max_batch = _bounds("batch", words["batch"], LARGEST)
+    group = _whole("group", words.get("group", "1"), MOST_GPUS)
     request = ElasticRequest(
         min_gpus=min_gpus,
         max_gpus=max_gpus,
         min_batch=min_batch,
         max_batch=max_batch,
-        step=_whole("step", words.get("step", str(group))),
+        step=_whole("step", words.get("step", str(group)), MOST_GPUS),
         group=group,
         lr=_one_of("lr", words.get("lr", "auto"), LR_RULES),
         weight=_weight(words.get("weight", "1")),
@@ -159,18 +161,18 @@ def _range(low: int, high: int) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _bounds(key: str, value: str) -> tuple[int, int]:
+def _bounds(key: str, value: str, most: int) -> tuple[int, int]:
     low_text, dash, high_text = value.partition("-")
-    low = _whole(key, low_text)
-    high = _whole(key, high_text) if dash else low
+    low = _whole(key, low_text, most)
+    high = _whole(key, high_text, most) if dash else low
     if low > high:
         raise RequestError(f"{key}={value} has its minimum above its maximum; accepted: {key}=MIN-MAX, MIN <= MAX")
     return low, high
 
 
-def _whole(key: str, value: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,10}", value) or not 1 <= int(value) <= LARGEST:
-        raise RequestError(f"{key}={value} is not a whole number; accepted: 1 to {LARGEST}")
+def _whole(key: str, value: str, most: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", value) or not 1 <= int(value) <= most:
+        raise RequestError(f"{key}={value} is not accepted; accepted: a whole number from 1 to {most}")
     return int(value)
 
 
@@ -184,5 +186,3 @@ def _one_of(key: str, value: str, accepted: tuple[str, ...]) -> str:
     if value not in accepted:
         raise RequestError(f"{key}={value} is not known; accepted: {', '.join(accepted)}")
     return value
-
-
