@@ -113,15 +113,25 @@ def built() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def root() -> Iterator[Root]:
-    """A minimal Debian; whatever is installed in it may start no service."""
-    path = Path(tempfile.mkdtemp(prefix="selastic-root-"))
+def debian() -> Iterator[Path]:
+    """A small Debian with systemd and Slurm; what is installed in it from outside may start no service."""
+    path = Path(tempfile.mkdtemp(prefix="selastic-debian-"))
     path.chmod(0o755)
-    include = "python3,python3-venv,slurm-client,munge,ca-certificates"
+    include = "python3,python3-venv,ca-certificates,systemd,systemd-sysv,dbus,munge,slurm-client,slurmctld"
     sh("debootstrap", "--variant=minbase", f"--include={include}", SUITE, path, "http://deb.debian.org/debian")
     policy = path / "usr" / "sbin" / "policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def root(debian: Path) -> Iterator[Root]:
+    """A copy of it to work in with chroot."""
+    path = Path(tempfile.mkdtemp(prefix="selastic-root-")) / "root"
+    path.parent.chmod(0o755)
+    sh("cp", "-a", debian, path)
     sh("mount", "--bind", "/dev", path / "dev")
     sh("mount", "-t", "proc", "proc", path / "proc")
     try:
@@ -129,7 +139,7 @@ def root() -> Iterator[Root]:
     finally:
         sh("umount", path / "dev")
         sh("umount", path / "proc")
-        shutil.rmtree(path)
+        shutil.rmtree(path.parent)
 
 
 @pytest.fixture(scope="session")
@@ -253,6 +263,83 @@ def test_removal_keeps_the_history_and_purge_takes_it(installed: Root) -> None:
     installed.run("apt-get", "purge", "-y", "-qq", "slurm-elastic")
     assert not installed.at(STATE).exists()
     assert not installed.at("/etc/slurm-elastic").exists()
+
+
+PROBE = Path(__file__).with_name("probe.sh")
+
+
+@pytest.fixture(scope="session")
+def booted(debian: Path, built: Path, old: Path) -> Iterator[dict[str, str]]:
+    """What probe.sh saw on a machine of its own: sections of its output by name."""
+    path = Path(tempfile.mkdtemp(prefix="selastic-boot-")) / "root"
+    sh("cp", "-a", debian, path)
+    (path / "usr" / "sbin" / "policy-rc.d").unlink()
+    shutil.copy(old, path / "root" / "old.deb")
+    [new] = built.glob("slurm-elastic_*_amd64.deb")
+    shutil.copy(new, path / "root" / "new.deb")
+    shutil.copy(PROBE, path / "root" / "probe.sh")
+    (path / "etc" / "slurm" / "slurm.conf").write_text(SLURM_CONF)
+    (path / "etc" / "hostname").write_text("boot\n")
+    (path / "etc" / "hosts").write_text("127.0.0.1 localhost boot\n")
+    wanted = path / "etc" / "systemd" / "system" / "multi-user.target.wants"
+    wanted.mkdir(exist_ok=True)
+    (wanted / "probe.service").write_text("[Service]\nType=oneshot\nExecStart=/bin/bash /root/probe.sh\n")
+    command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-users=no", "--hostname=boot"]
+    done = subprocess.run(
+        [*command, "-D", path, "-b"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, check=False
+    )
+    output = path / "root" / "probe.out"
+    assert output.exists(), done.stdout[-2000:] + done.stderr[-2000:]
+    text = output.read_text()
+    shutil.rmtree(path.parent)
+    yield {name: said.strip() for name, said in re.findall(r"(?s)== (\w+) ==\n(.*?)(?=== \w+ ==|\Z)", text)}
+
+
+SLURM_CONF = """ClusterName=x
+SlurmctldHost=boot(127.0.0.1)
+SlurmctldPort=23990
+SlurmdPort=23991
+SlurmUser=slurm
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+StateSaveLocation=/var/lib/slurm/slurmctld
+MpiDefault=none
+NodeName=n1 NodeAddr=127.0.0.1 CPUs=4
+PartitionName=main Nodes=n1 Default=YES
+"""
+"""Ports that no other Slurm on this machine uses: the machine shares the network."""
+
+
+def test_systemd_installs_without_enabling(booted: dict[str, str]) -> None:
+    """On a machine with systemd, too, the admin decides when it starts."""
+    assert booted["enabled"] == "disabled"
+
+
+def test_the_confined_unit_does_its_work(booted: dict[str, str]) -> None:
+    """Inside the unit's confinement the daemon reaches database, MUNGE and Slurm, and every user reaches the daemon."""
+    assert booted["active"] == "active", booted["journal"]
+    for line in ("database: sqlite, ready", "munged answers, this is uid", "slurm: 1 nodes", "all is well"):
+        assert line in booted["journal"]
+    assert booted["status_root"].endswith("rc=0")
+    assert booted["status_nobody"].endswith("rc=0")
+    assert "Permission denied" in booted["database_nobody"]
+
+
+def test_an_upgrade_restarts_a_running_daemon(booted: dict[str, str]) -> None:
+    """The new code serves at once, on the same state."""
+    before, after = booted["pid_before"], booted["pid_after"]
+    assert before != after
+    assert "0" not in (before, after)
+    assert booted["active_after"] == "active"
+
+
+def test_a_purge_stops_and_takes_everything(booted: dict[str, str]) -> None:
+    """One command undoes the installation, running daemon included."""
+    assert "no process" in booted["purged"]
+    assert not re.search(
+        r"/opt/slurm-elastic|/var/lib/slurm-elastic|/etc/slurm-elastic|selasticd.service", booted["purged"]
+    )
 
 
 def test_the_rpm_holds_the_same_files(built: Path) -> None:
