@@ -47,6 +47,11 @@ class Registry:
         with self._lock:
             self._finished.add(job_id)
 
+    def over(self, job_id: int) -> bool:
+        """Whether the training is over, though Slurm may still list the job."""
+        with self._lock:
+            return job_id in self._finished
+
     def sort(self, snapshot: Snapshot) -> Roster:
         """The roster of a snapshot; stores nothing."""
         rows = {row.job_id: row for row in self.store.jobs(active_only=True)}

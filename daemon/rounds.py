@@ -122,6 +122,8 @@ class Rounds:
         if changed:
             seen = self._look(snapshot, roster)  # what was closed just now is open no more
         plan = self._plan(seen, now)
+        # What was last decided about a job stays its explanation once its training is over.
+        plan = replace(plan, rows=tuple(row for row in plan.rows if not self.registry.over(row.job_id)))
         self._note_room(plan, now)
         self.store.save_decisions(now, list(plan.rows))
         self._say(plan)

@@ -129,6 +129,12 @@ class Demo:
         rows = (self.ask("/v1/jobs") or {}).get("jobs", [])
         return next((row["gpus"] or 0 for row in rows if row["job_id"] == job.job_id and row["state"] == "RUNNING"), 0)
 
+    def gave_way(self, job: Elastic) -> bool:
+        """Whether the job's last resize made room for an ordinary job."""
+        events = (self.ask(f"/v1/jobs/{job.job_id}/events") or {}).get("events", [])
+        ordered = [event["detail"]["reason"] for event in events if event["kind"] == "ordered"]
+        return ordered[-1:] == [Reason.SHRINK_FOR_JOB.value]
+
     def ask(self, path: str) -> dict[str, Any] | None:
         """The daemon's answer; None while it does not answer."""
         with contextlib.suppress(ElasticError):
@@ -220,6 +226,8 @@ def run(demo: Demo, kill: str) -> None:
         rigid = demo.submit("rigid.sbatch", SECONDS_HELD=8)
         demo.wait("the ordinary job to start", lambda: demo.squeue().get(rigid, ("", ""))[0] == "RUNNING", 60)
         demo.say(f"  rigid ({rigid}) runs")
+        demo.selastic("explain", str(next(job.job_id for job in demo.jobs if demo.gave_way(job))))
+        print(flush=True)
         held = sum(demo.gpus(job) for job in demo.jobs)
         demo.wait("the ordinary job to end", lambda: rigid not in demo.squeue(), 60)
         demo.say(f"  rigid ({rigid}) has ended")

@@ -38,7 +38,7 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
 
 def test_arrivals_are_given_their_share(tmp_path: Path) -> None:
     """Two more arrive on a full cluster: the first gives them their start, and fairness gives them the rest."""
-    world = World(tmp_path, policy="log")
+    world = World(tmp_path, policy="log-throughput")
     first = world.elastic(comment="elastic:gpus=4-32,step=4,batch=240-3840")
     world.settle()
     assert first.gpus == 32
