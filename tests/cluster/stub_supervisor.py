@@ -13,31 +13,33 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
-from slurm_elastic.trainer_shim import launch, wire
+from slurm_elastic.trainer_shim import wire
 from slurm_elastic.trainer_shim.client import Client
 from slurm_elastic.trainer_shim.errors import DaemonUnreachable, ElasticError, NotAllowed
-from slurm_elastic.trainer_shim.pieces import SlurmJob, component_ids, parse_job
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
 
 REPORT_S = 0.2
+FIELDS = "JobID:20,:|,NodeList:200,:|,tres-per-node:60"
 
 
 def call(command: list[str]) -> subprocess.CompletedProcess[str]:
-    env = launch.scrubbed(os.environ)
-    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=clean(), check=False)
 
 
-def expand(nodes: str) -> tuple[str, ...]:
-    return tuple(call(launch.show_hostnames(nodes)).stdout.split())
+def clean() -> dict[str, str]:
+    """The environment without this job's own variables, which would change what the commands do."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("SLURM_") or key == "SLURM_CONF"}
 
 
-def slurm_job(job_id: int) -> SlurmJob:
-    # Asked for the first component, scontrol shows all of them.
-    lines = call(launch.show_job(job_id)).stdout.splitlines()
-    return parse_job(next(line for line in lines if line.startswith(f"JobId={job_id} ")), expand)
+def piece_of(job_id: int, kind: str) -> Piece:
+    """What Slurm holds for a job whose GPUs were asked for with --gres=gpu:a100:N."""
+    # Asked for the first component of a heterogeneous job, squeue lists all of them.
+    rows = [line.split("|") for line in call(["squeue", "-h", "-j", str(job_id), "-O", FIELDS]).stdout.splitlines()]
+    _, nodes, gres = next([cell.strip() for cell in row] for row in rows if row[0].strip() == str(job_id))
+    names = call(["scontrol", "show", "hostnames", nodes]).stdout.split()
+    return Piece(job_id, kind, tuple(names), int(gres.rpartition(":")[2]), "a100")
 
 
 class Stub:
@@ -45,10 +47,11 @@ class Stub:
 
     def __init__(self, folder: Path, hold: str) -> None:
         self.folder, self.hold = folder, hold
-        ids = component_ids(dict(os.environ))
+        count = int(os.environ.get("SLURM_HET_SIZE", "1"))
+        ids = [int(os.environ["SLURM_JOB_ID"]) + offset for offset in range(count)]
         self.job_id = ids[0]
         kinds = ["base", *["component"] * (len(ids) - 1)]
-        self.pieces = tuple(slurm_job(job).piece(kind) for job, kind in zip(ids, kinds, strict=True))
+        self.pieces = tuple(piece_of(job, kind) for job, kind in zip(ids, kinds, strict=True))
         self.batch, self.generation = 240, 0
         self.client = Client()
         self.token: str | None = None
@@ -132,8 +135,15 @@ class Stub:
         self.tell(directive.id, "running")
 
     def companion(self, shape: Shape, directive: Directive) -> Piece | None:
-        command = launch.salloc(shape, slurm_job(self.job_id), directive.id, 30)
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=launch.scrubbed(os.environ)) as asked:
+        command = [
+            *("salloc", "--no-shell", "--time=29", "--nice=1000", f"--job-name=selastic-{self.job_id}"),
+            f"--comment=selastic:companion-of={self.job_id};directive={directive.id}",
+            *(f"--nodes={shape.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cpus_per_node}"),
+            *(f"--gres=gpu:{shape.gpu_type}:{shape.gpus_per_node}", f"--nodelist={','.join(shape.node_list)}"),
+            f"--partition={shape.partition}",
+            *([f"--mem={shape.mem_mb_per_node}"] if shape.mem_mb_per_node else []),
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean()) as asked:
             try:
                 _, said = asked.communicate(timeout=directive.wait_s)
             except subprocess.TimeoutExpired:
@@ -143,7 +153,7 @@ class Stub:
         if asked.returncode != 0 or found is None:
             self.log(f"no companion: {said.strip()[-200:]}")
             return None
-        return replace(slurm_job(int(found.group(1))).piece("companion"), kind="companion")
+        return piece_of(int(found.group(1)), "companion")
 
     def wait_at(self, stage: str) -> None:
         if stage == self.hold:
@@ -174,7 +184,7 @@ class Stub:
 
     def cancel(self, job_ids: list[int]) -> None:
         if job_ids:
-            call(launch.scancel(job_ids))
+            call(["scancel", *map(str, job_ids)])
 
 
 if __name__ == "__main__":

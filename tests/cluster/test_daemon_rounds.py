@@ -6,7 +6,6 @@ another user than the daemon.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -64,6 +63,7 @@ class Selasticd:
         self.slurm = CommandClient(sandbox.env["SLURM_CONF"])
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self.options: list[str] = []
 
     def start(self) -> None:
         """Start it (again, at the same address), and wait until it answers."""
@@ -71,7 +71,7 @@ class Selasticd:
         values = {"port": self.port, "state": self.state, "slurm_conf": self.sandbox.env["SLURM_CONF"]}
         config.write_text(SETTINGS.format(**values))
         log = (self.folder / "selasticd.log").open("ab")
-        command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--config", str(config)]
+        command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--config", str(config), *self.options]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
         with log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd="/")
@@ -92,18 +92,18 @@ class Selasticd:
         return self.process.wait(20)
 
     def client(self) -> Client:
-        path = self.state / "client.json"
-        if not path.exists():
+        """Finds the daemon, and with --user the secret, in client.json; the fixture names it."""
+        if not (self.state / "client.json").exists():
             raise DaemonUnreachable("no client.json yet")
-        return Client(json.loads(path.read_text())["url"])
+        return Client()
 
     def log(self) -> str:
         logs = [self.folder / "selasticd.log", *sorted(self.stubs.glob("*.log")), *sorted(self.stubs.glob("*.out"))]
         queue = self.sandbox.run(["squeue", "-o", "%i %T %D %N %b %j %r %k"]).stdout
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in logs if path.exists()) + queue
 
-    def submit(self, *options: str, hold: str = "", comment: str = REQUEST) -> int:
-        """An elastic job of USER, whose first component carries the request."""
+    def submit(self, *options: str, hold: str = "", comment: str = REQUEST, user: str | None = USER) -> int:
+        """An elastic job, whose first component carries the request."""
         exports = {
             "PYTHONPATH": str(ROOT / "packaging/namespace"),
             "SELASTIC_CLIENT_CONF": str(self.state / "client.json"),
@@ -119,7 +119,7 @@ class Selasticd:
         for other in others:
             words += [":", "--time=30", *shlex.split(other)]
         command = ["sbatch", "--parsable", f"--output={self.stubs}/%j.out", *words, str(script)]
-        answer = self.sandbox.run(command, user=USER)
+        answer = self.sandbox.run(command, user=user)
         assert answer.returncode == 0, answer.stderr
         return int(answer.stdout.split(";")[0])
 
@@ -178,6 +178,7 @@ def selasticd(empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterat
         folder = Path(name)
         folder.chmod(0o755)
         daemon = Selasticd(empty_sandbox, folder)
+        monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(daemon.state / "client.json"))
         daemon.start()
         try:
             yield daemon
@@ -297,3 +298,20 @@ def test_check_says_that_all_is_well(selasticd: Selasticd) -> None:
     answer = subprocess.run([*command, "--config", config], capture_output=True, text=True, env=env, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "8 nodes, 32 GPUs" in answer.stdout and "all is well" in answer.stdout
+
+
+def test_a_users_own_daemon_manages_only_their_jobs(selasticd: Selasticd) -> None:
+    """`selasticd --user`: another user's elastic job is an ordinary one, and comes first when it waits."""
+    assert selasticd.kill(signal.SIGTERM) == 0
+    selasticd.options = ["--user"]
+    selasticd.start()
+    mine = selasticd.submit("-N1", "--gres=gpu:a100:4", user=None)
+    selasticd.settles_at(mine, 12)
+    command = ["sbatch", "--parsable", "--output=/dev/null", "-N7", "--gres=gpu:a100:4", "--time=10"]
+    comment = "--comment=elastic:gpus=4-32,step=4,batch=240"
+    answer = selasticd.sandbox.run([*command, comment, "--wrap", "sleep 600"], user=USER)
+    theirs = int(answer.stdout)
+    wait_until(lambda: selasticd.jobs()[theirs].running, 30, selasticd.log)
+    selasticd.settles_at(mine, 4)
+    listed = selasticd.client().get("/v1/jobs") or {"jobs": []}
+    assert [row["job_id"] for row in listed["jobs"]] == [mine]
