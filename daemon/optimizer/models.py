@@ -85,7 +85,7 @@ class ThroughputModel:
     def jitter(self) -> float:
         """Relative 1-sigma by which a curve refitted from as many new reports would differ, where it was measured."""
         total = sum(weight for _, _, weight in self.seen)
-        return max(0.005, min(0.03, 0.03 / math.sqrt(1.0 + total)))
+        return max(0.002, min(0.015, 0.015 / math.sqrt(1.0 + total)))
 
     def _split(self, gpus: int, batch: int, micro_batch: int | None) -> tuple[float, float]:
         """(micro batch, micro batches per step) of the slice of one GPU."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 from .errors import InfeasiblePlan, PlanInputError
@@ -78,7 +79,9 @@ class Table:
         """The callers' option index of each job's chosen position."""
         if self.origin is None:
             return tuple(int(p) - int(s) for p, s in zip(positions, self.starts, strict=False))
-        return tuple(int(self.origin[p]) for p in positions)
+        if isinstance(self.origin, list):
+            return tuple(self.origin[p] for p in positions)
+        return tuple(self.origin[np.asarray(positions)].tolist())
 
 
 def scale_for(largest: float, jobs: int) -> float:
@@ -104,21 +107,21 @@ def build(
         if known[0] > largest:
             largest = known[0]
     scale = scale_for(largest, len(options))
-    starts, weight, value, origin = [0], list[int](), list[int](), list[int]()
+    fast = np is not None and sum(map(len, options)) >= NUMPY_FROM_OPTIONS
+    parts = list[Any]()
     for row in options:
-        key = id(row), scale
+        key = id(row), scale, fast
         columns = memo.get(key)
         if columns is None:
-            columns = memo[key] = _columns(row, scale)
-        weights, values, indices = columns
-        weight += weights
-        value += values
-        origin += indices
-        starts.append(len(weight))
-    if np is not None and len(weight) >= NUMPY_FROM_OPTIONS:
-        arrays = [np.asarray(x, dtype=np.int64) for x in (starts, weight, value)]
-        return Table(arrays[0], arrays[1], arrays[2], scale, origin)
-    return Table(starts, weight, value, scale, origin)
+            columns = _columns(row, scale)
+            memo[key] = columns = [np.asarray(c, dtype=np.int64) for c in columns] if fast else columns
+        parts.append(columns)
+    starts = [0, *accumulate(len(part[0]) for part in parts)]
+    if fast:
+        weight, value, origin = (np.concatenate([part[c] for part in parts]) for c in range(3))
+        return Table(np.asarray(starts, dtype=np.int64), weight, value, scale, origin)
+    flat = [list(chain.from_iterable(part[c] for part in parts)) for c in range(3)]
+    return Table(starts, flat[0], flat[1], scale, flat[2])
 
 
 def _largest(row: Sequence[Choice], labels: Sequence[str] | None, j: int) -> float:

@@ -105,7 +105,7 @@ class TrueCurve:
     sizes_seen: tuple[int, ...] = tuple(range(1, 4097))
 
     def __init__(self, program: Program) -> None:
-        self.program, self.jitter = program, 0.005
+        self.program, self.jitter = program, 0.002
 
     def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
         return self.program.throughput(gpus, nodes, batch)

@@ -1,0 +1,137 @@
+"""The simulator's tables: speed, policies on a public workload, what a restart costs, needless moves under noise.
+
+    python benchmarks/bench_simulator.py [--quick] [--data FOLDER]
+
+FOLDER holds adaptdl's OSDI'21 artifact (profiles/, workloads/); without it the workload is made up from the built-in
+classes and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import _setup  # noqa: F401
+
+from slurm_elastic.daemon.optimizer.policies import JobView, choose
+from slurm_elastic.daemon.simulator.cli import load_profiles
+from slurm_elastic.daemon.simulator.engine import Settings, TrueCurve, simulate
+from slurm_elastic.daemon.simulator.metrics import summary, table
+from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
+from slurm_elastic.daemon.simulator.trace import TraceJob, read
+
+POLICIES = ("static", "fixed-batch", "throughput", "goodput", "log-goodput", "harmonic", "evolution")
+
+
+def made_up(jobs: int, gpus: int, load: float, seed: int = 0) -> list[TraceJob]:
+    """Jobs of the built-in classes whose GPU-time at the sizes asked for is `load` times the cluster's."""
+    rng, at, rows, names = random.Random(seed), 0.0, list[TraceJob](), sorted(builtin())
+    mean = 2.33 * 600.0 * 1.65  # GPUs asked for x median run time x mean over median
+    for i in range(jobs):
+        at += rng.expovariate(load * gpus / mean)
+        asked = rng.choice((1, 2, 4))
+        rows.append(TraceJob(str(i), at, rng.choice(names), asked, 64, duration_s=rng.lognormvariate(6.4, 1.0)))
+    return rows
+
+
+def speed(quick: bool) -> None:
+    jobs = made_up(2000 if quick else 10_000, 512, 0.7)
+    print(f"{len(jobs)} jobs on 512 GPUs, CPU seconds of one core")
+    for interval in (60.0, 300.0) if quick else (60.0, 300.0, 0.0):
+        for policy in ("log-goodput", "throughput"):
+            start = time.process_time()
+            outcome, _ = simulate(jobs, builtin(), policy, Settings(512, 8, interval_s=interval))
+            spent = time.process_time() - start
+            row = summary(outcome)
+            when = f"at most every {interval:.0f} s" if interval else "at every event"
+            counts = f"{outcome.decisions:>6} decisions  {outcome.events:>6} events"
+            came = f"mean completion {row.mean_s:.0f} s, {row.restarts:.2f} restarts a job"
+            print(f"  {policy:<12} {when:<22} {spent:>7.2f} s  {counts}  {came}", flush=True)
+
+
+def workload(data: Path | None, quick: bool) -> None:
+    """Policies on one workload, then the same with dear restarts, priced and not, and with learned curves."""
+    programs: dict[str, Program] = builtin()
+    if data:
+        file = next(iter(sorted(data.rglob("workloads/workload-1.csv"))), None)
+        if file is None:
+            raise SystemExit(f"{data}: no workloads/workload-1.csv below it")
+        programs |= load_profiles(file.parents[1] / "profiles")
+        jobs = read(file.read_text(), str(file))
+        print(f"\n{file.name}: {len(jobs)} jobs on 64 GPUs, measured profiles")
+    else:
+        jobs = made_up(160, 64, 1.2)
+        print("\nmade-up workload of the built-in classes: 160 jobs on 64 GPUs (assumed shapes, not measured)")
+    settings = Settings(64, 4)
+    rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in POLICIES]
+    print(table(rows), flush=True)
+    print("\nthe same, restarts of 300 s")
+    dear = replace(settings, pause_s=300.0)
+    for policy in ("log-goodput", "throughput"):
+        for label, priced in (("priced", True), ("for free in the plan", False)):
+            outcome = simulate(jobs, programs, policy, replace(dear, price_moves=priced))[0]
+            row = summary(outcome)
+            print(f"  {policy:<12} {label:<22} mean {row.mean_s:>6.0f} s  {row.restarts:.2f} restarts a job")
+    print("\ncurves learned from each job's own reports (3 % noise), against known curves")
+    for policy in ("log-goodput",) if quick else ("throughput", "goodput", "log-goodput"):
+        known = summary(simulate(jobs, programs, policy, settings)[0]).mean_s
+        learned = summary(simulate(jobs, programs, policy, replace(settings, learned=True))[0])
+        moved = f"{learned.restarts:.2f} restarts a job"
+        print(f"  {policy:<12} {known:>6.0f} s known, {learned.mean_s:>6.0f} s learned ({moved})", flush=True)
+
+
+class Shaken(TrueCurve):
+    """A true curve as measured with relative noise: the same at a size for as long as it lives."""
+
+    def __init__(self, program: Program, noise: float, seed: int) -> None:
+        super().__init__(program)
+        self.noise, self.seed, self.jitter = noise, seed, noise
+
+    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+        shake = random.Random(f"{self.seed} {gpus} {batch}").gauss(0, self.noise)
+        return super().throughput(gpus, nodes, batch) * (1 + shake)
+
+
+def needless(quick: bool) -> None:
+    """Share of running jobs moved per decision when nothing changes but 1 % noise in every curve."""
+    print("\nneedless moves: 1 % noise, nothing else changes; share of running jobs moved per decision")
+    programs, count, rounds = list(builtin().values()), 100, 4 if quick else 10
+    for policy in ("throughput", "log-goodput"):
+        for label, sigma in (("with the restart term", None), ("without", 0.0)):
+            held, moved = [0] * count, 0
+            batch = [0] * count
+            for round_ in range(rounds + 1):
+                views = [
+                    JobView(
+                        str(i), Shaken(programs[i % 3], 0.01, 1000 * round_ + i), size_ladder(1, 64, 8), LADDER,
+                        held[i], batch[i], 1, 64, pause_s=0.0, sigma=sigma,
+                    )
+                    for i in range(count)
+                ]  # fmt: skip
+                rows = choose(views, 512, policy)
+                changed = sum((r.gpus, r.batch) != (h, b) for r, h, b in zip(rows, held, batch, strict=True))
+                moved += changed if round_ else 0
+                held, batch = [r.gpus for r in rows], [r.batch for r in rows]
+            print(f"  {policy:<12} {label:<22} {100 * moved / count / rounds:.2f} %", flush=True)
+
+
+def LADDER(gpus: int) -> tuple[int, ...]:
+    return tuple(b for b in (64, 128, 256, 512, 1024, 2048) if b % gpus == 0 and b >= 4 * gpus)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer")
+    parser.add_argument("--data", type=Path, help="folder with profiles/ and workloads/")
+    args = parser.parse_args()
+    speed(args.quick)
+    workload(args.data, args.quick)
+    needless(args.quick)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
