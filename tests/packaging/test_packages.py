@@ -281,17 +281,25 @@ def booted(debian: Path, built: Path, old: Path) -> Iterator[dict[str, str]]:
     (path / "etc" / "slurm" / "slurm.conf").write_text(SLURM_CONF)
     (path / "etc" / "hostname").write_text("boot\n")
     (path / "etc" / "hosts").write_text("127.0.0.1 localhost boot\n")
-    wanted = path / "etc" / "systemd" / "system" / "multi-user.target.wants"
-    wanted.mkdir(exist_ok=True)
-    (wanted / "probe.service").write_text("[Service]\nType=oneshot\nExecStart=/bin/bash /root/probe.sh\n")
+    units = path / "etc" / "systemd" / "system"
+    (units / "probe.service").write_text("[Service]\nType=oneshot\nExecStart=/bin/bash /root/probe.sh\n")
+    (units / "multi-user.target.wants").mkdir(exist_ok=True)
+    (units / "multi-user.target.wants" / "probe.service").symlink_to("../probe.service")
     command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-users=no", "--hostname=boot"]
-    done = subprocess.run(
-        [*command, "-D", path, "-b"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, check=False
-    )
-    output = path / "root" / "probe.out"
-    assert output.exists(), done.stdout[-2000:] + done.stderr[-2000:]
-    text = output.read_text()
-    shutil.rmtree(path.parent)
+    try:
+        done = subprocess.run(
+            [*command, "-D", path, "-b"],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=400,
+            check=False,
+        )
+        output = path / "root" / "probe.out"
+        assert output.exists(), done.stdout[-2000:] + done.stderr[-2000:]
+        text = output.read_text()
+    finally:
+        shutil.rmtree(path.parent)
     yield {name: said.strip() for name, said in re.findall(r"(?s)== (\w+) ==\n(.*?)(?=== \w+ ==|\Z)", text)}
 
 
