@@ -52,8 +52,9 @@ class Zygote:
     def kill(self, name: str, number: int = 9) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: name in self.pids, 30), f"{name} was not started"
-        if name not in self.codes:
-            os.kill(self.pids[name], number)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself just now
+            if name not in self.codes:
+                os.kill(self.pids[name], number)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -196,8 +197,7 @@ class Control:
         """End whatever is left."""
         for name in list(self.zygote.pids):
             if name.startswith(self.prefix):
-                with contextlib.suppress(ProcessLookupError):
-                    self.zygote.kill(name)
+                self.zygote.kill(name)
         self.drop()
 
     def _accept(self) -> None:

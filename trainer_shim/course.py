@@ -19,7 +19,7 @@ import torch
 
 from . import world as worlds
 from .audit import Recorder
-from .batch import slice_of
+from .batch import micros_of, slice_of
 from .checkpoint import Saved
 from .data import Feed, Micro, Slicing
 from .errors import TrainingError
@@ -29,7 +29,7 @@ from .optimization import Optimization
 from .parallel import Reader, Said, Strategy, Sums
 from .saving import Background, Saving
 from .state import State
-from .telemetry import Meter, Position, Shape
+from .telemetry import Meter, Position, Shape, pause
 from .tuning import Tuning
 from .world import World, WorldNotFormed
 
@@ -56,12 +56,14 @@ class Course:
         self._lag = 1 if self.device.type == "cuda" else 0
         self._ended = 0.0
         if self.saving.writer is not None:
-            membership.on_leave = lambda: self.saving.wait(SAVE_WAIT_S)
+            membership.on_leave = self._before_leaving
             self.saving.writer.on_free = self._free
+        self._held: dict[str, Any] | None = None
         self._still = threading.Lock()
         self._quiet = False
         self._announce = False
         self._pause: tuple[float, float, int, float] | None = None
+        self._old_size, self._resumed = 1, 0.0
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
         if membership.link is not None:
@@ -125,13 +127,21 @@ class Course:
         progress.samples += micro.total
         progress.cursor = micro.cursor + micro.total
         self.optimizers().schedule(progress)
-        shape = Shape(self.world().generation, self.batch, max(1, micro.weight), micro.count)
+        shape = self._shape()
         position = Position(progress.step, progress.samples, progress.epoch, self.tuning.noise(progress).scale)
-        self.meter.step(micro.total, shape, position)
+        typical = micro.total == self.batch and micro.count == shape.accumulation
+        self.meter.step(micro.total, shape, position, typical)
         self._spoken.append((coming, reader))
         self._ended = time.perf_counter()
+        self._write_held()
         if self._announce:
             self._say_running()
+
+    def _shape(self) -> Shape:
+        """Of a full step on rank 0, which has the largest slice."""
+        world, slicing = self.world(), self.slicing()
+        parts = micros_of(slice_of(self.batch, world.size, 0), slicing.micro_batch or self.batch)
+        return Shape(world.generation, self.batch, len(parts[0]), len(parts))
 
     def measure(self, micro: Micro, squares: tuple[float, float] | None) -> None:
         """Take the squared norms of a measured step: of this rank's gradient, and of the mean over all ranks."""
@@ -180,7 +190,7 @@ class Course:
         """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
         progress, model, old = self.state.progress, self.model(), self.world()
         lr = self.tuning.target_rate(progress).lr
-        self._pause = (self._ended, self.meter.median_step(), self.batch, lr)
+        self._pause, self._old_size = (self._ended, self.meter.median_step(), self.batch, lr), old.size
         keep = coming.rank == 0 and not coming.leave and (model.sharded or self.saving.writer is not None)
         captured = self.state.capture() if keep and not model.sharded else None
         carried = self._snapshot(keep) if model.sharded else None
@@ -192,24 +202,33 @@ class Course:
             self._spoken.clear()
             self._squares = None
             if not switched:
-                self._put(carried, copying)
+                self._hold(carried, copying)
                 self.log(f"world {coming.generation} did not form; training goes on with {old.size} workers")
                 self._pause = None
                 self.meter.resume()
                 return
             self._connect(carried, has_state=not model.sharded or carried is not None)
-            self._put(carried, copying)
+            self._hold(carried, copying)
+            self._resumed = time.perf_counter()
         except WorldNotFormed as error:
-            self._put(carried, copying)
+            self._hold(carried, copying)
             self.membership.fail(coming.generation, str(error))
         if self._audit is not None and self.rank == 0:
             ranks = [old.size, self.world().size]
             self._audit.write({"resize": ranks, "generation": self.world().generation, "step": progress.step})
 
-    def _put(self, carried: dict[str, Any] | None, copying: Background | None) -> None:
-        snapshot = copying.result() if copying is not None else carried
+    def _hold(self, carried: dict[str, Any] | None, copying: Background | None) -> None:
+        """Have the snapshot of a switch complete before the next step, and written after it: writing takes time too."""
+        self._held = copying.result() if copying is not None else carried
+
+    def _write_held(self) -> None:
+        snapshot, self._held = self._held, None
         if snapshot is not None:
             self.saving.put(snapshot)
+
+    def _before_leaving(self) -> None:
+        self._write_held()
+        self.saving.wait(SAVE_WAIT_S)
 
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
@@ -284,7 +303,8 @@ class Course:
         if self._pause is not None:
             since, one_step, old_batch, old_factor = self._pause
             self._pause = None
-            pause_s = max(0.0, self._ended - since - one_step)
+            shares = (old_batch / self._old_size, self.batch / world.size)
+            pause_s = pause(self._ended - since, self._resumed - since, one_step, shares)
             lr = self.optimizers().first_rate()
             lrs = (lr * old_factor, lr * self.tuning.target_rate(progress).lr)
             self.log(self.tuning.describe((old_batch, self.batch), world.size, lrs, pause_s, progress))
@@ -323,6 +343,7 @@ class Course:
 
     def save(self) -> None:
         """Copy the state and have it written; every rank calls this at the same step."""
+        self._held = None  # an older one
         if self.saving.writer is not None:
             snapshot = self._snapshot(keep=self.rank == 0)
             if snapshot is not None:

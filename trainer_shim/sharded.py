@@ -131,12 +131,13 @@ class Sharded:
             return {name: _like(value, like.get(name)) for name, value in saved.items()}
         if isinstance(part, torch.optim.Optimizer):
             parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+            # Copies: optimizers take over the tensors that they are given, and these may still have to be written.
             state = {
                 number: {name: _like(value, parameters[number]) for name, value in entries.items()}
                 for number, entries in saved["state"].items()
             }
             return {**saved, "state": state}
-        return saved
+        return copy.deepcopy(saved)
 
 
 def shard_blocks(model: nn.Module) -> None:
@@ -152,9 +153,9 @@ def shard_blocks(model: nn.Module) -> None:
 
 
 def _like(value: Any, parameter: Any) -> Any:
-    """This rank's shard of a whole tensor, where the parameter is sharded and has its shape."""
+    """A copy of this rank's shard of a whole tensor, where the parameter is sharded and has its shape."""
     if not isinstance(value, torch.Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-        return value
+        return value.clone() if isinstance(value, torch.Tensor) else value
     mesh, placements = parameter.device_mesh, parameter.placements
     local = value.to(parameter.to_local().device)
     for dimension, placement in enumerate(placements):
@@ -164,9 +165,8 @@ def _like(value: Any, parameter: Any) -> Any:
             empty = local.narrow(placement.dim, 0, 0)
             local = parts[rank] if rank < len(parts) else empty
     # Each rank cuts for itself: no communication, so ranks may do this at different times.
-    return DTensor.from_local(
-        local.contiguous(), mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
-    )
+    own = local.clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=value.shape, stride=value.stride())
 
 
 @contextmanager

@@ -84,8 +84,8 @@ class Meter:
         self._begun = self._clock()
         self._input_wait = 0.0
 
-    def step(self, samples: int, shape: Shape, position: Position) -> None:
-        """An optimizer step has ended."""
+    def step(self, samples: int, shape: Shape, position: Position, typical: bool = True) -> None:
+        """An optimizer step has ended. One that is not `typical` (the short last one of a pass) is not measured."""
         now = self._clock()
         took, waited = now - self._begun, self._input_wait
         self._begun, self._input_wait = now, 0.0
@@ -94,6 +94,8 @@ class Meter:
         self._shape, self._position = shape, position
         if self._skip > 0:
             self._skip -= 1
+            return
+        if not typical:
             return
         self._recent.append(took)
         self._steps.append(StepTime(took, waited, samples))

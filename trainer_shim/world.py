@@ -32,6 +32,8 @@ MIN_FORMING_S = 30.0
 """Least bound of a collective while a world forms, in seconds."""
 POLL_S = 1.0
 BUCKET_BYTES = 32 << 20
+ALONE_BYTES = 1 << 20
+"""From this size on a tensor travels by itself: putting it beside others would cost two copies."""
 
 
 class WorldNotFormed(TrainingError):
@@ -202,6 +204,7 @@ class Channel:
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 dist.broadcast(bucket[0], src=0, group=self._group)
                 continue
+            # The layout in memory may differ between ranks; the order of elements that travels does not.
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             dist.broadcast(flat, src=0, group=self._group)
             if not self.sends:
@@ -214,13 +217,16 @@ class Channel:
 
 
 def _buckets(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors of one kind and device side by side, up to BUCKET_BYTES; the same on every rank."""
+    """Small tensors of one kind and device side by side, up to BUCKET_BYTES; the same on every rank."""
     buckets: list[list[torch.Tensor]] = []
     room: dict[tuple[torch.dtype, str], tuple[list[torch.Tensor], int]] = {}
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
         size = tensor.numel() * tensor.element_size()
+        if size >= ALONE_BYTES:
+            buckets.append([tensor])
+            continue
         key = (tensor.dtype, tensor.device.type)
         bucket, used = room.get(key, ([], BUCKET_BYTES))
         if used + size > BUCKET_BYTES:

@@ -74,6 +74,18 @@ def test_another_world_or_batch_starts_anew() -> None:
     assert report is not None and report["steps"] == 4 and report["batch"] == 128
 
 
+def test_short_steps_are_not_measured() -> None:
+    """The last step of a pass, with fewer samples, is in no median and does not throw away the others."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [1.0] * 7)
+    clock.now += 0.1
+    meter.step(3, SHAPE, Position(8, 500, 1), typical=False)
+    report = meter.due()
+    assert report is not None and report["steps"] == 5 and report["step_time_median_s"] == 1.0 and report["step"] == 8
+
+
 def test_an_evaluation_is_not_a_step() -> None:
     """Time between two passes over the data is no step's time."""
     clock = Clock()

@@ -185,7 +185,7 @@ def test_random_kills_and_resizes_lose_nothing(start: Start, seed: int) -> None:
         control.start(*members, source="checkpoint" if control.all("saved") else "fresh")
     assert control.exits(*members) == [0] * len(members), control.story()
     found = audit.check(control.audit, samples=1003, epochs=8)
-    assert found.ok and found.restarts == kills > 2, (found, control.story())
+    assert found.ok and found.restarts == kills > 0, (found, control.story())
 
 
 def test_survivors_of_a_killed_worker_leave_with_75(start: Start) -> None:
@@ -282,7 +282,8 @@ def test_a_checkpoint_is_written_during_an_evaluation(start: Start) -> None:
     """Asked to hurry while rank 0 evaluates for seconds: the checkpoint of the last step is on disk before its end."""
     control = start("--pace", "0", "--evaluate", "4", "--epochs", "1")
     control.start("a", "b")
-    wait_until(lambda: audit.check(control.audit, 1003, 1).ok)  # all steps are done: the evaluation has begun
+    # Both ranks have recorded all 21 steps: the evaluation has begun.
+    wait_until(lambda: sum("indices" in line for line in audit.read(control.audit)) == 42)
     for name in "ab":
         control.send(name, {"type": "hurry", "deadline_s": 3})
     saved = control.wait(lambda _, message: message["type"] == "saved", 3.5)
@@ -332,10 +333,11 @@ def test_rank_0_reports_what_it_measures(start: Start) -> None:
     control.start("a", "b")
     report = control.wait(lambda _, message: message["type"] == "report", 30)
     assert report["generation"] == 1 and report["batch"] == 50 and report["accumulation"] == 1
-    assert report["micro_batch"] == 25 and report["steps"] > 10
-    assert 0.02 < report["step_time_median_s"] <= report["step_time_p90_s"] < 2
-    assert report["samples_per_s"] == pytest.approx(50 / report["step_time_median_s"], rel=0.7)
-    assert report["samples"] >= report["step"] * 40
+    assert report["micro_batch"] == 25 and report["steps"] > 2
+    assert 0.02 < report["step_time_median_s"] <= report["step_time_p90_s"]
+    assert 0 < report["samples_per_s"] < 50 / 0.02
+    in_epoch = min(1003, (report["step"] - report["epoch"] * 21) * 50)
+    assert report["samples"] == report["epoch"] * 1003 + in_epoch
     control.close()
 
 
@@ -351,6 +353,17 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--micro", "20")
     assert difference(ours, theirs) < 1e-12
     assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
+
+
+def test_snapshots_of_shards_are_not_changed_by_training(start: Start) -> None:
+    """Every switch of a sharded training writes a checkpoint beside the steps that follow; all of them verify."""
+    control = start("--pace", "0.002", "--strategy", "fsdp", "--epochs", "20")
+    control.start("a")
+    for names in ("ab", "a", "ac", "c"):
+        control.resize(*names)
+        step = control.all("quiesced")[-1]["step"]
+        control.wait(lambda _, message, step=step: message["type"] == "saved" and message["step"] == step)
+    assert "damaged" not in control.story()
 
 
 def test_a_sharded_checkpoint_restores_anywhere(zygote: Zygote, start: Start, tmp_path: Path) -> None:
@@ -416,7 +429,7 @@ def test_sigterm_without_a_supervisor_saves_and_resumes(zygote: Zygote, tmp_path
     arguments = ["--pace", "0.01", str(tmp_path)]
     first, second = f"first-{os.getpid()}", f"second-{os.getpid()}"
     zygote.spawn(first, SCRIPT, arguments, environ, tmp_path / "first.log")
-    wait_until(lambda: any((tmp_path / "audit").glob("*.jsonl")) and audit.check(tmp_path / "audit", 1003, 3).steps > 5)
+    wait_until(lambda: sum("indices" in line for line in audit.read(tmp_path / "audit")) > 5)
     zygote.kill(first, signal.SIGTERM)
     assert zygote.wait(first) == 128 + signal.SIGTERM
     zygote.spawn(second, SCRIPT, arguments, environ, tmp_path / "second.log")
