@@ -322,10 +322,10 @@ def test_a_bad_setting_ends_it_with_2_and_one_sentence(tmp_path: Path, capsys: p
 
 def test_check_names_what_does_not_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each part is tried, whatever the others said."""
+    slurm_conf = tmp_path / "slurm.conf"
+    slurm_conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort=1\nMessageTimeout=2\nNodeName=n1\n")
     config = tmp_path / "selasticd.toml"
-    config.write_text(
-        f'state_dir = "{tmp_path}"\nslurm_conf = "{tmp_path}/none.conf"\nmunge_socket = "{tmp_path}/no"\n'
-    )
+    config.write_text(f'state_dir = "{tmp_path}"\nslurm_conf = "{slurm_conf}"\nmunge_socket = "{tmp_path}/no"\n')
     assert service.main(["--config", str(config), "--check"]) == 1
     said = capsys.readouterr().out
     assert "database: sqlite, ready" in said
