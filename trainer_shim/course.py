@@ -26,11 +26,12 @@ from .errors import TrainingError
 from .link import Coming, Link
 from .membership import Membership
 from .optimization import Optimization
-from .parallel import Reader, Said, Strategy, Sums
+from .parallel import Strategy
 from .saving import Background, Saving
 from .state import State
 from .telemetry import Meter, Position, Shape, pause
 from .tuning import Tuning
+from .words import Reader, Said, Sums
 from .world import World, WorldNotFormed
 
 SAVE_WAIT_S = 20.0

@@ -20,7 +20,7 @@ import torch
 from . import world as worlds
 from .errors import TrainingError
 from .link import EXIT_LOST, Coming, Link, Message, leave_lost
-from .parallel import Said
+from .words import Said
 from .world import Gate, World, WorldNotFormed
 
 BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")

@@ -17,57 +17,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import TrainingError
+from .norms import Norms
+from .words import WORDS, Reader, Said, Sums
 from .world import World
-
-WORDS = 6
-Reader = Callable[[], "Sums"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Said:
-    """What one rank tells the others with a step. `ahead`: by how much the generation it holds is newer; 0: none.
-
-    square: |g_i|^2 of this rank's own mean gradient at the last step that was measured.
-    """
-
-    ahead: int = 0
-    save: bool = False
-    stop: bool = False
-    square: float = 0.0
-
-    def words(self) -> list[float]:
-        raised = self.ahead > 0
-        flags = [float(raised), float(self.ahead), float(self.ahead) ** 2, float(self.save), float(self.stop)]
-        return [*flags, self.square]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sums:
-    """What all ranks said, added up."""
-
-    ranks: int
-    raised: float
-    ahead: float
-    ahead_squared: float
-    save: float
-    stop: float
-    square: float
-
-    @property
-    def switch(self) -> bool:
-        """Everyone holds a coming world, and it is the same one: Cauchy-Schwarz with equality."""
-        return self.raised == self.ranks and self.ahead_squared * self.ranks == self.ahead**2
-
-    @classmethod
-    def of_mean(cls, ranks: int, mean: list[float]) -> Sums:
-        """From the mean over ranks; all but the last are whole numbers."""
-        raised, ahead, ahead_squared, save, stop = (float(round(word * ranks)) for word in mean[:-1])
-        return cls(ranks, raised, ahead, ahead_squared, save, stop, mean[-1] * ranks)
 
 
 class Strategy(Protocol):
@@ -266,53 +221,6 @@ class Replicated:
             return Sums.of_mean(ranks, copy.tolist())
 
         return read
-
-
-class Norms:
-    """Squared gradient norms of one step: what each rank adds to the all-reduce, and what comes out of it."""
-
-    def __init__(self) -> None:
-        self._wanted = False
-        self._own: torch.Tensor | None = None
-        self._first = True
-        self.hidden: nn.Parameter | None = None
-        """It goes through the buckets too, and is no gradient."""
-
-    def begin(self, wanted: bool) -> None:
-        """Before a micro batch's forward pass."""
-        if not wanted:
-            self._own, self._first = None, True
-        self._wanted = wanted
-
-    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The all-reduce (mean) of a bucket, looked at first when a measurement is wanted."""
-        if self._wanted:
-            pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-            square = _square([grad for parameter, grad in pairs if parameter is not self.hidden])
-            self._own = square if self._own is None else self._own + square
-        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
-
-    def micro_done(self, module: nn.Module) -> None:
-        """One rank alone: after the first micro batch of a step, its gradient is the small batch's."""
-        if self._wanted and self._first:
-            self._own = _square(_grads(module))
-            self._first = False
-
-    def squares(self, module: nn.Module) -> tuple[float, float] | None:
-        if not self._wanted or self._own is None:
-            return None
-        own, self._own, self._first = self._own, None, True
-        return float(own), float(_square(_grads(module)))
-
-
-def _grads(module: nn.Module) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-
-
-def _square(grads: list[torch.Tensor]) -> torch.Tensor:
-    if not grads:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack([grad.square().sum(dtype=torch.float64) for grad in grads]).sum()
 
 
 def strategy_of(name: str, module: nn.Module, optimizers: list[Any], options: dict[str, Any]) -> Strategy:

@@ -27,7 +27,7 @@ except ImportError:  # where torch 2.4 and 2.5 have them
     from torch.distributed._tensor import DTensor, Shard  # type: ignore[attr-defined]
 
 from .errors import TrainingError
-from .parallel import Reader, Said, Sums
+from .words import Reader, Said, Sums
 from .world import World
 
 
