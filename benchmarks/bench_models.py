@@ -20,7 +20,7 @@ import model_peers as peers
 import numpy as np
 from profiles import Profile, load
 
-from slurm_elastic.daemon.optimizer.models import Observation, fit, fit_many
+from slurm_elastic.daemon.optimizer.models import Observation, coordinates, fit, fit_many
 from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, learn
 from slurm_elastic.daemon.optimizer.solver import Option, solve
 from slurm_elastic.daemon.optimizer.step_form import step_time
@@ -38,7 +38,7 @@ def records(profile: Profile) -> list[tuple[float, ...]]:
     for micro in {micros[0], micros[len(micros) // 2], micros[-1]}:
         first = [o for o in profile.rows if (o.gpus, o.micro_batch) == (1, micro)]
         rest = [o for o in profile.rows if not (o.gpus == 1 and o.micro_batch < micro)]
-        out.append(fit(first + rest, WIDE).theta)
+        out.append(coordinates(first + rest))
     return out
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from . import fit_plain
 from .errors import PlanInputError
 from .fit_plain import Point
-from .prior import DEFAULT, Prior, precision
+from .prior import DEFAULT, RECORD, Prior, precision
 from .step_form import log_step_time, step_time
 
 FORM_ERROR = 0.08
@@ -132,6 +132,11 @@ def fit_many(
         assembled(rows, scale, micro, theta, covariance)
         for rows, (_, scale, micro), theta, covariance in zip(sets, ready, thetas, covariances, strict=True)
     ]
+
+
+def coordinates(observations: Sequence[Observation]) -> tuple[float, ...]:
+    """A finished program's coordinates, fit to learn a prior from (`prior.learn`)."""
+    return fit(observations, RECORD).theta
 
 
 def checked(observations: Sequence[Observation]) -> list[Observation]:

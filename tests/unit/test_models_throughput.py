@@ -11,7 +11,7 @@ import pytest
 
 from slurm_elastic.daemon.optimizer import linear
 from slurm_elastic.daemon.optimizer.errors import PlanInputError
-from slurm_elastic.daemon.optimizer.models import Observation, ThroughputModel, fit, fit_many
+from slurm_elastic.daemon.optimizer.models import Observation, ThroughputModel, coordinates, fit, fit_many
 from slurm_elastic.daemon.optimizer.prior import ASSUMED, learn
 from slurm_elastic.daemon.optimizer.step_form import log_step_time, step_time
 
@@ -167,6 +167,14 @@ def test_a_learned_prior_helps_where_little_was_measured() -> None:
     errors = [abs(math.log(fit(reports, p).step_time(16, 4, 1024) / truth)) for p in (learn(similar), ASSUMED)]
     learned, assumed = errors
     assert learned < assumed and learned < 0.15
+
+
+def test_a_prior_learned_from_the_same_programs_knows_their_law() -> None:
+    """Coordinates of finished programs, learned from, let one report predict what ten times as many GPUs do."""
+    places = [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4)]
+    records = [coordinates([observe(k, n, m) for k, n in places for m in (32, 64, 128)]) for _ in range(3)]
+    model = fit([observe(1, 1, 64)], learn(records))
+    assert math.isclose(model.step_time(12, 3, 12 * 64), true_time(12, 3, 64), rel_tol=0.15)
 
 
 @pytest.mark.parametrize(
