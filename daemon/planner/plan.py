@@ -215,6 +215,9 @@ class _Round:
             reason = self._reason(m, target.gpus, target.batch, target.reason)
             if reason is Reason.SHRINK_SHARE and not taken:
                 reason = Reason.SHRINK_NO_GAIN
+            elif reason is Reason.SHRINK_CAPACITY and any(other.forced for other in members):
+                # The room is made by another job, which this one makes up for.
+                reason = self._why_forced(next(other.standing for other in members if other.forced))
             wishes.append(Wish(m.standing, target.gpus, target.batch, reason, target.gain, m.forced))
         return wishes
 

@@ -544,3 +544,18 @@ def test_a_job_that_is_no_faster_for_its_gpus_gives_them_up_and_says_so() -> Non
     world.state(1, observations=(seen(4, 0.9), seen(8, 1.0)))
     decision = row(world.plan(), 1)
     assert decision.gpus_to < 8 and decision.reason == Reason.SHRINK_NO_GAIN.value
+
+
+def test_who_makes_up_for_another_that_gave_way_says_for_whom() -> None:
+    """Room made by one job is shared out again: the loss of the others has the same cause."""
+    world = World(4)
+    world.settings = replace(SETTINGS, policy="log-goodput")
+    request = "elastic:gpus=2-16,step=2,batch=240-256"
+    for job, node in ((1, "n1"), (2, "n2")):
+        world.job(job, node, request)
+        world.cluster.companion(100 + job, job, "n3" if job == 1 else "n4")
+        world.state(job, observations=(seen(4, 1.0), seen(8, 0.55)))
+    world.cluster.wait(9)
+    plan = world.plan()
+    moved = [row for row in plan.rows if row.gpus_to < row.gpus_from]
+    assert moved and {row.reason for row in moved} == {Reason.SHRINK_FOR_JOB.value}
