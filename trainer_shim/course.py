@@ -191,6 +191,7 @@ class Course:
         """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
         progress, model, old = self.state.progress, self.model(), self.world()
         lr = self.tuning.target_rate(progress).lr
+        self._send_report(self.meter.rest())
         self._pause, self._old_size = (self._ended, self.meter.median_step(), self.batch, lr), old.size
         keep = coming.rank == 0 and not coming.leave and (model.sharded or self.saving.writer is not None)
         captured = self.state.capture() if keep and not model.sharded else None
@@ -315,13 +316,16 @@ class Course:
 
     def _report(self) -> None:
         """On the link's thread."""
-        report, link = self.meter.due(), self.membership.link
+        link = self.membership.link
         if link is None or self.rank != 0:
             return
-        if report is not None:
-            link.report({"type": "report", **report})
+        self._send_report(self.meter.due())
         if link.save_wanted():
             self._save_while_quiet(link)
+
+    def _send_report(self, report: dict[str, Any] | None) -> None:
+        if report is not None and self.membership.link is not None and self.rank == 0:
+            self.membership.link.report({"type": "report", **report})
 
     def _save_while_quiet(self, link: Link) -> None:
         """During an evaluation no step comes that could save; nothing changes the state either."""
@@ -375,6 +379,7 @@ class Course:
         """The training is over: save it as such, and tell the supervisor."""
         progress = self.state.progress
         progress.finished = finished
+        self._send_report(self.meter.rest())
         self.save()
         self.saving.wait()
         link = self.membership.link

@@ -10,6 +10,7 @@ first steps of a world are left out: caches are cold and the allocator grows.
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,10 @@ import torch
 WARM_UP_STEPS = 2
 MAX_STEPS = 4096
 REPORT_EVERY_S = 5.0
+FIRST_AFTER_S = 1.0
+"""When a new world's first report is due, in seconds: what a resize has brought is waited for."""
+FEWEST_STEPS = 3
+"""Steps that a median is taken over, at least."""
 
 
 class StepTime(NamedTuple):
@@ -57,6 +62,7 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.perf_counter, every_s: float = REPORT_EVERY_S) -> None:
         self._clock = clock
         self._every_s = every_s
+        self._reporting = threading.Lock()
         self._steps: deque[StepTime] = deque(maxlen=MAX_STEPS)
         self._shape: Shape | None = None
         self._position: Position | None = None
@@ -73,7 +79,7 @@ class Meter:
         self._shape = None
         self._skip = WARM_UP_STEPS
         self._begun = self._clock()
-        self._due = self._begun + self._every_s
+        self._due = self._begun + min(self._every_s, FIRST_AFTER_S)
 
     def waited(self, seconds: float) -> None:
         """Time spent waiting for the loader."""
@@ -106,12 +112,16 @@ class Meter:
 
     def due(self) -> dict[str, Any] | None:
         """The report for the time since the last one, when it is time for one and steps were measured."""
-        now = self._clock()
-        steps, shape, position = self._steps, self._shape, self._position
-        if now < self._due or not steps or shape is None or position is None:
-            return None
-        self._due = now + self._every_s
-        self._steps = deque(maxlen=MAX_STEPS)
+        return self.rest() if self._clock() >= self._due else None
+
+    def rest(self) -> dict[str, Any] | None:
+        """The report for the time since the last one, due or not: this world, or the training, ends."""
+        with self._reporting:  # the link's thread and the training thread may both think that it is time
+            steps, shape, position = self._steps, self._shape, self._position
+            if len(steps) < FEWEST_STEPS or shape is None or position is None:
+                return None
+            self._due = self._clock() + self._every_s
+            self._steps = deque(maxlen=MAX_STEPS)
         return report(list(steps), shape, position)
 
 

@@ -43,17 +43,34 @@ def test_a_report_is_what_the_wire_accepts() -> None:
 
 
 def test_reports_come_at_their_interval_and_not_without_steps() -> None:
-    """Nothing before it is due, nothing without a measured step, and each step is told once."""
+    """The first of a world soon, then at the interval; none without measured steps; each step is told once."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
     meter.world()
+    measured(clock, meter, [0.09] * 10)
+    assert meter.due() is None
+    clock.now += 0.2
+    first = meter.due()
+    assert first is not None and first["steps"] == 10 - WARM_UP_STEPS
     measured(clock, meter, [0.1] * 10)
     assert meter.due() is None
     clock.now += 5
-    first = meter.due()
-    assert first is not None and first["steps"] == 10 - WARM_UP_STEPS
+    second = meter.due()
+    assert second is not None and second["steps"] == 10
     clock.now += 6
     assert meter.due() is None
+
+
+def test_a_short_world_is_reported_at_its_end() -> None:
+    """What was measured before a resize comes in time is told then, unless it is too little to say anything."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [0.05] * (WARM_UP_STEPS + 4))
+    rest = meter.rest()
+    assert rest is not None and rest["steps"] == 4
+    measured(clock, meter, [0.05] * 2)
+    assert meter.rest() is None
 
 
 def test_another_world_or_batch_starts_anew() -> None:
