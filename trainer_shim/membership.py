@@ -98,8 +98,7 @@ class Membership:
         if self.link.save_wanted():
             self.link.save_taken()
             save = True
-        ahead = coming.generation - self.world.generation if coming is not None and self.world is not None else 0
-        return coming, Said(max(0, ahead), save, stop, square)
+        return coming, Said(coming.generation if coming is not None else 0, save, stop, square)
 
     def switch(self, coming: Coming, position: Message, drop: Callable[[], None]) -> bool:
         """Go from the current world to the coming one; every member of the current one calls this at the same step.

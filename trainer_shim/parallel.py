@@ -1,6 +1,6 @@
 """Data parallelism that can be taken apart and put together again around a model that stays where it is.
 
-Ranks agree on when to switch without a collective of their own: a hidden parameter of six numbers rides in
+Ranks agree on when to switch without a collective of their own: a hidden parameter of a few numbers rides in
 DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever this rank has to say. The user's module is
 never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
 """
@@ -184,7 +184,7 @@ class Replicated:
             self._norms.micro_done(self.module)
             if said is None:
                 return None
-            sums = Sums(1, *said.words())
+            sums = Sums.of_mean(1, said.words())
             return lambda: sums
         self._outer.say(said.words())
         if not self._at_outputs:

@@ -115,7 +115,8 @@ class Sharded:
             raise
         if said is None:
             return None
-        sums = Sums(1, *said.words()) if pending is None else Sums(self._ranks, *words.tolist())
+        mean = said.words() if pending is None else (words / self._ranks).tolist()
+        sums = Sums.of_mean(1 if pending is None else self._ranks, mean)
         return lambda: sums
 
     def squares(self) -> tuple[float, float] | None:

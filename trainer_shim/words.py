@@ -1,51 +1,53 @@
-"""What ranks tell each other with every step, and how the sum over all of them is understood. Pure."""
+"""What ranks tell each other with every step, and how the sum over all of them is understood. Pure.
+
+The words are averaged in the parameters' own type, by an all-reduce that rounds. So every question is put such that
+the answers are far apart: which world a rank holds goes as BITS signs, of which all have to agree.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 
-WORDS = 6
+BITS = 5
+"""Generations are told apart modulo 2^BITS; two that are held at one time are never that far from each other."""
+WORDS = BITS + 3
 Reader = Callable[[], "Sums"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Said:
-    """What one rank tells the others with a step. `ahead`: by how much the generation it holds is newer; 0: none.
+    """What one rank tells the others with a step. `holds`: the generation it is ready to switch to; 0: none.
 
     square: |g_i|^2 of this rank's own mean gradient at the last step that was measured.
     """
 
-    ahead: int = 0
+    holds: int = 0
     save: bool = False
     stop: bool = False
     square: float = 0.0
 
     def words(self) -> list[float]:
-        raised = self.ahead > 0
-        flags = [float(raised), float(self.ahead), float(self.ahead) ** 2, float(self.save), float(self.stop)]
-        return [*flags, self.square]
+        signs = [(1.0 if self.holds >> bit & 1 else -1.0) if self.holds else 0.0 for bit in range(BITS)]
+        return [*signs, float(self.save), float(self.stop), self.square]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sums:
-    """What all ranks said, added up."""
+    """What all ranks said, together."""
 
-    ranks: int
-    raised: float
-    ahead: float
-    ahead_squared: float
-    save: float
-    stop: float
+    switch: bool
+    """Everyone holds a coming world, and it is the same one."""
+    save: bool
+    """Someone wants a checkpoint."""
+    stop: bool
+    """Someone was told to end."""
     square: float
-
-    @property
-    def switch(self) -> bool:
-        """Everyone holds a coming world, and it is the same one: Cauchy-Schwarz with equality."""
-        return self.raised == self.ranks and self.ahead_squared * self.ranks == self.ahead**2
+    """Added up."""
 
     @classmethod
     def of_mean(cls, ranks: int, mean: list[float]) -> Sums:
-        """From the mean over ranks; all but the last are whole numbers."""
-        raised, ahead, ahead_squared, save, stop = (float(round(word * ranks)) for word in mean[:-1])
-        return cls(ranks, raised, ahead, ahead_squared, save, stop, mean[-1] * ranks)
+        """From the words' mean over the ranks. One dissenting rank moves a sign's sum by 1 or 2."""
+        sums = [word * ranks for word in mean]
+        agreed = all(abs(total) > ranks - 0.5 for total in sums[:BITS])
+        return cls(agreed, sums[BITS] > 0.5, sums[BITS + 1] > 0.5, sums[BITS + 2])
