@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import uvicorn
 
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim import munge
-from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError
+from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError, StoreError
 
 from .api import create_app
 from .auth import Authenticator
@@ -39,6 +40,8 @@ from .ticker import Ticker
 
 log = logging.getLogger(__name__)
 
+TIDY_S = 3600.0
+"""Seconds between two clean-ups of the database."""
 STOP_S = 5
 """How long requests under way may take when the daemon stops."""
 
@@ -48,6 +51,7 @@ class Daemon:
 
     def __init__(self, settings: Settings, client: SlurmClient, store: Store, bounds: Bounds | None = None) -> None:
         self.settings, self.store = settings, store
+        self._tidied = -TIDY_S
         self.bell = Bell()
         self.jobs = Jobs(client)
         self.registry = Registry(store, settings)
@@ -58,6 +62,17 @@ class Daemon:
     def _work(self) -> None:
         if self.rounds.run():
             self.ticker.wake()  # what it changed is seen by the next one
+        if time.monotonic() - self._tidied >= TIDY_S:
+            self._tidied = time.monotonic()
+            self.tidy(time.time())
+
+    def tidy(self, now: float) -> None:
+        """Roll old reports up and forget what is older than the settings keep."""
+        try:
+            self.store.roll_up(now - self.settings.reports_keep_h * 3600)
+            self.store.prune(now - self.settings.history_keep_days * 86400)
+        except StoreError as error:
+            log.warning("old records are kept for now: %s", error)
 
     def start(self) -> None:
         """Rounds begin; `off` has none."""

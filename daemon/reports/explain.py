@@ -31,6 +31,8 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, 
     job = visible_job(store, job_id, viewer)
     decisions = sorted(store.decisions(job_id, DECISIONS), key=lambda row: -row.at)
     opened = store.open_intent(job_id)
+    if opened is not None and opened.state == "running":
+        opened = None  # the training has switched; what is left is to give back what it no longer uses
     closed = store.last_closed_intent(job_id)
     return {
         "now": now,

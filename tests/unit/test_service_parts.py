@@ -21,8 +21,9 @@ from slurm_elastic.daemon.bell import Bell
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.daemon.slurm.fake import Want
 from slurm_elastic.daemon.ticker import Ticker
+from slurm_elastic.db.rows import JobRow
 from slurm_elastic.trainer_shim.errors import ConfigError, NotAllowed, NotFound
-from slurm_elastic.trainer_shim.wire import VERSION, Phase, Piece, Registration
+from slurm_elastic.trainer_shim.wire import VERSION, Phase, Piece, Registration, Report
 
 
 @pytest.fixture
@@ -330,3 +331,24 @@ def test_check_names_what_does_not_work(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "database: sqlite, ready" in said
     assert "identity:" in said and "slurm:" in said and "would not work" in said
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> None:
+    """The daemon tidies its database by itself, to the settings' ages; what is young stays."""
+    daemon = service.Daemon(Settings(reports_keep_h=1.0, history_keep_days=30.0), world.slurm.client(), world.store)
+    now = 100 * 86400.0
+    job = JobRow(7, "ada", 1000, "t", "lab", "main", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING")
+    world.store.upsert_jobs([job, replace(job, job_id=8), replace(job, job_id=9)])
+    for age in (3 * 3600.0, 60.0):
+        step = int(now - age)
+        report = Report(1, now - age, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, step, 64 * step, 0)
+        world.store.add_reports(7, [report], now - age)
+    world.store.end_job(8, "COMPLETED", now - 31 * 86400)
+    world.store.end_job(9, "COMPLETED", now - 86400)
+    daemon.tidy(now)
+    assert [report.at for report in world.store.report_rows(7)] == [now - 60.0]
+    assert sum(seen.count for seen in world.store.observations(7)) == 2
+    assert (world.store.job(8) is None, world.store.job(9) is None) == (True, False)

@@ -60,6 +60,14 @@ def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> No
     assert "1 s pause (assumed; none measured yet)" in text
 
 
+def test_a_resize_whose_nodes_are_being_given_back_has_happened(story: Store, told: Callable[[int], str]) -> None:
+    """Once the training has switched, the outcome is told as such, though Slurm may still hold what is given up."""
+    order = Directive(0, 1215, (Piece(1215, "base", ("n1",), 2),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 60.0)
+    issued = story.new_intent(order, at("13:20:10"))
+    story.move_intent(issued.id, "running", at=at("13:20:41"))
+    assert told(1215).startswith("Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.\n")
+
+
 def test_a_malformed_request_is_quoted_with_the_remedy(told: Callable[[int], str]) -> None:
     """The parser's own sentence, the request as given, and that the job runs on as an ordinary one."""
     text = told(1220)
