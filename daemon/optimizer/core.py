@@ -25,6 +25,7 @@ Move = tuple[int, int, int, int]
 State = tuple[int, "Link | None"]
 Link = tuple[Move, "Link | None"]
 
+DEEPER = 64
 MANY, FEW = 200, 2
 """Above MANY open choices, a try with only the FEW cheapest per change of weight comes first: ties close there."""
 
@@ -80,7 +81,7 @@ def finish(moves: list[Move], slack: int, price: int, unit: int, work: int) -> F
                     break
         else:
             best.proven = min(tau + 1, best.loss)
-        tau *= 4
+        tau *= DEEPER
     best.proven = best.loss
     return best
 
@@ -99,13 +100,22 @@ def _most_moves(moves: list[Move], tau: int) -> int:
 
 def _shortlist(moves: list[Move], most: int) -> list[list[Move]]:
     """The moves by job, per change of weight only the `most` cheapest."""
-    count, rows = dict[int, int](), dict[int, list[Move]]()
+    count, rows, widest = dict[int, int](), dict[int, list[Move]](), dict[int, int]()
     for move in moves:
-        seen = count.get(move[1], 0)
-        if seen < most:
-            count[move[1]] = seen + 1
-            rows.setdefault(move[2], []).append(move)
-    return sorted(rows.values(), key=lambda row: (-max(abs(m[1]) for m in row), row[0]))
+        _, change, job, _ = move
+        seen = count.get(change, 0)
+        if seen >= most:
+            continue
+        count[change] = seen + 1
+        width = change if change > 0 else -change
+        if job in rows:
+            rows[job].append(move)
+            if width > widest[job]:
+                widest[job] = width
+        else:
+            rows[job], widest[job] = [move], width
+    order = sorted(rows, key=lambda job: (-widest[job], rows[job][0]))
+    return [rows[job] for job in order]
 
 
 def _search(
@@ -114,8 +124,14 @@ def _search(
     """The least losses + price * unused that is <= tau, over at most one move per row; None when there is none."""
     up, down = [0], [0]  # what the rows still to come can add or take away
     for row in reversed(rows):
-        up.append(up[-1] + max(0, max(m[1] for m in row)))
-        down.append(down[-1] + max(0, -min(m[1] for m in row)))
+        most = least = 0
+        for move in row:
+            if move[1] > most:
+                most = move[1]
+            elif move[1] < least:
+                least = move[1]
+        up.append(up[-1] + most)
+        down.append(down[-1] - least)
     states: dict[int, State] = {0: (0, None)}
     for i, row in enumerate(rows):
         left = len(rows) - 1 - i

@@ -138,6 +138,7 @@ class Cache:
     """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
 
     made: dict[object, tuple[list[Row], list[Option]]] = field(default_factory=dict)
+    views: dict[int, tuple[str, JobView, tuple[list[Row], list[Option]]]] = field(default_factory=dict)
     columns: Memo = field(default_factory=dict)
 
 
@@ -169,6 +170,9 @@ def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list
     if cache is None:
         table = rows(job, policy)
         return table, _options(job, table, policy)
+    held = cache.views.get(id(job))
+    if held is not None and held[0] == policy:
+        return held[2]
     key = (
         policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
         job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
@@ -177,6 +181,7 @@ def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list
     if known is None:
         table = rows(job, policy)
         known = cache.made[key] = table, _options(job, table, policy)
+    cache.views[id(job)] = policy, job, known  # the view is kept, so that its identity stays its own
     return known
 
 

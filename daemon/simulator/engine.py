@@ -81,6 +81,8 @@ class Job:
     model: ThroughputModel | None = None
     reports: dict[tuple[int, int], Observation] = field(default_factory=dict)
     since: float = 0.0
+    noise_scale: float | None = None
+    """As the job measures it in its present phase."""
     view: JobView | None = None
     view_key: tuple[object, ...] = ()
 
@@ -180,6 +182,7 @@ class Simulation:
         if job.elastic:
             done = 1.0 - job.left / job.work
             nodes = -(-job.gpus // self.settings.gpus_per_node)
+            job.noise_scale = program.noise_scale(job.batch, done + 1e-9)
             job.rate = program.throughput(job.gpus, nodes, job.batch) * program.efficiency(job.batch, done + 1e-9)
             if program.noise is not None and program.phases > 1:
                 edge = (int((done + 1e-9) * program.phases) + 1) / program.phases
@@ -240,8 +243,6 @@ class Simulation:
         """Admit, plan, move."""
         self.decisions += 1
         self.decided_at = self.now
-        for job in self.running.values():
-            self._advance(job)
         if self.settings.learned:
             self._learn()
         frozen = {i for i, job in self.running.items() if self._frozen(job)}
@@ -289,9 +290,9 @@ class Simulation:
 
     def _view(self, i: int, frozen: bool) -> JobView:
         job, settings = self.jobs[i], self.settings
-        done = 1.0 - job.left / job.work if i in self.running else 0.0
-        noise_scale = job.program.noise_scale(job.batch or job.program.base_batch, done + 1e-9)
-        key = job.held, job.batch, frozen, noise_scale, id(job.model)
+        if i not in self.running:
+            job.noise_scale = job.program.noise_scale(job.program.base_batch, 0.0)
+        key = job.held, job.batch, frozen, job.noise_scale, id(job.model)
         if job.view is not None and job.view_key == key:
             return job.view
         sizes = job.sizes
@@ -312,7 +313,7 @@ class Simulation:
             horizon_s=settings.horizon_s,
             frozen=frozen,
             sigma=settings.sigma if settings.price_moves else 0.0,
-            noise_scale=noise_scale,
+            noise_scale=job.noise_scale,
         )
         return job.view
 
