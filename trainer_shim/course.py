@@ -397,4 +397,3 @@ class Course:
             worlds.leave()
         if self.membership.link is not None:
             self.membership.link.close()
-

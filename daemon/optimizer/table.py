@@ -94,9 +94,7 @@ Memo = dict[object, Any]
 """Columns made before, by the identity of the list of options: for callers that keep their lists unchanged."""
 
 
-def build(
-    options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None
-) -> Table:
+def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None) -> Table:
     """Columns from option objects: sorted by GPUs, of equal sizes the best value only. Raises PlanInputError."""
     memo = {} if memo is None else memo
     largest = 0.0

@@ -231,9 +231,7 @@ def test_an_unmeasured_running_job_is_not_grown() -> None:
 
 def test_a_doubtful_growth_is_not_tried() -> None:
     """A size never measured is tried when even its pessimistic gain pays, and not when it may be a loss."""
-    sure, doubtful = (
-        job("a", 2, (2, 4), model=power(0.5, sizes_seen=(1, 2), doubt=d)) for d in (0.1, 0.6)
-    )
+    sure, doubtful = (job("a", 2, (2, 4), model=power(0.5, sizes_seen=(1, 2), doubt=d)) for d in (0.1, 0.6))
     assert sizes([sure], 4) == [4]
     assert sizes([doubtful], 4) == [2]
 

@@ -22,8 +22,15 @@ def sound() -> Lines:
         half = len(samples) // 2
         for rank, (worker, own) in enumerate([("a", samples[:half]), ("b", samples[half:])]):
             lines[worker].append(
-                {"generation": 1, "step": step, "epoch": epoch, "batch": len(samples), "rank": rank, "size": 2,
-                 "indices": own}
+                {
+                    "generation": 1,
+                    "step": step,
+                    "epoch": epoch,
+                    "batch": len(samples),
+                    "rank": rank,
+                    "size": 2,
+                    "indices": own,
+                }
             )
     return lines
 

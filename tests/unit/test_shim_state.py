@@ -147,6 +147,7 @@ def test_a_crash_while_writing_leaves_the_older_checkpoint(tmp_path: Path, monke
     write(tmp_path, trained(1)[0].snapshot())
     for function in ("save", "fsync", "rename"):
         with monkeypatch.context() as patch:
+
             def crash(*_: Any, **__: Any) -> None:
                 raise KeyboardInterrupt
 
