@@ -66,9 +66,7 @@ def _adaptdl(placements: Path, cluster: str) -> Profile:
                     raise SystemExit(f"{path}:{line}: expected numbers in the columns of DATA.md ({error})") from None
                 sums[gpus, nodes, micro].append(step)
                 compute[micro].append(step - sync)
-    rows = tuple(
-        Observation(k, n, k * m, m, 1, sum(times) / len(times)) for (k, n, m), times in sorted(sums.items())
-    )
+    rows = tuple(Observation(k, n, k * m, m, 1, sum(times) / len(times)) for (k, n, m), times in sorted(sums.items()))
     return Profile(cluster, placements.parent.name, rows, {m: sorted(t)[len(t) // 2] for m, t in compute.items()})
 
 

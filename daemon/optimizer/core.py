@@ -118,9 +118,7 @@ def _shortlist(moves: list[Move], most: int) -> list[list[Move]]:
     return [rows[job] for job in order]
 
 
-def _search(
-    rows: list[list[Move]], slack: int, price: int, tau: int, best: Finish
-) -> tuple[list[Move], int] | None:
+def _search(rows: list[list[Move]], slack: int, price: int, tau: int, best: Finish) -> tuple[list[Move], int] | None:
     """The least losses + price * unused that is <= tau, over at most one move per row; None when there is none."""
     up, down = [0], [0]  # what the rows still to come can add or take away
     for row in reversed(rows):
@@ -166,4 +164,3 @@ def _search(
         moves.append(link[0])
         link = link[1]
     return moves, total
-

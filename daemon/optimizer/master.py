@@ -75,9 +75,7 @@ class _Basis:
         return True
 
 
-def _oracle(
-    weights: Sequence[Sequence[Vector]], values: Sequence[Sequence[int]]
-) -> Callable[[list[float]], Plan]:
+def _oracle(weights: Sequence[Sequence[Vector]], values: Sequence[Sequence[int]]) -> Callable[[list[float]], Plan]:
     """The plan that is best at given prices, vectorised where numpy is there and the size is worth it."""
     if sum(len(row) for row in values) < 2000:
         return lambda prices: _plain(weights, values, prices)

@@ -112,4 +112,3 @@ def _open(columns: Table, capacity: int) -> tuple[int, int, Any, int, list[Move]
         columns = columns.plain()  # rounding missed the multiplier: the exact, slower way
     p, q = dual_plain.multiplier(columns, capacity)
     return p, q, *dual_plain.open_choices(columns, capacity, p, q)
-

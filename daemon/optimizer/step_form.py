@@ -46,9 +46,7 @@ def exp(x: float) -> float:
     return math.exp(-LARGEST_LOG if x < -LARGEST_LOG else LARGEST_LOG if x > LARGEST_LOG else x)
 
 
-def log_step_time(
-    theta: Vector, gpus: int, nodes: int, micro: float, accumulation: float
-) -> tuple[float, list[float]]:
+def log_step_time(theta: Vector, gpus: int, nodes: int, micro: float, accumulation: float) -> tuple[float, list[float]]:
     """(T, gradient of ln T in the seven coordinates)."""
     e = [exp(x) for x in theta[:6]]
     alpha, slope = e[0], e[1] * micro
