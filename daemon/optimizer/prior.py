@@ -30,10 +30,25 @@ class Prior:
     """Programs it was learned from; 0: assumed."""
 
 
-def learn(rows: Sequence[Sequence[float]], weights: Sequence[float] | None = None, noise: float = 0.2) -> Prior:
+def _independent(mean: Sequence[float], deviation: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(d * d if i == j else 0.0 for j in range(len(mean))) for i, d in enumerate(deviation))
+
+
+_MEAN = (-1.2, -0.5, -3.0, -5.3, -1.0, -4.3, -1.5)
+ASSUMED = Prior(_MEAN, _independent(_MEAN, (0.8, 0.5, 1.2, 1.5, 1.2, 1.2, 1.0)))
+"""Without any data: sync is 5 % of a step inside a node and a third of it between nodes."""
+
+
+def learn(
+    rows: Sequence[Sequence[float]],
+    weights: Sequence[float] | None = None,
+    noise: float = 0.2,
+    toward: float = 0.5,
+) -> Prior:
     """A prior from the fitted coordinates of earlier programs (scale free, as `models.coordinates` gives them).
 
-    `weights` count a record of the same cluster or the same program more. Raises PlanInputError on no rows.
+    `weights` count a record of the same cluster or the same program more. `toward`: how far it is drawn back to the
+    assumed one; half way made the best plans for unknown programs on unknown clusters. PlanInputError on no rows.
     """
     if not rows:
         raise PlanInputError("a prior needs the coordinates of at least one program")
@@ -44,8 +59,10 @@ def learn(rows: Sequence[Sequence[float]], weights: Sequence[float] | None = Non
         line = []
         for j in range(N):
             seen = sum(s * (r[i] - mean[i]) * (r[j] - mean[j]) for s, r in zip(share, rows, strict=True))
-            line.append(seen * (FULL_SHARE + DIAGONAL_SHARE * (i == j)) + RIDGE * (i == j))
+            own = seen * (FULL_SHARE + DIAGONAL_SHARE * (i == j)) + RIDGE * (i == j)
+            line.append((1 - toward) * own + toward * ASSUMED.covariance[i][j])
         covariance.append(tuple(line))
+    mean = [(1 - toward) * m + toward * a for m, a in zip(mean, ASSUMED.mean, strict=True)]
     return Prior(tuple(mean), tuple(covariance), noise, len(rows))
 
 
@@ -56,27 +73,19 @@ def precision(prior: Prior, scale_known: bool) -> list[list[float]]:
     return linear.inverse(rows)
 
 
-def _independent(mean: Sequence[float], deviation: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(d * d if i == j else 0.0 for j in range(len(mean))) for i, d in enumerate(deviation))
-
-
-_MEAN = (-1.2, -0.5, -3.0, -5.3, -1.0, -4.3, -1.5)
-ASSUMED = Prior(_MEAN, _independent(_MEAN, (0.8, 0.5, 1.2, 1.5, 1.2, 1.2, 1.0)))
-"""Without any data: sync is 5 % of a step inside a node and a third of it between nodes."""
-
 RECORD = Prior(_MEAN, _independent(_MEAN, (1.0,) * N), 0.1)
 """Under which a whole profile is fitted before it is learned from: what a table does not show stays ordinary."""
 
 DEFAULT = Prior(
-    mean=(-1.32, -1.11, -2.13, -4.02, -1.07, -4.28, -2.04),
+    mean=(-1.26, -0.80, -2.56, -4.66, -1.04, -4.29, -1.77),
     covariance=(
-        (1.77, -0.88, 0.04, 0.25, 0.52, 0.72, 0.02),
-        (-0.88, 2.81, 0.03, -0.64, -0.13, -0.60, 0.15),
-        (0.04, 0.03, 1.45, 0.63, 0.48, 0.38, -0.50),
-        (0.25, -0.64, 0.63, 2.55, 0.32, 0.95, -1.20),
-        (0.52, -0.13, 0.48, 0.32, 1.38, 0.72, -0.12),
-        (0.72, -0.60, 0.38, 0.95, 0.72, 2.04, -0.70),
-        (0.02, 0.15, -0.50, -1.20, -0.12, -0.70, 3.35),
+        (1.21, -0.44, 0.02, 0.12, 0.26, 0.36, 0.01),
+        (-0.44, 1.53, 0.01, -0.32, -0.06, -0.30, 0.08),
+        (0.02, 0.01, 1.44, 0.32, 0.24, 0.19, -0.25),
+        (0.12, -0.32, 0.32, 2.40, 0.16, 0.47, -0.60),
+        (0.26, -0.06, 0.24, 0.16, 1.41, 0.36, -0.06),
+        (0.36, -0.30, 0.19, 0.47, 0.36, 1.74, -0.35),
+        (0.01, 0.08, -0.25, -0.60, -0.06, -0.35, 2.18),
     ),
     records=46,
 )

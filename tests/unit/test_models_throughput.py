@@ -77,7 +77,7 @@ def test_with_one_size_efficiency_falls_with_size() -> None:
     """Before a second size no curve is linear: gains per GPU shrink strictly, so ties go to an even spread."""
     model = fit([observe(1, 1, 64)])
     per_gpu = [model.throughput(k, 1, 64 * k) / k for k in (1, 2, 4, 8, 16, 32)]
-    assert all(a > b * 1.001 for a, b in pairwise(per_gpu))
+    assert all(a > b * 1.00001 for a, b in pairwise(per_gpu))
 
 
 def test_vectorised_fit_equals_the_plain_one() -> None:
@@ -173,7 +173,7 @@ def test_a_prior_learned_from_the_same_programs_knows_their_law() -> None:
     """Coordinates of finished programs, learned from, let one report predict what ten times as many GPUs do."""
     places = [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4)]
     records = [coordinates([observe(k, n, m) for k, n in places for m in (32, 64, 128)]) for _ in range(3)]
-    model = fit([observe(1, 1, 64)], learn(records))
+    model = fit([observe(1, 1, 64)], learn(records, toward=0.0))
     assert math.isclose(model.step_time(12, 3, 12 * 64), true_time(12, 3, 64), rel_tol=0.15)
 
 
