@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # On a CPU-only machine, point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid the CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types contracts test-unit test-cluster slurm ready clean
+.PHONY: help demo test lint types contracts test-unit test-cluster slurm ready clean hooks test-packages
+.PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -14,7 +15,7 @@ demo: ready slurm  ## the main job: elastic training on a private real Slurm, wi
 	$(BIN)/python examples/demo/demo.py
 
 test: ready slurm lint types contracts  ## every check and test, those on a private real Slurm included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=12
 
 lint: ready  ## ruff
 	$(BIN)/ruff check .
@@ -32,6 +33,23 @@ test-unit: ready  ## the tests that need no Slurm
 test-cluster: ready slurm  ## the tests on a private real Slurm
 	$(BIN)/python -m pytest tests/cluster tests/end_to_end
 
+# BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
+bench-optimizer bench-models bench-paper bench-simulator bench-ingest: bench-%: ready
+	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
+
+bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
+bench-models:  ## throughput models: error and value of the plans made from them
+bench-paper:  ## the paper's experiments: elastic batches against fixed ones
+bench-simulator:  ## the simulator: speed, policies, restarts, needless moves
+bench-ingest:  ## reports per CPU-second accepted and committed
+
+hooks:  ## build the SPANK plugin against this machine's Slurm headers
+	@packaging/install-build-deps-debian
+	$(MAKE) -C slurm_hooks
+
+test-packages: ready  ## build .deb and .rpm; install, upgrade, boot and remove them on a clean Debian root
+	packaging/test-packages
+
 slurm:  ## install Slurm's Debian packages, without starting or enabling any service
 	@packaging/install-slurm-debian
 
@@ -45,4 +63,4 @@ $(VENV)/.ready: setup.cfg pyproject.toml
 	@touch $@
 
 clean:  ## remove what was built here
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
+	rm -rf $(VENV) build dist slurm_hooks/build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo

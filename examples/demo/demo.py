@@ -204,14 +204,14 @@ def told(kind: str, detail: dict[str, Any]) -> str:
 def run(demo: Demo, kill: str) -> None:
     """The story, step by step; each step ends when what it says has happened."""
     # Without a daemon there is less to show after step 2.
-    epochs = (14, 8, 10) if kill == "forever" else (30, 20, 30)
+    epochs = (14, 4, 5) if kill == "forever" else (32, 10, 14)
     demo.say("1. one elastic job, on one node; the other nodes are idle")
-    chars = demo.submit_elastic("chars.sbatch", samples=6144, SAMPLES=6144, EPOCHS=epochs[0], MS=8)
+    chars = demo.submit_elastic("chars.sbatch", samples=3072, SAMPLES=3072, EPOCHS=epochs[0], MS=16)
     demo.wait("the first job to grow", lambda: demo.gpus(chars) > 4, 90)
 
     demo.say("2. two more elastic jobs arrive; each is given its share")
     before = demo.gpus(chars)
-    digits = [demo.submit_elastic("digits.sbatch", samples=DIGITS, EPOCHS=count, MS=16) for count in epochs[1:]]
+    digits = [demo.submit_elastic("digits.sbatch", samples=DIGITS, EPOCHS=count, MS=32) for count in epochs[1:]]
     demo.wait("the two to train on more than they asked for", lambda: all(demo.gpus(job) > 4 for job in digits), 120)
     demo.wait("the first to give GPUs up", lambda: demo.gpus(chars) < before, 60)
     demo.selastic("status", "-a")
