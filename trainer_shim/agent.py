@@ -29,7 +29,14 @@ CONNECT_S = 30.0
 ORPHAN_S = 30.0
 TAIL_LINES = 20
 FOLLOW_BACKLOG = 4 << 20
-PREIMPORTED = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "slurm_elastic.trainer_shim.job")
+PREIMPORTED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "slurm_elastic.trainer_shim.job",
+    "slurm_elastic.trainer_shim.sharded",
+)
 
 
 @dataclass(slots=True)

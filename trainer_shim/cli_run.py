@@ -16,7 +16,7 @@ from pathlib import Path
 from . import job_dir, launch, places, request
 from .client import Client
 from .daemon_link import DaemonLink
-from .errors import ConfigError, ElasticError
+from .errors import ConfigError, ElasticError, RequestError
 from .event_loop import Children, Loop
 from .pieces import SlurmJob
 from .supervisor import Options, Supervisor, ignore_broken_output
@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run to the end; the exit code is the training's."""
     env = dict(os.environ)
-    if args.elastic:
-        request.parse(args.elastic)
     command = _command(args)
     jobs = places.slurm_jobs(env) if "SLURM_JOB_ID" in env else ()
+    comment = request.find(jobs[0].comment) if jobs else None
+    asked = elastic_request(args.elastic, comment, env.get("SELASTIC_REQUEST", ""))
     pieces = places.slurm_pieces(jobs, args.nproc) if jobs else (places.local_piece(env, args.nproc),)
     place = job_dir.choose(env, command, args.job_dir, jobs[0].work_dir if jobs else "")
     options = Options(
@@ -70,17 +70,37 @@ def run(args: argparse.Namespace) -> int:
         job_dir=place,
         listen="" if jobs else "127.0.0.1",
         host=(env.get("SELASTIC_HOST") or socket.gethostname()) if jobs else "127.0.0.1",
-        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload)},
+        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload), **rule(asked)},
         cluster=job_dir.cluster(env),
         nproc=args.nproc,
         batch=args.batch,
-        request=args.elastic,
+        request="" if asked == comment else asked,  # the daemon reads the comment itself
         audit=str(Path(args.audit).resolve()) if args.audit else "",
     )
     if args.dry_run:
         print(plan(options, jobs, pieces))
         return 0
     return _train(args, options, jobs, pieces)
+
+
+def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
+    """The request that counts: the option's, else the comment's, else the one that the SPANK plugin left behind.
+
+    Raises RequestError for an option that cannot be read. A malformed one from elsewhere is passed on to the daemon,
+    which tells why the job is not managed: the job itself runs on as an ordinary one.
+    """
+    if option:
+        request.parse(option)
+    return option or comment or from_plugin
+
+
+def rule(asked: str) -> dict[str, str]:
+    """The learning-rate rule that the request names, for the training script's lr="auto"."""
+    try:
+        rule = request.parse(asked).lr if asked else "auto"
+    except RequestError:
+        rule = "auto"
+    return {} if rule == "auto" else {"SELASTIC_LR": rule}
 
 
 def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> str:

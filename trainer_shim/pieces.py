@@ -38,6 +38,7 @@ class SlurmJob:
     """Of a heterogeneous job: (leader's job id, number of this component)."""
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
+    comment: str = ""
 
     def piece(self, kind: str, workers: int = 0) -> Piece:
         """As a piece; `workers` per node takes the place of GPUs where the job has none.
@@ -48,6 +49,10 @@ class SlurmJob:
             shares = ", ".join(f"{node}: {count}" for node, count in zip(self.nodes, self.gpus, strict=True))
             raise ValueError(f"job {self.job_id} has unequal GPUs per node ({shares}); accepted: --gpus-per-node")
         return Piece(self.job_id, kind, self.nodes, self.gpus[0] or max(workers, 1), self.gpu_type)
+
+
+_COMMENT = re.compile(r"(?<!\S)Comment=(.*?)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)")
+"""A comment may hold spaces; the next KEY= ends it."""
 
 
 def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
@@ -84,6 +89,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,
         work_dir=fields.get("WorkDir", ""),
         end_time=fields.get("EndTime", "Unknown"),
+        comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
     )
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from slurm_elastic.trainer_shim import job_dir, launch
 from slurm_elastic.trainer_shim.agent import gpus
+from slurm_elastic.trainer_shim.cli_run import elastic_request, rule
 from slurm_elastic.trainer_shim.companions import minutes_left
-from slurm_elastic.trainer_shim.errors import ConfigError, SlurmUnparsable
+from slurm_elastic.trainer_shim.errors import ConfigError, RequestError, SlurmUnparsable
 from slurm_elastic.trainer_shim.pieces import SlurmJob, component_ids, parse_job
 from slurm_elastic.trainer_shim.wire import Piece, Shape
 
@@ -53,6 +54,39 @@ def test_job_is_read_with_its_batch_host_first() -> None:
     assert (found.gpus, found.gpu_type, found.cpus_per_node) == ((2, 2, 2), "a100", 5)
     assert (found.account, found.partition, found.work_dir) == ("", "main", "/home/alice")
     assert found.piece("base") == Piece(7, "base", ("n2", "n1", "n3"), 2, "a100")
+
+
+@pytest.mark.parametrize(
+    ("end", "comment"),
+    [
+        ("Comment=elastic:gpus=2-4,batch=8 Power=", "elastic:gpus=2-4,batch=8"),
+        ("Comment=run 7 of 9; elastic:gpus=2-4,batch=8 Power= ", "run 7 of 9; elastic:gpus=2-4,batch=8"),
+        ("Comment=(null)", "(null)"),
+        ("Power=", ""),
+    ],
+)
+def test_a_comment_is_read_whole(end: str, comment: str) -> None:
+    """It may hold spaces; the next key ends it."""
+    text = LINE.partition("Comment=")[0] + end
+    assert parse_job(text, 7, expand).comment == comment
+
+
+def test_the_request_of_the_command_line_counts_first() -> None:
+    """Then the comment's, then what the SPANK plugin left; only the command line's is refused on the spot."""
+    mine, other, plugin = "gpus=2-4,batch=8", "elastic:gpus=1-2,batch=8", "gpus=1-8,batch=8"
+    assert elastic_request(mine, other, plugin) == mine
+    assert elastic_request("", other, plugin) == other
+    assert elastic_request("", None, plugin) == plugin
+    assert elastic_request("", "elastic:gpus=4-2", "") == "elastic:gpus=4-2"
+    with pytest.raises(RequestError, match="gpus=4-2"):
+        elastic_request("gpus=4-2,batch=8", None, "")
+
+
+@pytest.mark.parametrize("asked", ["", "gpus=2-4,batch=8", "gpus=2-4,batch=8,lr=auto", "elastic:gpus=4-2"])
+def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
+    """lr=auto, none given, and a request that cannot be read: nothing is imposed."""
+    assert rule(asked) == {}
+    assert rule("elastic:gpus=2-4,batch=8,lr=sqrt") == {"SELASTIC_LR": "sqrt"}
 
 
 def test_component_is_found_among_its_siblings() -> None:
