@@ -25,6 +25,7 @@ from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, learn
 from slurm_elastic.daemon.optimizer.solver import Option, solve
 from slurm_elastic.daemon.optimizer.step_form import step_time
 
+MICROS = (4, 8, 16, 32, 64, 128)
 NOISE = 0.03
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 WIDE = Prior(ASSUMED.mean, tuple(tuple(4.0 * (i == j) for j in range(7)) for i in range(7)), 0.1)
@@ -280,9 +281,9 @@ def made_up(count: int) -> list[Profile]:
         rows = []
         for k in SIZES:
             for n in {max(1, -(-k // 4)), min(k, 16)}:
-                for m in (8, 16, 32, 64, 128):
+                for m in MICROS:
                     rows.append(Observation(k, n, k * m, m, 1, law(k, n, m) * (1 + rng.gauss(0, 0.05))))
-        out.append(Profile("made-up", f"program-{i}", tuple(rows), {m: law(1, 1, m) for m in (8, 16, 32, 64, 128)}))
+        out.append(Profile("made-up", f"program-{i}", tuple(rows), {m: law(1, 1, m) for m in MICROS}))
     return out
 
 
