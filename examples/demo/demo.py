@@ -31,7 +31,10 @@ from slurm_elastic.trainer_shim.errors import ElasticError
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
-DIGITS = 1797
+SAMPLES = {"chars": 3072, "digits": 1797}
+EPOCHS = {"chars": 32, "digits": (10, 14)}
+SHORT_EPOCHS = {"chars": 14, "digits": (4, 5)}
+"""Without a daemon there is less to show after step 2."""
 SETTINGS = """\
 mode = "act"
 listen = "127.0.0.1:0"
@@ -114,8 +117,9 @@ class Demo:
         )
         return int(done.stdout.split(";")[0])
 
-    def submit_elastic(self, script: str, samples: int, **values: Any) -> Elastic:
-        job = Elastic(self.submit(script, **values), script.split(".")[0], samples, values["EPOCHS"])
+    def submit_elastic(self, script: str, **values: Any) -> Elastic:
+        name = script.split(".")[0]
+        job = Elastic(self.submit(script, **values), name, SAMPLES[name], values["EPOCHS"])
         self.jobs.append(job)
         return job
 
@@ -193,7 +197,7 @@ def told(kind: str, detail: dict[str, Any]) -> str:
             return "has asked Slurm for a companion; trains on meanwhile"
         case "ready":
             return f"the companion's workers are ready; still training on {detail['gpus']} GPUs"
-        case "running" if detail["resize"] == 0:
+        case "running" if detail["resize"] == 0 or detail["step"] == 0:
             return f"trains on {detail['gpus']} GPUs, batch {detail['batch']}"
         case "running":
             where = f"{detail['gpus']} GPUs, batch {detail['batch']}"
@@ -209,14 +213,13 @@ def told(kind: str, detail: dict[str, Any]) -> str:
 
 def run(demo: Demo, kill: str) -> None:
     """The story, step by step; each step ends when what it says has happened."""
-    # Without a daemon there is less to show after step 2.
-    epochs = (14, 4, 5) if kill == "forever" else (32, 10, 14)
+    epochs: dict[str, Any] = SHORT_EPOCHS if kill == "forever" else EPOCHS
     demo.say("1. one elastic job, on one node; the other nodes are idle")
-    chars = demo.submit_elastic("chars.sbatch", samples=3072, SAMPLES=3072, EPOCHS=epochs[0], MS=16)
+    chars = demo.submit_elastic("chars.sbatch", SAMPLES=SAMPLES["chars"], EPOCHS=epochs["chars"], MS=16)
     demo.wait("the first job to grow", lambda: demo.gpus(chars) > 4, 90)
 
     demo.say("2. two more elastic jobs arrive; each is given its share")
-    digits = [demo.submit_elastic("digits.sbatch", samples=DIGITS, EPOCHS=count, MS=32) for count in epochs[1:]]
+    digits = [demo.submit_elastic("digits.sbatch", EPOCHS=count, MS=32) for count in epochs["digits"]]
     demo.wait("the two to train on more than they asked for", lambda: all(demo.gpus(job) > 4 for job in digits), 120)
     demo.wait("the first to shrink in place", lambda: demo.shrunk_in_place(chars), 60)
     demo.selastic("status", "-a")
