@@ -15,23 +15,33 @@ from . import cli_explain_parts as parts
 from . import cli_explain_words as words
 from .cli_explain_words import Facts
 from .reports import evidence as known
-from .tables import clean
+from .tables import Field, Row, clean
 
 LABEL_WIDTH = 14
 WIDTH = 110
+DEFAULT = "Label,Text"
+FIELDS = (
+    Field("Label", "LABEL", lambda row: str(row["label"]), "Outcome, Why, Gain, From, Cost, ...", left=True),
+    Field("Text", "TEXT", lambda row: str(row["text"]), "what is said under that label, in words", left=True),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic explain`."""
     parser.add_argument("job", type=cli_common.job_id, metavar="JOB", help="job id")
-    cli_common.add_json_option(parser)
+    cli_common.add_output_options(parser, FIELDS, DEFAULT)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the explanation. Another user's or an unknown job ends with exit status 1."""
+    """Print the explanation: as text, or as rows where a form of rows is asked for. Another user's or an unknown job
+    ends with exit status 1."""
+    columns = cli_common.check_format(args, FIELDS, DEFAULT)
     facts = cli_common.get(f"/v1/jobs/{args.job}/explain")
     if args.json:
         cli_common.print_json(facts)
+        return 0
+    if args.parsable or args.parsable2 or args.format is not None:
+        cli_common.print_table(columns, rows(facts), args)
         return 0
     first, *rest = render(facts)
     print(cli_common.bold(first))
@@ -50,14 +60,23 @@ def render(facts: Facts) -> list[str]:
     return lines
 
 
+def rows(facts: Facts) -> list[Row]:
+    """A row for each thing that is told, every one with its `label`; the outcome first."""
+    told: list[Row] = [{"label": "Outcome", "text": _outcome(facts)}]
+    for label, text in _sections(facts):
+        told.append({"label": label or told[-1]["label"], "text": text})
+    return told
+
+
 def _outcome(facts: Facts) -> str:
     job = facts["job"]
     name = f"Job {job['job_id']}"
     if words.is_over(job):
         ended = f" since {words.clock(facts, job['end_time'])}" if job.get("end_time") else ""
-        return f"{name} is over ({job['state']}){ended}{_sizes(facts)}."
+        story = _sizes(facts) if job["managed"] else f"; it was not managed: {_unmanaged(facts)}"
+        return f"{name} is over ({job['state']}){ended}{story}."
     if not job["managed"]:
-        return f"{name} is not managed: {words.because(job['record_reason'], facts)}."
+        return f"{name} is not managed: {_unmanaged(facts)}."
     if job["state"] == "PENDING":
         wanted = known.whole((facts.get("decision") or {}).get("evidence") or {}, "for_gpus")
         start = f" for {words.gpus(wanted)}" if wanted else ""
@@ -69,6 +88,10 @@ def _outcome(facts: Facts) -> str:
         at = words.clock(facts, last["at"])
         return f"{name} {words.moved(last, 'shrank', 'grew', 'changed its batch')} at {at}{words.batch(last)}."
     return _never_resized(facts, name)
+
+
+def _unmanaged(facts: Facts) -> str:
+    return words.because(facts["job"]["record_reason"], facts)
 
 
 def _never_resized(facts: Facts, name: str) -> str:
@@ -105,7 +128,7 @@ def _under_way(facts: Facts, name: str) -> str:
 
 def _sections(facts: Facts) -> list[tuple[str, str]]:
     job = facts["job"]
-    if not job["managed"] and not words.is_over(job):
+    if not job["managed"]:
         return _not_managed(facts)
     if job["state"] == "PENDING":
         return _waiting(facts)
@@ -168,13 +191,14 @@ def _waiting(facts: Facts) -> list[tuple[str, str]]:
 
 def _not_managed(facts: Facts) -> list[tuple[str, str]]:
     job, code = facts["job"], facts["job"]["record_reason"]
+    ordinary = f"it {'ran' if words.is_over(job) else 'runs on'} as an ordinary job"
     remedies = {
-        "malformed": "it runs on as an ordinary job; correct the request at the next submission"
+        "malformed": f"{ordinary}; correct the request at the next submission"
         " (selastic sbatch --elastic=... checks it before Slurm sees it)",
         "not_elastic": "to make the next one elastic: sbatch --comment=elastic:gpus=MIN-MAX,batch=MIN-MAX",
-        "impossible": "it runs on as an ordinary job; ask for sizes that the partition can hold",
-        "not_allowed": "it runs on as an ordinary job; ask the admin which partitions and accounts are open",
+        "impossible": f"{ordinary}; ask for sizes that the partition can hold",
+        "not_allowed": f"{ordinary}; ask the admin which partitions and accounts are open",
     }
-    why = job.get("detail") or words.because(code, facts)
+    why = job.get("detail") or _unmanaged(facts)
     request = [("Request", job["request"])] if job.get("request") else []
-    return [("Why", words.sentence(why)), *request, ("Next", remedies.get(code, "it runs on as an ordinary job"))]
+    return [("Why", words.sentence(why)), *request, ("Next", remedies.get(code, ordinary))]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.cli_explain import render
+from slurm_elastic.daemon.cli_explain import render, rows
 from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
@@ -75,6 +75,28 @@ def test_a_malformed_request_is_quoted_with_the_remedy(told: Callable[[int], str
     assert "gpus=8-2 has its minimum above its maximum; accepted: gpus=MIN-MAX, MIN <= MAX." in text
     assert "Request     elastic:gpus=8-2,batch=128" in text
     assert "it runs on as an ordinary job" in text
+
+
+def test_why_a_job_was_not_managed_outlives_it(story: Store, told: Callable[[int], str]) -> None:
+    """Whoever looks the next morning still reads what was wrong with the request, told as past."""
+    story.end_job(1220, "COMPLETED", at("13:24:00"))
+    text = " ".join(told(1220).split())
+    assert text.startswith(
+        "Job 1220 is over (COMPLETED) since 13:24:00; it was not managed: its elastic request cannot be read. "
+    )
+    assert "Why gpus=8-2 has its minimum above its maximum; accepted: gpus=MIN-MAX, MIN <= MAX." in text
+    assert "Request elastic:gpus=8-2,batch=128" in text
+    assert "Next it ran as an ordinary job; correct the request at the next submission" in text
+    assert "runs" not in text
+
+
+def test_rows_have_every_label_and_text(story: Store, viewer: Callable[..., Any]) -> None:
+    """The explanation as rows: the outcome first, and no row whose label stands only in the row before."""
+    told = [(row["label"], row["text"]) for row in rows(reports.explain(story, 1215, viewer(1000), NOW))]
+    assert told[0] == ("Outcome", "Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.")
+    assert [label for label, _ in told] == [
+        *("Outcome", "Why", "Gain", "From", "Cost", "Considered", "Considered", "Now", "Next", "Next")
+    ]
 
 
 def test_a_waiting_job_says_what_it_waits_with(told: Callable[[int], str]) -> None:

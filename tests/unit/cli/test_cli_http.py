@@ -207,6 +207,19 @@ def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
     assert top[2].split()[0] == "JOBID"
 
 
+def test_explain_in_columns(daemon: Daemon, run: Run) -> None:
+    """A script takes the explanation apart with sacct's options; without them it is the text."""
+    status, out, _ = run("explain", "1215", "--parsable2", "--noheader")
+    assert status == 0
+    assert out.splitlines()[0].startswith("Outcome|Job 1215 shrank from 4 to 2 GPUs at ")
+    assert all(line.count("|") == 1 for line in out.splitlines())
+    header, first, *_ = run("explain", "1215", "--format=label%8")[1].splitlines()
+    assert (header, first) == (" " * 3 + "LABEL", " Outcome")
+    assert run("explain", "1215", "-p")[1].startswith("LABEL|TEXT|\n")
+    assert run("explain", "1215", "-n")[1] == run("explain", "1215")[1]
+    assert run("explain", "--helpformat")[1].split()[0] == "Label"
+
+
 def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
     """A pin holds the size named or the one it has, reaches the store and wakes the daemon; unpin undoes it."""
     assert run("pin", "1215")[:2] == (0, "Job 1215 is pinned to 2 GPUs; to let it go: selastic unpin 1215\n")
