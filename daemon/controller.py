@@ -117,6 +117,7 @@ class DaemonController:
         if job is None:
             raise NotFound(f"Slurm knows no job {job_id} that has not ended")
         self._check_pieces(job, registration.pieces)
+        self.registry.started(job_id)
         interval = self.rounds.settings.report_interval_s
         if registration.request:
             self.registry.ask(job_id, registration.request)
@@ -150,7 +151,7 @@ class DaemonController:
                 self._check_pieces(job, phase.pieces)
         if phase.phase == "running":
             # The allocation before the intent: see Rounds._look.
-            reason = intent.directive.reason if intent else "restart"
+            reason = intent.directive.reason if intent else self._by_itself(job_id)
             self.store.set_in_use(
                 job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.directive,
                 step=phase.step or None, samples=phase.samples or None,
@@ -159,7 +160,7 @@ class DaemonController:
             if phase.step:
                 self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
             self.store.clear_in_use(job_id, at)
-            self.registry.finished(job_id)
+            self.registry.finished(job_id, phase.exit_code)
         if intent is not None and phase.phase != "finished":
             self.store.move_intent(phase.directive, phase.phase, phase.detail, at=now)
         self._record(job_id, phase, now)
@@ -225,6 +226,10 @@ class DaemonController:
                     f"piece {piece.slurm_job_id} is another user's job; accepted: pieces of job {job.job_id}"
                 )
 
+    def _by_itself(self, job_id: int) -> str:
+        """Why a job trains anew without an order. The registration of one that is not managed opens no allocation."""
+        return "restart" if self.store.allocations(job_id) else "registered"
+
     def _record(self, job_id: int, phase: Phase, now: float) -> None:
         detail: dict[str, Any] = {
             "resize": phase.directive,
@@ -234,6 +239,8 @@ class DaemonController:
         }
         if phase.phase == "running":
             detail |= {"pause_s": phase.pause_s, "step": phase.step, "samples": phase.samples}
+        if phase.phase == "finished":
+            detail["exit_code"] = phase.exit_code
         if phase.detail:
             detail["detail"] = phase.detail
         self.store.add_event(job_id, phase.phase, "supervisor", detail, now)

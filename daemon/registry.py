@@ -1,12 +1,14 @@
 """Keeps the store's jobs in step with Slurm's: who is elastic, who is told that it is not, who has ended.
 
-A job that is not managed hears why once, in its record and its events. Limit: how a job ended, squeue does not say.
+A job that is not managed hears why once, in its record and its events. Limit: how a job ended, squeue does not say;
+its supervisor's exit code does, if it had the time to tell it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +24,9 @@ from .slurm.types import Job, Snapshot
 
 log = logging.getLogger(__name__)
 ENDED = "ENDED"
-"""State of a job that Slurm no longer lists, when its supervisor did not say that the training was finished."""
+"""State of a job that Slurm no longer lists, when its supervisor did not say how the training ended."""
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a supervisor that was told to stop: by its user, or by Slurm for whatever reason."""
 
 
 class Registry:
@@ -34,7 +38,7 @@ class Registry:
         self.scope = Scope(partitions=settings.partitions, accounts=settings.accounts, uid=uid)
         self._lock = threading.Lock()
         self._asked: dict[int, str] = {}
-        self._finished: set[int] = set()
+        self._finished: dict[int, int] = {}
         self._reference: dict[int, tuple[int, int]] = {}
 
     def ask(self, job_id: int, request: str) -> None:
@@ -42,10 +46,15 @@ class Registry:
         with self._lock:
             self._asked[job_id] = request
 
-    def finished(self, job_id: int) -> None:
-        """The supervisor said that the training is over."""
+    def started(self, job_id: int) -> None:
+        """A supervisor registers: if the training was over, the job has been requeued, or was told of twice."""
         with self._lock:
-            self._finished.add(job_id)
+            self._finished.pop(job_id, None)
+
+    def finished(self, job_id: int, exit_code: int) -> None:
+        """The supervisor said that the training is over, and what it exits with."""
+        with self._lock:
+            self._finished[job_id] = exit_code
 
     def over(self, job_id: int) -> bool:
         """Whether the training is over, though Slurm may still list the job."""
@@ -109,14 +118,26 @@ class Registry:
 
     def _end(self, job_id: int) -> None:
         with self._lock:
-            state = "COMPLETED" if job_id in self._finished else ENDED
-            self._finished.discard(job_id)
+            code = self._finished.pop(job_id, None)
             self._asked.pop(job_id, None)
             self._reference.pop(job_id, None)
-        now = self.clock()
-        self.store.add_event(job_id, "ended", "selasticd", {"state": state}, now)
+        now, state = self.clock(), end_state(code)
+        detail = {"state": state} if code is None else {"state": state, "exit_code": code}
+        self.store.add_event(job_id, "ended", "selasticd", detail, now)
         self.store.end_job(job_id, state, now)
         log.info("job %d: ended", job_id)
+
+
+def end_state(exit_code: int | None) -> str:
+    """How a job has ended, by its supervisor's word: Slurm's terms, or ENDED when it gave none (None).
+
+    CANCELLED is an end from outside: a time limit or a preemption sends the same signal as scancel.
+    """
+    if exit_code is None:
+        return ENDED
+    if exit_code in STOPPED:
+        return "CANCELLED"
+    return "FAILED" if exit_code else "COMPLETED"
 
 
 def job_row(job: Job, request: str, managed: bool, reason: Reason, detail: str) -> JobRow:

@@ -197,7 +197,9 @@ class Machine:
                 agent.quitting = True
                 self.do(QuitAgent(key))
 
-    def tell(self, directive: int, phase: str, detail: str = "", message: Message | None = None) -> None:
+    def tell(
+        self, directive: int, phase: str, detail: str = "", message: Message | None = None, exit_code: int = 0
+    ) -> None:
         """A phase for the daemon, with what trains now."""
         numbers = message or {}
         self.do(
@@ -213,6 +215,7 @@ class Machine:
                     step=int(_number(numbers.get("step"))),
                     samples=int(_number(numbers.get("samples"))),
                     detail=detail,
+                    exit_code=exit_code,
                 )
             )
         )
@@ -565,7 +568,7 @@ class Machine:
         self.kill(list(self.fleet.workers.values()))
         self.timers.clear()
         self.quit_agents(list(self.fleet.agents))
-        self.tell(0, "finished", f"exit code {code}")
+        self.tell(0, "finished", f"exit code {code}", exit_code=code)
         self.do(Exit(code))
 
     def _due(self, name: str) -> None:

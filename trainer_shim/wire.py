@@ -166,6 +166,8 @@ class Phase:
     step: int = 0
     samples: int = 0
     detail: str = ""
+    exit_code: int = 0
+    """With `finished`: what the supervisor is about to exit with; 128 + N after signal N."""
 
 
 def to_json(message: Any) -> bytes:

@@ -198,6 +198,69 @@ def test_a_phase_told_twice_changes_nothing(world: World) -> None:
     assert world.store.intent(last.directive.id).state == "done"
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "state"), [(0, "COMPLETED"), (143, "CANCELLED"), (130, "CANCELLED"), (1, "FAILED"), (137, "FAILED")]
+)
+def test_a_job_ends_as_its_supervisor_says(world: World, exit_code: int, state: str) -> None:
+    """Only exit code 0 is recorded as completed; the code stands in the events."""
+    job = world.elastic()
+    world.settle()
+    over = Phase(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=exit_code)
+    world.controller.phase(job.job_id, over)
+    job.crash()
+    world.settle()
+    row = world.store.job(job.job_id)
+    assert row is not None and row.state == state
+    told = {event.kind: event.detail for event in world.store.events(job.job_id)}
+    assert told["finished"]["exit_code"] == exit_code
+    assert told["ended"] == {"state": state, "exit_code": exit_code}
+
+
+def test_a_job_that_ends_without_a_word_just_ended(world: World) -> None:
+    """Neither completed nor failed is made up."""
+    job = world.elastic()
+    world.settle()
+    job.crash()
+    world.settle()
+    row = world.store.job(job.job_id)
+    assert row is not None and row.state == "ENDED"
+    assert [event.detail for event in world.store.events(job.job_id) if event.kind == "ended"] == [{"state": "ENDED"}]
+
+
+def test_a_requeued_job_is_decided_about_again(world: World) -> None:
+    """It keeps its id: what its first run said of its end holds no longer once the next one registers."""
+    job = world.elastic()
+    world.settle()
+    over = Phase(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=143)
+    world.controller.phase(job.job_id, over)
+    world.round()
+    before = len(world.store.decisions(job.job_id, 100))
+    base, *companions = job.pieces
+    for piece in companions:
+        world.slurm.client("games").cancel(piece.slurm_job_id)
+    job.pieces, job.generation = (base,), job.generation + 1
+    job.register()
+    world.settle()
+    assert len(world.store.decisions(job.job_id, 100)) > before
+    assert job.gpus == 24
+    job.crash()
+    world.settle()
+    row = world.store.job(job.job_id)
+    assert row is not None and row.state == "ENDED"
+
+
+def test_the_first_world_of_an_unmanaged_job_is_no_restart(world: World) -> None:
+    """Its registration opens no allocation, its first world does; the next world is a restart."""
+    job = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
+    pieces = (Piece(job, "base", ("n1",), 4),)
+    world.controller.registered(job, registration(*pieces))
+    world.rounds.run()
+    for generation in (1, 2):
+        world.slurm.now += 1
+        world.controller.phase(job, Phase(0, "running", generation, pieces, 256, world.slurm.now))
+    assert [row.reason for row in world.store.allocations(job)] == ["registered", "restart"]
+
+
 def test_a_clock_far_off_is_not_believed(world: World) -> None:
     """A node with a wrong clock does not write history."""
     job = world.elastic()

@@ -124,7 +124,7 @@ def test_grows_shrinks_and_changes_its_batch(start: Callable[..., Run], tmp_path
         (tmp_path / "go").touch()
         wait_until(lambda: set(run.worker_pids()) == survivors, 20, run.worker_pids)
         assert run.wait() == 0, run.text()
-        assert daemon.told()[-1] == (0, "finished")
+        assert daemon.told()[-1] == (0, "finished") and daemon.phases[-1].exit_code == 0
         assert {report.gpus for report in daemon.reports} <= {2, 3}
         assert daemon.reports
     result = audit.check(tmp_path / "audit", 4000, 2)
@@ -222,6 +222,18 @@ def test_daemon_lost_and_back(start: Callable[..., Run], tmp_path: Path) -> None
         run.process.send_signal(signal.SIGTERM)
         assert run.wait() == 143, run.text()
         assert second.told()[-1] == (0, "finished")
+        assert second.phases[-1].exit_code == 143
+
+
+def test_failed_training_tells_the_daemon_its_code(start: Callable[..., Run], tmp_path: Path) -> None:
+    """The daemon hears what the supervisor exits with, and so does not take a failure for success."""
+    script = TRAIN.replace("else nap)", "else nap); job.global_step == 3 and sys.exit(9)")
+    (tmp_path / "train.py").write_text(script)
+    with FakeDaemon() as daemon:
+        run = start("--nproc", "1", "train.py", "400", "1", "0.05", env=daemon.env(tmp_path))
+        assert run.wait() == 9, run.text()
+        last = daemon.phases[-1]
+        assert (last.phase, last.exit_code) == ("finished", 9)
 
 
 def test_directive_that_does_not_fit_is_refused(start: Callable[..., Run], tmp_path: Path) -> None:

@@ -697,6 +697,7 @@ def test_hurry_with_stop_ends_after_the_checkpoint() -> None:
     assert not drive.exits()
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
     assert drive.exits() == [143]
+    assert [tell.phase.exit_code for tell in drive.new(Tell) if tell.phase.phase == "finished"] == [143]
 
 
 @pytest.mark.parametrize("twice", [False, True])
