@@ -118,7 +118,7 @@ def debian() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="selastic-debian-"))
     path.chmod(0o755)
     include = "python3,python3-venv,ca-certificates,systemd,systemd-sysv,dbus,munge,slurm-client,slurmctld"
-    sh("debootstrap", "--variant=minbase", f"--include={include}", SUITE, path, "http://deb.debian.org/debian")
+    sh("debootstrap", "--variant=minbase", f"--include={include}", SUITE, path)
     policy = path / "usr" / "sbin" / "policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
