@@ -22,6 +22,7 @@ from typing import Any
 
 import uvicorn
 
+from slurm_elastic.db.migrate import probe
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError, StoreError
@@ -163,7 +164,7 @@ class _Server(uvicorn.Server):
 
 def check(settings: Settings) -> int:
     """`--check`: try everything that the daemon needs, change nothing of it. 0 when all is well."""
-    tries = {"database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
+    tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
     good = True
     print(f"settings: mode {settings.mode}, listens on {settings.listen}")
     for name, attempt in tries.items():
@@ -176,14 +177,29 @@ def check(settings: Settings) -> int:
     return 0 if good else 1
 
 
+def _check_state(settings: Settings) -> str:
+    folder = Path(settings.state_dir)
+    try:
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    except OSError as error:
+        raise ConfigError(f"state_dir={folder} cannot be reached ({error.strerror})") from None
+    if not nearest.is_dir():
+        raise ConfigError(f"state_dir={folder} cannot be used: {nearest} is not a directory")
+    if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+        raise ConfigError(f"state_dir={folder} cannot be written: {nearest} is closed to uid {os.geteuid()}")
+    return f"{folder}, {'ready' if nearest == folder else 'will be created'}"
+
+
 def _check_database(settings: Settings) -> str:
-    Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
-    Store.open(settings.database_url).close()
-    return f"{settings.database_url.partition('://')[0]}, ready"
+    folder = Path(settings.state_dir)
+    found = probe(settings.database_url, None if folder.exists() else folder)
+    return f"{settings.database_url.partition('://')[0]}, {found}"
 
 
 def _check_identity(settings: Settings) -> str:
     Authenticator(settings)
+    if settings.user_mode:
+        return "callers are known by the secret in client.json"
     where = settings.munge_socket or (munge.default_socket(settings.slurm_conf) if settings.slurm_conf else None)
     caller = munge.decode(munge.encode(b"", where), where)
     return f"munged answers, this is uid {caller.uid}"

@@ -5,17 +5,20 @@ Never goes back: a database newer than the code is refused, since it may hold wh
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
+from urllib.parse import quote
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, NullPool, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
 
 from slurm_elastic.trainer_shim.errors import StoreError
 
-from .engine import Database
+from .engine import Database, parse_url
 
 SCRIPTS = Path(__file__).resolve().parent / "migrations"
 
@@ -49,6 +52,56 @@ def revision(database: Database) -> str | None:
     """The revision that the database has; None when it is empty."""
     with database.read() as connection:
         return _revision(connection)
+
+
+def probe(url: str, coming: Path | None = None) -> str:
+    """What opening the store will find, in words; changes nothing, neither the file nor SQLite's journals.
+
+    `coming`: a directory that is not there yet, but is made before the store is opened. Raises StoreError where
+    opening would.
+    """
+    if coming is not None and _lies_in(url, coming):
+        # What holds for the place where the directory will be made holds in it.
+        parse_url(make_url(url).set(database=str(_nearest(coming) / coming.name)).render_as_string(hide_password=False))
+        return "will be created"
+    database = Database(url)
+    try:
+        found = _peek(database) if database.sqlite else revision(database)
+    finally:
+        database.close()
+    if found == head():
+        return "ready"
+    return "will be created" if found is None else f"will be upgraded from schema {found} to {head()}"
+
+
+def _peek(database: Database) -> str | None:
+    """The revision of an SQLite file, through a connection that could not write if it wanted to."""
+    path = Path(database.name)
+    if not path.exists():
+        return None
+    # Without a journal nobody has the file open. With one, reading may want to repair what a killed daemon left.
+    how = "mode=ro&readonly_shm=1" if path.with_name(path.name + "-wal").exists() else "immutable=1"
+    address = f"file:{quote(str(path.resolve()))}?{how}"
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(address, uri=True), poolclass=NullPool)
+    with database.errors(), engine.connect() as connection:
+        _refuse_newer(database, connection)
+        return _revision(connection)
+
+
+def _lies_in(url: str, coming: Path) -> bool:
+    """Whether this is an SQLite file whose directory is there once `coming` has been made."""
+    try:
+        address = make_url(url)
+    except ArgumentError:
+        return False
+    if address.get_backend_name() != "sqlite" or not address.database:
+        return False
+    folder = Path(address.database).parent
+    return not folder.exists() and folder in (coming, *coming.parents)
+
+
+def _nearest(folder: Path) -> Path:
+    return next(parent for parent in folder.parents if parent.exists())
 
 
 def _revision(connection: Connection) -> str | None:

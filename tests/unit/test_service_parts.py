@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
+import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ from slurm_elastic.daemon.bell import Bell
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.daemon.slurm.fake import Want
 from slurm_elastic.daemon.ticker import Ticker
+from slurm_elastic.db import engine
 from slurm_elastic.db.rows import JobRow
+from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import ConfigError, NotAllowed, NotFound
 from slurm_elastic.trainer_shim.wire import VERSION, Phase, Piece, Registration, Report
 
@@ -392,8 +396,67 @@ def test_check_names_what_does_not_work(tmp_path: Path, capsys: pytest.CaptureFi
     config.write_text(f'state_dir = "{tmp_path}"\nslurm_conf = "{slurm_conf}"\nmunge_socket = "{tmp_path}/no"\n')
     assert service.main(["--config", str(config), "--check"]) == 1
     said = capsys.readouterr().out
-    assert "database: sqlite, ready" in said
+    assert "database: sqlite, will be created" in said
     assert "identity:" in said and "slurm:" in said and "would not work" in said
+
+
+def test_a_users_own_daemon_is_checked_without_munge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`selasticd --user` works without MUNGE, so its check does not ask for it."""
+    service.check(Settings(state_dir=str(tmp_path), munge_socket=f"{tmp_path}/no", user_mode=True))
+    assert "identity: callers are known by the secret in client.json\n" in capsys.readouterr().out
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Everything below a folder, with its contents and times."""
+    found = sorted(folder.rglob("*"))
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in (folder, *found)
+    }
+
+
+def checked(state: Path, capsys: pytest.CaptureFixture[str], url: str = "") -> str:
+    """What `--check` says of this state directory; asserts that it leaves everything around it as it was."""
+    around = next(parent for parent in state.parents if parent.is_dir())
+    before = tree(around)
+    service.check(Settings(state_dir=str(state), database_url=url, user_mode=True))
+    assert tree(around) == before
+    return capsys.readouterr().out
+
+
+def test_check_makes_neither_directory_nor_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what the first start will make; the same account may not be the one that it will run as."""
+    state = tmp_path / "lib" / "slurm-elastic"
+    said = checked(state, capsys)
+    assert f"state: {state}, will be created\n" in said and "database: sqlite, will be created\n" in said
+    state.mkdir(parents=True)
+    said = checked(state, capsys)
+    assert f"state: {state}, ready\n" in said and "database: sqlite, will be created\n" in said
+
+
+def test_check_changes_no_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is there is compared with this code: the same, a newer one, which is refused, and an empty one."""
+    url = f"sqlite:///{tmp_path / 'state' / 'selastic.db'}"
+    (tmp_path / "state").mkdir()
+    with Store.open(url):
+        # The daemon that runs has its journal there.
+        assert "database: sqlite, ready\n" in checked(tmp_path / "state", capsys)
+    assert "database: sqlite, ready\n" in checked(tmp_path / "state", capsys)
+    newer, empty = "UPDATE alembic_version SET version_num = '9999'", "DELETE FROM alembic_version"
+    for change, words in ((newer, "newer than this version"), (empty, "will be created")):
+        with contextlib.closing(sqlite3.connect(tmp_path / "state" / "selastic.db")) as connection:
+            connection.execute(change)
+            connection.commit()
+        assert words in checked(tmp_path / "state", capsys)
+
+
+def test_check_names_a_place_that_cannot_hold_the_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the way, or a file system that SQLite cannot trust, is found before the directory is made."""
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file is not a directory" in checked(tmp_path / "file" / "state", capsys, "sqlite:////tmp/x.db")
+    monkeypatch.setattr(engine, "file_system", lambda _: "nfs4")
+    assert "network file system (nfs4)" in checked(tmp_path / "state", capsys)
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------
