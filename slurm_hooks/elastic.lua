@@ -11,6 +11,7 @@ local elastic = {}
 
 local LARGEST = 1000000000
 local MOST_GPUS = 100000
+local PREFIX = "[Ee][Ll][Aa][Ss][Tt][Ii][Cc]:"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
@@ -125,7 +126,7 @@ local function parse(text)
 	if #text > LONGEST then
 		refuse("the elastic request has %d characters; accepted: at most %d", #text, LONGEST)
 	end
-	local given = words((string.gsub(text, "^elastic:", "", 1)))
+	local given = words((string.gsub(text, "^" .. PREFIX, "", 1)))
 	for _, key in ipairs({ "gpus", "batch" }) do
 		if not given[key] then
 			refuse("elastic request '%s' has no %s=; accepted: gpus=MIN-MAX,batch=MIN-MAX", text, key)
@@ -154,9 +155,10 @@ function elastic.parse(text)
 	error(result, 0)
 end
 
--- The request inside a comment, prefix included, or nil.
+-- The request inside a comment, prefix (in any case) included, or nil.
 function elastic.find(comment)
-	return string.match(comment or "", "^(elastic:[^%s;]*)") or string.match(comment or "", "[%s;](elastic:[^%s;]*)")
+	local request = "(" .. PREFIX .. "[^%s;]*)"
+	return string.match(comment or "", "^" .. request) or string.match(comment or "", "[%s;]" .. request)
 end
 
 -- What --elastic said, where the SPANK plugin could not write it into the comment.

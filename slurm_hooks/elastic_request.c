@@ -2,7 +2,6 @@
 #include "elastic_request.h"
 
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -302,6 +301,15 @@ static int check_values(const struct span *values, struct report report)
 	return feasible(&s, report);
 }
 
+/* Not strncasecmp: what is a letter must not hang on the caller's locale. */
+bool elastic_request_prefixed(const char *text)
+{
+	for (const char *p = ELASTIC_PREFIX; *p; p++, text++)
+		if (*text != *p && !(*text >= 'A' && *text <= 'Z' && *text - 'A' + 'a' == *p))
+			return false;
+	return true;
+}
+
 int elastic_request_check(const char *text, char *message, size_t size)
 {
 	struct report report = {message, size};
@@ -310,9 +318,9 @@ int elastic_request_check(const char *text, char *message, size_t size)
 	if (body.length > ELASTIC_LONGEST)
 		return refuse(report, "the elastic request has %zu characters; accepted: at most %d", body.length,
 			      ELASTIC_LONGEST);
-	if (strncmp(body.at, ELASTIC_PREFIX, strlen(ELASTIC_PREFIX)) == 0) {
-		body.at += strlen(ELASTIC_PREFIX);
-		body.length -= strlen(ELASTIC_PREFIX);
+	if (elastic_request_prefixed(body.at)) {
+		body.at += ELASTIC_PREFIX_LENGTH;
+		body.length -= ELASTIC_PREFIX_LENGTH;
 	}
 	if (split(body, values, report))
 		return -1;
@@ -333,14 +341,11 @@ static bool separates(char c)
 
 const char *elastic_request_find(const char *comment, size_t *length)
 {
-	const char *found = comment;
-
-	while ((found = strstr(found, ELASTIC_PREFIX)) != NULL) {
-		if (found == comment || separates(found[-1])) {
+	for (const char *found = comment; *found; found++) {
+		if ((found == comment || separates(found[-1])) && elastic_request_prefixed(found)) {
 			*length = strcspn(found, SEPARATORS);
 			return found;
 		}
-		found++;
 	}
 	return NULL;
 }

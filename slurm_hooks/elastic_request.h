@@ -7,13 +7,18 @@
 #ifndef ELASTIC_REQUEST_H
 #define ELASTIC_REQUEST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define ELASTIC_PREFIX "elastic:"
+#define ELASTIC_PREFIX_LENGTH (sizeof(ELASTIC_PREFIX) - 1)
 /* Longest request that is looked at: Slurm refuses comments of more than 1024 characters. */
 #define ELASTIC_LONGEST 1000
 /* Room for the longest sentence: it quotes the request at most once. */
 #define ELASTIC_MESSAGE (ELASTIC_LONGEST + 512)
+
+/* Whether the text begins with the prefix, in any case. */
+bool elastic_request_prefixed(const char *text);
 
 /*
  * Check a request, with or without its prefix.

@@ -110,8 +110,8 @@ static int take_option(int val, const char *argument, int remote)
 		return 0;
 	if (elastic_request_check(argument, message, sizeof(message)))
 		refuse("--elastic: %s", message);
-	if (strncmp(argument, ELASTIC_PREFIX, strlen(ELASTIC_PREFIX)) == 0)
-		argument += strlen(ELASTIC_PREFIX);
+	if (elastic_request_prefixed(argument))
+		argument += ELASTIC_PREFIX_LENGTH;
 	snprintf(request, sizeof(request), ELASTIC_PREFIX "%s", argument);
 	return 0;
 }
@@ -122,7 +122,8 @@ static void join_comment(struct options options, const char *comment)
 	size_t length;
 	const char *found = elastic_request_find(comment, &length);
 
-	if (found != NULL && length == strlen(request) && memcmp(found, request, length) == 0)
+	if (found != NULL && length == strlen(request) &&
+	    memcmp(found + ELASTIC_PREFIX_LENGTH, request + ELASTIC_PREFIX_LENGTH, length - ELASTIC_PREFIX_LENGTH) == 0)
 		return;
 	if (found != NULL)
 		refuse("--elastic: the job's comment holds another elastic request, '%.*s'; give one of the two", (int)length,

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from .errors import RequestError
 
 PREFIX = "elastic:"
+ACCEPTED_FORM = PREFIX + "gpus=MIN-MAX,batch=MIN-MAX"
 LR_RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
 MECHANISMS = ("shrink", "companion", "component", "requeue", "expand")
 DEFAULT_VIA = ("shrink", "companion", "component")
@@ -83,17 +84,18 @@ class ElasticRequest:
 
 
 def find(comment: str) -> str | None:
-    """The request's text inside a job comment, prefix included; None when the comment holds none."""
-    match = re.search(r"(?:^|[\s;])(elastic:[^\s;]*)", comment)
+    """The request's text inside a job comment, prefix (in any case) included; None when the comment holds none."""
+    # ASCII: else the long s of Unicode would pass for an s here, and not in the hooks.
+    match = re.search(r"(?:^|[\s;])((?ai:elastic:)[^\s;]*)", comment)
     return match.group(1) if match else None
 
 
 def parse(text: str) -> ElasticRequest:
-    """Read a request, with or without its prefix.
+    """Read a request, with or without its prefix, which may stand in any case.
 
     Raises RequestError with one sentence naming the key, the value and what is accepted.
     """
-    words = _words(text.removeprefix(PREFIX))
+    words = _words(re.sub(r"\A(?ai:elastic:)", "", text))
     for key in ("gpus", "batch"):
         if key not in words:
             raise RequestError(f"elastic request '{text}' has no {key}=; accepted: gpus=MIN-MAX,batch=MIN-MAX")
@@ -121,8 +123,9 @@ def check_start(request: ElasticRequest, gpus: int) -> None:
         return
     nearest = min(request.sizes(), key=lambda size: (abs(size - gpus), size))
     raise RequestError(
-        f"the job starts with {gpus} GPUs, which gpus={_range(request.min_gpus, request.max_gpus)} "
-        f"(step {request.step}, group {request.group}) excludes; nearest accepted size: {nearest}"
+        f"the job starts with {gpus} GPU{'' if gpus == 1 else 's'}, "
+        f"which gpus={_range(request.min_gpus, request.max_gpus)} (step {request.step}, group {request.group}) excludes; "
+        f"nearest accepted size: {nearest}"
     )
 
 

@@ -18,6 +18,8 @@ from slurm_elastic.trainer_shim.request import KEYS, LR_RULES, MECHANISMS, find,
 GOOD = (
     "gpus=2-32,batch=256-8192",
     "elastic:gpus=2-32,batch=256-8192",
+    "ELASTIC:gpus=2-32,batch=256-8192",
+    "Elastic:gpus=2-32,batch=256-8192",
     "batch=256-8192,gpus=2-32",
     "gpus=4,batch=512",
     "gpus=1,batch=1",
@@ -40,6 +42,9 @@ BAD = (
     "",
     "elastic:",
     "elastic:elastic:gpus=2-32,batch=256-8192",
+    "ELASTIC:gpus=2-32",
+    "elastic\x1agpus=2-32,batch=256-8192",
+    "ela\u017ftic:gpus=2-32,batch=256-8192",
     "gpus",
     "gpus=",
     "=4",
@@ -228,7 +233,9 @@ def test_all_say_the_same_of_anything(ask: Ask, texts: list[str]) -> None:
     assert said == [without_hint(python_verdict(text)) for text in texts]
 
 
-pieces = st.sampled_from((" ", ";", "elastic:", "gpus=1", "x", "\t", ","))
+pieces = st.sampled_from(
+    (" ", ";", "elastic:", "ELASTIC:", "elaStic:", "ela\u017ftic:", "elastic", "gpus=1", "x", "\t", ",")
+)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

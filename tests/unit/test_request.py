@@ -67,6 +67,8 @@ def test_a_range_that_excludes_the_starting_size_is_refused_with_the_nearest() -
     check_start(request, 8)
     with pytest.raises(RequestError, match=r"starts with 3 GPUs.*nearest accepted size: 4"):
         check_start(request, 3)
+    with pytest.raises(RequestError, match=r"starts with 1 GPU, which"):
+        check_start(request, 1)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,8 @@ def test_a_range_that_excludes_the_starting_size_is_refused_with_the_nearest() -
     [
         ("elastic:gpus=2-8,batch=64", "elastic:gpus=2-8,batch=64"),
         ("run 7 elastic:gpus=2-8,batch=64;owner=me", "elastic:gpus=2-8,batch=64"),
+        ("ELASTIC:gpus=2-8,batch=64", "ELASTIC:gpus=2-8,batch=64"),
+        ("note;Elastic:gpus=2-8,batch=64", "Elastic:gpus=2-8,batch=64"),
         ("inelastic:gpus=2", None),
         ("an elastic band", None),
         ("", None),
@@ -83,6 +87,7 @@ def test_a_range_that_excludes_the_starting_size_is_refused_with_the_nearest() -
 def test_a_request_is_found_inside_a_comment(comment: str, found: str | None) -> None:
     """Other words in the comment are the user's own and are left alone."""
     assert find(comment) == found
+    assert found is None or parse(found) == parse("gpus=2-8,batch=64")
 
 
 sizes = st.integers(1, 64)
