@@ -1,8 +1,8 @@
 """`selastic`: the command line.
 
 Promise: every outcome is one exit status, decided here alone: 0 done, 1 not found or refused, 2 wrong usage,
-3 selasticd does not answer; an error is one sentence on stderr; a closed pipe is silent. Limit: what `run` executes and
-what `sbatch` becomes end with their own status.
+3 selasticd or munged does not answer; an error is one sentence on stderr; a closed pipe is silent. Limit: what `run`
+executes and what `sbatch` becomes end with their own status.
 """
 
 from __future__ import annotations
@@ -39,11 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def exit_status(error: ElasticError) -> int:
     """The exit status that an error ends in."""
-    if isinstance(error, DaemonUnreachable):
+    if isinstance(error, DaemonUnreachable) or _munge_is_away(error):
         return UNREACHABLE
     if isinstance(error, (ConfigError, RequestError)):
         return USAGE
     return REFUSED
+
+
+def _munge_is_away(error: ElasticError) -> bool:
+    """Without munged no way leads to selasticd; a credential that it refuses is a refusal."""
+    from slurm_elastic.trainer_shim.munge import CredentialRefused, MungeError
+
+    return isinstance(error, MungeError) and not isinstance(error, CredentialRefused)
 
 
 def _run(words: list[str]) -> int:

@@ -85,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row per size, by job and time."""
+    """Print a row per size, by job and time. A job named with -j that is not known ends, after the rows of the others,
+    with exit status 1."""
     columns = cli_common.check_format(args, FIELDS, DEFAULT)
     now = cli_common.clock()
     start = parse_time(args.starttime or ("now" if args.state and not args.jobs else "midnight"), now)
@@ -95,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     one_user = args.user[0] if args.user and len(args.user) == 1 else None
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
     answer = cli_common.get("/v1/acct", start=start, end=end, user=one_user, job=jobs)
+    _, unknown = cli_common.named(args, answer.get("allocations", []))
     rows = cli_common.matching(answer.get("allocations", []), args)
     if args.allocations:
         rows = per_job(rows)
@@ -102,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         cli_common.print_json({"allocations": rows})
     else:
         cli_common.print_table(columns, rows, args, rule=True)
+    cli_common.refuse(unknown)
     return 0
 
 

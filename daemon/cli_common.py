@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slurm_elastic.trainer_shim.errors import ConfigError
+from slurm_elastic.trainer_shim.errors import ConfigError, NotFound
 
 from . import tables
 
@@ -125,6 +125,28 @@ def _matches(row: Mapping[str, Any], args: argparse.Namespace) -> bool:
     if args.accounts and row.get("account") not in args.accounts:
         return False
     return not (args.partition and row.get("partition") not in args.partition)
+
+
+def named(args: argparse.Namespace, rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """Of the jobs that -j names and that have no row in the daemon's answer: the status rows of those that it knows all
+    the same, and the ids of those that it does not. Raises NotFound when it knows none of the jobs named."""
+    known, unknown = [], []
+    for job in sorted(set(args.jobs or ()) - {row["job_id"] for row in rows}):
+        try:
+            known.append(get(f"/v1/jobs/{job}"))
+        except NotFound:
+            unknown.append(job)
+    if unknown and len(unknown) == len(set(args.jobs)):
+        refuse(unknown)
+    return known, unknown
+
+
+def refuse(unknown: Sequence[int]) -> None:
+    """Raise NotFound for these ids; none: nothing is wrong."""
+    from .reports.common import not_known
+
+    if unknown:
+        raise NotFound(not_known(unknown))
 
 
 def check_format(args: argparse.Namespace, fields: Sequence[tables.Field], default: str) -> list[tables.Field]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import textwrap
 
+from slurm_elastic.trainer_shim.request import ACCEPTED_FORM
+
 from . import cli_common
 from . import cli_explain_parts as parts
 from . import cli_explain_words as words
@@ -195,7 +197,7 @@ def _not_managed(facts: Facts) -> list[tuple[str, str]]:
     remedies = {
         "malformed": f"{ordinary}; correct the request at the next submission"
         " (selastic sbatch --elastic=... checks it before Slurm sees it)",
-        "not_elastic": "to make the next one elastic: sbatch --comment=elastic:gpus=MIN-MAX,batch=MIN-MAX",
+        "not_elastic": f"to make the next one elastic: sbatch --comment={ACCEPTED_FORM}",
         "impossible": f"{ordinary}; ask for sizes that the partition can hold",
         "not_allowed": f"{ordinary}; ask the admin which partitions and accounts are open",
     }

@@ -45,10 +45,11 @@ COMMANDS = (
     Command("sandbox", _HERE + "sandbox.cli", "a private real Slurm to try everything on"),
     Command("config", _HERE + "cli_config", "show or check the daemon's settings"),
 )
-EPILOG = """exit status: 0 done, 1 not found or refused, 2 wrong usage, 3 selasticd does not answer
+EPILOG = """exit status: 0 done, 1 not found or refused, 2 wrong usage, 3 selasticd or munged does not answer
 
-environment: SELASTIC_URL (where selasticd listens), SLURM_TIME_FORMAT (standard, relative or a strftime format),
-NO_COLOR"""
+environment: SELASTIC_URL (where selasticd listens), SELASTIC_CLIENT_CONF (the file that says so, instead of
+/etc/slurm-elastic/client.json or ~/.slurm-elastic/client.json), SLURM_TIME_FORMAT (standard, relative or a strftime
+format), NO_COLOR"""
 
 
 class _Version(argparse.Action):

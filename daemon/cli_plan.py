@@ -48,19 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row per job of the plan."""
+    """Print a row per job of the plan. A job named with -j that is not known ends, after the rows of the others, with
+    exit status 1."""
     columns = cli_common.check_format(args, FIELDS, DEFAULT)
     answer = cli_common.get("/v1/plan", dry_run=1 if args.dry_run else None)
-    if args.json:
-        cli_common.print_json(answer)
-        return 0
+    _, unknown = cli_common.named(args, answer.get("jobs", []))
     everybody = args.allusers or args.jobs or os.geteuid() == 0
     rows = [row for row in answer.get("jobs", []) if everybody or row.get("own", True)]
     rows = [row for row in rows if not args.jobs or row["job_id"] in args.jobs]
-    cli_common.print_table(columns, rows, args)
-    if not (args.noheader or args.parsable or args.parsable2):
-        for line in _summary(rows):
-            print(tables.clean(line))
+    if args.json:
+        cli_common.print_json(answer | {"jobs": rows})
+    else:
+        cli_common.print_table(columns, rows, args)
+        if not (args.noheader or args.parsable or args.parsable2):
+            for line in _summary(rows):
+                print(tables.clean(line))
+    cli_common.refuse(unknown)
     return 0
 
 

@@ -106,11 +106,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row per job that is pending or running."""
+    """Print a row per job that is pending or running, and for one named with -j that has ended. A job named that is not
+    known ends, after the rows of the others, with exit status 1."""
     columns = cli_common.check_format(args, FIELDS, DEFAULT)
-    rows = cli_common.matching(cli_common.get("/v1/jobs").get("jobs", []), args)
+    rows = cli_common.get("/v1/jobs").get("jobs", [])
+    ended, unknown = cli_common.named(args, rows)
+    rows = cli_common.matching(sorted([*rows, *ended], key=lambda row: row["job_id"]), args)
     if args.json:
         cli_common.print_json({"jobs": rows})
     else:
         cli_common.print_table(columns, rows, args)
+    cli_common.refuse(unknown)
     return 0

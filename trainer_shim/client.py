@@ -128,7 +128,8 @@ def _file() -> dict[str, Any]:
             raise ConfigError(f"client file {path} has no url; accepted: {_FORM}")
         return values
     raise DaemonUnreachable(
-        f"no selasticd is known here: none of SELASTIC_URL, {named or SITE_FILE + ', ' + USER_FILE} gives its address"
+        f"no selasticd is known here: none of SELASTIC_URL, {named or SITE_FILE + ', ' + USER_FILE} gives its address; "
+        "start `selasticd --user`, or ask your admin"
     )
 
 

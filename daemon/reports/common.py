@@ -6,10 +6,11 @@ Limit: the viewer is taken at its word; the API says who it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
+from slurm_elastic.trainer_shim.request import ACCEPTED_FORM
 
 from ..reasons import Reason
 
@@ -52,10 +53,18 @@ def known_job(store: Store, job_id: int) -> JobRow:
     """The job. Raises NotFound with one sentence."""
     job = store.job(job_id)
     if job is None:
-        raise NotFound(
-            f"job {job_id} is not known to selasticd: it never ran with an elastic request, or its records are gone"
-        )
+        raise NotFound(not_known([job_id]))
     return job
+
+
+def not_known(job_ids: Sequence[int]) -> str:
+    """The sentence about jobs without a record, at least one."""
+    if len(job_ids) == 1:
+        jobs, it, its = f"job {job_ids[0]} is", "it", "its"
+    else:
+        jobs, it, its = f"jobs {', '.join(map(str, job_ids))} are", "they", "their"
+    why = f"{it} never ran with an elastic request, or {its} records are gone"
+    return f"{jobs} not known to selasticd: {why}; accepted form: --comment={ACCEPTED_FORM}"
 
 
 def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:

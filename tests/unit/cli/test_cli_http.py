@@ -193,6 +193,40 @@ def test_acct_per_job_adds_up(daemon: Daemon, run: Run) -> None:
     assert row["samples_per_s"] == pytest.approx(row["samples"] / row["elapsed_s"])
 
 
+@pytest.mark.parametrize("command", ["status", "acct", "plan"])
+def test_a_job_that_is_not_known_is_said(command: str, daemon: Daemon, run: Run) -> None:
+    """A mistyped id ends with 1 and its sentence; with others known, after their rows and in any form."""
+    status, out, err = run(command, "-j", "99")
+    assert (status, out) == (1, "")
+    assert err.startswith("selastic: job 99 is not known to selasticd: ")
+    assert err.endswith("accepted form: --comment=elastic:gpus=MIN-MAX,batch=MIN-MAX\n")
+    for form in (["-nP", "-o", "jobid"], ["--json"]):
+        status, out, err = run(command, "-j", "99,1215,98", *form)
+        assert (status, "1215" in out) == (1, True)
+        assert err.startswith("selastic: jobs 98, 99 are not known to selasticd: ")
+
+
+def test_a_job_that_is_known_without_a_row_is_no_error(daemon: Daemon, run: Run) -> None:
+    """A job that has ended has a row of status when it is named; a waiting one has no size in acct, and that is fine;
+    a filter that leaves a known job out is no unknown job."""
+    assert run("status", "-nP", "-o", "jobid,state", "-j", "1210,1215") == (0, "1210|COMPLETED\n1215|RUNNING\n", "")
+    assert run("acct", "-nP", "-j", "1218") == (0, "", "")
+    assert run("plan", "-nP", "-j", "1210") == (0, "", "")
+    assert run("status", "-nP", "-j", "1215", "-s", "PD") == (0, "", "")
+
+
+def test_plan_as_json_has_the_rows_of_the_table(daemon: Daemon, run: Run) -> None:
+    """-j, -a and the default to one's own jobs choose the same jobs in every form."""
+
+    def jobs(*words: str) -> list[int]:
+        return [row["job_id"] for row in json.loads(run("plan", "--json", *words)[1])["jobs"]]
+
+    assert jobs() == [1207, 1215]
+    assert jobs("-a") == [1207, 1215, 1218]
+    assert jobs("-j", "1215") == [1215]
+    assert jobs("--dry-run", "-j", "1207") == [1207]
+
+
 def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
     """The remaining views answer over the same socket."""
     assert run("explain", "1215")[1].startswith("Job 1215 shrank from 4 to 2 GPUs at ")
@@ -272,7 +306,22 @@ def test_no_daemon_is_status_3(daemon: Daemon, run: Run, tmp_path: Path, monkeyp
     assert (status, out) == (3, "")
     assert f"selasticd at http://127.0.0.1:{port} does not answer" in err
     monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(tmp_path / "absent.json"))
-    assert run("explain", "1215")[0] == 3
+    status, _, err = run("explain", "1215")
+    assert status == 3
+    assert err.endswith("gives its address; start `selasticd --user`, or ask your admin\n")
+
+
+def test_no_munged_is_status_3(daemon: Daemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody can prove who asks, the daemon is out of reach: that is no refusal."""
+    where = json.loads(daemon.client_conf.read_text())
+    conf, slurm_conf = tmp_path / "site.json", tmp_path / "slurm.conf"
+    conf.write_text(json.dumps({"url": where["url"]}))
+    slurm_conf.write_text(f"AuthInfo=socket={tmp_path}/no-munged\n")
+    monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(conf))
+    monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    status, out, err = run("status")
+    assert (status, out) == (3, "")
+    assert "MUNGE" in err
 
 
 def test_usage_errors_come_before_the_daemon_is_asked(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.daemon import cli, cli_docs, cli_parser
-from slurm_elastic.trainer_shim import errors
+from slurm_elastic.trainer_shim import errors, munge
 
 LOOK_UPS = [
     *(["--help"], ["--version"], ["status", "--helpformat"], ["acct", "--helpformat"], ["events", "--helpformat"]),
@@ -54,6 +54,11 @@ def test_help_names_every_command() -> None:
         assert f"\n    {command.name} " in text
 
 
+def test_help_names_the_environment() -> None:
+    """Both ways to say where selasticd is are found where one looks first."""
+    assert {"SELASTIC_URL", "SELASTIC_CLIENT_CONF"} <= set(bare("--help").stdout.split())
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A command that needs more than is installed says which package, instead of a traceback."""
     broken = cli_parser.Command("status", "no_such_package_at_all", "x")
@@ -68,9 +73,10 @@ def leaves(kind: type[errors.ElasticError]) -> list[type[errors.ElasticError]]:
 
 
 def test_every_error_has_its_exit_status() -> None:
-    """3 only for a daemon that does not answer, 2 only for what the caller wrote, 1 for everything else."""
+    """3 only for a daemon that does not answer or cannot be asked for want of munged, 2 only for what the caller wrote,
+    1 for everything else."""
     for kind in leaves(errors.ElasticError):
-        if issubclass(kind, errors.DaemonUnreachable):
+        if issubclass(kind, errors.DaemonUnreachable) or kind is munge.MungeError:
             expected = 3
         elif issubclass(kind, (errors.ConfigError, errors.RequestError)):
             expected = 2
