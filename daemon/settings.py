@@ -8,7 +8,6 @@ The reference in docs/settings.md and the sample file are printed from this modu
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import math
 import os
 import re
@@ -155,15 +154,6 @@ class Settings:
         """Host and port of `listen`."""
         host, _, port = self.listen.rpartition(":")
         return host.strip("[]"), int(port)
-
-    @property
-    def local_only(self) -> bool:
-        """Whether nothing outside this host can reach the daemon."""
-        host = self.address[0]
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
 
 
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}

@@ -138,11 +138,6 @@ class Node:
         """Would Slurm start an ordinary job on it, if there is room? Not when drained, down, reserved or asleep."""
         return bool(self.flags & _USABLE_STATES) and not self.flags & _UNUSABLE_FLAGS
 
-    @property
-    def gpus_idle(self) -> int:
-        """GPUs that a new job could get; 0 where none can start."""
-        return max(0, self.gpus - self.gpus_used) if self.schedulable else 0
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

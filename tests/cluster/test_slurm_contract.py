@@ -151,27 +151,27 @@ def test_waiting_job_is_seen_with_all_it_asks_for(cluster: Cluster) -> None:
     assert not job.active
 
 
-def test_nodes_tell_idle_and_used_gpus(cluster: Cluster) -> None:
-    """Node by node, the GPUs used and idle are those of the jobs that run there."""
+def test_nodes_tell_used_gpus(cluster: Cluster) -> None:
+    """Node by node, the GPUs in use are those of the jobs that run there."""
     client = cluster.client()
     job_id = cluster.submit(Want(1, 3, ("n5",)))
     nodes = running(client, job_id).nodes
     assert list(nodes) == [f"n{i}" for i in range(1, 9)]
-    assert {name: node.gpus_idle for name, node in nodes.items()} == {f"n{i}": 1 if i == 5 else 4 for i in range(1, 9)}
-    assert (nodes["n5"].gpus, nodes["n5"].gpus_used, nodes["n5"].gpu_type) == (4, 3, "a100")
+    assert {name: node.gpus_used for name, node in nodes.items()} == {f"n{i}": 3 if i == 5 else 0 for i in range(1, 9)}
+    assert {(node.gpus, node.gpu_type) for node in nodes.values()} == {(4, "a100")}
     assert nodes["n5"].cpus == 16 and nodes["n5"].cpus_used >= 1 and nodes["n5"].partitions == ("main",)
 
 
 def test_drained_node_offers_nothing(cluster: Cluster) -> None:
-    """GPUs of a node that an admin drained are not counted as idle, and are again when it is back."""
+    """A node that an admin drained takes no new job, though its GPUs are unused, and does again when it is back."""
     client = cluster.client()
     cluster.drain("n8", True)
     try:
         node = seen(client, lambda s: not s.nodes["n8"].schedulable).nodes["n8"]
-        assert node.gpus_idle == 0 and "DRAIN" in node.flags
+        assert node.gpus_used == 0 and "DRAIN" in node.flags
     finally:
         cluster.drain("n8", False)
-    assert seen(client, lambda s: s.nodes["n8"].schedulable).nodes["n8"].gpus_idle == 4
+    seen(client, lambda s: s.nodes["n8"].schedulable)
 
 
 ODD = [
@@ -223,7 +223,7 @@ def test_shrink_in_place_keeps_the_chosen_nodes(cluster: Cluster) -> None:
     assert (job.nodes, job.num_nodes, job.gpus, job.gpus_per_node) == (("n1", "n3", "n4"), 3, 12, 4)
     client.shrink(job_id, ["n1", "n3", "n4"])
     client.shrink(job_id, ["n4", "n1"])
-    snapshot = seen(client, lambda s: s.nodes["n2"].gpus_idle == s.nodes["n3"].gpus_idle == 4)
+    snapshot = seen(client, lambda s: s.nodes["n2"].gpus_used == s.nodes["n3"].gpus_used == 0)
     job = snapshot.jobs[job_id]
     assert (job.state, job.nodes, job.gpus, job.batch_host) == ("RUNNING", ("n1", "n4"), 8, "n1")
 
@@ -253,7 +253,7 @@ def test_allocation_without_a_script_can_give_up_any_node(cluster: Cluster) -> N
     client.shrink(job_id, ["n2"])
     assert client.snapshot().jobs[job_id].nodes == ("n2",)
     client.cancel(job_id)
-    seen(client, lambda s: gone(s, job_id) and s.nodes["n2"].gpus_idle == 4)
+    seen(client, lambda s: gone(s, job_id) and s.nodes["n2"].gpus_used == 0)
 
 
 def test_companions_share_the_node_of_their_base(cluster: Cluster) -> None:
@@ -264,9 +264,9 @@ def test_companions_share_the_node_of_their_base(cluster: Cluster) -> None:
     companions = [cluster.submit(Want(1, 1, ("n1",)), batch=False) for _ in range(2)]
     snapshot = running(client, base, *companions)
     assert [snapshot.jobs[job_id].gpus for job_id in (base, *companions)] == [2, 1, 1]
-    assert snapshot.nodes["n1"].gpus_idle == 0
+    assert snapshot.nodes["n1"].gpus_used == 4
     client.cancel(companions[0])
-    snapshot = seen(client, lambda s: gone(s, companions[0]) and s.nodes["n1"].gpus_idle == 1)
+    snapshot = seen(client, lambda s: gone(s, companions[0]) and s.nodes["n1"].gpus_used == 3)
     assert snapshot.jobs[base].running and snapshot.jobs[companions[1]].running
 
 

@@ -35,7 +35,7 @@ def test_values_are_read(tmp_path: Path) -> None:
     found = load(write(tmp_path, text))
     assert (found.mode, found.round_interval_s, found.partitions) == ("act", 5.0, ("gpu", "long"))
     assert isinstance(found.round_interval_s, float)
-    assert found.admins == ("ada", "1001") and found.address == ("::1", 0) and found.local_only
+    assert found.admins == ("ada", "1001") and found.address == ("::1", 0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_user_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """selasticd --user keeps its state at home, takes a free local port and may act; a file changes that."""
     monkeypatch.setenv("HOME", str(tmp_path))
     found = load(user_mode=True)
-    assert found.user_mode and found.mode == "act" and found.local_only and found.address[1] == 0
+    assert found.user_mode and found.mode == "act" and found.address == ("127.0.0.1", 0)
     assert found.state_dir == f"{tmp_path}/.slurm-elastic"
     assert load(write(tmp_path, 'mode = "advise"'), user_mode=True).mode == "advise"
 

@@ -206,7 +206,6 @@ def test_which_nodes_take_new_jobs(state: str, usable: bool) -> None:
     """Idle GPUs of a node that is drained, down, reserved, asleep or silent are nobody's to give."""
     node = Node("n1", frozenset(state.rstrip("*").upper().split("+")), gpus=4, gpus_used=1)
     assert node.schedulable is usable
-    assert node.gpus_idle == (3 if usable else 0)
 
 
 @pytest.mark.parametrize(
