@@ -192,12 +192,15 @@ def test_the_commands_work_for_every_user(installed: Root) -> None:
 
 
 def test_the_shim_is_importable_from_any_python(installed: Root) -> None:
-    """What the module file puts on PYTHONPATH needs nothing else."""
+    """What the module file puts on PYTHONPATH needs nothing else, and its `selastic` runs under any Python too."""
     code = "import slurm_elastic.trainer_shim.request as r; print(r.parse('gpus=1-2,batch=8').text())"
     module = next(installed.at("/usr/share/slurm-elastic/modulefiles/slurm-elastic").iterdir()).read_text()
-    path = re.search(r"PYTHONPATH\s+(\S+)", module)
-    assert path is not None
-    assert installed.run("env", f"PYTHONPATH={path[1]}", "python3", "-c", code).strip() == "elastic:gpus=1-2,batch=8"
+    path, commands = re.search(r"PYTHONPATH\s+(\S+)", module), re.search(r"\sPATH\s+(\S+)", module)
+    assert path is not None and commands is not None
+    environment = ("env", f"PYTHONPATH={path[1]}", f"PATH={commands[1]}:{PATH}")
+    assert installed.run(*environment, "python3", "-c", code).strip() == "elastic:gpus=1-2,batch=8"
+    assert installed.run(*environment, "sh", "-c", "command -v selastic").strip() == f"{commands[1]}/selastic"
+    assert "training script" in installed.run(*environment, "selastic", "run", "--help", user="nobody:nogroup")
 
 
 OPEN = "import sys; from slurm_elastic.db.store import Store; s = Store.open(sys.argv[1]); "

@@ -6,6 +6,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,14 +76,54 @@ def test_maintainer_scripts_never_start_the_daemon(script: str) -> None:
     assert not re.search(r"systemctl (start|enable|restart|reload-or-restart)", file.read_text())
 
 
-def test_every_python_package_is_in_the_wheels_list() -> None:
-    """A folder that setup.cfg forgets is missing for users, and for them alone."""
+def test_the_documentation_that_the_unit_names_is_installed() -> None:
+    """`systemctl help selasticd` opens pages that are there."""
+    package = (PACKAGING / "nfpm-slurm-elastic.yaml").read_text()
+    places = re.findall(r'src: "?([^",}]+)"?, dst: ([^,}]+)', package)
+    man, *files = unit()["Unit"]["Documentation"].split()
+    assert man == "man:selastic(1)"
+    assert "/usr/share/man/man1/" in dict(places).values()
+    assert files
+    for file in files:
+        folder, name = file.removeprefix("file://").rsplit("/", 1)
+        sources = [path for source, place in places if place == folder + "/" for path in ROOT.glob(source)]
+        assert name in {path.name for path in sources}, file
+
+
+def test_the_users_command_runs_under_the_users_python(tmp_path: Path) -> None:
+    """What the module file puts into PATH runs under whatever Python stands first there: the one that has torch."""
+    module = (PACKAGING / "modulefile").read_text()
+    build = (PACKAGING / "build-packages").read_text()
+    assert re.search(r"^prepend-path\s+PATH\s+/opt/slurm-elastic/shim/bin$", module, re.MULTILINE)
+    assert 'install -D -m 0755 packaging/selastic "$STAGE$prefix/shim/bin/selastic"' in build
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\necho "the user\'s python"\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(PACKAGING / "namespace")}
+    said = subprocess.run(
+        [PACKAGING / "selastic", "--help"], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout.startswith("the user's python\nusage: selastic ")
+
+
+def setup_cfg() -> configparser.SectionProxy:
+    """What the wheel is made from."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    listed = set(setup["options"]["packages"].split())
+    return setup["options"]
+
+
+def test_every_python_package_is_in_the_wheels_list() -> None:
+    """A folder that setup.cfg forgets is missing for users, and for them alone; one that is gone breaks the build."""
     there = {
         "slurm_elastic." + ".".join(file.parent.relative_to(ROOT).parts)
         for top in ("trainer_shim", "daemon", "db")
         for file in (ROOT / top).rglob("*.py")
     }
-    assert there - listed == set()
+    assert set(setup_cfg()["packages"].split()) == there
+
+
+def test_the_shim_and_the_command_line_need_nothing_else() -> None:
+    """`pip install slurm-elastic` lives beside the user's training code and must pull in nothing."""
+    wanted = setup_cfg()["install_requires"].splitlines()
+    assert [line for line in wanted if line and not line.startswith("#")] == []
