@@ -124,8 +124,8 @@ def check_start(request: ElasticRequest, gpus: int) -> None:
     nearest = min(request.sizes(), key=lambda size: (abs(size - gpus), size))
     raise RequestError(
         f"the job starts with {gpus} GPU{'' if gpus == 1 else 's'}, "
-        f"which gpus={_range(request.min_gpus, request.max_gpus)} (step {request.step}, group {request.group}) excludes; "
-        f"nearest accepted size: {nearest}"
+        f"which gpus={_range(request.min_gpus, request.max_gpus)} "
+        f"(step {request.step}, group {request.group}) excludes; nearest accepted size: {nearest}"
     )
 
 
