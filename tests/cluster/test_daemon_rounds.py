@@ -6,188 +6,25 @@ another user than the daemon.
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from conftest import cancel_all
+from live_daemon import REQUEST, ROOT, USER, Selasticd, live_daemon
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.slurm import CommandClient, Job
-from slurm_elastic.trainer_shim.client import Client
-from slurm_elastic.trainer_shim.errors import DaemonUnreachable
-
-ROOT = Path(__file__).parents[2]
-STUB = Path(__file__).with_name("stub_supervisor.py")
-PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
-"""One that other users may run: the tests' own may lie in root's home."""
-USER, OTHER = "games", "nobody"
-REQUEST = "elastic:gpus=4-12,step=4,batch=240-3840"
-SETTINGS = """
-mode = "act"
-listen = "127.0.0.1:{port}"
-state_dir = "{state}"
-slurm_conf = "{slurm_conf}"
-round_interval_s = 0.5
-min_round_gap_s = 0.05
-cooldown_grow_s = 1.0
-cooldown_shrink_s = 0.5
-min_gain = 0.01
-assumed_pause_s = 0.05
-companion_wait_s = 20.0
-failed_backoff_s = 2.0
-report_interval_s = 0.2
-requests_per_s = 1000.0
-"""
-
-
-class Selasticd:
-    """The daemon, and a clusterful of stubs."""
-
-    def __init__(self, sandbox: Sandbox, folder: Path) -> None:
-        self.sandbox, self.folder = sandbox, folder
-        self.state = folder / "state"
-        self.state.mkdir()
-        self.stubs = folder / "stubs"
-        self.stubs.mkdir()
-        self.stubs.chmod(0o777)
-        self.slurm = CommandClient(sandbox.env["SLURM_CONF"])
-        self.process: subprocess.Popen[bytes] | None = None
-        self.port = 0
-        self.options: list[str] = []
-
-    def start(self) -> None:
-        """Start it (again, at the same address), and wait until it answers."""
-        config = self.folder / "selasticd.toml"
-        values = {"port": self.port, "state": self.state, "slurm_conf": self.sandbox.env["SLURM_CONF"]}
-        config.write_text(SETTINGS.format(**values))
-        log = (self.folder / "selasticd.log").open("ab")
-        command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--config", str(config), *self.options]
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
-        with log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd="/")
-        wait_until(self.answers, 30, self.log)
-        self.port = int(self.client().url.rpartition(":")[2])
-
-    def answers(self) -> bool:
-        assert self.process is not None and self.process.poll() is None, self.log()
-        try:
-            return self.client().get("/v1/health", token="none") is not None
-        except DaemonUnreachable:
-            return False
-
-    def kill(self, number: int = signal.SIGKILL) -> int:
-        """Send a signal, and wait for the end."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(20)
-
-    def client(self) -> Client:
-        """Finds the daemon, and with --user the secret, in client.json; the fixture names it."""
-        if not (self.state / "client.json").exists():
-            raise DaemonUnreachable("no client.json yet")
-        return Client()
-
-    def log(self) -> str:
-        logs = [self.folder / "selasticd.log", *sorted(self.stubs.glob("*.log")), *sorted(self.stubs.glob("*.out"))]
-        queue = self.sandbox.run(["squeue", "-o", "%i %T %D %N %b %j %r %k"]).stdout
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in logs if path.exists()) + queue
-
-    def submit(self, *options: str, hold: str = "", comment: str = REQUEST, user: str | None = USER) -> int:
-        """An elastic job, whose first component carries the request."""
-        exports = {
-            "PYTHONPATH": str(ROOT / "packaging/namespace"),
-            "SELASTIC_CLIENT_CONF": str(self.state / "client.json"),
-            "HOME": "/tmp",
-        }
-        lines = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in exports.items())
-        script = self.stubs / f"job{len(list(self.stubs.iterdir()))}.sh"
-        run = shlex.join([PYTHON, str(STUB), str(self.stubs), hold])
-        script.write_text(f"#!/bin/bash\n{lines}\nexec {run}\n")
-        script.chmod(0o755)
-        first, *others = " ".join(options).split(" : ")
-        words = ["--time=30", f"--comment={comment}", *shlex.split(first)]
-        for other in others:
-            words += [":", "--time=30", *shlex.split(other)]
-        command = ["sbatch", "--parsable", f"--output={self.stubs}/%j.out", *words, str(script)]
-        answer = self.sandbox.run(command, user=user)
-        assert answer.returncode == 0, answer.stderr
-        return int(answer.stdout.split(";")[0])
-
-    def rigid(self, nodes: int) -> int:
-        """An ordinary job of OTHER."""
-        command = ["sbatch", "--parsable", "--output=/dev/null", f"-N{nodes}", "--gres=gpu:a100:4", "--time=10"]
-        answer = self.sandbox.run([*command, "--wrap", "sleep 600"], user=OTHER)
-        assert answer.returncode == 0, answer.stderr
-        return int(answer.stdout)
-
-    def jobs(self) -> dict[int, Job]:
-        return dict(self.slurm.snapshot().jobs)
-
-    def companions(self) -> list[Job]:
-        return [job for job in self.jobs().values() if job.name.startswith("selastic-")]
-
-    def trains_on(self, job_id: int) -> int:
-        """GPUs that the daemon knows the job to train on; 0 while it does not know."""
-        try:
-            row: dict[str, Any] = self.client().get(f"/v1/jobs/{job_id}") or {}
-        except Exception:
-            return 0
-        return int(row.get("gpus") or 0)
-
-    def held(self, job_id: int) -> int:
-        """GPUs that Slurm holds for the job, all its pieces together."""
-        return sum(
-            job.gpus
-            for job in self.jobs().values()
-            if job.running and (job_id in (job.job_id, job.het_job_id) or job.name == f"selastic-{job_id}")
-        )
-
-    def settles_at(self, job_id: int, gpus: int, timeout: float = 40) -> None:
-        """The daemon, the supervisor and Slurm agree on this size."""
-        wait_until(lambda: self.trains_on(job_id) == self.held(job_id) == gpus, timeout, self.log)
-
-    def finish(self, job_id: int) -> None:
-        """Let the stub's training be over."""
-        (self.stubs / f"{job_id}.end").touch()
-
-    def events(self, job_id: int) -> list[str]:
-        answer = self.client().get(f"/v1/jobs/{job_id}/events") or {"events": []}
-        return [event["kind"] for event in answer["events"]]
-
-
-Starter = Callable[[], Selasticd]
 
 
 @pytest.fixture
 def selasticd(empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Selasticd]:
     """A running daemon on an empty cluster."""
-    # The client looks there for MUNGE's socket.
-    monkeypatch.setenv("SLURM_CONF", empty_sandbox.env["SLURM_CONF"])
-    # Not pytest's own directory: other users' jobs have to read what lies here.
-    with tempfile.TemporaryDirectory(prefix="selasticd-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        daemon = Selasticd(empty_sandbox, folder)
-        monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(daemon.state / "client.json"))
-        daemon.start()
-        try:
-            yield daemon
-            if daemon.process is not None and daemon.process.poll() is None:
-                assert daemon.kill(signal.SIGTERM) == 0, daemon.log()
-        finally:
-            if daemon.process is not None and daemon.process.poll() is None:
-                daemon.kill()
-            cancel_all(empty_sandbox)
+    with live_daemon(empty_sandbox, monkeypatch) as daemon:
+        yield daemon
 
 
 def test_grow_give_way_take_back_and_end(selasticd: Selasticd) -> None:
@@ -280,14 +117,51 @@ def test_a_daemon_killed_during_a_release_finishes_it(selasticd: Selasticd) -> N
     selasticd.settles_at(job, 4)
 
 
-def test_malformed_requests_are_told_to_the_supervisor(selasticd: Selasticd) -> None:
-    """The job runs on as an ordinary one, and its log has the sentence."""
-    job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment="elastic:gpus=8-4,batch=240")
+@pytest.mark.parametrize(
+    ("request_text", "sentence"),
+    [
+        ("gpus=8-4,batch=240", "gpus=8-4 has its minimum above its maximum"),
+        ("gpu=4-8,batch=240", "unknown key 'gpu' in the elastic request (did you mean gpus?)"),
+        ("gpus=4-8,step=4,batch=7", "batch=7 cannot be shared out evenly at any size in gpus=4-8"),
+        ("gpus=8-16,batch=64", "the job starts with 4 GPUs"),
+    ],
+)
+def test_malformed_requests_are_told_and_the_job_is_left_alone(
+    selasticd: Selasticd, request_text: str, sentence: str
+) -> None:
+    """Its log and `selastic explain` have the sentence, also once it is over; meanwhile another job is resized."""
+    job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment=f"elastic:{request_text}")
     log = selasticd.stubs / f"{job}.log"
     wait_until(lambda: log.exists() and "managed=False" in log.read_text(), 30, selasticd.log)
-    assert "minimum above its maximum" in log.read_text()
+    assert sentence in log.read_text()
     wait_until(lambda: "not_managed" in selasticd.events(job), 30, selasticd.log)
-    assert selasticd.jobs()[job].running and not selasticd.companions()
+    assert_explained(selasticd, job, sentence)
+    host = selasticd.jobs()[job].nodes
+    other = selasticd.submit("-N1", "--gres=gpu:a100:4")
+    selasticd.settles_at(other, 12)
+    left = selasticd.jobs()[job]
+    assert left.running and (left.nodes, left.gpus) == (host, 4)
+    assert not {"managed", "ordered", "released"} & set(selasticd.events(job))
+    assert {companion.name for companion in selasticd.companions()} == {f"selastic-{other}"}
+    selasticd.finish(job)
+    wait_until(lambda: "ended" in selasticd.events(job), 60, selasticd.log)
+    assert_explained(selasticd, job, sentence)
+
+
+def assert_explained(selasticd: Selasticd, job: int, sentence: str) -> None:
+    """The command line says why the job is not managed: in its words, wrapped at will, and in its JSON."""
+    told = selasticd.selastic("explain", str(job), "--json")
+    assert told.returncode == 0, told.stderr
+    row = json.loads(told.stdout)["job"]
+    assert row["managed"] is False and sentence in row["detail"]
+    printed = selasticd.selastic("explain", str(job))
+    assert printed.returncode == 0, printed.stderr
+    assert unwrapped(row["detail"]) in unwrapped(printed.stdout)
+
+
+def unwrapped(text: str) -> str:
+    """Without what wrapping and the start of a sentence change."""
+    return "".join(text.split()).casefold()
 
 
 def test_check_says_that_all_is_well(selasticd: Selasticd) -> None:
