@@ -71,3 +71,15 @@ def test_any_parsed_json_is_either_a_phase_or_refused(data: object) -> None:
     except wire.WireError:
         return
     assert isinstance(phase, wire.Phase)
+
+
+def test_a_phase_without_an_exit_code_is_one_of_zero() -> None:
+    """Supervisors that do not know the field yet are understood; a code that is no whole number from 0 is refused."""
+    phase = wire.Phase(0, "finished", 3, (), 64, 1.5, exit_code=143)
+    assert wire.from_json(wire.Phase, wire.to_json(phase)) == phase
+    data = dataclasses.asdict(phase) | {"pieces": []}
+    del data["exit_code"]
+    assert wire.decode(wire.Phase, data).exit_code == 0
+    for wrong in (-15, 1.5, "1", None):
+        with pytest.raises(wire.WireError, match=r"Phase\.exit_code"):
+            wire.decode(wire.Phase, {**data, "exit_code": wrong})
