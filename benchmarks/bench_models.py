@@ -44,16 +44,16 @@ def records(profile: Profile) -> list[tuple[float, ...]]:
 
 
 def learned(profile: Profile, all_: Sequence[Profile]) -> Prior:
-    """From every other program; those on the same cluster count three times."""
+    """From every other program (one weight a table, three on the same cluster) whose micro batches are known."""
     key = profile.cluster, profile.app
     if key in _priors:
         return _priors[key]
     rows, weights = [], []
     for other in all_:
-        if other.app != profile.app:
-            for row in records_of(other):
-                rows.append(row)
-                weights.append(3.0 if other.cluster == profile.cluster else 1.0)
+        if other.app != profile.app and other.micro_known:
+            own = records_of(other)
+            rows += own
+            weights += [(3.0 if other.cluster == profile.cluster else 1.0) / len(own)] * len(own)
     prior = learn(rows, weights)
     _priors[key] = prior
     return prior
@@ -71,28 +71,40 @@ def records_of(profile: Profile) -> list[tuple[float, ...]]:
 
 
 def order(profile: Profile, kind: str, rng: random.Random) -> list[Observation]:
-    """Six configurations in the order a job would come by them."""
-    at = {(o.gpus, o.nodes, o.micro_batch): o for o in profile.rows}
-    micros = sorted({o.micro_batch for o in profile.rows})
-    base, top = micros[len(micros) // 2], micros[-1]
+    """Six configurations in the order a job would come by them, each at the nearest micro batch measured there.
+
+    Growth: 1, 2, 4, ... GPUs packed. Explore: one GPU, two nodes, a full node at the largest micro batch, two full
+    nodes, one GPU at the smallest, 16 GPUs at the largest.
+    """
     if kind == "random":
         return rng.sample(list(profile.rows), min(6, len(profile.rows)))
-    dense = {k: min((n for g, n, _ in at if g == k), default=0) for k in SIZES}
+    micros = sorted({o.micro_batch for o in profile.rows})
+    alone = sorted({o.micro_batch for o in profile.rows if o.gpus == 1}) or micros
+    base, top, full = alone[len(alone) // 2], micros[-1], profile.per_node
+    dense = {k: min((o.nodes for o in profile.rows if o.gpus == k), default=0) for k in SIZES}
     if kind == "growth":
         wanted = [(k, dense[k], base) for k in (1, 2, 4, 8, 16, 32)]
     else:
-        wanted = [(1, 1, base), (2, 2, base), (4, 1, top), (8, 2, base), (1, 1, micros[0]), (16, dense[16], top)]
-    out = [at[w] for w in wanted if w in at]
-    for k in SIZES:  # tables with holes: the nearest micro batch measured at the next size
-        near = [o for o in profile.rows if o.gpus == k and o not in out]
-        if len(out) < 6 and near and not any(o.gpus == k for o in out):
-            out.append(min(near, key=lambda o: abs(o.micro_batch - base)))
-    return out if kind != "growth" else sorted(out, key=lambda o: o.gpus)
+        wanted = [(1, 1, base), (2, 2, base), (full, 1, top), (2 * full, 2, base), (1, 1, micros[0])]
+        wanted.append((16, dense[16], top))
+    out: list[Observation] = []
+    for gpus, nodes, micro in wanted:
+        there = [o for o in profile.rows if (o.gpus, o.nodes) == (gpus, nodes) and o not in out]
+        if there:
+            out.append(min(there, key=lambda o: abs(np.log(o.micro_batch / micro))))
+    return out
+
+
+def scored(profiles: Sequence[Profile]) -> list[Profile]:
+    """The tables large enough to judge by; of a cluster measured twice (NAME, NAME-ext) the extended ones."""
+    clusters = {p.cluster for p in profiles}
+    return [p for p in profiles if len(p.rows) >= 100 and f"{p.cluster}-ext" not in clusters]
 
 
 def error_table(profiles: list[Profile], repeats: int) -> None:
     """Median over programs of the mean relative error on all configurations not observed."""
-    counts, rich = (1, 2, 3, 4, 6), [p for p in profiles if len(p.rows) >= 100]
+    counts, rich = (1, 2, 3, 4, 6), scored(profiles)
+    print(f"errors over {len(rich)} tables: {', '.join(sorted({p.cluster for p in rich}))}")
     for kind in ("growth", "explore", "random"):
         print(f"\nerror of the step time, {kind} order, median of programs (%)   observations: {counts}")
         for label in ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit", "ours, assumed prior",
@@ -131,8 +143,11 @@ def noisy(o: Observation, rng: random.Random) -> Observation:
     return Observation(o.gpus, o.nodes, o.batch, o.micro_batch, o.accumulation, time_s)
 
 
-def truth_of(profile: Profile) -> tuple[Truth, tuple[int, int]]:
-    """The form fitted to the whole profile, times what it misses at each placement; the range of micro batches."""
+def truth_of(profile: Profile, smooth: bool) -> tuple[Truth, tuple[int, int]]:
+    """The form fitted to the whole profile, times what it misses at each placement; the range of micro batches.
+
+    `smooth`: the form alone.
+    """
     model = fit(profile.rows, WIDE)
     micros = [o.micro_batch for o in profile.rows]
     beside: dict[tuple[int, int], list[float]] = {}
@@ -142,7 +157,7 @@ def truth_of(profile: Profile) -> tuple[Truth, tuple[int, int]]:
 
     for o in profile.rows:
         beside.setdefault((o.gpus, o.nodes), []).append(o.step_time_s / form(o.gpus, o.nodes, o.micro_batch))
-    factor = {place: statistics.median(misses) for place, misses in beside.items()}
+    factor = {} if smooth else {place: statistics.median(misses) for place, misses in beside.items()}
     return lambda k, n, m: form(k, n, m) * factor.get((k, n), 1.0), (min(micros), max(micros))
 
 
@@ -158,46 +173,84 @@ def speedups(predict: Truth, limits: tuple[int, int], base: int, per_node: int) 
     return out
 
 
-def plan_table(cluster: str, profiles: list[Profile], repeats: int) -> None:
+CAPPED = "true curves, at most 2x largest seen"
+LABELS = ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit", "ours, assumed prior",
+          "ours, learned prior", CAPPED)  # fmt: skip
+Curve = list[tuple[int, float, int]]
+Table = dict[str, list[float]]
+
+
+def plan_tables(profiles: Sequence[Profile], repeats: int) -> None:
     """Value of the plan made from each model, valued with the true curves, in per cent of the optimum."""
-    local = [p for p in profiles if p.cluster == cluster and len(p.rows) >= 100]
-    if len(local) < 4:
-        return
-    print(f"\n{cluster}: value of the plan of 40 jobs on 160 GPUs, % of the optimum   sizes seen: 1, 1-2, 1-4, 1-8")
-    labels = ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit",
-              "ours, assumed prior", "ours, learned prior", "true curves, at most 2x largest seen")  # fmt: skip
-    cells: dict[str, list[list[float]]] = {label: [[], [], [], []] for label in labels}
-    even = []
+    for smooth in (False, True):
+        each: list[Table] = []
+        for cluster in sorted({p.cluster for p in profiles}):
+            local = [p for p in scored(profiles) if p.cluster == cluster]
+            if len(local) < 4:
+                continue
+            each.append(plan_table(local, profiles, repeats, smooth))
+            if not smooth:
+                print_plans(cluster, each[-1])
+        if each:
+            mean = {label: np.mean([table[label] for table in each], 0).tolist() for label in each[0]}
+            law = "the form alone" if smooth else "the form times what it misses"
+            print_plans(f"mean of {len(each)} clusters, truth: {law}", mean)
+
+
+def print_plans(title: str, table: Table) -> None:
+    print(f"\n{title}: value of the plan of 40 jobs on 160 GPUs, % of the optimum   sizes seen: 1, 1-2, 1-4, 1-8")
+    for label, values in table.items():
+        print(f"  {label:<38}" + "".join(f"{100 * v:>8.1f}" for v in values), flush=True)
+
+
+def plan_table(local: list[Profile], profiles: Sequence[Profile], repeats: int, smooth: bool) -> Table:
+    """By model: the value after one to four sizes seen, mean of the repeats."""
+    runs: list[Table] = []
     for repeat in range(repeats):
         rng = random.Random(repeat)
         jobs = [rng.choice(local) for _ in range(40)]
-        truths = [truth_at(p) for p in jobs]
-        even.append(value_of([4] * 40, [[4] * 0] * 40, truths, jobs, None))
-        best = plan_value([curve(truth, jobs[i], truths[i][1]) for i, (truth, _) in enumerate(truths)], truths, jobs)
-        even[-1] /= best
-        for seen in range(1, 5):
-            drawn = [observed(p, t, seen, rng) for p, t in zip(jobs, truths, strict=True)]
-            for label in labels:
-                curves = []
-                for profile, (truth, limits), (rows, compute) in zip(jobs, truths, drawn, strict=True):
-                    if label.startswith("true"):
-                        curves.append([c for c in curve(truth, profile, limits) if c[0] <= 2 ** (seen - 1) * 2])
-                    else:
-                        curves.append(curve(fitter_of(label, profile, profiles)(rows, compute), profile, limits))
-                cells[label][seen - 1].append(plan_value(curves, truths, jobs) / best)
-    print(f"  {'equal share':<38}{100 * statistics.mean(even):>8.1f}")
-    for label in labels:
-        row = "".join(f"{100 * statistics.mean(c):>8.1f}" for c in cells[label])
-        print(f"  {label:<38}{row}", flush=True)
+        truths = [truth_at(p, smooth) for p in jobs]
+        exact = [curve(law, p, limits) for p, (law, limits) in zip(jobs, truths, strict=True)]
+        best = plan_value(exact, truths, jobs)
+        run = {"equal share": [value_of([4] * 40, [[4] * 0] * 40, truths, jobs, None) / best]}
+        for label in LABELS:
+            if label == CAPPED:
+                grown = ([[c for c in row if c[0] <= 2 * k] for row in exact] for k in (1, 2, 4, 8))
+            else:
+                fitters = {p.app: fitter_of(label, p, profiles) for p in local}
+                one = [
+                    grow(fitters[p.app], p, t, f"{repeat} {i}")
+                    for i, (p, t) in enumerate(zip(jobs, truths, strict=True))
+                ]
+                grown = (list(curves) for curves in zip(*one, strict=True))
+            run[label] = [plan_value(curves, truths, jobs) / best for curves in grown]
+        runs.append(run)
+    return {label: np.mean([run[label] for run in runs], 0).tolist() for label in runs[0]}
 
 
-_truths: dict[tuple[str, str], tuple[Truth, tuple[int, int]]] = {}
+def grow(fitter, profile: Profile, truth: tuple[Truth, tuple[int, int]], seed: str) -> list[Curve]:  # type: ignore[no-untyped-def]
+    """A job's predicted curve after 1, 1-2, 1-4, 1-8 GPUs: first the user's micro batch, then the model's own choice.
+
+    The noise of a report depends on the job and the size alone: the same for every model.
+    """
+    law, limits = truth
+    micro, rows, compute, out = base_of(limits), list[Observation](), dict[int, float](), list[Curve]()
+    for k in (1, 2, 4, 8):
+        nodes, rng = -(-k // profile.per_node), random.Random(f"{seed} {k}")
+        micro = {c[0]: c[2] for c in out[-1]}[k] if out else micro
+        rows.append(Observation(k, nodes, k * micro, micro, 1, law(k, nodes, micro) * (1 + rng.gauss(0, NOISE))))
+        compute[micro] = law(1, 1, micro) * (1 + rng.gauss(0, NOISE))
+        out.append(curve(fitter(rows, compute), profile, limits))
+    return out
 
 
-def truth_at(profile: Profile) -> tuple[Truth, tuple[int, int]]:
-    key = profile.cluster, profile.app
+_truths: dict[tuple[str, str, bool], tuple[Truth, tuple[int, int]]] = {}
+
+
+def truth_at(profile: Profile, smooth: bool) -> tuple[Truth, tuple[int, int]]:
+    key = profile.cluster, profile.app, smooth
     if key not in _truths:
-        _truths[key] = truth_of(profile)
+        _truths[key] = truth_of(profile, smooth)
     return _truths[key]
 
 
@@ -206,20 +259,8 @@ def base_of(limits: tuple[int, int]) -> int:
     return limits[0] * 2 ** max(0, int(np.log2(limits[1] / limits[0]) / 2))
 
 
-def curve(predict: Truth, profile: Profile, limits: tuple[int, int]) -> list[tuple[int, float, int]]:
+def curve(predict: Truth, profile: Profile, limits: tuple[int, int]) -> Curve:
     return speedups(predict, limits, base_of(limits), profile.per_node)
-
-
-def observed(
-    profile: Profile, truth: tuple[Truth, tuple[int, int]], seen: int, rng: random.Random
-) -> tuple[list[Observation], dict[int, float]]:
-    """Reports at 1, 2, 4, 8 GPUs at the base micro batch, and what a compute-only timer would say."""
-    law, limits = truth
-    micro, rows = base_of(limits), []
-    for k in (1, 2, 4, 8)[:seen]:
-        nodes = -(-k // profile.per_node)
-        rows.append(Observation(k, nodes, k * micro, micro, 1, law(k, nodes, micro) * (1 + rng.gauss(0, NOISE))))
-    return rows, {micro: law(1, 1, micro) * (1 + rng.gauss(0, NOISE))}
 
 
 def plan_value(curves: list[list[tuple[int, float, int]]], truths, jobs) -> float:  # type: ignore[no-untyped-def]
@@ -289,7 +330,10 @@ def made_up(count: int) -> list[Profile]:
 
 def print_prior(profiles: list[Profile]) -> None:
     """The prior over all programs, ready to be written into prior.py."""
-    prior = learn([r for p in profiles for r in records_of(p)])
+    known = [p for p in profiles if p.micro_known]
+    rows = [(r, 1 / len(records_of(p))) for p in known for r in records_of(p)]
+    prior = learn([r for r, _ in rows], [w for _, w in rows])
+    print(f"{len(known)} profiles of {len({p.app for p in known})} programs")
     print("mean", tuple(round(x, 3) for x in prior.mean))
     for row in prior.covariance:
         print("   ", tuple(round(x, 3) for x in row))
@@ -309,8 +353,7 @@ def main() -> int:
         print_prior(profiles)
         return 0
     error_table(profiles, 2 if args.quick else 6)
-    for cluster in sorted({p.cluster for p in profiles}):
-        plan_table(cluster, profiles, 2 if args.quick else 6)
+    plan_tables(profiles, 2 if args.quick else 4)
     fit_times(args.quick)
     return 0
 

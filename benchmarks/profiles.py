@@ -25,6 +25,8 @@ class Profile:
     rows: tuple[Observation, ...]
     compute: dict[int, float]
     """Time of one micro batch without synchronisation, where it was measured."""
+    micro_known: bool = True
+    """False: the table has only the global batch, so a large one may have been accumulated; not learned from."""
 
     @property
     def per_node(self) -> int:
@@ -83,4 +85,4 @@ def _elasticflow(path: Path, cluster: str, per_node: int) -> Profile | None:
                 if math.isfinite(rate) and rate > 0 and batch % gpus == 0:
                     nodes = max(1, gpus // per_node)
                     rows.append(Observation(gpus, nodes, batch, batch // gpus, 1, 1.0 / rate))
-    return Profile(f"elasticflow-{cluster[12:]}", path.stem, tuple(rows), {}) if len(rows) >= 12 else None
+    return Profile(f"elasticflow-{cluster[12:]}", path.stem, tuple(rows), {}, False) if len(rows) >= 12 else None

@@ -16,6 +16,8 @@ from .step_form import N
 
 FULL_SHARE, DIAGONAL_SHARE, RIDGE = 0.7, 0.3, 0.1
 """How a covariance from a few records is held together: 70 % as seen, 30 % its diagonal, plus 0.1."""
+ASSUMED_COUNTS = 6
+"""Records that the assumed prior is worth: two programs, each seen from three micro batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,16 @@ def learn(
     rows: Sequence[Sequence[float]],
     weights: Sequence[float] | None = None,
     noise: float = 0.2,
-    toward: float = 0.5,
+    toward: float | None = None,
 ) -> Prior:
     """A prior from the fitted coordinates of earlier programs (scale free, as `models.coordinates` gives them).
 
-    `weights` count a record of the same cluster or the same program more. `toward`: how far it is drawn back to the
-    assumed one; half way made the best plans for unknown programs on unknown clusters. PlanInputError on no rows.
+    `weights` count a record of the same cluster or the same program more. `toward`: the share of the assumed prior in
+    it; None: as if that were six of the records, so a short history says little. PlanInputError on no rows.
     """
     if not rows:
         raise PlanInputError("a prior needs the coordinates of at least one program")
+    toward = ASSUMED_COUNTS / (ASSUMED_COUNTS + len(rows)) if toward is None else toward
     share = [w / sum(weights) for w in weights] if weights else [1.0 / len(rows)] * len(rows)
     mean = [sum(s * row[i] for s, row in zip(share, rows, strict=True)) for i in range(N)]
     covariance = []
@@ -77,16 +80,16 @@ RECORD = Prior(_MEAN, _independent(_MEAN, (1.0,) * N), 0.1)
 """Under which a whole profile is fitted before it is learned from: what a table does not show stays ordinary."""
 
 DEFAULT = Prior(
-    mean=(-1.26, -0.80, -2.56, -4.66, -1.04, -4.29, -1.77),
+    mean=(-1.13, -1.23, -1.99, -3.83, -0.79, -3.84, -2.19),
     covariance=(
-        (1.21, -0.44, 0.02, 0.12, 0.26, 0.36, 0.01),
-        (-0.44, 1.53, 0.01, -0.32, -0.06, -0.30, 0.08),
-        (0.02, 0.01, 1.44, 0.32, 0.24, 0.19, -0.25),
-        (0.12, -0.32, 0.32, 2.40, 0.16, 0.47, -0.60),
-        (0.26, -0.06, 0.24, 0.16, 1.41, 0.36, -0.06),
-        (0.36, -0.30, 0.19, 0.47, 0.36, 1.74, -0.35),
-        (0.01, 0.08, -0.25, -0.60, -0.06, -0.35, 2.18),
+        (1.51, -0.81, -0.11, 0.08, 0.21, 0.30, 0.21),
+        (-0.81, 3.02, 0.15, -0.57, 0.09, -0.33, 0.05),
+        (-0.11, 0.15, 1.51, 0.53, 0.32, 0.09, -0.44),
+        (0.08, -0.57, 0.53, 2.63, 0.06, 0.61, -1.19),
+        (0.21, 0.09, 0.32, 0.06, 0.96, 0.16, 0.11),
+        (0.30, -0.33, 0.09, 0.61, 0.16, 0.99, -0.45),
+        (0.21, 0.05, -0.44, -1.19, 0.11, -0.45, 3.67),
     ),
-    records=46,
+    records=36,
 )
-"""Learned from 46 public profiles (13 programs on T4, A100, RTX and DGX clusters; `bench_models.py --print-prior`)."""
+"""Learned from 36 public profiles (6 programs on T4, A100, RTX and DGX clusters; `bench_models.py --print-prior`)."""

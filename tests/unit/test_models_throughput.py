@@ -169,6 +169,16 @@ def test_a_learned_prior_helps_where_little_was_measured() -> None:
     assert learned < assumed and learned < 0.15
 
 
+def test_a_short_history_says_little_and_a_long_one_nearly_all() -> None:
+    """One record moves the assumed prior by a seventh of the way; two hundred equal ones by more than 97 %."""
+    far = [m + 2.0 for m in ASSUMED.mean]
+    for count, low, high in ((1, 0.1, 0.2), (6, 0.49, 0.51), (200, 0.97, 1.0)):
+        prior = learn([far] * count)
+        moved = [(m - a) / 2.0 for m, a in zip(prior.mean, ASSUMED.mean, strict=True)]
+        assert all(low < share < high for share in moved), (count, moved)
+        assert prior.records == count
+
+
 def test_a_prior_learned_from_the_same_programs_knows_their_law() -> None:
     """Coordinates of finished programs, learned from, let one report predict what ten times as many GPUs do."""
     places = [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4)]
