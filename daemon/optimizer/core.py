@@ -56,14 +56,17 @@ def fill(moves: list[Move], slack: int, price: int) -> tuple[list[Move], int]:
     return taken, total
 
 
-def finish(moves: list[Move], slack: int, price: int, unit: int, work: int) -> Finish:
+def finish(
+    moves: list[Move], slack: int, price: int, unit: int, work: int, first: tuple[list[Move], int] | None = None
+) -> Finish:
     """The best set of moves, at most one per job, with total change <= slack.
 
     `moves` may come in any order and need to hold every choice whose loss is below price * slack; `unit` is the
-    smallest difference between two plans' values (q), so a gap below it is none.
+    smallest difference between two plans' values (q), so a gap below it is none. `first`: what `fill` finds, where the
+    caller did; then moves that lose as much as it or more may be missing.
     """
     moves.sort()
-    best = Finish(*fill(moves, slack, price), 0, work)
+    best = Finish(*(first or fill(moves, slack, price)), 0, work)
     losses = [m[0] for m in moves]
     tau = max(unit, losses[23]) if len(losses) > 23 else best.loss
     while best.proven + unit <= best.loss:

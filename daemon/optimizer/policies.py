@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 from . import goodput
 from .errors import PlanInputError
-from .solver import Option, Solution, solve
+from .solver import Option, Solution, pick, solve
 from .table import Memo
 
 DEFAULT_POLICY = "log-throughput"
@@ -159,10 +159,32 @@ def choose(
     jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
 ) -> list[Row]:
     """The same plan without its explanation: the chosen row of each job."""
-    made = [choices(job, policy, cache) for job in jobs]
-    labels, memo = [job.label for job in jobs], cache.columns if cache else None
-    answer = solve([column for _, column in made], capacity, labels, memo=memo)
-    return [table[i] for (table, _), i in zip(made, answer.choice, strict=True)]
+    if not jobs:
+        return []
+    made = list(map(cache.views.get, map(id, jobs))) if cache else []
+    if not made or None in made or any(known[0] != policy for known in made if known):
+        made = [(policy, job, choices(job, policy, cache)) for job in jobs]
+    tables = [known[2] for known in made if known]
+    labels, memo = _Labels(jobs), cache.columns if cache else None
+    answer = pick([table[1] for table in tables], capacity, labels, memo=memo)
+    return [table[0][i] for table, i in zip(tables, answer.choice, strict=True)]
+
+
+class _Labels(Sequence[str]):
+    """The jobs' labels, read only when a message needs one."""
+
+    def __init__(self, jobs: Sequence[JobView]) -> None:
+        self.jobs = jobs
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self.jobs[index].label if isinstance(index, int) else [job.label for job in self.jobs[index]]
 
 
 def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list[Row], list[Option]]:

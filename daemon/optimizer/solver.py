@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any, NamedTuple
 
-from . import dual_plain
-from .core import Move, finish
+from . import dual_plain, shared
+from .core import Finish, Move, finish
 from .table import Memo, Table, build, check_feasible
 
 WORK = 50_000_000
@@ -71,8 +71,7 @@ def solve(
     """
     if not options:
         return Solution((), 0.0, 0.0)
-    columns = build(options, labels, memo)
-    answer = solve_table(columns, capacity, labels, work)
+    answer = pick(options, capacity, labels, work, memo)
     value = fsum(row[i].value for row, i in zip(options, answer.choice, strict=True))
     return Solution(answer.choice, value, value + answer.gap, answer.price, answer.stopped)
 
@@ -86,6 +85,26 @@ class Answer(NamedTuple):
     stopped: str
 
 
+def pick(
+    options: Sequence[Sequence[Option]],
+    capacity: int,
+    labels: Sequence[str] | None = None,
+    work: int = WORK,
+    memo: Memo | None = None,
+) -> Answer:
+    """`solve` without the sum of the values; with a memo, lists that jobs share are looked at once (shared.py)."""
+    found = shared.sharing(options) if memo is not None and capacity >= 0 else None
+    if found is None or memo is None:
+        return solve_table(build(options, labels, memo), capacity, labels, work)
+    choice, end, p, q, scale = shared.solve_shared(options, found, capacity, labels, work, memo)
+    return _answer(tuple(choice), end, p, q, scale, work)
+
+
+def _answer(choice: tuple[int, ...], end: Finish, p: int, q: int, scale: float, work: int) -> Answer:
+    gap = (end.loss - end.proven) // q
+    return Answer(choice, gap / scale, p / q / scale, f"stopped after {work} steps" if gap else "")
+
+
 def solve_table(columns: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK) -> Answer:
     """The best choice for every job of columns built before."""
     check_feasible(columns, capacity, labels)
@@ -94,9 +113,7 @@ def solve_table(columns: Table, capacity: int, labels: Sequence[str] | None = No
     chosen = [int(i) for i in base]
     for _, _, job, at in end.moves:
         chosen[job] = at
-    gap = (end.loss - end.proven) // q
-    stopped = f"stopped after {work} steps" if gap else ""
-    return Answer(columns.picked(chosen), gap / columns.scale, p / q / columns.scale, stopped)
+    return _answer(columns.picked(chosen), end, p, q, columns.scale, work)
 
 
 def _open(columns: Table, capacity: int) -> tuple[int, int, Any, int, list[Move]]:

@@ -8,7 +8,7 @@ differences below that are ties.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Protocol
@@ -97,21 +97,14 @@ Memo = dict[object, Any]
 def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None) -> Table:
     """Columns from option objects: sorted by GPUs, of equal sizes the best value only. Raises PlanInputError."""
     memo = {} if memo is None else memo
-    largest = 0.0
-    for j, row in enumerate(options):  # jobs may share a list of options
-        known = memo.get(id(row))
-        if known is None:
-            known = memo[id(row)] = _largest(row, labels, j), row  # the row is kept: its identity stays its own
-        if known[0] > largest:
-            largest = known[0]
-    scale = scale_for(largest, len(options))
+    scale = common_scale(enumerate(options), len(options), labels, memo)
     fast = np is not None and sum(map(len, options)) >= NUMPY_FROM_OPTIONS
     parts = list[Any]()
     for row in options:
         key = id(row), scale, fast
         columns = memo.get(key)
         if columns is None:
-            columns = _columns(row, scale)
+            columns = scaled(row, scale)
             memo[key] = columns = [np.asarray(c, dtype=np.int64) for c in columns] if fast else columns
         parts.append(columns)
     starts = [0, *accumulate(len(part[0]) for part in parts)]
@@ -120,6 +113,20 @@ def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = No
         return Table(np.asarray(starts, dtype=np.int64), weight, value, scale, origin)
     flat = [list(chain.from_iterable(part[c] for part in parts)) for c in range(3)]
     return Table(starts, flat[0], flat[1], scale, flat[2])
+
+
+def common_scale(
+    rows: Iterable[tuple[int, Sequence[Choice]]], jobs: int, labels: Sequence[str] | None, memo: Memo
+) -> float:
+    """The scale of a table of these (job, row), each list once at least, for so many jobs; `memo` keeps the rows."""
+    largest = 0.0
+    for j, row in rows:  # jobs may share a list of options
+        known = memo.get(id(row))
+        if known is None:
+            known = memo[id(row)] = _largest(row, labels, j), row  # the row is kept: its identity stays its own
+        if known[0] > largest:
+            largest = known[0]
+    return scale_for(largest, jobs)
 
 
 def _largest(row: Sequence[Choice], labels: Sequence[str] | None, j: int) -> float:
@@ -134,7 +141,7 @@ def _largest(row: Sequence[Choice], labels: Sequence[str] | None, j: int) -> flo
     return max(abs(option.value) for option in row)
 
 
-def _columns(row: Sequence[Choice], scale: float) -> tuple[list[int], list[int], list[int]]:
+def scaled(row: Sequence[Choice], scale: float) -> tuple[list[int], list[int], list[int]]:
     """(weights strictly rising, scaled values, index in the row) of one job's choices."""
     weights, values, indices, last = list[int](), list[int](), list[int](), -1
     for gpus, negated, index in sorted((o.gpus, -round(o.value * scale), i) for i, o in enumerate(row)):

@@ -144,11 +144,11 @@ class Simulation:
             elif kind == ARRIVE:
                 self.waiting.append(i)
                 self._want_decision()
+            elif kind == SWITCH:
+                self._switch(i)
             elif version == self.jobs[i].version:
                 self._advance(self.jobs[i])
-                if kind == SWITCH:
-                    self._switch(i)
-                elif self.jobs[i].left <= 1e-9 * self.jobs[i].work:
+                if self.jobs[i].left <= 1e-9 * self.jobs[i].work:
                     self._finish(i)
                 else:
                     self._set_rate(i)
@@ -195,6 +195,7 @@ class Simulation:
         job = self.jobs[i]
         job.left, job.end_s, job.gpus, job.held = 0.0, self.now, 0, 0
         job.version += 1
+        self.targets.pop(i, None)
         del self.running[i]
         self.changes.append((self.now, job.trace.job_id, 0, 0))
         if self.running or self.waiting:
@@ -216,18 +217,20 @@ class Simulation:
         job.held, job.moved_at = gpus, self.now
         self.changes.append((self.now, job.trace.job_id, gpus, batch))
         if gpus > job.gpus and self.settings.grow_wait_s > 0:
-            job.version += 1
             self.targets[i] = gpus, batch
             self._set_rate(i)
-            self._push(self.now + self.settings.grow_wait_s, SWITCH, i, job.version)
+            self._push(self.now + self.settings.grow_wait_s, SWITCH, i, 0)
         else:
             job.gpus, job.batch = gpus, batch
             self._pause(i)
 
     def _switch(self, i: int) -> None:
-        job = self.jobs[i]
-        job.gpus, job.batch = self.targets.pop(i)
-        self._pause(i)
+        """What a grow asked for is there; nothing to do when the job ended meanwhile."""
+        if i in self.targets:
+            job = self.jobs[i]
+            self._advance(job)
+            job.gpus, job.batch = self.targets.pop(i)
+            self._pause(i)
 
     def _pause(self, i: int) -> None:
         job = self.jobs[i]
@@ -266,8 +269,7 @@ class Simulation:
         if views:
             self._apply(members, self.chooser(views, capacity, self.policy, self.cache))
         if frozen and self.settings.cooldown_s:
-            free = min(self.running[i].moved_at for i in frozen if i in self.running) + self.settings.cooldown_s
-            self._want_decision(free)
+            self._want_decision(min(self._free_at(self.running[i]) for i in frozen))
         elif self.settings.learned and any(job.elastic for job in self.running.values()):
             self._want_decision(self.now + max(60.0, self.settings.interval_s))
 
@@ -282,7 +284,12 @@ class Simulation:
                 self._move(i, row.gpus, row.batch)
 
     def _frozen(self, job: Job) -> bool:
-        return job.held != job.gpus or self.now - job.moved_at < self.settings.cooldown_s
+        return job.held != job.gpus or self.now < self._free_at(job)
+
+    def _free_at(self, job: Job) -> float:
+        """When its cooldown is over and a grow has taken effect."""
+        wait = self.settings.grow_wait_s if job.held != job.gpus else 0.0
+        return job.moved_at + max(self.settings.cooldown_s, wait)
 
     def _least(self, job: Job) -> int:
         """The smallest size the policy may give it."""

@@ -238,3 +238,47 @@ def test_columns_are_checked(change: str) -> None:
         weight = [-1, 1, 0, 2]
     with pytest.raises(PlanInputError):
         table.from_arrays(np.array(starts), np.array(weight), np.array(value))
+
+
+def shared_instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Option]]:
+    """Jobs that share few lists of options, some of them equal in value to others that are lists of their own."""
+    lists = instance(rng, max(1, jobs // 3), widest, most)
+    lists.append([*lists[0]])
+    return [rng.choice(lists[: max(1, jobs // 2)]) for _ in range(jobs)]
+
+
+def test_jobs_that_share_their_options_get_the_same_plan() -> None:
+    """Looking at each distinct list once changes nothing: same choices, same proof, whatever was kept from before."""
+    rng, memo, shared = random.Random(5), dict[object, object](), 0
+    for _ in range(2500):
+        options = shared_instance(rng, rng.randint(4, 40), rng.choice([4, 9, 30]), 8)
+        shared += 2 * len({id(row) for row in options}) <= len(options)
+        least = sum(min(o.gpus for o in row) for row in options)
+        for capacity in (least, least + rng.randint(1, 60)):
+            kept = solve(options, capacity, memo=memo)
+            assert kept == solve(options, capacity)
+            assert kept.optimal
+    assert shared > 2000
+
+
+def test_shared_options_against_the_recurrence() -> None:
+    """The value of a plan over shared lists is the recurrence's."""
+    rng = random.Random(6)
+    for _ in range(300):
+        options = shared_instance(rng, rng.randint(4, 12), 9, 6)
+        capacity = sum(min(o.gpus for o in row) for row in options) + rng.randint(0, 30)
+        found, reference = solve(options, capacity, memo={}), solve_reference(options, capacity)
+        assert sum(row[i].gpus for row, i in zip(options, found.choice, strict=True)) <= capacity
+        assert math.isclose(found.value, reference.value, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_errors_of_shared_options_name_the_same_jobs() -> None:
+    """A list that is shared is refused in the words it would be refused in on its own."""
+    row = [Option(3, 1.0), Option(4, 2.0)]
+    for memo in (None, dict[object, object]()):
+        with pytest.raises(InfeasiblePlan, match=r"need 12 GPUs and there are 7; no room for job c \(3 GPUs\), job d"):
+            solve([row] * 4, 7, list("abcd"), memo=memo)
+        with pytest.raises(PlanInputError, match="job c: value nan"):
+            solve([row, row, *[[Option(0, float("nan"))]] * 2], 9, list("abcd"), memo=memo)
+        with pytest.raises(PlanInputError, match="capacity -1"):
+            solve([row] * 4, -1, list("abcd"), memo=memo)

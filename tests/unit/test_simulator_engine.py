@@ -126,6 +126,29 @@ def sum_of_changes(result: Outcome) -> float:
     return total
 
 
+def test_a_cooldown_that_rounds_does_not_stop_time() -> None:
+    """With odd times, cooldowns and waiting grows the simulation ends, with a decision per cause and not a loop."""
+    rows = [replace(r, submit_s=r.submit_s + 1 / 3) for r in trace_of(40)]
+    settings = replace(QUIET, gpus=16, pause_s=5.0, grow_wait_s=20.1, cooldown_s=120.3)
+    for wait in (20.1, 200.7):  # shorter and longer than the cooldown
+        result = outcome(rows, settings=replace(settings, grow_wait_s=wait))
+        assert all(one.end_s > 0 for one in result.jobs)
+        moved = sum(one.moves for one in result.jobs)
+        assert result.decisions <= 2 * len(rows) + 2 * moved
+
+
+def test_a_grow_takes_effect_though_the_training_changes_phase_meanwhile() -> None:
+    """A job that enters another phase of its training while it waits for GPUs still gets them."""
+    program = Program("p", LINEAR.law, 64, 64, (1, 64), 100_000.0, lambda done, batch: 100.0 + done, 50)
+    rows = [TraceJob("a", 0.0, "p", 1, 64), job("b", 0, 1, 4000)]
+    settings = replace(QUIET, grow_wait_s=30.0, pause_s=1.0, horizon_s=1e6)
+    result = simulate(rows, {"p": program, "linear": LINEAR}, "log-throughput", settings)[0]
+    a, b = result.jobs
+    assert a.moves == 1
+    grown_at = b.end_s + 30.0
+    assert math.isclose(a.end_s, grown_at + 1.0 + (100_000 - 400.0 * grown_at) / 800.0, rel_tol=1e-6)
+
+
 def test_decisions_are_not_closer_than_the_interval() -> None:
     """With a 60 s interval there are far fewer decisions than events, and all jobs still end."""
     rows = trace_of(80, spacing=5.0)
