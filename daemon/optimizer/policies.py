@@ -161,10 +161,11 @@ def choose(
     """The same plan without its explanation: the chosen row of each job."""
     if not jobs:
         return []
-    made = list(map(cache.views.get, map(id, jobs))) if cache else []
-    if not made or None in made or any(known[0] != policy for known in made if known):
-        made = [(policy, job, choices(job, policy, cache)) for job in jobs]
-    tables = [known[2] for known in made if known]
+    if cache is None:
+        tables = [choices(job, policy) for job in jobs]
+    else:  # most jobs are as they were: their views are known
+        known = zip(map(cache.views.get, map(id, jobs)), jobs, strict=True)
+        tables = [k[2] if k and k[0] == policy else choices(job, policy, cache) for k, job in known]
     labels, memo = _Labels(jobs), cache.columns if cache else None
     answer = pick([table[1] for table in tables], capacity, labels, memo=memo)
     return [table[0][i] for table, i in zip(tables, answer.choice, strict=True)]

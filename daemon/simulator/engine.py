@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from ..optimizer.admission import admitted
 from ..optimizer.models import Observation, ThroughputModel, fit
@@ -248,16 +249,10 @@ class Simulation:
         self.decided_at = self.now
         if self.settings.learned:
             self._learn()
-        frozen = {i for i, job in self.running.items() if self._frozen(job)}
-        held = [self._least(job) if i not in frozen else job.held for i, job in self.running.items()]
-        fits = admitted(held, [self._least(self.jobs[i]) for i in self.waiting], self.settings.gpus)
-        starting = [self.waiting[p] for p in fits]
-        waiting = self.waiting[len(fits) :]
-        if self.settings.drop:
-            for i in waiting:
-                self.jobs[i].dropped = True
-            waiting = []
-        self.waiting = waiting
+        frozen = set[int]()
+        if self.settings.cooldown_s or self.settings.grow_wait_s:
+            frozen = {i for i, job in self.running.items() if self._frozen(job)}
+        starting = self._admit(frozen) if self.waiting else []
         capacity = self.settings.gpus - sum(job.held for job in self.running.values() if not job.elastic)
         for i in starting:
             if not self.jobs[i].elastic:
@@ -273,15 +268,32 @@ class Simulation:
         elif self.settings.learned and any(job.elastic for job in self.running.values()):
             self._want_decision(self.now + max(60.0, self.settings.interval_s))
 
+    def _admit(self, frozen: set[int]) -> list[int]:
+        """Take from the queue, in order, what fits beside everybody's smallest size."""
+        held = [self._least(job) if i not in frozen else job.held for i, job in self.running.items()]
+        queue = self.waiting[: self.settings.gpus + 1]  # nobody takes less than one GPU
+        fits = admitted(held, [self._least(self.jobs[i]) for i in queue], self.settings.gpus)
+        starting = [queue[p] for p in fits]
+        self.waiting = self.waiting[len(fits) :]
+        if self.settings.drop:
+            for i in self.waiting:
+                self.jobs[i].dropped = True
+            self.waiting = []
+        return starting
+
     def _apply(self, members: list[int], rows: list[Row]) -> None:
         """Shrinks first, then the rest: GPUs are given only when they are free."""
-        pairs = sorted(zip(members, rows, strict=True), key=lambda p: p[1].gpus - self.jobs[p[0]].held)
-        for i, row in pairs:
+        changed = list[tuple[int, int, Row]]()
+        for i, row in zip(members, rows, strict=True):
             job = self.jobs[i]
-            if i not in self.running:
-                self._start(i, row.gpus, row.batch)
-            elif (row.gpus, row.batch) != (job.held, job.batch):
+            if row.gpus != job.held or row.batch != job.batch or i not in self.running:
+                changed.append((row.gpus - job.held, i, row))
+        changed.sort(key=itemgetter(0))
+        for _, i, row in changed:
+            if i in self.running:
                 self._move(i, row.gpus, row.batch)
+            else:
+                self._start(i, row.gpus, row.batch)
 
     def _frozen(self, job: Job) -> bool:
         return job.held != job.gpus or self.now < self._free_at(job)
