@@ -16,14 +16,15 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 
-from slurm_elastic.daemon.optimizer.policies import JobView, choose
+from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES, JobView, choose
 from slurm_elastic.daemon.simulator.cli import load_profiles
 from slurm_elastic.daemon.simulator.engine import Settings, TrueCurve, simulate
 from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.trace import TraceJob, read
 
-POLICIES = ("static", "fixed-batch", "throughput", "goodput", "log-goodput", "harmonic", "evolution")
+TABLE = (*POLICIES, "evolution")
+CONCAVE = tuple(dict.fromkeys((DEFAULT_POLICY, "log-goodput")))
 
 
 def made_up(jobs: int, gpus: int, load: float, seed: int = 0) -> list[TraceJob]:
@@ -41,7 +42,7 @@ def speed(quick: bool) -> None:
     jobs = made_up(2000 if quick else 10_000, 512, 0.7)
     print(f"{len(jobs)} jobs on 512 GPUs, CPU seconds of one core")
     for interval in (60.0, 300.0) if quick else (60.0, 300.0, 0.0):
-        for policy in ("log-goodput", "throughput"):
+        for policy in (*CONCAVE, "throughput"):
             start = time.process_time()
             outcome, _ = simulate(jobs, builtin(), policy, Settings(512, 8, interval_s=interval))
             spent = time.process_time() - start
@@ -49,7 +50,7 @@ def speed(quick: bool) -> None:
             when = f"at most every {interval:.0f} s" if interval else "at every event"
             counts = f"{outcome.decisions:>6} decisions  {outcome.events:>6} events"
             came = f"mean completion {row.mean_s:.0f} s, {row.restarts:.2f} restarts a job"
-            print(f"  {policy:<12} {when:<22} {spent:>7.2f} s  {counts}  {came}", flush=True)
+            print(f"  {policy:<14} {when:<22} {spent:>7.2f} s  {counts}  {came}", flush=True)
 
 
 def workload(data: Path | None, quick: bool) -> None:
@@ -66,21 +67,21 @@ def workload(data: Path | None, quick: bool) -> None:
         jobs = made_up(160, 64, 1.2)
         print("\nmade-up workload of the built-in classes: 160 jobs on 64 GPUs (assumed shapes, not measured)")
     settings = Settings(64, 4)
-    rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in POLICIES]
+    rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in TABLE]
     print(table(rows), flush=True)
     print("\nthe same, restarts of 300 s")
     dear = replace(settings, pause_s=300.0)
-    for policy in ("log-goodput", "throughput"):
+    for policy in (*CONCAVE, "throughput"):
         for label, priced in (("priced", True), ("for free in the plan", False)):
             outcome = simulate(jobs, programs, policy, replace(dear, price_moves=priced))[0]
             row = summary(outcome)
-            print(f"  {policy:<12} {label:<22} mean {row.mean_s:>6.0f} s  {row.restarts:.2f} restarts a job")
+            print(f"  {policy:<14} {label:<22} mean {row.mean_s:>6.0f} s  {row.restarts:.2f} restarts a job")
     print("\ncurves learned from each job's own reports (3 % noise), against known curves")
-    for policy in ("log-goodput",) if quick else ("throughput", "goodput", "log-goodput"):
+    for policy in (DEFAULT_POLICY,) if quick else ("throughput", "goodput", *CONCAVE):
         known = summary(simulate(jobs, programs, policy, settings)[0]).mean_s
         learned = summary(simulate(jobs, programs, policy, replace(settings, learned=True))[0])
         moved = f"{learned.restarts:.2f} restarts a job"
-        print(f"  {policy:<12} {known:>6.0f} s known, {learned.mean_s:>6.0f} s learned ({moved})", flush=True)
+        print(f"  {policy:<14} {known:>6.0f} s known, {learned.mean_s:>6.0f} s learned ({moved})", flush=True)
 
 
 class Shaken(TrueCurve):
@@ -99,7 +100,7 @@ def needless(quick: bool) -> None:
     """Share of running jobs moved per decision when nothing changes but 1 % noise in every curve."""
     print("\nneedless moves: 1 % noise, nothing else changes; share of running jobs moved per decision")
     programs, count, rounds = list(builtin().values()), 100, 4 if quick else 10
-    for policy in ("throughput", "log-goodput"):
+    for policy in ("throughput", *CONCAVE):
         for label, sigma in (("with the restart term", None), ("without", 0.0)):
             held, moved = [0] * count, 0
             batch = [0] * count
@@ -115,7 +116,7 @@ def needless(quick: bool) -> None:
                 changed = sum((r.gpus, r.batch) != (h, b) for r, h, b in zip(rows, held, batch, strict=True))
                 moved += changed if round_ else 0
                 held, batch = [r.gpus for r in rows], [r.batch for r in rows]
-            print(f"  {policy:<12} {label:<22} {100 * moved / count / rounds:.2f} %", flush=True)
+            print(f"  {policy:<14} {label:<22} {100 * moved / count / rounds:.2f} %", flush=True)
 
 
 def LADDER(gpus: int) -> tuple[int, ...]:

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from .metrics import Summary
     from .programs import Program
 
-DEFAULT_POLICIES = "static,fixed-batch,throughput,log-goodput"
+DEFAULT_POLICIES = "static,fixed-batch,throughput,log-throughput"
+"""What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
 min_batch,max_batch,weight]), `sacct -X --parsable2 -o JobID,JobName,Submit,ElapsedRaw,AllocTRES,Comment`, and the
 workloads of adaptdl, ElasticFlow and Tiresias.
 
-  selastic simulate last-month.txt --cluster 16x4 --assume balanced --policy static,log-goodput --html would-have.html
+  selastic simulate jobs.txt --cluster 16x4 --assume balanced --policy static,log-throughput --html would-have.html
 """
 
 

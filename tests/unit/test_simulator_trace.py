@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
 from slurm_elastic.daemon.simulator import cli
 from slurm_elastic.daemon.simulator.measured import program
 from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, read, write
@@ -139,6 +140,15 @@ def test_the_command_prints_a_table_json_and_a_page(tmp_path: Path, capsys: pyte
     assert [p["policy"] for p in document["policies"]] == ["static", "throughput"]
     assert document["policies"][0]["completed"] == 2
     assert len(document["policies"][0]["per_job"]) == 2
+
+
+def test_the_policies_compared_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --policy the daemon's default is compared with what Slurm does and with the paper's two."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(OWN)
+    assert cli.run(arguments(str(trace), "--cluster", "2x4", "--json")) == 0
+    shown = [p["policy"] for p in json.loads(capsys.readouterr().out)["policies"]]
+    assert shown == ["static", "fixed-batch", "throughput", DEFAULT_POLICY]
 
 
 @pytest.mark.parametrize(
