@@ -60,6 +60,7 @@ class Selasticd:
         self.stubs = folder / "stubs"
         self.stubs.mkdir()
         self.stubs.chmod(0o777)
+        self.shim = _everyones_copy(folder / "code")
         self.slurm = CommandClient(sandbox.env["SLURM_CONF"])
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -105,13 +106,13 @@ class Selasticd:
     def submit(self, *options: str, hold: str = "", comment: str = REQUEST, user: str | None = USER) -> int:
         """An elastic job, whose first component carries the request."""
         exports = {
-            "PYTHONPATH": str(ROOT / "packaging/namespace"),
+            "PYTHONPATH": str(self.shim),
             "SELASTIC_CLIENT_CONF": str(self.state / "client.json"),
             "HOME": "/tmp",
         }
         lines = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in exports.items())
         script = self.stubs / f"job{len(list(self.stubs.iterdir()))}.sh"
-        run = shlex.join([PYTHON, str(STUB), str(self.stubs), hold])
+        run = shlex.join([PYTHON, str(self.shim / STUB.name), str(self.stubs), hold])
         script.write_text(f"#!/bin/bash\n{lines}\nexec {run}\n")
         script.chmod(0o755)
         first, *others = " ".join(options).split(" : ")
@@ -169,6 +170,15 @@ class Selasticd:
         command = [sys.executable, "-m", "slurm_elastic.daemon.cli", *words]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
         return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
+
+
+def _everyones_copy(folder: Path) -> Path:
+    """The shim and the stub where every user may read them, which a checkout need not be."""
+    package = folder / "slurm_elastic" / "trainer_shim"
+    shutil.copytree(ROOT / "trainer_shim", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(STUB, folder)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    return folder
 
 
 @contextmanager
