@@ -206,7 +206,11 @@ def told(kind: str, detail: dict[str, Any]) -> str:
             return f"Slurm job {detail['slurm_job_id']} shrunk in place, keeps {','.join(detail['nodes'])}"
         case "cancel":
             return f"Slurm job {detail['slurm_job_id']} given back"
-        case "withdrawn" | "refused" | "failed" | "finished" | "ended":
+        case "finished":
+            return "has finished its training" if detail["exit_code"] == 0 else f"stopped: {detail['detail']}"
+        case "ended":
+            return f"has ended: {detail['state']}"
+        case "withdrawn" | "refused" | "failed":
             return f"{kind} {words(detail)}"
     return ""
 
