@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.client import Client
 from slurm_elastic.trainer_shim.errors import ElasticError
 
@@ -29,6 +30,10 @@ class SecondUser:
 
     def post(self, path: str, body: bytes = b"", **options: Any) -> Any:
         return self._ask("post", path, body, **options)
+
+    def encode(self, payload: bytes, **options: Any) -> str:
+        """A MUNGE credential of that user's."""
+        return str(self._ask("encode", payload, **options))
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         self._pipe.send((self.url, self.munge_socket, method, arguments, options))
@@ -61,6 +66,9 @@ def _serve(pipe: Connection) -> None:
         while True:
             url, munge_socket, method, arguments, options = pipe.recv()
             try:
-                pipe.send(getattr(Client(url, munge_socket), method)(*arguments, **options))
+                if method == "encode":
+                    pipe.send(munge.encode(*arguments, munge_socket, **options))
+                else:
+                    pipe.send(getattr(Client(url, munge_socket), method)(*arguments, **options))
             except ElasticError as error:
                 pipe.send(error)

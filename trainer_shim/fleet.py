@@ -87,11 +87,6 @@ class Fleet:
         wanted = set(agents)
         return [worker for worker in self.workers.values() if worker.agent in wanted]
 
-    def alive(self, piece: Piece) -> Piece:
-        """The part of a piece whose agents are there and stay."""
-        nodes = tuple(node for node in piece.nodes if self.available((piece.slurm_job_id, node)))
-        return replace(piece, nodes=nodes)
-
     def available(self, key: AgentKey) -> bool:
         agent = self.agents.get(key)
         return agent is not None and not agent.quitting

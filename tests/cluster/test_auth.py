@@ -8,21 +8,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import multiprocessing
-import os
-import pwd
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+from second_user import GAMES, SecondUser, second_user
 from waiting import wait_until
 
 from slurm_elastic.daemon.api import create_app
@@ -34,11 +31,8 @@ from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.client import Client, TokenRefused
-from slurm_elastic.trainer_shim.errors import ElasticError, NotAllowed, NotFound
+from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
 from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Registration, Report, Reports, to_json
-
-GAMES = pwd.getpwnam("games")
-Ask = Callable[..., Any]
 
 
 class SlurmOwners:
@@ -76,46 +70,25 @@ class World:
     socket: str
     roots_job: int
     games_job: int
-    games: Ask
-    """games("get"|"post", path, ...) as the second user; raises what the client raised there."""
+    games: SecondUser
+    """Asks as the second user."""
 
-    def root(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
-        return getattr(Client(self.url, self.socket), method)(path, *arguments, **options)
-
-
-def _serve_as(uid: int, gid: int, pipe: Connection) -> None:
-    """In a child: become `uid`, then do what is asked until the pipe closes."""
-    os.setgroups([])
-    os.setgid(gid)
-    os.setuid(uid)
-    with contextlib.suppress(EOFError):
-        while True:
-            url, munge_socket, method, arguments, options = pipe.recv()
-            try:
-                if method == "encode":
-                    pipe.send(munge.encode(*arguments, munge_socket, **options))
-                else:
-                    pipe.send(getattr(Client(url, munge_socket), method)(*arguments, **options))
-            except ElasticError as error:
-                pipe.send(error)
+    @property
+    def root(self) -> Client:
+        """Asks as the user of the tests."""
+        return Client(self.url, self.socket)
 
 
 @pytest.fixture
-def games_process() -> Iterator[Connection]:
+def games_process() -> Iterator[SecondUser]:
     """A process of the user games, started before this one has threads."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve_as, args=(GAMES.pw_uid, GAMES.pw_gid, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    yield ours
-    ours.close()
-    process.join(10)
+    with second_user() as process:
+        yield process
 
 
 @pytest.fixture
 def world(
-    games_process: Connection, empty_sandbox: Sandbox, submit: Callable[..., int], tmp_path: Path
+    games_process: SecondUser, empty_sandbox: Sandbox, submit: Callable[..., int], tmp_path: Path
 ) -> Iterator[World]:
     jobs = {user: submit("--gres=gpu:2", "-N1", user=user) for user in (None, "games")}
     controller = SlurmOwners(empty_sandbox)
@@ -127,20 +100,13 @@ def world(
         Store.open(settings.database_url) as store,
         _listening(create_app(store, controller, settings, Authenticator(settings))) as url,
     ):
-
-        def games(method: str, *arguments: Any, **options: Any) -> Any:
-            games_process.send((url, munge_socket, method, arguments, options))
-            answer = games_process.recv()
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
+        games_process.url, games_process.munge_socket = url, munge_socket
         for user, job_id in jobs.items():
             uid, name = controller.owner(job_id) or (None, None)
             assert uid == (GAMES.pw_uid if user else 0)
             store.upsert_job(_row(job_id, uid, str(name)))
             store.set_in_use(job_id, 1, (Piece(job_id, "base", ("n1",), 2),), 64, 10.0)
-        yield World(url, store, controller, munge_socket, jobs[None], jobs["games"], games)
+        yield World(url, store, controller, munge_socket, jobs[None], jobs["games"], games_process)
 
 
 def _row(job_id: int, uid: int, user: str) -> JobRow:
@@ -172,8 +138,8 @@ def _reports() -> bytes:
 def test_the_owner_registers_and_reports(world: World) -> None:
     """Each user's own job works from end to end, with the uid that MUNGE proves and Slurm's word for the owner."""
     for call, job_id in ((world.root, world.roots_job), (world.games, world.games_job)):
-        token = call("post", f"/v1/jobs/{job_id}/register", _registration(job_id))["token"]
-        assert call("post", f"/v1/jobs/{job_id}/reports", _reports(), token=token) == {"stored": 1}
+        token = call.post(f"/v1/jobs/{job_id}/register", _registration(job_id))["token"]
+        assert call.post(f"/v1/jobs/{job_id}/reports", _reports(), token=token) == {"stored": 1}
         assert world.store.last_report(job_id) is not None
     assert world.controller.registrations == [world.roots_job, world.games_job]
 
@@ -181,24 +147,24 @@ def test_the_owner_registers_and_reports(world: World) -> None:
 def test_a_second_user_cannot_register_for_anothers_job(world: World) -> None:
     """Neither for root's job, nor for one that does not exist; and root is no exception for a user's job."""
     with pytest.raises(NotAllowed, match=f"job {world.roots_job} belongs to another user; you are uid {GAMES.pw_uid}"):
-        world.games("post", f"/v1/jobs/{world.roots_job}/register", _registration(world.roots_job))
+        world.games.post(f"/v1/jobs/{world.roots_job}/register", _registration(world.roots_job))
     with pytest.raises(NotFound):
-        world.games("post", "/v1/jobs/4000000/register", _registration(4000000))
+        world.games.post("/v1/jobs/4000000/register", _registration(4000000))
     with pytest.raises(NotAllowed):
-        world.root("post", f"/v1/jobs/{world.games_job}/register", _registration(world.games_job))
+        world.root.post(f"/v1/jobs/{world.games_job}/register", _registration(world.games_job))
     assert world.controller.registrations == []
 
 
 def test_a_second_user_cannot_report_for_anothers_job(world: World) -> None:
     """A token of one's own job does not speak for another's, nor does a guessed one."""
-    own = world.games("post", f"/v1/jobs/{world.games_job}/register", _registration(world.games_job))["token"]
+    own = world.games.post(f"/v1/jobs/{world.games_job}/register", _registration(world.games_job))["token"]
     for what in ("reports", "phases"):
         with pytest.raises(NotAllowed, match="does not speak for job"):
-            world.games("post", f"/v1/jobs/{world.roots_job}/{what}", _reports(), token=own)
+            world.games.post(f"/v1/jobs/{world.roots_job}/{what}", _reports(), token=own)
     with pytest.raises(NotAllowed, match="does not speak for job"):
-        world.games("get", f"/v1/jobs/{world.roots_job}/directive", token=own)
+        world.games.get(f"/v1/jobs/{world.roots_job}/directive", token=own)
     with pytest.raises(TokenRefused):
-        world.games("post", f"/v1/jobs/{world.roots_job}/reports", _reports(), token="x" * 43)
+        world.games.post(f"/v1/jobs/{world.roots_job}/reports", _reports(), token="x" * 43)
     assert world.store.last_report(world.roots_job) is None
 
 
@@ -206,24 +172,24 @@ def test_a_second_user_cannot_pin_anothers_job(world: World) -> None:
     """A pin is the owner's or an admin's: games is refused for root's job, root pins both."""
     body = json.dumps({"gpus": 2}).encode()
     with pytest.raises(NotAllowed, match="only its owner and admins may pin it"):
-        world.games("post", f"/v1/jobs/{world.roots_job}/pin", body)
+        world.games.post(f"/v1/jobs/{world.roots_job}/pin", body)
     assert world.store.pinned(world.roots_job) is None
-    assert world.games("post", f"/v1/jobs/{world.games_job}/pin", body)["pinned"] == 2
-    assert world.root("post", f"/v1/jobs/{world.games_job}/pin", b'{"gpus": null}')["pinned"] is None
+    assert world.games.post(f"/v1/jobs/{world.games_job}/pin", body)["pinned"] == 2
+    assert world.root.post(f"/v1/jobs/{world.games_job}/pin", b'{"gpus": null}')["pinned"] is None
 
 
 def test_a_second_user_cannot_read_anothers_details(world: World) -> None:
     """Of another's job games sees the id, the state and the GPUs, and no reason, event, name or node."""
-    rows = {row["job_id"]: row for row in world.games("get", "/v1/jobs")["jobs"]}
+    rows = {row["job_id"]: row for row in world.games.get("/v1/jobs")["jobs"]}
     assert rows[world.games_job]["name"] == "secret-name"
     told = {key for key, value in rows[world.roots_job].items() if value is not None}
     assert told == {"job_id", "state", "gpus", "own"}
     for what in ("explain", "events"):
         with pytest.raises(NotAllowed, match="belongs to another user"):
-            world.games("get", f"/v1/jobs/{world.roots_job}/{what}")
-        assert world.games("get", f"/v1/jobs/{world.games_job}/{what}")
-        assert world.root("get", f"/v1/jobs/{world.games_job}/{what}")
-    assert [row["user"] for row in world.games("get", "/v1/acct")["allocations"]] == [None, "games"]
+            world.games.get(f"/v1/jobs/{world.roots_job}/{what}")
+        assert world.games.get(f"/v1/jobs/{world.games_job}/{what}")
+        assert world.root.get(f"/v1/jobs/{world.games_job}/{what}")
+    assert [row["user"] for row in world.games.get("/v1/acct")["allocations"]] == [None, "games"]
 
 
 def test_a_credential_is_good_for_one_request_once(world: World) -> None:
@@ -241,25 +207,25 @@ def test_a_credential_is_good_for_one_request_once(world: World) -> None:
 
     body = b'{"gpus": 2}'
     made_for = munge.bind("POST", path, body)
-    credential = world.games("encode", made_for)
+    credential = world.games.encode(made_for)
     assert [send(credential, path, body), send(credential, path, body)] == [200, 401]
-    assert send(world.games("encode", made_for), path, b'{"gpus": 4}') == 401
-    assert send(world.games("encode", made_for), f"/v1/jobs/{world.roots_job}/pin", body) == 401
-    assert send(world.games("encode", b""), path, body) == 401
+    assert send(world.games.encode(made_for), path, b'{"gpus": 4}') == 401
+    assert send(world.games.encode(made_for), f"/v1/jobs/{world.roots_job}/pin", body) == 401
+    assert send(world.games.encode(b""), path, body) == 401
     assert send("MUNGE:AAAA:", path, body) == 401
     assert world.store.pinned(world.games_job) == 2
 
 
 def test_a_failed_decode_names_nobody(world: World) -> None:
     """Replayed, expired, forged, or meant for another uid: refused, though libmunge fills in a uid all the same."""
-    credential = world.games("encode", b"x")
+    credential = world.games.encode(b"x")
     assert munge.decode(credential, world.socket) == munge.Caller(GAMES.pw_uid, GAMES.pw_gid, b"x")
     with pytest.raises(munge.CredentialRefused, match="Replayed"):
         munge.decode(credential, world.socket)
-    forged = world.games("encode", b"x")
+    forged = world.games.encode(b"x")
     with pytest.raises(munge.CredentialRefused, match="Invalid"):
         munge.decode(forged[:60] + ("A" if forged[60] != "A" else "B") + forged[61:], world.socket)
-    short = world.games("encode", b"x", ttl_s=1)
+    short = world.games.encode(b"x", ttl_s=1)
     time.sleep(2.1)  # the credential's own clock counts whole seconds; there is nothing to wait for but time
     with pytest.raises(munge.CredentialRefused, match="Expired"):
         munge.decode(short, world.socket)
@@ -268,11 +234,11 @@ def test_a_failed_decode_names_nobody(world: World) -> None:
 def test_a_token_dies_with_the_job(world: World, empty_sandbox: Sandbox) -> None:
     """When Slurm has ended the job, its supervisor can neither report nor register."""
     job_id = world.games_job
-    token = world.games("post", f"/v1/jobs/{job_id}/register", _registration(job_id))["token"]
+    token = world.games.post(f"/v1/jobs/{job_id}/register", _registration(job_id))["token"]
     empty_sandbox.run(["scancel", str(job_id)])
     wait_until(lambda: world.controller.owner(job_id) is None, 60)
     world.store.end_job(job_id, "CANCELLED", time.time())
     with pytest.raises(TokenRefused):
-        world.games("post", f"/v1/jobs/{job_id}/reports", _reports(), token=token)
+        world.games.post(f"/v1/jobs/{job_id}/reports", _reports(), token=token)
     with pytest.raises(NotFound):
-        world.games("post", f"/v1/jobs/{job_id}/register", _registration(job_id))
+        world.games.post(f"/v1/jobs/{job_id}/register", _registration(job_id))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
+from small_training import TRAIN
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -19,21 +20,6 @@ from slurm_elastic.trainer_shim import audit
 from slurm_elastic.trainer_shim.wire import Piece, Shape
 
 ROOT = Path(__file__).parents[2]
-TRAIN = """
-import os, sys, time, torch
-import slurm_elastic.trainer_shim as elastic
-samples, epochs, nap = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-job = elastic.join(batch=16, max_batch=64, lr="none")
-torch.manual_seed(0)
-data = torch.utils.data.TensorDataset(torch.randn(samples, 4), torch.randint(0, 3, (samples,)))
-model = torch.nn.Linear(4, 3).to(job.device)
-net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
-for epoch in job.epochs(epochs):
-    for x, y in job.loader(data):
-        job.step(torch.nn.functional.cross_entropy(net(x), y))
-        time.sleep(0 if os.path.exists('go') else nap)
-job.log(f"trained {job.samples} samples in generation {job.generation}")
-"""
 
 
 class Job:
