@@ -37,6 +37,8 @@ def test_a_port_in_use_is_stepped_over() -> None:
     first = registry.register("probe", Path("/tmp/probe"), "a", 10)
     registry.unregister(first)
     with socket.socket() as stranger:
+        # As daemons do it: a port whose last connection is in TIME_WAIT can be listened on.
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):  # somebody else was faster: then the port is in use as well
             stranger.bind(("127.0.0.1", first.first_port + 4))
             stranger.listen()
