@@ -60,8 +60,9 @@ def cancel_all(sandbox: Sandbox) -> None:
         # %F: of an array its own id, since scancel does not know the raw ids of its tasks.
         jobs = sorted(set(sandbox.run(["squeue", "-h", "-o", "%F"]).stdout.split()))
         if jobs:
-            # KILL: a task that ignores SIGTERM would cost each test the whole KillWait.
-            sandbox.run(["scancel", "--signal=KILL", "--full", *jobs])
+            # A task that ignores SIGTERM would cost each test the whole KillWait. KILL is no way around it: slurmctld
+            # takes it for an ordinary cancellation. ALRM ends what does not expect it, without a core file.
+            sandbox.run(["scancel", "--signal=ALRM", "--full", *jobs])
             sandbox.run(["scancel", *jobs])
             return False
         return all(state == "idle" for state in sandbox.status().nodes.values())

@@ -48,7 +48,7 @@ def second_user() -> Iterator[SecondUser]:
     """Start it before this process has threads; set its `url` and `munge_socket` before it is asked."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, ours), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -56,9 +56,11 @@ def second_user() -> Iterator[SecondUser]:
     finally:
         ours.close()
         process.join(10)
+        assert process.exitcode == 0, f"the second user's process ended with {process.exitcode}"
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, other_end: Connection) -> None:
+    other_end.close()  # or the end of the pipe would never be seen
     os.setgroups([])
     os.setgid(GAMES.pw_gid)
     os.setuid(GAMES.pw_uid)
