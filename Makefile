@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On a CPU-only machine, point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid the CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types contracts test-unit test-cluster slurm ready clean hooks test-packages
+.PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks test-packages
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 
 help:  ## show this list
@@ -32,6 +32,10 @@ test-unit: ready  ## the tests that need no Slurm
 
 test-cluster: ready slurm  ## the tests on a private real Slurm
 	$(BIN)/python -m pytest tests/cluster tests/end_to_end
+
+# SOAK_ARGS: --resizes, --kills, --seed.
+soak: ready  ## a hundred random resizes with random kills, and the proof that nothing was lost
+	$(BIN)/python tests/soak.py $(SOAK_ARGS)
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
 bench-optimizer bench-models bench-paper bench-simulator bench-ingest: bench-%: ready

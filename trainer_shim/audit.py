@@ -62,8 +62,8 @@ def check(directory: str | Path, samples: int, epochs: int) -> AuditResult:
     lines = list(read(Path(directory)))
     if not lines:
         raise TrainingError(f"no audit record in {directory}; run with SELASTIC_AUDIT={directory}")
-    restored = [(int(e["generation"]), int(e["restored_from_step"])) for e in lines if "restored_from_step" in e]
-    steps = [entry for entry in lines if "indices" in entry and not _superseded(entry, restored)]
+    restored = _restored(lines)
+    steps = effective(lines)
     by_step: dict[int, list[Line]] = defaultdict(list)
     for entry in steps:
         by_step[int(entry["step"])].append(entry)
@@ -105,6 +105,17 @@ def read(directory: Path) -> Iterable[Line]:
                 entry = None
             if isinstance(entry, dict):
                 yield entry
+
+
+def effective(lines: Iterable[Line]) -> list[Line]:
+    """The lines of steps that count: those that no restart has set back."""
+    lines = list(lines)
+    restored = _restored(lines)
+    return [entry for entry in lines if "indices" in entry and not _superseded(entry, restored)]
+
+
+def _restored(lines: Iterable[Line]) -> list[tuple[int, int]]:
+    return [(int(e["generation"]), int(e["restored_from_step"])) for e in lines if "restored_from_step" in e]
 
 
 def _superseded(entry: Line, restored: list[tuple[int, int]]) -> bool:

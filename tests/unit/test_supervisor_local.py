@@ -5,59 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
+from local_run import Run, children
 from small_training import TRAIN
 from waiting import wait_until
 
 from slurm_elastic.trainer_shim import audit
 from slurm_elastic.trainer_shim.wire import Shape
-
-ROOT = Path(__file__).parents[2]
-
-
-class Run:
-    """One supervisor process under test."""
-
-    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None) -> None:
-        self.folder = folder
-        self.job_dir = folder / "job"
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
-        self.out = (folder / "out.txt").open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "slurm_elastic.trainer_shim.cli_run", "--job-dir", str(self.job_dir), *words],
-            cwd=folder,
-            env={**inherited, "PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **(env or {})},
-            stdout=self.out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def text(self) -> str:
-        return (self.folder / "out.txt").read_text()
-
-    def wait(self, timeout: float = 90) -> int:
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {timeout} s:\n{self.text()}") from None
-
-    def says(self, words: str, timeout: float = 60) -> None:
-        wait_until(lambda: words in self.text(), timeout, lambda: f"{words!r} in:\n{self.text()}")
-
-    def worker_pids(self) -> list[int]:
-        """The forked workers: children of the agents, which are children of the supervisor."""
-        return [pid for agent in _children(self.process.pid) for pid in _children(agent)]
-
-
-def _children(pid: int) -> list[int]:
-    return [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
 
 
 @pytest.fixture
@@ -137,7 +96,7 @@ def test_killed_agent_is_replaced(start: Callable[..., Run], tmp_path: Path) -> 
     run = start(*words, "train.py", "1000", "1", "0.02")
     wait_until(lambda: list(run.job_dir.glob("checkpoints/step-*/checkpoint.json")), 60, run.text)
     [worker] = run.worker_pids()
-    os.kill(_children(run.process.pid)[0], signal.SIGKILL)
+    os.kill(children(run.process.pid)[0], signal.SIGKILL)
     run.says("was lost; starting again from the checkpoint")
     wait_until(lambda: not Path(f"/proc/{worker}").exists(), 10, "the old worker's end")
     assert run.wait() == 0, run.text()
