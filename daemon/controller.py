@@ -34,15 +34,19 @@ SKEW_S = 300.0
 
 
 class Jobs:
-    """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job."""
+    """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job.
+
+    Before each act it asks `confirm`, which raises when this daemon may not act.
+    """
 
     def __init__(
         self,
         client: SlurmClient,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
+        confirm: Callable[[], object] = lambda: None,
     ) -> None:
-        self._client, self._clock, self._pause = client, clock, pause
+        self._client, self._clock, self._pause, self._confirm = client, clock, pause, confirm
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._asked = 0.0
         self._snapshot = Snapshot(0.0)
@@ -66,14 +70,17 @@ class Jobs:
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""
+        self._confirm()
         self._client.shrink(job_id, nodes)
 
     def cancel(self, job_id: int) -> None:
         """See SlurmClient.cancel."""
+        self._confirm()
         self._client.cancel(job_id)
 
     def set_comment(self, job_id: int, text: str) -> None:
         """See SlurmClient.set_comment."""
+        self._confirm()
         self._client.set_comment(job_id, text)
 
     def find(self, *job_ids: int) -> list[Job | None]:

@@ -1,7 +1,7 @@
 """selasticd: wiring and lifecycle. Rounds on one thread, the HTTP API in the main one, a clean stop on SIGTERM.
 
 Promise: killed at any point it leaves nothing that the next start does not repair; jobs train on without it.
-Limit: one daemon per state directory (a lock file sees to that); a second host is not excluded.
+Limit: one daemon per state directory (a lock file sees to that) and one per database (its lease does: `leader`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from .api import create_app
 from .auth import Authenticator
 from .bell import Bell
 from .controller import DaemonController, Jobs
+from .leader import Leader, leading
 from .registry import Registry
 from .resize.rules import Bounds
 from .rounds import Rounds
@@ -50,11 +51,19 @@ STOP_S = 5
 class Daemon:
     """Everything of one running daemon, wired; `start` begins the rounds, `stop` ends all."""
 
-    def __init__(self, settings: Settings, client: SlurmClient, store: Store, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: SlurmClient,
+        store: Store,
+        bounds: Bounds | None = None,
+        confirm: Callable[[], object] = lambda: None,
+    ) -> None:
+        """confirm: raises unless this daemon may act at this moment; asked before each act."""
         self.settings, self.store = settings, store
         self._tidied = -TIDY_S
         self.bell = Bell()
-        self.jobs = Jobs(client)
+        self.jobs = Jobs(client, confirm=confirm)
         self.registry = Registry(store, settings)
         self.rounds = Rounds(self.jobs, store, settings, self.registry, self.bell, bounds=bounds)
         self.ticker = Ticker(self._work, settings.round_interval_s, settings.min_round_gap_s)
@@ -111,21 +120,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT."""
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)
-    with _alone(settings), _listening(settings) as listener:
+    with _alone(settings) as lock_file, _listening(settings) as listener:
         # Before the store writes anything: who cannot prove callers' identities must not start at all.
         authenticator = Authenticator(settings)
-        daemon = Daemon(settings, CommandClient(settings.slurm_conf), Store.open(settings.database_url))
-        try:
-            app = create_app(daemon.store, daemon.controller, settings, authenticator)
-            url = address(settings, listener)
-            path = write_client_file(settings, authenticator.client_values(url))
-            log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
-            daemon.start()
-            _Server(app, daemon).run(sockets=[listener])
-        finally:
-            daemon.stop()
+        with leading(settings.database_url, lock_file, settings.lease_s) as leader:
+            _lead(settings, listener, authenticator, leader)
+            lost = leader.lost
     log.info("selasticd has stopped")
-    return 0
+    return 1 if lost else 0
+
+
+def _lead(settings: Settings, listener: socket.socket, authenticator: Authenticator, leader: Leader) -> None:
+    """Be the daemon, until a signal or the loss of the lease."""
+    store = Store.open(settings.database_url, leader.fence)
+    daemon = Daemon(settings, CommandClient(settings.slurm_conf), store, confirm=lambda: leader.confirm(store))
+    try:
+        app = create_app(store, daemon.controller, settings, authenticator)
+        listener.listen(2048)
+        url = address(settings, listener)
+        path = write_client_file(settings, authenticator.client_values(url))
+        log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
+        store.add_event(0, "started", "selasticd", {"lease": leader.fence, "url": url}, time.time())
+        server = _Server(app, daemon)
+        leader.on_lost(server.end)
+        daemon.start()
+        server.run(sockets=[listener])
+    finally:
+        daemon.stop()
 
 
 class _Server(uvicorn.Server):
@@ -158,6 +179,10 @@ class _Server(uvicorn.Server):
     def _stop(self, number: int, frame: object) -> None:
         if self.should_exit:
             self.force_exit = True
+        self.end()
+
+    def end(self) -> None:
+        """Stop soon. From any thread."""
         self.should_exit = True
         self._daemon.bell.close()
 
@@ -212,8 +237,8 @@ def _check_slurm(settings: Settings) -> str:
 
 
 @contextlib.contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
-    """Hold the state directory's lock; ConfigError when another daemon does."""
+def _alone(settings: Settings) -> Iterator[Path]:
+    """Hold the state directory's lock, a file whose path is given; ConfigError when another daemon does."""
     path = Path(settings.state_dir) / "selasticd.lock"
     try:
         handle = path.open("a")
@@ -224,19 +249,19 @@ def _alone(settings: Settings) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
-        yield
+        yield path
 
 
 @contextlib.contextmanager
 def _listening(settings: Settings) -> Iterator[socket.socket]:
-    """The listening socket, bound before anything else, so that a port in use is said at once."""
+    """The API's socket, bound before anything else, so that a port in use is said at once. A standby does not listen:
+    who calls it is refused, and not kept waiting."""
     host, port = settings.address
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, kind) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(where)
-            listener.listen(2048)
             yield listener
     except OSError as error:
         raise ConfigError(f"listen={settings.listen} cannot be used ({error.strerror or error})") from None

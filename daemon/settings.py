@@ -74,6 +74,10 @@ class Settings:
     """Where everything is remembered. Empty: SQLite, in selastic.db under state_dir. Any SQLAlchemy URL is accepted,
     such as `postgresql+psycopg://selastic@db/selastic`; its driver has to be installed beside the daemon."""
 
+    lease_s: float = number(30.0, 1, 3600)
+    """How long selasticd has the database to itself without saying so again. One that runs on another host with the
+    same database stands by, and takes over a little after the first has been silent for this time."""
+
     slurm_conf: str = text("", *_PATH)
     """Path of slurm.conf. Empty: the environment's SLURM_CONF, or Slurm's own default."""
 

@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,8 @@ class Database:
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
         self._writing: Engine = self.engine.execution_options(selastic_writes=True)
+        self.fence: Callable[[Connection], None] | None = None
+        """Called within every transaction that writes; raises where this process may write no more."""
         self.lock = threading.RLock()
 
     @contextmanager
@@ -122,6 +124,8 @@ class Database:
     def write(self) -> Iterator[Connection]:
         """A transaction that is on the disk when the block has ended, or not there at all when it raised."""
         with self.errors(), self.lock, self._writing.begin() as connection:
+            if self.fence is not None:
+                self.fence(connection)
             yield connection
 
     @contextmanager

@@ -13,12 +13,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, NullPool, create_engine, make_url
+from sqlalchemy import Connection, NullPool, create_engine, inspect, make_url
 from sqlalchemy.exc import ArgumentError
 
 from slurm_elastic.trainer_shim.errors import StoreError
 
 from .engine import Database, parse_url
+from .schema import lease
 
 SCRIPTS = Path(__file__).resolve().parent / "migrations"
 
@@ -32,6 +33,14 @@ def migrate(database: Database) -> None:
         config.attributes["connection"] = connection
         _refuse_newer(database, connection)
         command.upgrade(config, "head")
+
+
+def prepare(database: Database) -> None:
+    """Make sure that there is a table for the lease, so that the rest is upgraded by its holder alone."""
+    with database.read() as connection:
+        there = inspect(connection).has_table(lease.name)
+    if not there:
+        migrate(database)
 
 
 def check(database: Database) -> None:

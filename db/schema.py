@@ -42,6 +42,22 @@ def _job_key() -> Column[int]:
     return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
 
 
+LEASE = "selasticd"
+"""Name of the only row of `lease`."""
+# Read by every version, before it upgrades anything: it never changes.
+lease = Table(
+    "lease",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("fence", BigInteger, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+    Column("place", String(255), nullable=False),
+    Column("who", String(255), nullable=False),
+    Column("lease_s", Double, nullable=False),
+    # For people: no decision is made by it.
+    Column("renewed", Double, nullable=False),
+)
+
 jobs = Table(
     "jobs",
     metadata,

@@ -11,6 +11,7 @@ from types import TracebackType
 from .decisions import Decisions
 from .engine import Database
 from .jobs import Jobs
+from .lease import guard
 from .migrate import check, migrate
 from .retention import Retention
 
@@ -18,9 +19,14 @@ from .retention import Retention
 class Store(Jobs, Retention, Decisions):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
-    def __init__(self, url: str) -> None:
-        """Raises StoreError: a missing or unwritable directory, a network file system, another schema."""
+    def __init__(self, url: str, fence: int | None = None) -> None:
+        """Raises StoreError: a missing or unwritable directory, a network file system, another schema.
+
+        fence: the number of the lease under which this process writes (db.lease); None: it has no rival.
+        """
         database = Database(url)
+        if fence is not None:
+            guard(database, fence)
         try:
             check(database)
             super().__init__(database)
@@ -29,14 +35,21 @@ class Store(Jobs, Retention, Decisions):
             raise
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(cls, url: str, fence: int | None = None) -> Store:
         """Bring the database to this code's schema, then open it."""
         database = Database(url)
+        if fence is not None:
+            guard(database, fence)
         try:
             migrate(database)
         finally:
             database.close()
-        return cls(url)
+        return cls(url, fence)
+
+    def confirm(self) -> None:
+        """Raise LeaseLost when another daemon writes here now; to be asked before anything is done outside."""
+        with self._db.write():
+            return
 
     def close(self) -> None:
         """Commit the reports that wait, and let the database go."""

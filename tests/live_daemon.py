@@ -47,14 +47,16 @@ companion_wait_s = 20.0
 failed_backoff_s = 2.0
 report_interval_s = 0.2
 requests_per_s = 1000.0
+{more}
 """
 
 
 class Selasticd:
     """The daemon, and a clusterful of stubs."""
 
-    def __init__(self, sandbox: Sandbox, folder: Path) -> None:
-        self.sandbox, self.folder = sandbox, folder
+    def __init__(self, sandbox: Sandbox, folder: Path, more: str = "") -> None:
+        """more: further lines of the settings file."""
+        self.sandbox, self.folder, self.more = sandbox, folder, more
         self.state = folder / "state"
         self.state.mkdir()
         self.stubs = folder / "stubs"
@@ -68,16 +70,21 @@ class Selasticd:
 
     def start(self) -> None:
         """Start it (again, at the same address), and wait until it answers."""
+        self.launch()
+        wait_until(self.answers, 60, self.log)
+        self.port = int(self.client().url.rpartition(":")[2])
+
+    def launch(self) -> None:
+        """Start it, and do not wait."""
         config = self.folder / "selasticd.toml"
         values = {"port": self.port, "state": self.state, "slurm_conf": self.sandbox.env["SLURM_CONF"]}
+        values["more"] = self.more
         config.write_text(SETTINGS.format(**values))
         log = (self.folder / "selasticd.log").open("ab")
         command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--config", str(config), *self.options]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
         with log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd="/")
-        wait_until(self.answers, 30, self.log)
-        self.port = int(self.client().url.rpartition(":")[2])
 
     def answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, self.log()
@@ -182,7 +189,7 @@ def _everyones_copy(folder: Path) -> Path:
 
 
 @contextmanager
-def live_daemon(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Selasticd]:
+def live_daemon(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Iterator[Selasticd]:
     """A running daemon on this cluster, which clients here find; it has to stop cleanly in the end."""
     # The client looks there for MUNGE's socket.
     monkeypatch.setenv("SLURM_CONF", sandbox.env["SLURM_CONF"])
@@ -190,7 +197,7 @@ def live_daemon(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     with tempfile.TemporaryDirectory(prefix="selasticd-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        daemon = Selasticd(sandbox, folder)
+        daemon = Selasticd(sandbox, folder, more)
         monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(daemon.state / "client.json"))
         daemon.start()
         try:

@@ -8,6 +8,7 @@ ElasticError
 ├── NotFound            a job, a plan or a record that is not there
 ├── DaemonUnreachable   no answer from selasticd
 ├── StoreError          the database refuses or cannot be reached
+│   └── LeaseLost           another daemon has the database's lease, or may have it
 ├── SandboxError        a private Slurm that did not start
 └── SlurmError
     ├── SlurmRefused        Slurm understood and said no: asking again will not help
@@ -50,6 +51,10 @@ class DaemonUnreachable(ElasticError):
 
 class StoreError(ElasticError):
     """The database refuses or cannot be reached."""
+
+
+class LeaseLost(StoreError):
+    """Another daemon holds the database's lease, or this one cannot show that it still does."""
 
 
 class SandboxError(ElasticError):
