@@ -17,7 +17,8 @@ from dataclasses import replace
 
 import _setup  # noqa: F401
 
-from slurm_elastic.daemon.simulator.engine import Settings, simulate
+from slurm_elastic.daemon.simulator.engine import simulate
+from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import Summary, summary
 from slurm_elastic.daemon.simulator.programs import Program, builtin
 from slurm_elastic.daemon.simulator.trace import TraceJob

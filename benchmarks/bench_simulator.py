@@ -18,13 +18,15 @@ import _setup  # noqa: F401
 
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES, JobView, choose
 from slurm_elastic.daemon.simulator.cli import load_profiles
-from slurm_elastic.daemon.simulator.engine import Settings, TrueCurve, simulate
+from slurm_elastic.daemon.simulator.engine import TrueCurve, simulate
+from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.trace import TraceJob, read
 
 TABLE = (*POLICIES, "evolution")
-CONCAVE = tuple(dict.fromkeys((DEFAULT_POLICY, "log-goodput")))
+ENDINGS = {"epochs": ("epochs",), "quality": ("quality",), "half": ("epochs", "quality")}
+CONCAVE = (DEFAULT_POLICY, "log-throughput", "log-goodput")
 
 
 def made_up(jobs: int, gpus: int, load: float, seed: int = 0) -> list[TraceJob]:
@@ -84,6 +86,23 @@ def workload(data: Path | None, quick: bool) -> None:
         print(f"  {policy:<14} {known:>6.0f} s known, {learned.mean_s:>6.0f} s learned ({moved})", flush=True)
 
 
+def endings(data: Path | None, quick: bool) -> None:
+    """What each measure of progress is worth: jobs that train epochs, that stop at a quality, half of each."""
+    programs: dict[str, Program] = builtin()
+    sets = {"made up": made_up(160, 64, 1.2)}
+    if data:
+        files = sorted(data.rglob("workloads/workload-*.csv"))[: 1 if quick else None]
+        programs |= load_profiles(files[0].parents[1] / "profiles")
+        sets = {file.stem: read(file.read_text(), str(file)) for file in files}
+    print("\nmean completion time, s, by what ends the training (64 GPUs)")
+    print(f"  {'':<12} {'until':<8} " + " ".join(f"{policy:>15}" for policy in CONCAVE))
+    for name, rows in sets.items():
+        for how, said in ENDINGS.items():
+            jobs = [replace(row, until=said[i % len(said)]) for i, row in enumerate(rows)]
+            means = [summary(simulate(jobs, programs, policy, Settings(64, 4))[0]).mean_s for policy in CONCAVE]
+            print(f"  {name:<12} {how:<8} " + " ".join(f"{mean:>15.0f}" for mean in means), flush=True)
+
+
 class Shaken(TrueCurve):
     """A true curve as measured with relative noise: the same at a size for as long as it lives."""
 
@@ -130,6 +149,7 @@ def main() -> int:
     args = parser.parse_args()
     speed(args.quick)
     workload(args.data, args.quick)
+    endings(args.data, args.quick)
     needless(args.quick)
     return 0
 

@@ -182,7 +182,6 @@ class Rounds:
             observations=tuple(store.observations(job_id)),
             pause_s=store.mean_pause(job_id),
             reference=self.registry.reference(job_id),
-            noise_scale=report.noise_scale if report is not None and report.noise_scale > 0 else None,
             reported_at=report.at if report is not None else None,
         )
 

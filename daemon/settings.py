@@ -100,9 +100,10 @@ class Settings:
     """Shortest time between two rounds, however much happens in between."""
 
     policy: str = choice(DEFAULT_POLICY, *POLICIES)
-    """What a plan maximises over all elastic jobs. `log-throughput`, the sum of the logarithms of their speedups, gives
-    up some of the total so that no job is left far behind; `throughput` is the plain sum. The goodput policies also
-    weigh the measured gradient noise scale: for jobs that stop at a reached quality. See docs/optimizer.md."""
+    """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
+    some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples
+    weighed with its measured gradient noise scale (goodput), any other by samples. `log-throughput` and `log-goodput`
+    take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/optimizer.md."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time from any resize of a job until it may grow. Ten minutes hides the restart of a one-minute

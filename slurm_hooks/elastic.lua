@@ -15,9 +15,10 @@ local PREFIX = "[Ee][Ll][Aa][Ss][Tt][Ii][Cc]:"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
-local KEYS = { "gpus", "batch", "step", "group", "lr", "weight", "via" }
+local KEYS = { "gpus", "batch", "step", "group", "lr", "weight", "via", "until" }
 local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
 local MECHANISMS = { "shrink", "companion", "component", "requeue", "expand" }
+local ENDS = { "epochs", "quality" }
 local DEFAULT_VIA = { "shrink", "companion", "component" }
 
 local function holds(list, word)
@@ -143,6 +144,7 @@ local function parse(text)
 	for _, word in ipairs(given.via and split(given.via, "+") or DEFAULT_VIA) do
 		r.via[#r.via + 1] = one_of("via", word, MECHANISMS)
 	end
+	r["until"] = one_of("until", given["until"] or "epochs", ENDS)
 	check_feasible(r)
 	return r
 end

@@ -22,10 +22,11 @@ struct report {
 	size_t size;
 };
 
-enum key { GPUS, BATCH, STEP, GROUP, LR, WEIGHT, VIA, KEYS };
+enum key { GPUS, BATCH, STEP, GROUP, LR, WEIGHT, VIA, UNTIL, KEYS };
 
-static const char *const key_names[KEYS] = {"gpus", "batch", "step", "group", "lr", "weight", "via"};
+static const char *const key_names[KEYS] = {"gpus", "batch", "step", "group", "lr", "weight", "via", "until"};
 static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
+static const char *const ends[] = {"epochs", "quality"};
 static const char *const mechanisms[] = {"shrink", "companion", "component", "requeue", "expand"};
 
 /* Returns -1, so that a check can `return refuse(...)`. */
@@ -297,6 +298,8 @@ static int check_values(const struct span *values, struct report report)
 	if (values[WEIGHT].at && weight(values[WEIGHT], report))
 		return -1;
 	if (values[VIA].at && via(values[VIA], report))
+		return -1;
+	if (values[UNTIL].at && one_of("until", values[UNTIL], ends, COUNT(ends), report))
 		return -1;
 	return feasible(&s, report);
 }

@@ -1,6 +1,6 @@
 """The elastic request: what sizes and batches a job accepts. One grammar and one parser, for every part of the product.
 
-    elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,lr=sqrt][,weight=2][,via=companion+shrink]
+    elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,lr=sqrt][,weight=2][,via=companion+shrink][,until=quality]
 
 The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it out.
 Pure: no I/O, standard library only. It knows nothing of the cluster: whether a partition can hold such a job is
@@ -19,11 +19,12 @@ PREFIX = "elastic:"
 ACCEPTED_FORM = PREFIX + "gpus=MIN-MAX,batch=MIN-MAX"
 LR_RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
 MECHANISMS = ("shrink", "companion", "component", "requeue", "expand")
+ENDS = ("epochs", "quality")
 DEFAULT_VIA = ("shrink", "companion", "component")
 LARGEST = 1_000_000_000
 MOST_GPUS = 100_000
 """Bounds `sizes()`: whoever writes a comment must not be able to fill the daemon's memory."""
-KEYS = ("gpus", "batch", "step", "group", "lr", "weight", "via")
+KEYS = ("gpus", "batch", "step", "group", "lr", "weight", "via", "until")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class ElasticRequest:
     lr: str = "auto"
     weight: float = 1.0
     via: tuple[str, ...] = DEFAULT_VIA
+    until: str = "epochs"
+    """What ends the training: a number of epochs, or a quality that is reached. Then samples that a large batch wastes
+    are paid for, and the planner counts them."""
 
     def sizes(self) -> tuple[int, ...]:
         """Every accepted number of GPUs, ascending."""
@@ -78,6 +82,7 @@ class ElasticRequest:
             ("lr", self.lr, "auto"),
             ("weight", self.weight, 1.0),
             ("via", "+".join(self.via), "+".join(DEFAULT_VIA)),
+            ("until", self.until, "epochs"),
         )
         words += [f"{key}={value}" for key, value, default in defaults if value != default]
         return PREFIX + ",".join(words)
@@ -112,6 +117,7 @@ def parse(text: str) -> ElasticRequest:
         lr=_one_of("lr", words.get("lr", "auto"), LR_RULES),
         weight=_weight(words.get("weight", "1")),
         via=tuple(_one_of("via", word, MECHANISMS) for word in words.get("via", "+".join(DEFAULT_VIA)).split("+")),
+        until=_one_of("until", words.get("until", "epochs"), ENDS),
     )
     _check_feasible(request)
     return request

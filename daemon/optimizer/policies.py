@@ -22,10 +22,12 @@ from .errors import PlanInputError
 from .solver import Option, Solution, pick, solve
 from .table import Memo
 
-DEFAULT_POLICY = "log-throughput"
+DEFAULT_POLICY = "auto"
 """A job that trains a fixed number of epochs ends when its samples are done, and its request says which batches its
-user accepts: throughput within them is its progress. Goodput is the measure for jobs that stop at a reached quality."""
+user accepts: throughput within them is its progress. One that stops at a reached quality pays for the samples that a
+large batch wastes: its progress is goodput. Logarithms of both have the same unit, a relative gain."""
 POLICIES: dict[str, str] = {
+    "auto": "sum of the logarithms of each job's own progress: goodput until a quality is reached, else throughput",
     "throughput": "sum of speedups, the batch as large as its range pays: the paper's objective",
     "goodput": "sum of speedups counted in goodput (throughput x statistical efficiency)",
     "log-throughput": "sum of the logarithms of speedups: proportional fairness, any accepted batch as good as another",
@@ -91,6 +93,8 @@ class JobView:
     """Relative noise of the curve between two decisions; None: from the model."""
     noise_scale: float | None = None
     """Gradient noise scale in samples; None: not measured."""
+    quality: bool = False
+    """Whether the training ends at a reached quality, not after a number of epochs: what `auto` goes by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,7 @@ def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list
     key = (
         policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
         job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
+        job.quality,
     )  # fmt: skip
     known = cache.made.get(key)
     if known is None:
@@ -278,9 +283,14 @@ def _speedup(job: JobView, policy: str, reference: float, gpus: int, nodes: int,
     if job.model is None:
         return math.pow(gpus / job.reference_gpus, UNMEASURED)
     speed = job.model.throughput(gpus, nodes, batch) / reference
-    if policy in ("throughput", "log-throughput", "fixed-batch", "static"):
+    if not _counts_efficiency(job, policy):
         return speed
     return speed * goodput.efficiency(batch, job.reference_batch, job.noise_scale)
+
+
+def _counts_efficiency(job: JobView, policy: str) -> bool:
+    """Whether a sample at a large batch is worth less to this job under this policy."""
+    return job.quality if policy == "auto" else policy in ("goodput", "log-goodput", "harmonic")
 
 
 def _nodes(job: JobView, gpus: int) -> int:
@@ -325,7 +335,7 @@ def _options(job: JobView, table: list[Row], policy: str) -> list[Option]:
     for row in table:
         s = row.effective if row.gpus else 0.0
         s *= 1.0 - EVEN_SPREAD * math.log2(row.gpus) if row.gpus > 1 else 1.0
-        if policy in ("log-throughput", "log-goodput"):
+        if policy in ("auto", "log-throughput", "log-goodput"):
             value = math.log(max(s, IDLE_SHARE * least))
         elif policy == "harmonic":
             value = -1.0 / max(s, IDLE_SHARE * least)

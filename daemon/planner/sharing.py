@@ -16,6 +16,8 @@ from .standing import Standing, sizes
 
 Fit = Callable[[Sequence[Observation]], Model]
 
+NOISE_REPORTS = 3
+"""Reports at one configuration before its noise scale (their median) is believed."""
 TRY_GAIN = 0.05
 """Least predicted gain for which a size never measured is tried on idle GPUs."""
 
@@ -91,6 +93,12 @@ def member(
     return Member(standing, forced, downs, _view(standing, choices, settings, fit))
 
 
+def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
+    """The gradient noise scale of the configuration reported last; None before NOISE_REPORTS of them agree on one."""
+    measured = [row for row in observations if row.noise_scale > 0 and row.count >= NOISE_REPORTS]
+    return max(measured, key=lambda row: row.last_at).noise_scale if measured else None
+
+
 def _batches(standing: Standing, settled: bool) -> Callable[[int], tuple[int, ...]]:
     """The request's batches; where only the batch could change and that is not to be, the present one."""
     request, gpus, batch = standing.job.request, standing.gpus, standing.batch
@@ -122,7 +130,8 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
         weight=request.weight,
         pause_s=pause,
         horizon_s=horizon,
-        noise_scale=state.noise_scale,
+        noise_scale=trusted_noise(state.observations),
+        quality=request.until == "quality",
     )
 
 

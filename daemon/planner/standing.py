@@ -30,7 +30,6 @@ class JobState:
     """Mean measured pause."""
     reference: tuple[int, int] | None = None
     """(GPUs, batch) that it started with."""
-    noise_scale: float | None = None
     reported_at: float | None = None
     """Time of its youngest report."""
 

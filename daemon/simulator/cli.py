@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.trainer_shim.errors import ConfigError
+from slurm_elastic.trainer_shim.request import ENDS
 
 if TYPE_CHECKING:
-    from .engine import Outcome, Settings
+    from .engine import Outcome
+    from .jobs import Settings
     from .metrics import Summary
     from .programs import Program
 
-DEFAULT_POLICIES = "static,fixed-batch,throughput,log-throughput"
+DEFAULT_POLICIES = "static,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
-min_batch,max_batch,weight]), `sacct -X --parsable2 -o JobID,JobName,Submit,ElapsedRaw,AllocTRES,Comment`, and the
+min_batch,max_batch,weight,until]), `sacct -X --parsable2 -o JobID,JobName,Submit,ElapsedRaw,AllocTRES,Comment`, and the
 workloads of adaptdl, ElasticFlow and Tiresias.
 
-  selastic simulate jobs.txt --cluster 16x4 --assume balanced --policy static,log-throughput --html would-have.html
+  selastic simulate jobs.txt --cluster 16x4 --assume balanced --policy static,auto --html would-have.html
 """
 
 
@@ -39,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profiles", type=Path, metavar="DIR", help="measured programs, one folder each")
     classes = "compute, balanced, communication"
     add("--assume", default="", metavar="CLASS", help=f"program of jobs without a profile: {classes}")
+    said = "what ends the training of jobs that do not say: epochs (any batch as good) or quality"
+    add("--until", default="quality", choices=ENDS, help=f"{said} {shown}")
     add("--interval", type=float, default=60.0, metavar="S", help=f"shortest time between decisions {shown}")
     add("--pause", type=float, default=30.0, metavar="S", help=f"pause of a resize {shown}")
     add("--grow-wait", type=float, default=0.0, metavar="S", help=f"until added GPUs can be used {shown}")
@@ -92,7 +96,7 @@ def _text(path: Path) -> str:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from .engine import Settings
+    from .jobs import Settings
 
     shape = re.fullmatch(r"(\d+)x(\d+)", args.cluster)
     if not shape or not int(shape[1]) * int(shape[2]):
@@ -114,6 +118,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         drop=args.drop,
         learned=args.learned,
         seed=args.seed,
+        until=args.until,
     )
 
 

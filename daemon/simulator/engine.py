@@ -10,82 +10,18 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 from ..optimizer.admission import admitted
-from ..optimizer.models import Observation, ThroughputModel, fit
+from ..optimizer.models import Observation, fit
 from ..optimizer.policies import POLICIES, Cache, JobView, Row, choose
-from .programs import BatchLadder, Program, rigid, size_ladder
+from .jobs import Job, Settings, prepare
+from .programs import Program
 from .trace import TraceJob
 
 ARRIVE, PROGRESS, SWITCH, DECIDE = range(4)
 Chooser = Callable[[Sequence[JobView], int, str, Cache], list[Row]]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The cluster, the costs and the rules of one simulation; times in seconds."""
-
-    gpus: int
-    gpus_per_node: int = 4
-    interval_s: float = 60.0
-    """Shortest time between two decisions; 0: at every event."""
-    pause_s: float = 30.0
-    """Training stands still for this long at a change of size or batch."""
-    start_s: float = 0.0
-    """From the start of a job to its first step."""
-    grow_wait_s: float = 0.0
-    """Until what a grow added can be used (a companion's wait); training goes on meanwhile."""
-    cooldown_s: float = 0.0
-    horizon_s: float = 600.0
-    sigma: float | None = None
-    """The planner's idea of the noise in its curves; None: from the model."""
-    drop: bool = False
-    """A job that cannot start at the first decision after it comes is dropped; else it waits."""
-    learned: bool = False
-    """The planner knows only what each job has measured so far (3 % noise); else the true curves."""
-    price_moves: bool = True
-    """False: the planner takes moves for free (they are not)."""
-    seed: int = 0
-
-
-@dataclass(eq=False)
-class Job:
-    """A job of the trace on its way through the simulation."""
-
-    trace: TraceJob
-    program: Program
-    sizes: tuple[tuple[int, int], ...]
-    batches: BatchLadder
-    work: float
-    """Samples at the base batch; for a rigid job, seconds."""
-    elastic: bool
-    asked: int
-    """GPUs of the trace, at most the cluster's."""
-    gpus: int = 0
-    batch: int = 0
-    held: int = 0
-    """What it occupies: more than `gpus` while a grow waits."""
-    left: float = 0.0
-    rate: float = 0.0
-    updated: float = 0.0
-    resume_at: float = 0.0
-    version: int = 0
-    moves: int = 0
-    moved_at: float = float("-inf")
-    start_s: float = -1.0
-    end_s: float = -1.0
-    dropped: bool = False
-    gpu_seconds: float = 0.0
-    paused_s: float = 0.0
-    model: ThroughputModel | None = None
-    reports: dict[tuple[int, int], Observation] = field(default_factory=dict)
-    since: float = 0.0
-    noise_scale: float | None = None
-    """As the job measures it in its present phase."""
-    view: JobView | None = None
-    view_key: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,7 +120,8 @@ class Simulation:
             done = 1.0 - job.left / job.work
             nodes = -(-job.gpus // self.settings.gpus_per_node)
             job.noise_scale = program.noise_scale(job.batch, done + 1e-9)
-            job.rate = program.throughput(job.gpus, nodes, job.batch) * program.efficiency(job.batch, done + 1e-9)
+            job.rate = program.throughput(job.gpus, nodes, job.batch)
+            job.rate *= program.efficiency(job.batch, done + 1e-9) if job.quality else 1.0
             if program.noise is not None and program.phases > 1:
                 edge = (int((done + 1e-9) * program.phases) + 1) / program.phases
                 ahead = min(ahead, max(1e-12, edge - done) * job.work)
@@ -333,6 +270,7 @@ class Simulation:
             frozen=frozen,
             sigma=settings.sigma if settings.price_moves else 0.0,
             noise_scale=job.noise_scale,
+            quality=job.quality,
         )
         return job.view
 
@@ -354,58 +292,6 @@ class Simulation:
             seconds *= max(0.5, 1.0 + self.random.gauss(0.0, 0.03))
             job.reports[key] = Observation(job.gpus, nodes, job.batch, max(1, round(micro)), steps, seconds)
             job.model = fit(list(job.reports.values()))
-
-
-def prepare(
-    trace: Sequence[TraceJob], programs: dict[str, Program], settings: Settings, declared: str = ""
-) -> tuple[list[Job], list[str]]:
-    """(jobs ready to run, the assumptions made about them).
-
-    `declared`: the program assumed for jobs whose own is unknown; empty: they stay rigid.
-    """
-    jobs, assumed, shapes = list[Job](), dict[str, int](), _Shapes()
-    for row in trace:
-        program, own = programs.get(row.program), row.program in programs
-        if program is None and declared and row.program != "rigid":
-            program = programs[declared]
-            key = f"program '{declared}' assumed for jobs of no known program"
-            assumed[key] = assumed.get(key, 0) + 1
-        if program is None:
-            key = "no profile: rigid at the size and run time recorded"
-            assumed[key] = assumed.get(key, 0) + 1
-            jobs.append(_rigid(row, settings))
-        else:
-            key = f"{program.name}: {program.note or 'declared'}"
-            assumed[key] = assumed.get(key, 0) + 1
-            jobs.append(_elastic(row if own else replace(row, samples=0.0), program, settings, shapes))
-    return jobs, [f"{count} jobs, {text}" for text, count in sorted(assumed.items())]
-
-
-def _rigid(row: TraceJob, settings: Settings) -> Job:
-    gpus = min(row.gpus, settings.gpus)
-    return Job(row, rigid(), ((gpus, 1),), BatchLadder(1, 1), max(row.duration_s, 1e-3), False, gpus)
-
-
-_Sizes = tuple[tuple[int, int], ...]
-_Shapes = dict[tuple[Program, int, int, int, int, int], tuple[_Sizes, BatchLadder]]
-
-
-def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shapes) -> Job:
-    low, high = row.min_batch or program.base_batch, row.max_batch or program.max_batch
-    asked = min(row.gpus, settings.gpus)
-    most = max(1, min(row.max_gpus or max(asked, high // program.micro_range[0]), settings.gpus))
-    key = program, row.min_gpus, most, asked, low, high
-    if key not in shapes:  # most jobs of a trace share theirs
-        batches = BatchLadder(min(low, high), high, program.micro_range[0])
-        ladder = size_ladder(min(row.min_gpus or 1, most), most, settings.gpus_per_node, asked)
-        shapes[key] = tuple(s for s in ladder if batches(s[0])), batches
-    sizes, batches = shapes[key]
-    sizes = sizes or ((asked, -(-asked // settings.gpus_per_node)),)
-    work = row.samples or program.work
-    if row.duration_s and not row.samples:
-        nodes, batch = -(-row.gpus // settings.gpus_per_node), row.batch or program.base_batch
-        work = row.duration_s * program.throughput(row.gpus, nodes, batch) * program.efficiency(batch, 0.0)
-    return Job(row, program, sizes, batches, max(work, 1.0), True, asked)
 
 
 def simulate(

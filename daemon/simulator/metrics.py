@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .engine import Job, Outcome
+from .engine import Outcome
+from .jobs import Job
 
 
 @dataclass(frozen=True, slots=True)

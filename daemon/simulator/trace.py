@@ -3,9 +3,9 @@
 Promise: a broken row is refused with its file, its line and what was expected. Limit: text only, no I/O here.
 
 Our own CSV has a header and one job per line; only the first four columns are needed:
-    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight
+    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,until
 `samples` is the work counted at the base batch, or `duration_s` how long it takes at `gpus` and `batch`; program
-"rigid" or an unknown one: runs at `gpus` for `duration_s`.
+"rigid" or an unknown one: runs at `gpus` for `duration_s`. `until` is "epochs" or "quality": what ends the training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from slurm_elastic.trainer_shim.errors import ElasticError, RequestError
-from slurm_elastic.trainer_shim.request import find, parse
+from slurm_elastic.trainer_shim.request import ENDS, find, parse
 
 
 class TraceError(ElasticError):
@@ -41,6 +41,8 @@ class TraceJob:
     min_batch: int = 0
     max_batch: int = 0
     weight: float = 1.0
+    until: str = ""
+    """"epochs": every sample counts the same; "quality": by its worth at the batch; "": not said."""
 
 
 def read(text: str, name: str = "trace") -> list[TraceJob]:
@@ -104,7 +106,10 @@ def _own(row: dict[str, str]) -> TraceJob:
         min_batch=int(number(row, "min_batch", 0, 0)),
         max_batch=int(number(row, "max_batch", 0, 0)),
         weight=number(row, "weight", 1e-6, 1.0),
+        until=row.get("until", ""),
     )
+    if job.until not in ("", *ENDS):
+        raise ValueError(f"until is '{job.until}'; expected {' or '.join(ENDS)}, or nothing")
     if job.max_gpus and job.max_gpus < max(job.min_gpus, 1):
         raise ValueError(f"max_gpus is {job.max_gpus}; expected min_gpus ({job.min_gpus}) or more")
     return job
@@ -144,7 +149,7 @@ def _sacct(row: dict[str, str]) -> TraceJob | None:
     request = parse(marked)
     return replace(
         job, min_gpus=request.min_gpus, max_gpus=request.max_gpus, min_batch=request.min_batch,
-        max_batch=request.max_batch, weight=request.weight,
+        max_batch=request.max_batch, weight=request.weight, until=request.until,
     )  # fmt: skip
 
 

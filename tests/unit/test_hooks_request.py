@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.trainer_shim.errors import RequestError
-from slurm_elastic.trainer_shim.request import KEYS, LR_RULES, MECHANISMS, find, parse
+from slurm_elastic.trainer_shim.request import ENDS, KEYS, LR_RULES, MECHANISMS, find, parse
 
 GOOD = (
     "gpus=2-32,batch=256-8192",
@@ -36,6 +36,8 @@ GOOD = (
     "gpus=02-0032,batch=0256-8192",
     "gpus=5-6,batch=6-6",
     "gpus=1,batch=1000000000",
+    "gpus=2-32,batch=256-8192,until=epochs",
+    "until=quality,gpus=2-32,batch=256-8192",
     *(f"gpus=2-32,batch=256-8192,lr={rule}" for rule in LR_RULES),
 )
 BAD = (
@@ -100,6 +102,8 @@ BAD = (
     "gpus=2-32,batch=256,via=shrink+",
     "gpus=2-32,batch=256,via=shrink,companion",
     "gpus=2-32,batch=256,via=teleport",
+    "gpus=2-32,batch=256,until=dawn",
+    "gpus=2-32,batch=256,until=quality,until=epochs",
     "gpus=2-3,batch=256,group=4",
     "gpus=3-11,batch=256,group=4,step=4",
     "gpus=4,batch=7",
@@ -217,6 +221,7 @@ values = {
     "lr": st.sampled_from((*LR_RULES, "cubic")),
     "weight": st.one_of(numbers, st.floats(0, 2000).map(lambda x: f"{x:.6f}"), junk),
     "via": st.lists(st.sampled_from((*MECHANISMS, "x", "")), min_size=1, max_size=4).map("+".join),
+    "until": st.sampled_from((*ENDS, "dawn")),
 }
 words = st.sampled_from(KEYS).flatmap(lambda key: values[key].map(lambda value: f"{key}={value}"))
 nearly = st.tuples(spans, spans, st.lists(words, max_size=3)).map(

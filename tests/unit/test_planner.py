@@ -559,3 +559,15 @@ def test_who_makes_up_for_another_that_gave_way_says_for_whom() -> None:
     plan = world.plan()
     moved = [row for row in plan.rows if row.gpus_to < row.gpus_from]
     assert moved and {row.reason for row in moved} == {Reason.SHRINK_FOR_JOB.value}
+
+
+def test_only_a_job_until_quality_gives_up_a_large_batch_for_its_noise() -> None:
+    """A noise scale that three reports agree on counts where the request says until=quality, and nowhere else."""
+    said = {}
+    for until, count in (("epochs", 9), ("quality", 9), ("quality", 2)):
+        world = World(1)
+        world.job(1, "n1", f"elastic:gpus=4,batch=64-4096,until={until}")
+        noisy = [replace(seen(4, step, batch, count), noise_scale=1.0) for step, batch in ((1.0, 256), (1.5, 512))]
+        world.states[1] = JobState(observations=tuple(noisy), reference=(4, 256))
+        said[until, count] = row(world.plan(), 1).batch_to
+    assert said["quality", 9] < 256 < said["epochs", 9] == said["quality", 2]

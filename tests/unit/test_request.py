@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.trainer_shim.errors import RequestError
 from slurm_elastic.trainer_shim.request import (
+    ENDS,
     LR_RULES,
     MECHANISMS,
     ElasticRequest,
@@ -106,6 +107,7 @@ def requests(draw: st.DrawFn) -> ElasticRequest:
         lr=draw(st.sampled_from(LR_RULES)),
         weight=draw(st.sampled_from((0.5, 1.0, 2.0, 12.25))),
         via=tuple(draw(st.lists(st.sampled_from(MECHANISMS), min_size=1, max_size=3, unique=True))),
+        until=draw(st.sampled_from(ENDS)),
     )
 
 

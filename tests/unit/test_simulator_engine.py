@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from slurm_elastic.daemon.optimizer.policies import POLICIES
-from slurm_elastic.daemon.simulator.engine import Outcome, Settings, simulate
+from slurm_elastic.daemon.simulator.engine import Outcome, simulate
+from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import per_job, quantile, summary, table
 from slurm_elastic.daemon.simulator.page import page
 from slurm_elastic.daemon.simulator.programs import BatchLadder, Program, builtin, size_ladder
@@ -210,6 +211,39 @@ def test_elastic_batches_beat_fixed_ones_and_fixed_beat_static() -> None:
     policies = ("static", "fixed-batch", "log-goodput")
     static, fixed, elastic = (summary(outcome(rows, p, settings)).mean_s for p in policies)
     assert elastic < fixed < static
+
+
+def ending(rows: list[TraceJob], how: str) -> list[TraceJob]:
+    """The same jobs with what ends their training said: "epochs", "quality", or one in two each for "both"."""
+    said = {"both": ("epochs", "quality")}.get(how, (how,))
+    return [replace(row, until=said[i % len(said)]) for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(("how", "other"), [("epochs", "log-throughput"), ("quality", "log-goodput")])
+def test_the_default_is_the_better_measure_for_each_kind_of_job(how: str, other: str) -> None:
+    """Where all jobs train epochs `auto` makes log-throughput's every decision, where all stop at a quality
+    log-goodput's: it cannot be worse than either."""
+    rows = ending(trace_of(60, spacing=20.0), how)
+    settings = Settings(gpus=16, pause_s=10.0)
+    assert outcome(rows, "auto", settings).changes == outcome(rows, other, settings).changes
+
+
+def test_the_default_beats_both_measures_where_jobs_are_of_both_kinds() -> None:
+    """One objective over both kinds of job: better than counting everybody's samples, and everybody's goodput."""
+    rows = ending(trace_of(150, spacing=12.0), "both")
+    settings = Settings(gpus=32, pause_s=10.0)
+    auto, samples, goodput = (
+        summary(outcome(rows, policy, settings)).mean_s for policy in ("auto", "log-throughput", "log-goodput")
+    )
+    assert auto < samples and auto < goodput
+
+
+def test_jobs_that_do_not_say_what_ends_them_are_taken_as_told_and_counted() -> None:
+    """The report says how many jobs were taken to stop at a quality, and how many to train epochs."""
+    rows = [*ending(trace_of(4), "epochs")[:1], *trace_of(4)[1:]]
+    for until, word in (("quality", "quality is reached"), ("epochs", "fixed number of samples")):
+        _, notes = simulate(rows, builtin(), "auto", replace(QUIET, until=until))
+        assert any(note.startswith("3 jobs") and word in note and "not said" in note for note in notes)
 
 
 def test_unpriced_moves_cost_more() -> None:

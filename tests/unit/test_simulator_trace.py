@@ -87,6 +87,7 @@ def test_public_formats(text: str, first: TraceJob) -> None:
         (OWN + "c,now,compute,1,64,1\n", r"x\.csv:4: submit_s is 'now'; expected a number of 0 or more"),
         (OWN + "c,1,compute,0,64,1\n", r"x\.csv:4: gpus is '0'; expected a number of 1 or more"),
         (OWN + "c,1,compute,nan,64,1\n", r"x\.csv:4: gpus is 'nan'"),
+        (OWN.replace("duration_s", "until"), r"x\.csv:2: until is '300'; expected epochs or quality, or nothing"),
         (SACCT + "104|x|yesterday|60|gres/gpu=1|\n", r"x\.csv:7: Submit is 'yesterday'; expected a time like"),
         (SACCT + "104|x|2026-10-01T00:00:00|60|gres/gpu=1|elastic:gpus=9-1,batch=1-2\n", r"x\.csv:7: .*gpus"),
         ("job_id,submit_s,program,gpus\n", r"x\.csv: no jobs"),
@@ -155,7 +156,7 @@ def test_the_policies_compared_by_default(tmp_path: Path, capsys: pytest.Capture
     ("words", "message"),
     [
         (["--cluster", "16"], "--cluster 16: expected NODESxGPUS"),
-        (["--policy", "magic"], "--policy magic: accepted: throughput"),
+        (["--policy", "magic"], "--policy magic: accepted: auto, throughput"),
         (["--assume", "magic"], "--assume magic: accepted: balanced"),
         (["--horizon", "0"], "--horizon 0.0"),
         (["--pause", "-1"], "--pause -1.0"),
