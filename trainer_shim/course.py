@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 
 from . import world as worlds
 from .audit import Recorder
-from .batch import micros_of, slice_of
-from .checkpoint import Saved
+from .batch import slice_of
 from .data import Feed, Micro, Slicing
 from .errors import TrainingError
-from .link import Coming, Link
+from .link import Coming
 from .membership import Membership
 from .optimization import Optimization
 from .parallel import Strategy
-from .saving import Background, Saving
+from .reporting import Reporting
+from .snapshots import Snapshots
 from .state import State
-from .telemetry import Meter, Position, Shape, pause
 from .tuning import Tuning
 from .words import Reader, Said, Sums
 from .world import World, WorldNotFormed
-
-SAVE_WAIT_S = 20.0
-"""How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
 
 
 class Course:
@@ -45,8 +37,9 @@ class Course:
         self.membership = membership
         self.tuning = tuning
         self.state = State()
-        self.meter = Meter()
-        self.saving = Saving(directory, every_s, self._saved)
+        self.reporting = Reporting(membership, tuning, self.state)
+        self.snapshots = Snapshots(membership, self.state, self.model, directory, every_s)
+        self.saving = self.snapshots.saving
         self.device: torch.device = membership.device()
         self.strategy: Strategy | None = None
         self.optimization: Optimization | None = None
@@ -55,20 +48,10 @@ class Course:
         self._spoken: deque[tuple[Coming | None, Reader]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
         self._lag = 1 if self.device.type == "cuda" else 0
-        self._ended = 0.0
-        if self.saving.writer is not None:
-            membership.on_leave = self._before_leaving
-            self.saving.writer.on_free = self._free
-        self._held: dict[str, Any] | None = None
-        self._still = threading.Lock()
-        self._quiet = False
-        self._announce = False
-        self._pause: tuple[float, float, int, float] | None = None
-        self._old_size, self._resumed = 1, 0.0
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
         if membership.link is not None:
-            membership.link.on_tick = self._report
+            membership.link.on_tick = self._tick
         else:
             self.saving.handle_signals()
 
@@ -128,21 +111,9 @@ class Course:
         progress.samples += micro.total
         progress.cursor = micro.cursor + micro.total
         self.optimizers().schedule(progress)
-        shape = self._shape()
-        position = Position(progress.step, progress.samples, progress.epoch, self.tuning.noise(progress).scale)
-        typical = micro.total == self.batch and micro.count == shape.accumulation
-        self.meter.step(micro.total, shape, position, typical)
         self._spoken.append((coming, reader))
-        self._ended = time.perf_counter()
-        self._write_held()
-        if self._announce:
-            self._say_running()
-
-    def _shape(self) -> Shape:
-        """Of a full step on rank 0, which has the largest slice."""
-        world, slicing = self.world(), self.slicing()
-        parts = micros_of(slice_of(self.batch, world.size, 0), slicing.micro_batch or self.batch)
-        return Shape(world.generation, self.batch, len(parts[0]), len(parts))
+        self.reporting.stepped(micro, self.optimizers().first_rate())
+        self.snapshots.write_held()
 
     def measure(self, micro: Micro, squares: tuple[float, float] | None) -> None:
         """Take the squared norms of a measured step: of this rank's gradient, and of the mean over all ranks."""
@@ -181,7 +152,7 @@ class Course:
         if sums.square:
             self._heard_squares(sums)
         if sums.save or sums.stop:
-            self.save()
+            self.snapshots.save()
         if sums.stop:
             self._leave_on_signal()
         if sums.switch and coming is not None:
@@ -190,47 +161,27 @@ class Course:
     def _switch(self, coming: Coming) -> None:
         """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
         progress, model, old = self.state.progress, self.model(), self.world()
-        lr = self.tuning.target_rate(progress).lr
-        self._send_report(self.meter.rest())
-        self._pause, self._old_size = (self._ended, self.meter.median_step(), self.batch, lr), old.size
-        keep = coming.rank == 0 and not coming.leave and (model.sharded or self.saving.writer is not None)
-        captured = self.state.capture() if keep and not model.sharded else None
-        carried = self._snapshot(keep) if model.sharded else None
-        # Replicas are copied while the new world forms: until its first step nothing changes them.
-        copying = Background(lambda: self.state.copy(captured)) if captured is not None else None
+        self.reporting.leaving(old, self.batch)
+        carried = self.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
         try:
             position = {"step": progress.step, "samples": progress.samples}
             switched = self.membership.switch(coming, position, model.disconnect)
             self._spoken.clear()
             self._squares = None
             if not switched:
-                self._hold(carried, copying)
+                self.snapshots.hold()
                 self.log(f"world {coming.generation} did not form; training goes on with {old.size} workers")
-                self._pause = None
-                self.meter.resume()
+                self.reporting.stayed()
                 return
             self._connect(carried, has_state=not model.sharded or carried is not None)
-            self._hold(carried, copying)
-            self._resumed = time.perf_counter()
+            self.snapshots.hold()
+            self.reporting.resumed()
         except WorldNotFormed as error:
-            self._hold(carried, copying)
+            self.snapshots.hold()
             self.membership.fail(coming.generation, str(error))
         if self._audit is not None and self.rank == 0:
             ranks = [old.size, self.world().size]
             self._audit.write({"resize": ranks, "generation": self.world().generation, "step": progress.step})
-
-    def _hold(self, carried: dict[str, Any] | None, copying: Background | None) -> None:
-        """Have the snapshot of a switch complete before the next step, and written after it: writing takes time too."""
-        self._held = copying.result() if copying is not None else carried
-
-    def _write_held(self) -> None:
-        snapshot, self._held = self._held, None
-        if snapshot is not None:
-            self.saving.put(snapshot)
-
-    def _before_leaving(self) -> None:
-        self._write_held()
-        self.saving.wait(SAVE_WAIT_S)
 
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
@@ -286,8 +237,7 @@ class Course:
             raise
         worlds.settled(world)
         self._set_batch()
-        self.meter.world()
-        self._announce = True
+        self.reporting.entered(self.slicing())
         if self.feed is not None:
             self.feed.turn(self.state.progress.cursor, self.slicing())
 
@@ -299,76 +249,13 @@ class Course:
             self.log(problem)
         self.tuning.change(progress, batch)
 
-    def _say_running(self) -> None:
-        self._announce = False
-        pause_s, progress, world = 0.0, self.state.progress, self.world()
-        if self._pause is not None:
-            since, one_step, old_batch, old_factor = self._pause
-            self._pause = None
-            shares = (old_batch / self._old_size, self.batch / world.size)
-            pause_s = pause(self._ended - since, self._resumed - since, one_step, shares)
-            lr = self.optimizers().first_rate()
-            lrs = (lr * old_factor, lr * self.tuning.target_rate(progress).lr)
-            self.log(self.tuning.describe((old_batch, self.batch), world.size, lrs, pause_s, progress))
-        if self.membership.link is not None and self.rank == 0:
-            fields = {"generation": world.generation, "step": progress.step, "samples": progress.samples}
-            self.membership.link.send({"type": "running", **fields, "batch": self.batch, "pause_s": pause_s})
-
-    def _report(self) -> None:
+    def _tick(self) -> None:
         """On the link's thread."""
-        link = self.membership.link
-        if link is None or self.rank != 0:
-            return
-        self._send_report(self.meter.due())
-        if link.save_wanted():
-            self._save_while_quiet(link)
+        if self.rank == 0:
+            self.reporting.due()
+            self.snapshots.while_quiet()
 
-    def _send_report(self, report: dict[str, Any] | None) -> None:
-        if report is not None and self.membership.link is not None and self.rank == 0:
-            self.membership.link.report({"type": "report", **report})
-
-    def _save_while_quiet(self, link: Link) -> None:
-        """During an evaluation no step comes that could save; nothing changes the state either."""
-        with self._still:
-            if self._quiet and not self.model().sharded and self.saving.writer is not None:
-                link.save_taken()
-                self.saving.put(self.state.snapshot() or {})
-
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """While this lasts on rank 0 no step is taken, and nothing that is kept changes."""
-        self._quiet = True
-        try:
-            yield
-        finally:
-            with self._still:
-                self._quiet = False
-
-    # -- saving and the end --------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        """Copy the state and have it written; every rank calls this at the same step."""
-        self._held = None  # an older one
-        if self.saving.writer is not None:
-            snapshot = self._snapshot(keep=self.rank == 0)
-            if snapshot is not None:
-                self.saving.put(snapshot)
-
-    def _snapshot(self, keep: bool) -> dict[str, Any] | None:
-        """A copy in host memory, on the rank that keeps it. Shards are gathered: then every rank has to take part."""
-        model = self.model()
-        if not keep and not model.sharded:
-            return None
-        return self.state.snapshot(model.full, keep)
-
-    def _free(self, snapshot: dict[str, Any]) -> None:
-        if not self.model().sharded:  # there, optimizers may have taken over tensors of a snapshot
-            self.state.recycle(snapshot)
-
-    def _saved(self, saved: Saved) -> None:
-        if self.membership.link is not None:
-            fields = {"step": saved.step, "samples": saved.samples, "path": str(saved.path)}
-            self.membership.link.send({"type": "saved", **fields})
+    # -- the end -------------------------------------------------------------------------------------------------
 
     def _leave_on_signal(self) -> NoReturn:
         self.saving.wait()
@@ -379,8 +266,8 @@ class Course:
         """The training is over: save it as such, and tell the supervisor."""
         progress = self.state.progress
         progress.finished = finished
-        self._send_report(self.meter.rest())
-        self.save()
+        self.reporting.send(self.reporting.meter.rest())
+        self.snapshots.save()
         self.saving.wait()
         link = self.membership.link
         if link is not None:

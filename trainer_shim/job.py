@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,12 @@ from typing import Any
 import torch
 
 from . import batch as batches
-from . import world as worlds
-from .batch import Rate
 from .course import Course
 from .data import Feed, Micro, mix, seed_all, to_device
 from .errors import TrainingError
+from .facts import Facts
 from .membership import Membership
+from .once import on_rank_0
 from .optimization import Optimization
 from .parallel import Wrapped, strategy_of
 from .probe import Probe
@@ -68,13 +67,11 @@ def join(
     return job
 
 
-class Job:
+class Job(Facts):
     """One worker's view of the training; made by join()."""
 
     def __init__(self, course: Course) -> None:
-        self._course = course
-        self._tuning = course.tuning
-        self._state = course.state
+        super().__init__(course)
         self._feeds: dict[tuple[int, str], Feed] = {}
         self._micro: Micro | None = None
         self._own: list[int] = []
@@ -84,65 +81,6 @@ class Job:
         """Where this worker computes."""
         seed_all(self._tuning.seed)
         atexit.register(self.close)
-
-    # -- facts ---------------------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank; -1 until it is in a world."""
-        return self._course.rank
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in the current world; 0 until there is one."""
-        world = self._course.membership.world
-        return world.size if world else 0
-
-    @property
-    def generation(self) -> int:
-        """Number of the current world; -1 until there is one."""
-        world = self._course.membership.world
-        return world.generation if world else -1
-
-    @property
-    def batch(self) -> int:
-        """The current global batch, in samples."""
-        return self._course.batch
-
-    @property
-    def epoch(self) -> int:
-        """The epoch under way, from 0."""
-        return self._state.progress.epoch
-
-    @property
-    def samples(self) -> int:
-        """Samples trained on since the start of the training, over all ranks and worlds."""
-        return self._state.progress.samples
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps since the start of the training."""
-        return self._state.progress.step
-
-    @property
-    def rate(self) -> Rate:
-        """How the optimizers' rates are changed at this moment."""
-        return self._tuning.rate(self._state.progress)
-
-    @property
-    def noise_scale(self) -> float:
-        """The gradient noise scale, in samples; 0 until it has been measured."""
-        return self._tuning.noise(self._state.progress).scale
-
-    def steps(self, epochs: int, samples: int) -> int:
-        """The length of a schedule over `epochs` passes of `samples` samples: in base batches, whatever the batch is
-        at the time. Schedulers given to wrap() are advanced once per base batch.
-        """
-        return max(1, -(-epochs * samples // self._tuning.base))
-
-    def log(self, *words: object) -> None:
-        """Print on rank 0 only, at once."""
-        self._course.log(*words)
 
     # -- before the loop -----------------------------------------------------------------------------------------
 
@@ -263,7 +201,7 @@ class Job:
                 got = feed.next()
                 if got is None:
                     break
-                course.meter.waited(time.perf_counter() - asked)
+                course.reporting.meter.waited(time.perf_counter() - asked)
                 yield self._hand_out(*got)
                 if self._micro is not None:
                     raise TrainingError("job.step(loss) was not called for a batch of job.loader(); call it for each")
@@ -286,7 +224,7 @@ class Job:
         progress.pass_samples = feed.samples
         feed.start(progress.epoch, ordinal, shuffle, progress.cursor, course.slicing())
         course.feed = feed
-        course.meter.resume()
+        course.reporting.meter.resume()
 
     def _hand_out(self, micro: Micro, samples: Any) -> Any:
         self._micro = micro
@@ -339,36 +277,11 @@ class Job:
         self._onces += 1
         if self._in_epochs and ordinal in progress.once:
             return progress.once[ordinal]
-        outcome: tuple[bool, Any] = (False, None)
-        error: Exception | None = None
-        if self.rank == 0 or self._course.model().sharded:
-            try:
-                outcome = (True, _sendable(function, self._quietly(function, *args, **kwargs)))
-            except Exception as caught:
-                error = caught
-                outcome = (False, f"{type(caught).__name__}: {caught}")
-        try:
-            worked, result = worlds.share(self._course.world(), outcome)
-        except RuntimeError as caught:
-            self._course.membership.broken(caught)
-            raise
-        if error is not None:
-            raise error
-        if not worked:
-            raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
+        result = on_rank_0(self._course, function, args, kwargs)
         if self._in_epochs:
             progress.once[ordinal] = result
-            self._course.save()
-        self._course.meter.resume()
-        return result
-
-    def _quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        parallel = self._course.model()
-        modes = [(module, module.training) for module in parallel.module.modules()]
-        with parallel.bypassed(), self._course.quiet():
-            result = function(*args, **kwargs)
-        for module, mode in modes:
-            module.training = mode
+            self._course.snapshots.save()
+        self._course.reporting.meter.resume()
         return result
 
     def close(self) -> None:
@@ -392,18 +305,3 @@ class Loader:
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""
         return -(-self._feed.samples // self._job.batch)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", function))
-
-
-def _sendable(function: Callable[..., Any], result: Any) -> Any:
-    try:
-        pickle.dumps(result)
-    except Exception as error:
-        raise TrainingError(
-            f"job.once({_name(function)}) returned a {type(result).__name__} that cannot be sent to the other ranks "
-            f"({error}); accepted: None, numbers, tensors, and anything else that pickles"
-        ) from None
-    return result

@@ -1,0 +1,120 @@
+"""Copies of the training's state, taken between two steps, and who writes them: this rank, in the background.
+
+At a switch the copy is taken while the new world forms and written after its first step; periodic ones at a step that
+all ranks agreed on; during an evaluation on rank 0, when no step comes, on the link's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .checkpoint import Saved
+from .membership import Membership
+from .parallel import Strategy
+from .saving import Background, Saving
+from .state import State
+
+SAVE_WAIT_S = 20.0
+"""How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
+
+
+class Snapshots:
+    """See the module. One per job."""
+
+    def __init__(
+        self, membership: Membership, state: State, model: Callable[[], Strategy], directory: Any, every_s: float
+    ) -> None:
+        self.saving = Saving(directory, every_s, self._saved)
+        self._membership, self._state, self._model = membership, state, model
+        self._held: dict[str, Any] | None = None
+        self._carried: dict[str, Any] | None = None
+        self._copying: Background | None = None
+        self._still = threading.Lock()
+        self._quiet = False
+        if self.saving.writer is not None:
+            membership.on_leave = self._before_leaving
+            self.saving.writer.on_free = self._free
+
+    # -- at a switch -----------------------------------------------------------------------------------------------
+
+    def begin(self, rank_0: bool) -> dict[str, Any] | None:
+        """Start copying for a switch; every rank calls this. rank_0: this will be rank 0 of the new world.
+
+        Returns the whole state on that rank, where ranks hold shards of it only: the new world is filled from it.
+        """
+        model, self._copying = self._model(), None
+        if model.sharded:
+            self._carried = self.take(rank_0)
+            return self._carried
+        if rank_0 and self.saving.writer is not None:
+            captured = self._state.capture()
+            # Replicas are copied while the new world forms: until its first step nothing changes them.
+            self._copying = Background(lambda: self._state.copy(captured))
+        return None
+
+    def hold(self) -> None:
+        """Have the snapshot of a switch complete before the next step, and written after it: writing takes time too."""
+        self._held = self._copying.result() if self._copying is not None else self._carried
+        self._carried = self._copying = None
+
+    def write_held(self) -> None:
+        """A step has been done."""
+        snapshot, self._held = self._held, None
+        if snapshot is not None:
+            self.saving.put(snapshot)
+
+    def _before_leaving(self) -> None:
+        self.write_held()
+        self.saving.wait(SAVE_WAIT_S)
+
+    # -- between two steps -----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Copy the state and have it written; every rank calls this at the same step."""
+        self._held = None  # an older one
+        if self.saving.writer is not None:
+            world = self._membership.world
+            snapshot = self.take(keep=world is not None and world.rank == 0)
+            if snapshot is not None:
+                self.saving.put(snapshot)
+
+    def take(self, keep: bool) -> dict[str, Any] | None:
+        """A copy in host memory, on the rank that keeps it. Shards are gathered: then every rank has to take part."""
+        model = self._model()
+        if not keep and not model.sharded:
+            return None
+        return self._state.snapshot(model.full, keep)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While this lasts on rank 0 no step is taken, and nothing that is kept changes."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            with self._still:
+                self._quiet = False
+
+    def while_quiet(self) -> None:
+        """On rank 0's link thread. During an evaluation no step comes that could save."""
+        link = self._membership.link
+        if link is None or not link.save_wanted():
+            return
+        with self._still:
+            if self._quiet and not self._model().sharded and self.saving.writer is not None:
+                link.save_taken()
+                self.saving.put(self._state.snapshot() or {})
+
+    # -- on the writer's thread ------------------------------------------------------------------------------------
+
+    def _free(self, snapshot: dict[str, Any]) -> None:
+        if not self._model().sharded:  # there, optimizers may have taken over tensors of a snapshot
+            self._state.recycle(snapshot)
+
+    def _saved(self, saved: Saved) -> None:
+        if self._membership.link is not None:
+            fields = {"step": saved.step, "samples": saved.samples, "path": str(saved.path)}
+            self._membership.link.send({"type": "saved", **fields})
