@@ -169,7 +169,7 @@ class Resizing:
         machine.timers["resize"] = machine.now + max(active.wait_s, 1.0)
         machine.tell(active.directive, "granted")
         for piece in active.added.values():
-            machine.launch(piece)
+            machine.nodes.launch(piece)
 
     def refused(self, event: CompanionRefused) -> None:
         if self.active is not None and self.active.directive == event.directive:
@@ -232,7 +232,7 @@ class Resizing:
         if self.active is None and not aborted.agents:
             self.active, aborted.agreed = aborted, True
         else:
-            self._machine.restart(f"generation {generation} was agreed on before it could be called off", 1)
+            self._machine.lives.restart(f"generation {generation} was agreed on before it could be called off", 1)
 
     def survived(self, generation: int, error: str) -> None:
         """The coming world was not complete; the old one, still whole, goes on."""
@@ -269,7 +269,7 @@ class Resizing:
                 del machine.fleet.workers[worker.name]
         for worker in machine.members():
             worker.quiesced = False
-        machine.quit_agents(sorted(dropped))
+        machine.nodes.quit(sorted(dropped))
         machine.tell(active.directive, "running", active.reason, message)
         pause = message.get("pause_s")
         text = f"generation {generation}: {before} -> {len(world.members)} workers"
@@ -300,11 +300,11 @@ class Resizing:
             for worker in machine.members():
                 machine.do(Send(worker.name, {"type": "abort", "generation": active.world.generation}))
         machine.kill(machine.fleet.on(active.agents))
-        machine.quit_agents(sorted(active.agents))
+        machine.nodes.quit(sorted(active.agents))
         if active.awaited:
             machine.do(DropCompanions(active.directive))
         if active.directive:
             machine.tell(active.directive, phase, detail)
             machine.do(Say(f"directive {active.directive} {phase}: {detail}"))
         if active.world is not None and active.agreed:
-            machine.restart(detail, 1)
+            machine.lives.restart(detail, 1)

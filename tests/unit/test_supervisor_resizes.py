@@ -1,0 +1,299 @@
+"""The supervisor's decisions about resizes, without any process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from supervisor_drive import BASE, COMPANION, SHAPE, Drive
+
+from slurm_elastic.trainer_shim.fleet import Mode
+from slurm_elastic.trainer_shim.supervisor_events import (
+    AgentLost,
+    AgentUp,
+    CompanionGranted,
+    CompanionRefused,
+    DirectiveCame,
+    DropCompanions,
+    Kill,
+    LaunchAgents,
+    Notice,
+    QuitAgent,
+    Send,
+    Spawn,
+    StepEnded,
+    SubmitCompanion,
+    Tell,
+    WorkerExit,
+)
+from slurm_elastic.trainer_shim.wire import Directive, Piece
+
+
+def test_grow_goes_through_all_phases() -> None:
+    """accepted, submitted, granted, ready, running, with the new pieces only in the last one."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,), batch=96)
+    assert drive.new(SubmitCompanion) == [SubmitCompanion(1, 0, SHAPE, 30.0)]
+    drive(CompanionGranted(1, 0, COMPANION))
+    assert [launch.piece for launch in drive.new(LaunchAgents)] == [COMPANION]
+    drive.ready(drive.agents_up(COMPANION))
+    worlds = drive.worlds(2)
+    assert [worlds[name]["rank"] for name in ("10.n1.0", "11.n3.0", "11.n3.1")] == [0, 4, 5]
+    assert {(m["source"], m["batch"], m["leave"]) for m in worlds.values()} == {("survivor", 96, False)}
+    assert drive.machine.pieces == (BASE,)
+    drive.running(2, pause_s=0.2, step=9, samples=90)
+    assert drive.phases(1) == ["accepted", "submitted", "granted", "ready", "running"]
+    last = drive.every(Tell)[-1].phase
+    assert (last.pieces, last.batch, last.pause_s, last.step) == ((BASE, COMPANION), 96, 0.2, 9)
+
+
+def test_shrink_tells_leavers_and_quits_their_agents_afterwards() -> None:
+    """Workers on dropped nodes leave at the agreed step; their agents stay until the new world runs."""
+    drive = Drive().up()
+    left = Piece(10, "base", ("n1",), 2)
+    drive.order(1, (left,))
+    assert drive.worlds(2)["10.n2.1"]["leave"] is True
+    assert drive.worlds(2)["10.n1.0"]["leave"] is False
+    drive.quiesce(("10.n2.0", "10.n2.1"))
+    for worker in ("10.n2.0", "10.n2.1"):
+        drive(WorkerExit(worker, 0))
+    assert not drive.every(QuitAgent)
+    drive.running(2)
+    assert drive.every(QuitAgent) == [QuitAgent((10, "n2"))]
+    assert drive.machine.pieces == (left,)
+    drive(AgentLost((10, "n2")))
+    assert drive.machine.mode is Mode.RUNNING
+
+
+def test_leaver_whose_exit_is_seen_first_is_no_accident() -> None:
+    """The agent may report a leaver's exit before its own last message is read."""
+    drive = Drive().up()
+    drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    drive(WorkerExit("10.n2.0", 0))
+    assert drive.machine.mode is Mode.RUNNING
+    drive.running(2)
+    assert drive.phases(1)[-1] == "running"
+
+
+def test_batch_only() -> None:
+    """The same workers, another global batch."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=128)
+    assert {message["batch"] for message in drive.worlds(2).values()} == {128}
+    drive.running(2)
+    assert (drive.machine.batch, drive.machine.pieces) == (128, (BASE,))
+    assert not drive.every(QuitAgent)
+
+
+def test_the_same_directive_twice_is_one_resize() -> None:
+    """Ids are idempotent: seen ones change nothing, before and after the resize."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), batch=128)
+    assert not drive(DirectiveCame(directive))
+    drive.running(2)
+    assert not drive(DirectiveCame(directive))
+
+
+@pytest.mark.parametrize(
+    ("keep", "reason"),
+    [
+        ((Piece(10, "base", ("n2",), 2),), "batch host n1"),
+        ((BASE, Piece(12, "companion", ("n3",), 2)), "job 12 is not in use"),
+        ((Piece(10, "base", ("n1", "n7"), 2),), "node n7"),
+        ((Piece(10, "base", ("n1", "n2"), 1),), "whole nodes"),
+        ((), "batch host n1"),
+    ],
+)
+def test_directive_that_does_not_fit_fails(keep: tuple[Piece, ...], reason: str) -> None:
+    """What cannot be done is refused with its reason, and nothing moves."""
+    drive = Drive().up()
+    drive.order(1, keep)
+    assert drive.phases(1) == ["failed"]
+    assert reason in drive.every(Tell)[-1].phase.detail
+    assert drive.machine.mode is Mode.RUNNING
+
+
+def test_directive_whose_numbers_disagree_fails() -> None:
+    """A directive has to say how many GPUs its pieces make."""
+    drive = Drive().up()
+    drive(DirectiveCame(Directive(1, 10, (BASE,), (), 3, 64, "batch", 10.0)))
+    assert "add up to 4 GPUs, not 3" in drive.every(Tell)[-1].phase.detail
+
+
+def test_withdrawn_while_waiting_for_a_companion() -> None:
+    """The request to Slurm is taken back; a grant that comes all the same is given back."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), (SHAPE,))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    assert drive.new(DropCompanions) == [DropCompanions(1)]
+    assert drive.phases(1)[-1] == "withdrawn"
+    assert drive(CompanionGranted(1, 0, COMPANION)) == [DropCompanions(1)]
+
+
+def test_withdrawn_before_the_agreement() -> None:
+    """A world that is only coming is called off: survivors are told, joiners killed, companions given back."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    drive.ready(joiners)
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    assert {send.worker for send in drive.new(Send) if send.message["type"] == "abort"} == set(drive.members())
+    assert {kill.worker for kill in drive.new(Kill)} == set(joiners)
+    assert drive.new(QuitAgent) == [QuitAgent((11, "n3"))]
+    drive.die_when_killed()
+    drive(AgentLost((11, "n3")))
+    assert (drive.machine.mode, drive.machine.pieces) == (Mode.RUNNING, (BASE,))
+
+
+def test_withdrawn_after_the_agreement_comes_too_late() -> None:
+    """Once somebody has stopped for the new world it is carried through and reported as it is."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), batch=128)
+    drive.quiesce(("10.n1.0",))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive.running(2)
+    assert drive.phases(1)[-1] == "running"
+    assert drive.machine.batch == 128
+
+
+def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
+    """Called off and agreed on at the same moment: without joiners the new world is whole, and is taken."""
+    drive = Drive().up()
+    directive = drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive.quiesce(("10.n1.0", "10.n2.0"))
+    drive(WorkerExit("10.n2.0", 0))
+    drive.running(2)
+    assert drive.machine.pieces == (Piece(10, "base", ("n1",), 2),)
+    assert drive.machine.mode is Mode.RUNNING
+
+
+def test_withdrawal_crossing_the_agreement_of_a_grow() -> None:
+    """The joiners are dead by then: the only safe way is back to the checkpoint."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.ready(drive.agents_up(COMPANION))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive.quiesce(("10.n1.0",))
+    assert drive.machine.mode is Mode.RESTARTING
+
+
+def test_newer_directive_replaces_an_unfinished_one() -> None:
+    """The daemon's last word counts."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive.order(2, (BASE,), batch=128)
+    assert drive.phases(1)[-1] == "withdrawn"
+    drive.running(drive.machine.generation)
+    assert drive.phases(2) == ["accepted", "running"]
+
+
+def test_newer_directive_waits_for_an_agreed_one() -> None:
+    """A change that is past its point of no return is finished first."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=128)
+    drive.quiesce(("10.n1.0",))
+    drive.order(2, (BASE,), batch=32)
+    assert not drive.phases(2)
+    drive.running(2)
+    drive.running(3)
+    assert (drive.phases(1)[-1], drive.phases(2)[-1], drive.machine.batch) == ("running", "running", 32)
+
+
+def test_companion_not_granted() -> None:
+    """Slurm's no, or its silence, ends the resize as withdrawn; training has not noticed."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE, SHAPE))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(CompanionRefused(1, 1, "not within 30 s"))
+    assert drive.phases(1)[-1] == "withdrawn"
+    assert drive.new(DropCompanions) == [DropCompanions(1)]
+    assert not drive.worlds(2)
+
+
+def test_companion_that_does_not_warm_up_in_time() -> None:
+    """A hanging node costs the resize, not the training."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.agents_up(COMPANION)
+    drive.wait(30.0)
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.machine.mode is Mode.RUNNING
+    assert DropCompanions(1) in drive.fresh
+
+
+def test_companion_whose_srun_fails() -> None:
+    """No agent will ever come: the resize fails at once, not after its time."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(StepEnded(drive.every(LaunchAgents)[-1].number, 1))
+    assert drive.phases(1)[-1] == "failed"
+
+
+def test_companion_with_other_gpus_than_asked() -> None:
+    """A node that shows fewer GPUs than its piece would break every later sum."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(AgentUp((11, "n3"), ("0",)))
+    assert "shows 1 GPUs instead of 2" in drive.every(Tell)[-1].phase.detail
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_joiner_dies_before_the_agreement(ready: bool) -> None:
+    """A joiner's death, before or after its world message, is the resize's end and nothing else."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    if ready:
+        drive.ready(joiners)
+    drive(WorkerExit(joiners[0], 1))
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.machine.mode is Mode.RUNNING
+    assert bool([send for send in drive.new(Send) if send.message["type"] == "abort"]) is ready
+
+
+def test_joiner_dies_after_the_agreement() -> None:
+    """The old world is gone and the new one cannot come: everybody starts again, on the old pieces and batch."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,), batch=96)
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    drive.ready(joiners)
+    drive.quiesce(("10.n1.0",))
+    drive.say("10.n1.0", "saved", step=5, samples=50, path="p")
+    drive(WorkerExit(joiners[0], 0, 9))
+    assert drive.phases(1)[-1] == "failed"
+    drive.die_when_killed()
+    drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
+    worlds = drive.worlds(3)
+    assert {(m["size"], m["batch"], m["source"]) for m in worlds.values()} == {(4, 64, "checkpoint")}
+
+
+def test_world_that_survivors_gave_up() -> None:
+    """The coming world was incomplete and the old one goes on: the resize failed, the training did not."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=96)
+    drive.say("10.n1.0", "failed", generation=2, error="3 of 4 arrived", survived=True)
+    assert drive.phases(1)[-1] == "failed"
+    assert (drive.machine.mode, drive.machine.batch) == (Mode.RUNNING, 64)
+
+
+def test_companion_taken_away_with_notice() -> None:
+    """Slurm's SIGTERM on a companion: the others agree on going on without it, before it is killed."""
+    drive = Drive().up().grown()
+    drive(Notice((11, "n3")))
+    worlds = drive.worlds(3)
+    assert {name for name, message in worlds.items() if message["leave"]} == {"11.n3.0", "11.n3.1"}
+    drive.running(3)
+    assert drive.machine.pieces == (BASE,)
+    assert drive.phases(0)[-1] == "running"
+
+
+def _fields(directive: Directive) -> dict[str, Any]:
+    return {name: getattr(directive, name) for name in Directive.__dataclass_fields__}

@@ -1,0 +1,92 @@
+"""How the supervisor brings a job's first world about, without any process."""
+
+from __future__ import annotations
+
+from supervisor_drive import BASE, COMPANION, Drive
+
+from slurm_elastic.trainer_shim import fleet as fleets
+from slurm_elastic.trainer_shim.supervisor_events import AgentUp, LaunchAgents, QuitAgent, Remember, Send, StepEnded
+from slurm_elastic.trainer_shim.supervisor_state import Limits
+from slurm_elastic.trainer_shim.wire import Piece
+
+
+def test_first_world_forms_when_the_last_worker_is_ready() -> None:
+    """Nobody gets a world before everybody is ready; ranks follow pieces, nodes and GPUs, rank 0 on the batch host."""
+    drive = Drive()
+    workers = drive.agents_up(BASE)
+    drive.ready(workers[:3])
+    assert not drive.worlds(1)
+    drive.ready(workers[3:])
+    worlds = drive.worlds(1)
+    assert [worlds[name]["rank"] for name in ("10.n1.0", "10.n1.1", "10.n2.0", "10.n2.1")] == [0, 1, 2, 3]
+    assert {message["source"] for message in worlds.values()} == {"fresh"}
+    assert {message["size"] for message in worlds.values()} == {4}
+
+
+def test_generation_is_on_disk_before_any_worker_hears_of_it() -> None:
+    """A supervisor that is started again can never use a generation twice."""
+    drive = Drive(generation=7)
+    drive.ready(drive.agents_up(BASE))
+    kinds = [type(action) for action in drive.fresh]
+    assert kinds.index(Remember) < kinds.index(Send)
+    assert set(drive.worlds(8)) == set(drive.members())
+
+
+def test_store_is_relayed_from_rank_0_only() -> None:
+    """A store message of anybody but the coming rank 0, or for another generation, goes nowhere."""
+    drive = Drive()
+    drive.ready(drive.agents_up(BASE))
+    assert not drive.say("10.n2.0", "store", generation=1, host="h", port=1)
+    assert not drive.say("10.n1.0", "store", generation=2, host="h", port=1)
+    assert len([send for send in drive.say("10.n1.0", "store", generation=1, host="h", port=1)]) == 4
+
+
+def test_resumes_from_a_checkpoint() -> None:
+    """With a checkpoint in the job directory the first world starts from it."""
+    drive = Drive(checkpoint_step=40)
+    drive.ready(drive.agents_up(BASE))
+    assert {message["source"] for message in drive.worlds(1).values()} == {"checkpoint"}
+
+
+def test_silent_node_is_left_out() -> None:
+    """A node whose agent does not come in time is done without; training starts on the rest."""
+    drive = Drive()
+    drive.ready(drive.agents_up(Piece(10, "base", ("n1",), 2)))
+    assert not drive.worlds(1)
+    drive.wait(Limits().agents_s)
+    assert set(drive.worlds(1)) == {"10.n1.0", "10.n1.1"}
+    assert [piece.nodes for piece in drive.machine.pieces] == [("n1",)]
+
+
+def test_batch_host_is_tried_again_a_bounded_number_of_times() -> None:
+    """Without the batch host's agent there is no job: it is launched again, then the job fails."""
+    drive = Drive()
+    for _ in range(Limits().failures):
+        drive(StepEnded(drive.every(LaunchAgents)[-1].number, 1))
+    assert drive.exits() == [1]
+    assert len(drive.every(LaunchAgents)) == Limits().failures
+
+
+def test_agent_nobody_waits_for_is_sent_away() -> None:
+    """An agent that was given up, or is none of ours, is told to quit: it must not hold nodes."""
+    drive = Drive().up()
+    assert drive(AgentUp((99, "n9"), ("0",))) == [QuitAgent((99, "n9"))]
+
+
+def test_silence_ends_the_job() -> None:
+    """A job none of whose agents ever comes does not hold its nodes until its time limit."""
+    drive = Drive()
+    for _ in range(20):
+        drive.wait(Limits().agents_s)
+    assert drive.exits() == [1]
+
+
+def test_rank_order_is_stable() -> None:
+    """Ranks follow the pieces' order whatever order the workers are in."""
+    fleet = fleets.Fleet()
+    for key in ((11, "n3"), (10, "n2"), (10, "n1")):
+        fleet.agents[key] = fleets.Agent(("0", "1"))
+        for index in (1, 0):
+            fleet.new_worker(key, index)
+    names = fleets.ranked(list(fleet.workers.values()), (BASE, COMPANION))
+    assert names == ("10.n1.0", "10.n1.1", "10.n2.0", "10.n2.1", "11.n3.0", "11.n3.1")
