@@ -138,10 +138,11 @@ class Lives:
             why += f": {worker.error}"
         for line in event.tail:
             machine.do(Say(f"  {worker.name}| {line}"))
-        if code == WORLD_DID_NOT_FORM and "culprit" not in machine.timers:
-            # Perhaps it only noticed that another one died; that one's end says more, and is on its way.
-            self._broken = why
-            machine.timers["culprit"] = machine.now + CULPRIT_S
+        if code == WORLD_DID_NOT_FORM:
+            # Perhaps it only noticed that another one died, as others do; that one's end says more, and is on its way.
+            if "culprit" not in machine.timers:
+                self._broken = why
+                machine.timers["culprit"] = machine.now + CULPRIT_S
             return
         if event.signal == 0 and (not event.raised or worker.finished or not self.worked):
             # sys.exit(n) is the script's own decision, and an error before or after the training would only come again.

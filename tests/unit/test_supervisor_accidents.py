@@ -95,6 +95,17 @@ def test_the_worker_that_only_noticed_does_not_hide_the_culprit() -> None:
     assert "segfault" in said
 
 
+def test_several_workers_that_only_noticed_are_no_end() -> None:
+    """When one rank dies several others leave with code 75, before its own end is told: none of them ends the job."""
+    drive = Drive().up()
+    for worker in ("10.n1.0", "10.n1.1", "10.n2.1"):
+        drive(WorkerExit(worker, 75))
+        assert not drive.exits()
+    drive(WorkerExit("10.n2.0", 0, 9))
+    assert drive.machine.mode is Mode.STARTING
+    assert not drive.exits()
+
+
 def test_a_broken_world_without_a_culprit_restarts() -> None:
     """If nobody else has died, the broken world is reason enough."""
     drive = Drive().up()
