@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ parser.add_argument("--crash", type=int, default=-1, help="step before which ran
 parser.add_argument("--strategy", default="ddp")
 parser.add_argument("--rate", type=float, default=1e-2)
 parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
+parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a map-style dataset")
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 parser.add_argument("out")
 args = parser.parse_args()
@@ -59,6 +61,18 @@ class Data(torch.utils.data.Dataset):
         return self.x[index], self.y[index]
 
 
+class InShards:
+    """The same samples, to be read in order."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.shards = [min(args.shards, args.samples - start) for start in range(0, args.samples, args.shards)]
+
+    def iter_shard(self, shard: int, start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        first = shard * args.shards
+        return (self.data[number] for number in range(first + start, first + self.shards[shard]))
+
+
 class Average:
     """User state: the number of steps that this object has seen."""
 
@@ -83,6 +97,7 @@ net = job.wrap(model, optimizer, schedule, strategy=args.strategy, **options)
 average = Average()
 job.keep(average=average)
 data = Data()
+source = InShards(data) if args.shards else data
 
 
 def evaluate() -> float:
@@ -93,7 +108,7 @@ def evaluate() -> float:
 
 
 for epoch in job.epochs(args.epochs):
-    for x, y in job.loader(data, num_workers=args.workers):
+    for x, y in job.loader(source, num_workers=args.workers):
         time.sleep(args.pace)
         if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
             raise ValueError("this script fails")

@@ -8,17 +8,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .job import Job, join
+    from .streams import InOrder
 
-__all__ = ["Job", "join"]
+__all__ = ["InOrder", "Job", "join"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import job
-
-        return getattr(job, name)
+        module = import_module(".streams" if name == "InOrder" else ".job", __name__)
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

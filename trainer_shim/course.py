@@ -16,13 +16,14 @@ import torch
 from . import world as worlds
 from .audit import Recorder
 from .batch import slice_of
-from .data import Feed, Micro, Slicing
+from .data import Feed
 from .errors import TrainingError
 from .link import Coming
 from .membership import Membership
 from .optimization import Optimization
 from .parallel import Strategy
 from .reporting import Reporting
+from .sampling import Micro, Slicing
 from .snapshots import Snapshots
 from .state import State
 from .tuning import Tuning
@@ -145,6 +146,8 @@ class Course:
     def boundary(self) -> None:
         """Act on what all ranks said. In the loader, not in step(): the rest of the loop's body belongs to the step."""
         self.membership.check_lost()
+        if self.feed is not None:
+            self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
         if len(self._spoken) <= self._lag:
             return
         coming, reader = self._spoken.popleft()

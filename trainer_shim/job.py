@@ -18,15 +18,18 @@ import torch
 
 from . import batch as batches
 from .course import Course
-from .data import Feed, Micro, mix, seed_all, to_device
+from .data import Feed, mapped, to_device
 from .errors import TrainingError
 from .facts import Facts
+from .link import Coming
 from .membership import Membership
-from .once import on_rank_0
+from .once import on_rank_0, share
 from .optimization import Optimization
 from .parallel import Wrapped, strategy_of
 from .probe import Probe
+from .sampling import Micro, mix, seed_all
 from .tuning import Tuning
+from .words import Reader
 
 MAX_FEEDS = 4
 """Datasets whose loader workers are kept."""
@@ -127,6 +130,7 @@ class Job(Facts):
         """
         self._before_start("fit")
         optimizers = self._course.optimizers()
+        dataset = mapped(dataset)
         limit = self._tuning.max_batch or len(dataset)
         probe = Probe(self._course.model().module, optimizers.optimizers, self.device, dataset, compute, collate_fn)
         found = probe.run(limit, self._course.saving.memory())
@@ -173,7 +177,9 @@ class Job(Facts):
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> Loader:
         """One pass over the dataset, instead of DistributedSampler and DataLoader: this rank's micro batches, on its
-        device. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share out work.
+        device. dataset: map-style, or made of shards that are read in order (streams.Shards), of which `shuffle` mixes
+        the order only. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share out
+        work.
         """
         if not self._in_epochs:
             raise TrainingError("job.loader() was called outside the loop over job.epochs(); call it inside")
@@ -209,8 +215,7 @@ class Job(Facts):
         finally:
             course.feed = self._micro = None
             self._own = []
-        progress = self._state.progress
-        progress.loader, progress.cursor, progress.pass_samples = ordinal + 1, 0, 0
+        self._state.progress.next_pass(ordinal + 1)
 
     def _begin_pass(self, feed: Feed, ordinal: int, shuffle: bool) -> None:
         course = self._course
@@ -221,8 +226,10 @@ class Job(Facts):
             )
         course.boundary()  # a loop that was left early leaves a step's words unread
         progress = self._state.progress
+        if feed.lanes and not progress.pass_samples:  # the pass is new to all ranks
+            progress.unread = (share(course, feed.lanes), 0, ())
         progress.pass_samples = feed.samples
-        feed.start(progress.epoch, ordinal, shuffle, progress.cursor, course.slicing())
+        feed.start(progress.epoch, ordinal, shuffle, progress.cursor, course.slicing(), progress.unread)
         course.feed = feed
         course.reporting.meter.resume()
 
@@ -244,23 +251,30 @@ class Job(Facts):
             raise TrainingError("job.step() was called without a batch of job.loader(); call it once for each batch")
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
             raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
+        scale = batches.loss_scale(micro.weight, self.world_size, micro.total)
+        spoken = self._backward(micro, course.optimizers().scale(loss * scale))
+        if spoken is None:
+            return False
+        course.optimizers().step(course.model().module.parameters(), clip_norm, self._state.progress)
+        course.stepped(micro, *spoken)
+        return True
+
+    def _backward(self, micro: Micro, loss: torch.Tensor) -> tuple[Coming | None, Reader] | None:
+        """Backward on a loss that carries its weight; with a step's last micro batch, what was said with it."""
+        course, parallel = self._course, self._course.model()
         self._micro = None
         self._own += micro.own
-        loss = loss * batches.loss_scale(micro.weight, self.world_size, micro.total)
         coming, said = None, None
         if micro.last:
             coming, said = course.say()
             course.record(micro.total, self._own)
             self._own = []
-        parallel, optimization = course.model(), course.optimizers()
-        reader = parallel.backward(optimization.scale(loss), said)
+        reader = parallel.backward(loss, said)
         if reader is None:
-            return False
+            return None
         if micro.measured:
             course.measure(micro, parallel.squares())
-        optimization.step(parallel.module.parameters(), clip_norm, self._state.progress)
-        course.stepped(micro, coming, reader)
-        return True
+        return coming, reader
 
     # -- once, and the end ---------------------------------------------------------------------------------------
 

@@ -24,16 +24,21 @@ def on_rank_0(course: Course, function: Callable[..., Any], args: tuple[Any, ...
         except Exception as caught:
             error = caught
             outcome = (False, f"{type(caught).__name__}: {caught}")
-    try:
-        worked, result = worlds.share(course.world(), outcome)
-    except RuntimeError as caught:
-        course.membership.broken(caught)
-        raise
+    worked, result = share(course, outcome)
     if error is not None:
         raise error
     if not worked:
         raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
     return result
+
+
+def share(course: Course, value: Any) -> Any:
+    """Rank 0's picklable value, on every rank."""
+    try:
+        return worlds.share(course.world(), value)
+    except RuntimeError as error:
+        course.membership.broken(error)
+        raise
 
 
 def _quietly(course: Course, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from .batch import micros_of, slice_of
-from .data import Micro, Slicing
 from .membership import Membership
+from .sampling import Micro, Slicing
 from .state import State
 from .telemetry import Meter, Position, Shape, pause
 from .tuning import Tuning

@@ -28,6 +28,8 @@ class Progress:
     """Samples done in the pass under way."""
     pass_samples: int = 0
     """Length of the pass under way; 0: none has begun in this epoch."""
+    unread: tuple[int, int, tuple[tuple[int, int, int], ...]] = (0, 0, ())
+    """Of the pass under way, where its dataset is made of shards: see streams.Unread."""
     step: int = 0
     samples: int = 0
     schedule: int = 0
@@ -46,8 +48,11 @@ class Progress:
 
     def next_epoch(self) -> None:
         self.epoch += 1
-        self.loader = self.cursor = self.pass_samples = 0
+        self.next_pass(0)
         self.once = {}
+
+    def next_pass(self, number: int) -> None:
+        self.loader, self.cursor, self.pass_samples, self.unread = number, 0, 0, (0, 0, ())
 
 
 class Stateful(Protocol):

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from slurm_elastic.trainer_shim.data import Feed, Micro, Plan, Slicing, mix, order, to_device
+from slurm_elastic.trainer_shim.data import Feed, to_device
 from slurm_elastic.trainer_shim.errors import TrainingError
+from slurm_elastic.trainer_shim.sampling import Micro, Plan, Slicing, mix, order
 
 
 class Squares(Dataset[Any]):

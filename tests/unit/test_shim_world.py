@@ -78,11 +78,13 @@ def test_resized_training_equals_an_unresized_one(zygote: Zygote, start: Start, 
     assert max(pauses) < 5
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_resizes_with_loader_workers(start: Start, tmp_path: Path, seed: int) -> None:
-    """Random worlds and batches with prefetching loader workers: still every sample exactly once."""
+@pytest.mark.parametrize(("seed", "shards"), [(1, 0), (2, 47)])
+def test_random_resizes_with_loader_workers(start: Start, tmp_path: Path, seed: int, shards: int) -> None:
+    """Random worlds and batches with prefetching loader workers, map-style and in shards of 47 that are read in
+    order: still every sample exactly once."""
     generator = random.Random(seed)
-    control = start("--pace", "0.02", "--workers", "1", "--batch", "37", "--samples", "601", "--epochs", "3")
+    sizes = ["--samples", "601", "--epochs", "3", "--shards", str(shards)]
+    control = start("--pace", "0.02", "--workers", "1", "--batch", "37", *sizes)
     pool = iter("bcdefghijklmnop")
     control.start("a")
     members = ["a"]
@@ -154,12 +156,12 @@ def test_a_killed_world_goes_on_from_the_checkpoint(zygote: Zygote, start: Start
     assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
 
 
-@pytest.mark.parametrize("seed", [3, 4])
-def test_random_kills_and_resizes_lose_nothing(start: Start, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "shards"), [(3, 0), (4, 61)])
+def test_random_kills_and_resizes_lose_nothing(start: Start, seed: int, shards: int) -> None:
     """Workers killed at random moments, in the middle of resizes too, and each time a restart from the last
-    checkpoint at another size: in the end every sample of every epoch counts exactly once."""
+    checkpoint at another size: in the end every sample of every epoch counts exactly once, of shards too."""
     generator = random.Random(seed)
-    control = start("--pace", "0.01", "--every", "0.2", "--epochs", "8", "--workers", "0")
+    control = start("--pace", "0.01", "--every", "0.2", "--epochs", "8", "--workers", "0", "--shards", str(shards))
     names = (f"w{number}" for number in range(1000))
     members = [next(names)]
     control.start(*members)
