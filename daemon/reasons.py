@@ -14,9 +14,11 @@ class Reason(str, Enum):
     SHRINK_FOR_ELASTIC = "shrink_for_elastic"
     SHRINK_SHARE = "shrink_share"
     SHRINK_CAPACITY = "shrink_capacity"
+    SHRINK_LIMIT = "shrink_limit"
     SHRINK_NO_GAIN = "shrink_no_gain"
     BATCH = "batch"
     KEEP_BEST = "keep_best"
+    KEEP_LIMIT = "keep_limit"
     KEEP_COOLDOWN = "keep_cooldown"
     KEEP_PINNED = "keep_pinned"
     KEEP_RESIZING = "keep_resizing"
@@ -41,9 +43,11 @@ _TEXT = {
     Reason.SHRINK_FOR_ELASTIC: "an elastic job waits for its starting size",
     Reason.SHRINK_SHARE: "the GPUs bring more progress in another job",
     Reason.SHRINK_CAPACITY: "the cluster has fewer usable GPUs than before",
+    Reason.SHRINK_LIMIT: "its user or account holds more GPUs than it may",
     Reason.SHRINK_NO_GAIN: "the GPUs it gives up brought it no progress",
     Reason.BATCH: "another global batch is faster at this size",
     Reason.KEEP_BEST: "no other size is worth a resize",
+    Reason.KEEP_LIMIT: "its user or account may hold no more GPUs",
     Reason.KEEP_COOLDOWN: "it was resized a short while ago",
     Reason.KEEP_PINNED: "it is pinned",
     Reason.KEEP_RESIZING: "a resize is under way",

@@ -49,6 +49,17 @@ def names() -> Any:
     )
 
 
+def limits() -> Any:
+    """A list of limits of GPUs by user or account, empty by default."""
+    return field(
+        default=(),
+        metadata={
+            "form": r"(user|account):(\*|[\w.@+-]+)=[0-9]{1,7}",
+            "accepted_text": 'a list of limits, such as ["user:*=32", "account:lab=128"]',
+        },
+    )
+
+
 _PATH = (r"|/.*", "an absolute path, or nothing")
 
 
@@ -133,6 +144,11 @@ class Settings:
 
     rigid_reserve_gpus: int = number(0, 0, 1000000)
     """Idle GPUs that elastic jobs leave alone in each partition, so that small ordinary jobs start at once."""
+
+    gpu_limits: tuple[str, ...] = limits()
+    """Most GPUs that the elastic jobs of one user or one account may hold together, in all partitions: for instance
+    `["user:*=32", "user:alice=64", "account:lab=128"]`. `*` stands for each one that is not named. A pin does not get
+    around it; sizes that a job cannot come below are left to it."""
 
     report_interval_s: float = number(5.0, 0.1, 600)
     """Time between two throughput reports of one job."""

@@ -124,8 +124,11 @@ def pools(snapshot: Snapshot) -> tuple[Pool, ...]:
 
 
 def pool_of(found: Iterable[Pool], job: Job) -> Pool | None:
-    """The pool that a job draws on; a job that names no type draws on the first of its partition."""
+    """The pool that a job draws on: that of the nodes it holds, else the first of its partition with its GPU type."""
     mine = set(job.partition.split(","))
+    held = next((pool for pool in found if pool.nodes.intersection(job.nodes)), None)
+    if held is not None:
+        return held
     for pool in found:
         if mine & pool.partitions and (not job.gpu_type or job.gpu_type == pool.gpu_type):
             return pool

@@ -7,18 +7,20 @@ times their statistical efficiency), u, and which batches may be used. What a mo
 penalty = max(pause / horizon, 6 * sigma), so neither noise nor a gain that its own pause eats moves a job.
 
 Promise: pure and deterministic; a job that may not move keeps its size; none gets less than its smallest choice.
-Limit: GPUs of one kind (see pools.py for several); jobs do not influence each other's speed.
+Limit: a job's choices lie in one pool of equal GPUs; jobs do not influence each other's speed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, overload
 
 from . import goodput
+from .caps import Cap
 from .errors import PlanInputError
+from .limits import solve_limited
 from .solver import Option, Solution, pick, solve
 from .table import Memo
 
@@ -114,6 +116,10 @@ class Target:
     """The next best sizes at the plan's price of a GPU: (GPUs, batch, value)."""
     measured: bool = True
     """Whether this size was measured; False: predicted."""
+    limit: str = ""
+    """The limit that keeps it from more; empty when none does."""
+    unlimited: int = 0
+    """GPUs it would have without that limit; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,35 @@ def plan(
     options = [column for _, column in made]
     answer = solve(options, capacity, [job.label for job in jobs], memo=cache.columns if cache else None)
     return result(jobs, [table for table, _ in made], options, answer, capacity, policy)
+
+
+def plan_pools(
+    pools: Sequence[Sequence[JobView]], capacities: Sequence[int], caps: Sequence[Cap], policy: str = DEFAULT_POLICY
+) -> list[PlanResult]:
+    """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools.
+
+    Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
+    """
+    made = [[choices(job, policy) for job in jobs] for jobs in pools]
+    options = [[column for _, column in pool] for pool in made]
+    labels = [job.label for jobs in pools for job in jobs]
+    found = solve_limited(options, capacities, caps, labels)
+    limits = [caps[c] for c in found.binding if caps[c].label]
+    out, first = list[PlanResult](), 0
+    for jobs, pool, columns, answer, free, k in zip(
+        pools, made, options, found.solutions, found.unlimited, capacities, strict=True
+    ):
+        planned = result(jobs, [table for table, _ in pool], columns, answer, k, policy)
+        if limits:
+            targets = list(planned.targets)
+            for j, (target, column, i) in enumerate(zip(targets, columns, free.choice, strict=True)):
+                limit = next((cap.label for cap in limits if first + j in cap.members), "")
+                if limit and column[i].gpus > target.gpus:
+                    targets[j] = replace(target, limit=limit, unlimited=column[i].gpus)
+            planned = replace(planned, targets=tuple(targets))
+        out.append(planned)
+        first += len(jobs)
+    return out
 
 
 def choose(

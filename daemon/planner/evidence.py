@@ -36,6 +36,8 @@ class Context:
     moves: tuple[Move, ...] = ()
     """Everybody else who moves."""
     members: Mapping[int, Member] = field(default_factory=dict)
+    limit: str = ""
+    """The limit that keeps it from more, in words."""
 
 
 def row(move: Move, begun: bool, context: Context) -> DecisionRow:
@@ -52,6 +54,9 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
             f"the best other plan gains {context.shared.gain:.3f}, below the least worth moving for "
             f"({context.settings.min_gain:g})"
         )
+    if context.limit:
+        found["limit"] = context.limit
+        found.setdefault("next", context.limit)
     # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
     planned = target is not None and target.gpus == move.gpus
     if move.changes and not planned and wish.reason is Reason.GROW_IDLE:

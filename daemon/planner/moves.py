@@ -26,7 +26,7 @@ class Wish:
     batch: int
     reason: Reason
     gain: float
-    """Orders growths: the largest first."""
+    """Orders growths on as many nodes: the largest first."""
     forced: frozenset[Unit] = frozenset()
 
 
@@ -89,8 +89,10 @@ def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Iterable[s
             growing.append(wish)
         else:
             found[wish.standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
-    for wish in sorted(growing, key=lambda wish: (-wish.gain, wish.standing.job_id)):
-        found[wish.standing.job_id] = _grow(wish, ledger, tuple(nodes.get(wish.standing.job_id, ())))
+    places = {wish.standing.job_id: tuple(nodes.get(wish.standing.job_id, ())) for wish in growing}
+    # Who can grow on few nodes only comes first: others find room elsewhere.
+    for wish in sorted(growing, key=lambda w: (len(places[w.standing.job_id]), -w.gain, w.standing.job_id)):
+        found[wish.standing.job_id] = _grow(wish, ledger, places[wish.standing.job_id])
     return found
 
 

@@ -7,7 +7,7 @@ Limit: a plan is as good as its snapshot; what Slurm refuses is found out when i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.trainer_shim.wire import Directive
@@ -24,6 +24,7 @@ from ..reasons import Reason
 from ..settings import Settings
 from ..slurm.types import Snapshot
 from .evidence import Context, row, row_of_frozen, row_of_waiting
+from .limits import Limits, reach
 from .moves import Move, Wish, moves, nearest_batch
 from .sharing import Fit, Member, Shared, explored, member, rests, share
 from .standing import JobState, Standing, stand
@@ -108,6 +109,15 @@ def _ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
     return ledger
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The movable jobs of a pool, and the GPUs that they share."""
+
+    pool: Pool
+    members: list[Member]
+    capacity: int
+
+
 class _Round:
     """The work of one round, pool by pool; made once and thrown away."""
 
@@ -119,6 +129,9 @@ class _Round:
         self.idle: dict[str, int] = {}
         self.trouble: list[str] = []
         self.value = self.bound = 0.0
+        self.limits = Limits(inputs.settings.gpu_limits, standings.values())
+        self.said: dict[int, str] = {}
+        """What stands in the way of more, by job."""
         self._shared: dict[int, tuple[Member, Shared]] = {}
 
     def plan(self) -> _Round:
@@ -130,16 +143,20 @@ class _Round:
             if pool is not None:
                 by_pool.setdefault(pool.name, []).append(standing)
                 places[standing.job_id] = pool
-        wishes: list[Wish] = []
-        for pool in found:
-            wishes += self._pool(pool, by_pool.get(pool.name, []))
         nodes = {job_id: _nodes(self.inputs.snapshot, self.standings[job_id], pool) for job_id, pool in places.items()}
+        wishes: list[Wish] = []
+        groups = []
+        for pool in found:
+            settled, group = self._pool(pool, by_pool.get(pool.name, []))
+            wishes += settled
+            groups.append(group)
+        wishes += self._share([group for group in groups if group.members], nodes)
         made = moves(wishes, self.room.ledger.copy(), nodes)
         self._record(made, places)
         return self
 
-    def _pool(self, pool: Pool, standings: list[Standing]) -> list[Wish]:
-        """What the jobs of one pool are to have."""
+    def _pool(self, pool: Pool, standings: list[Standing]) -> tuple[list[Wish], _Group]:
+        """What is settled of the jobs of one pool, and what the optimizer is to share out among the others."""
         settings = self.inputs.settings
         reserve = settings.rigid_reserve_gpus * len(pool.partitions)
         idle = max(0, self.room.ledger.gpus(pool.nodes) - reserve)
@@ -152,11 +169,12 @@ class _Round:
             if wish is not None:
                 wishes.append(wish)
                 idle = max(0, idle - max(0, wish.gpus - standing.gpus))
+                self.limits.give(standing.job_id, max(wish.gpus, standing.gpus))
             elif standing.frozen is None:
                 movable.append(standing)
         members = self._members(pool, movable, idle)
         capacity = idle + sum(m.rest for m in members)
-        return wishes + self._share(pool, members, capacity)
+        return wishes, _Group(pool, members, capacity)
 
     def _settled(self, standing: Standing) -> Wish | None:
         """A job whose size is not the optimizer's to choose: pinned, or not measured yet."""
@@ -165,6 +183,11 @@ class _Round:
         forced, pinned = self._forced(standing), standing.state.pinned
         if pinned is not None and pinned > standing.gpus and self._failed_lately(standing):
             return Wish(standing, standing.gpus, standing.batch, Reason.KEEP_FAILED, 0.0)
+        if pinned is not None and pinned > standing.gpus + self._room(standing, pinned):
+            self.said[standing.job_id] = (
+                f"it is pinned to {pinned} GPUs, and {self.limits.label(standing.job_id)} in all"
+            )
+            return Wish(standing, standing.gpus, standing.batch, Reason.KEEP_LIMIT, 0.0)
         if pinned is not None:
             # An owner's word does not wait for a cooldown.
             batch = nearest_batch(standing.job.request.batches(pinned), standing.batch)
@@ -191,28 +214,67 @@ class _Round:
                 found.append(made)
         return found
 
-    def _share(self, pool: Pool, members: list[Member], capacity: int) -> list[Wish]:
-        if not members:
-            return []
+    def _room(self, standing: Standing, otherwise: int) -> int:
+        room = self.limits.room(standing.job_id)
+        return otherwise if room is None else room
+
+    def _share(self, groups: list[_Group], nodes: Mapping[int, list[str]]) -> list[Wish]:
+        """The optimizer's answer for all pools; one that it refuses is left as it is, for the reason given."""
+        wishes: list[Wish] = []
         try:
-            shared = share(members, capacity, self.inputs.settings)
-        except (InfeasiblePlan, PlanInputError) as error:
-            self.trouble.append(f"{pool.name}: {error}")
-            return [self._at_rest(m) for m in members]
+            shared = self._solve(groups, nodes)
+        except (InfeasiblePlan, PlanInputError):
+            good = []
+            for group in groups:
+                try:
+                    self._solve([group], nodes)
+                except (InfeasiblePlan, PlanInputError) as error:
+                    self.trouble.append(f"{group.pool.name}: {error}")
+                    wishes += [self._at_rest(m) for m in group.members]
+                else:
+                    good.append(group)
+            groups, shared = good, self._solve(good, nodes)
+        for group, answer in zip(groups, shared, strict=True):
+            for m, target in zip(group.members, answer.targets, strict=True):
+                self.limits.give(m.standing.job_id, max(target.gpus, m.standing.gpus))
+            wishes += self._wishes(group.members, group.capacity, answer)
+        return wishes
+
+    def _solve(self, groups: list[_Group], nodes: Mapping[int, list[str]]) -> list[Shared]:
+        reached = {job_id: frozenset(names) for job_id, names in nodes.items()}
+        ledger = self.room.ledger
+        free = {name: ledger.gpus((name,)) for group in groups for name in group.pool.nodes}
+        caps, first = self.limits.caps([m for group in groups for m in group.members]), 0
+        for group in groups:
+            for cap in reach(group.members, reached, free):
+                caps.append(replace(cap, members=frozenset(first + i for i in cap.members)))
+            first += len(group.members)
+        return share([g.members for g in groups], [g.capacity for g in groups], caps, self.inputs.settings)
+
+    def _wishes(self, members: list[Member], capacity: int, shared: Shared) -> list[Wish]:
+        """The optimizer's answer for one pool as wishes, sizes worth a try on what stays idle among them."""
         self.value += shared.value
         self.bound += shared.bound
         wishes = []
         idle = capacity - sum(target.gpus for target in shared.targets)
         taken = any(target.gpus > m.standing.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
-            tried = explored(m, idle) if self._stays(m, target) else None
+            free = min(idle, self._room(m.standing, idle))
+            tried = explored(m, free) if self._stays(m, target) else None
             if tried is not None:
                 idle -= tried[0] - m.standing.gpus
+                self.limits.give(m.standing.job_id, tried[0])
                 wishes.append(Wish(m.standing, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
                 self._shared[m.standing.job_id] = (m, shared)
                 continue
             self._shared[m.standing.job_id] = (m, shared)
             reason = self._reason(m, target.gpus, target.batch, target.reason)
+            if target.limit:
+                self.said[m.standing.job_id] = f"{target.limit} in all: without that it would have {target.unlimited}"
+                if reason is Reason.KEEP_BEST:
+                    reason = Reason.KEEP_LIMIT
+                elif not m.forced and target.gpus < m.standing.gpus <= target.unlimited:
+                    reason = Reason.SHRINK_LIMIT
             if reason is Reason.SHRINK_SHARE and not taken:
                 reason = Reason.SHRINK_NO_GAIN
             elif reason is Reason.SHRINK_CAPACITY and any(other.forced for other in members):
@@ -296,6 +358,7 @@ class _Round:
             met=tuple(met for met in self.room.met if standing.job_id in met.givers),
             moves=tuple(move for job_id, move in made.items() if job_id != standing.job_id and move.changes),
             members={job_id: m for job_id, (m, _) in self._shared.items()},
+            limit=self.said.get(standing.job_id, ""),
         )
 
 

@@ -9,8 +9,9 @@ from slurm_elastic.db.rows import ObservationRow
 
 from ..capacity.units import Unit, shrinks
 from ..optimizer import policies
+from ..optimizer.caps import Cap
 from ..optimizer.models import Observation
-from ..optimizer.policies import JobView, Model, Target
+from ..optimizer.policies import JobView, Model, PlanResult, Target
 from ..settings import Settings
 from .standing import Standing, sizes
 
@@ -135,15 +136,47 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
     )
 
 
-def share(members: Sequence[Member], capacity: int, settings: Settings) -> Shared:
-    """The best plan for a pool, or staying where everyone is when the best plan gains too little."""
+def share(
+    pools: Sequence[Sequence[Member]], capacities: Sequence[int], caps: Sequence[Cap], settings: Settings
+) -> list[Shared]:
+    """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little.
+
+    `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
+    """
     policy = settings.policy
-    best = policies.plan([m.view for m in members], capacity, policy)
-    stay = policies.plan([_staying(m) for m in members], capacity, policy)
-    gain = best.value - stay.value
-    if gain < settings.min_gain:
+    bests = policies.plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy)
+    stays = policies.plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy)
+    gains = [best.value - stay.value for best, stay in zip(bests, stays, strict=True)]
+    still = _held_back(pools, bests, stays, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
+    rows = zip(pools, bests, stays, gains, strict=True)
+    return [_shared(members, best, stay, gain, g in still) for g, (members, best, stay, gain) in enumerate(rows)]
+
+
+def _held_back(
+    pools: Sequence[Sequence[Member]],
+    bests: Sequence[PlanResult],
+    stays: Sequence[PlanResult],
+    caps: Sequence[Cap],
+    still: set[int],
+) -> set[int]:
+    """The pools in which nobody moves: those in `still`, less any whose staying would break a limit."""
+    home = [g for g, members in enumerate(pools) for _ in members]
+    best = [t.gpus for plan in bests for t in plan.targets]
+    stay = [t.gpus for plan in stays for t in plan.targets]
+    while True:
+        over = [cap for cap in caps if sum((stay if home[j] in still else best)[j] for j in cap.members) > cap.limit]
+        moved = still & {home[j] for cap in over for j in cap.members}
+        if not moved:
+            return still
+        still = still - moved
+
+
+def _shared(members: Sequence[Member], best: PlanResult, stay: PlanResult, gain: float, still: bool) -> Shared:
+    if still:
         moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
-        return Shared(stay.targets, stay.value, best.bound, gain if moved else 0.0, None, held_back=moved)
+        rows = zip(stay.targets, best.targets, strict=True)
+        kept = tuple(replace(own, limit=target.limit, unlimited=target.unlimited) for own, target in rows)
+        return Shared(kept, stay.value, best.bound, gain if moved else 0.0, None, held_back=moved)
     changes = [_progress(m, target) for m, target in zip(members, best.targets, strict=True)]
     known = [change for change in changes if change is not None]
     return Shared(best.targets, best.value, best.bound, gain, sum(known) if len(known) == len(changes) else None)

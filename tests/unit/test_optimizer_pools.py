@@ -12,6 +12,7 @@ from slurm_elastic.daemon.optimizer import linked
 from slurm_elastic.daemon.optimizer.admission import admitted
 from slurm_elastic.daemon.optimizer.caps import Cap, solve_capped
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
+from slurm_elastic.daemon.optimizer.limits import solve_limited
 from slurm_elastic.daemon.optimizer.pools import PoolOption, solve_pools
 from slurm_elastic.daemon.optimizer.solver import Option
 
@@ -202,3 +203,44 @@ def test_admission_is_in_arrival_order() -> None:
     assert admitted([], [], 0) == ()
     with pytest.raises(PlanInputError, match="0 or more"):
         admitted([1], [-1], 4)
+
+
+def test_limits_across_pools_equal_brute_force() -> None:
+    """On a thousand small instances of one to three pools under limits that nest, cross, and span pools, the plan is
+    the best of all, and every limit that an optimum without it breaks is named."""
+    rng, bound, spanning = random.Random(5), 0, 0
+    for _ in range(1000):
+        pools = [[capped_row(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(1, 3))]
+        capacities = [rng.randint(0, 9) for _ in pools]
+        home = [g for g, rows in enumerate(pools) for _ in rows]
+        flat = [row for rows in pools for row in rows]
+        if math.prod(map(len, flat)) > 3000:
+            continue
+        caps = []
+        for _ in range(rng.randint(0, 3)):
+            members = frozenset(rng.sample(range(len(flat)), rng.randint(1, len(flat))))
+            caps.append(Cap(rng.randint(0, 8), members))
+        best = max(
+            math.fsum(o.value for o in pick)
+            for pick in itertools.product(*flat)
+            if all(sum(pick[j].gpus for j, g in enumerate(home) if g == t) <= k for t, k in enumerate(capacities))
+            and all(sum(pick[j].gpus for j in cap.members) <= cap.limit for cap in caps)
+        )
+        found = solve_limited(pools, capacities, caps, [str(j) for j in range(len(flat))])
+        assert all(s.optimal for s in found.solutions)
+        assert math.isclose(math.fsum(s.value for s in found.solutions), best, abs_tol=1e-8)
+        chosen, free = (
+            [row[i] for rows, s in zip(pools, answers, strict=True) for row, i in zip(rows, s.choice, strict=True)]
+            for answers in (found.solutions, found.unlimited)
+        )
+        assert all(sum(chosen[j].gpus for j in cap.members) <= cap.limit for cap in caps)
+        first = [c for c, cap in enumerate(caps) if sum(free[j].gpus for j in cap.members) > cap.limit]
+        assert set(first) <= set(found.binding)
+        bound += bool(first)
+        spanning += any(len({home[j] for j in caps[c].members}) > 1 for c in first)
+    assert bound > 150 and spanning > 80
+
+
+def capped_row(rng: random.Random) -> list[Option]:
+    """A job that may go without, and a few sizes."""
+    return [Option(0, 0.0), *(Option(rng.randint(1, 6), rng.random() * 5) for _ in range(rng.randint(1, 3)))]

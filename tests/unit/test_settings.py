@@ -56,6 +56,7 @@ def test_values_are_read(tmp_path: Path) -> None:
         ('listen = "host:70000"', "accepted: a port from 0 to 65535"),
         ('state_dir = "relative/path"', "state_dir='relative/path' is not accepted; accepted: an absolute path"),
         ('partitions = "gpu"', "partitions='gpu' is not accepted; accepted: a list of names"),
+        ('gpu_limits = ["alice=3"]', "accepted: a list of limits, such as"),
         ('partitions = ["a b"]', "accepted: a list of names"),
         ("round_interval_s = 1\nmin_round_gap_s = 5", "min_round_gap_s=5 is above round_interval_s=1"),
         ("user_mode = true", "user_mode is not a setting of the file; accepted: selasticd --user"),
