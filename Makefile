@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks test-packages
+.PHONY: test-browser test-api test-kills test-alerts
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 
 help:  ## show this list
@@ -50,6 +51,10 @@ bench-ingest:  ## reports per CPU-second accepted and committed
 hooks:  ## build the SPANK plugin against this machine's Slurm headers
 	@packaging/install-build-deps-debian
 	$(MAKE) -C slurm_hooks
+
+test-browser: ready  ## the page of `selastic report` in a real browser; leaves a picture in build/report.png
+	@packaging/install-build-deps-debian --browser
+	SELASTIC_TEST_BROWSER=1 $(BIN)/python -m pytest tests/browser
 
 test-packages: ready  ## build .deb and .rpm; install, upgrade, boot and remove them on a clean Debian root
 	packaging/test-packages

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from anyio.to_thread import run_sync
@@ -27,6 +26,7 @@ from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Registratio
 from . import api_guard as guard
 from . import openapi
 from .api_guard import Refused
+from .api_views import Views
 from .auth import Authenticator, Unauthenticated, Viewer, bearer
 from .metrics import Metrics
 from .settings import Settings
@@ -87,12 +87,7 @@ class Api:
             ("POST", "/v1/jobs/{job_id:int}/register", self.register),
             ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
             ("POST", "/v1/jobs/{job_id:int}/pin", self.pin),
-            ("GET", "/v1/jobs", self.status),
-            ("GET", "/v1/jobs/{job_id:int}", self.job),
-            ("GET", "/v1/jobs/{job_id:int}/explain", self.explain),
-            ("GET", "/v1/jobs/{job_id:int}/events", self.events),
-            ("GET", "/v1/acct", self.acct),
-            ("GET", "/v1/plan", self.plan),
+            *Views(self.store, self.controller, self._viewer).table(),
         ]
         return [Route(path, self._counted(guard.guarded(handler)), methods=[method]) for method, path, handler in table]
 
@@ -194,54 +189,6 @@ class Api:
         await run_sync(self._pin, job_id, gpus, viewer)
         return guard.reply({"job_id": job_id, "pinned": gpus})
 
-    async def status(self, request: Request) -> Response:
-        """All jobs that have not ended."""
-        guard.only(request)
-        viewer = await self._viewer(request)
-        return guard.reply({"jobs": await run_sync(_reports().status, self.store, viewer, time.time())})
-
-    async def job(self, request: Request) -> Response:
-        """One job, ended or not."""
-        guard.only(request)
-        job_id, viewer = guard.job_id(request), await self._viewer(request)
-        return guard.reply(await run_sync(_job_row, self.store, job_id, viewer))
-
-    async def explain(self, request: Request) -> Response:
-        """Why the job has what it has."""
-        guard.only(request)
-        job_id, viewer = guard.job_id(request), await self._viewer(request)
-        return guard.reply(await run_sync(_reports().explain, self.store, job_id, viewer, time.time()))
-
-    async def events(self, request: Request) -> Response:
-        """What has been done to the job."""
-        guard.only(request, "limit")
-        job_id, viewer = guard.job_id(request), await self._viewer(request)
-        limit = guard.whole(request, "limit", 1000, 1, 10_000)
-        return guard.reply({"events": await run_sync(_reports().events, self.store, job_id, viewer, limit)})
-
-    async def acct(self, request: Request) -> Response:
-        """Every size that jobs have had."""
-        guard.only(request, "start", "end", "user", "job")
-        viewer = await self._viewer(request)
-        start, end = (guard.number(request, name, -1, 0, wire.MAX_NUMBER) for name in ("start", "end"))
-        filters: dict[str, Any] = {
-            "start": start if start >= 0 else None,
-            "end": end if end >= 0 else None,
-            "user": request.query_params.get("user"),
-            "job": _job_list(request.query_params.get("job")),
-        }
-        call: Callable[[], Any] = lambda: _reports().acct(self.store, viewer, time.time(), **filters)  # noqa: E731
-        return guard.reply({"allocations": await run_sync(call)})
-
-    async def plan(self, request: Request) -> Response:
-        """What the last rounds decided, or with dry_run=1 what a round would decide now."""
-        guard.only(request, "dry_run")
-        viewer = await self._viewer(request)
-        if not guard.whole(request, "dry_run", 0, 0, 1):
-            return guard.reply(await run_sync(_reports().plan, self.store, viewer))
-        plan = await run_sync(self.controller.dry_plan)
-        return guard.reply(await run_sync(self._redacted, plan, viewer))
-
     async def _viewer(self, request: Request, body: bytes = b"") -> Viewer:
         credential = request.headers.get("authorization")
         who, target = self.authenticator.who, guard.target(request)
@@ -283,21 +230,6 @@ class Api:
         self.store.add_event(job_id, "unpinned" if gpus is None else "pinned", f"uid:{viewer.uid}", detail, time.time())
         self.controller.wake("pin")
 
-    def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
-        """A dry plan as this viewer may see it."""
-        if viewer.admin:
-            return plan
-        rows = []
-        for row in plan.get("jobs", []):
-            job = self.store.job(row["job_id"])
-            own = job is not None and job.uid == viewer.uid
-            shown = row if own else {key: value if key in _PLAN_PUBLIC else None for key, value in row.items()}
-            rows.append({**shown, "own": own})
-        return {"at": plan.get("at"), "jobs": rows}
-
-
-_PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
-
 
 def create_app(
     store: Store, controller: Controller, settings: Settings, authenticator: Authenticator | None = None
@@ -308,23 +240,6 @@ def create_app(
     app = Starlette(routes=api.routes(), exception_handlers=handlers)
     app.state.authenticator = api.authenticator
     return app
-
-
-def _reports() -> Any:
-    from . import reports
-
-    return reports
-
-
-def _job_row(store: Store, job_id: int, viewer: Viewer) -> dict[str, Any]:
-    from .reports.common import may_see, redacted
-    from .reports.status import job_row
-
-    job = store.job(job_id)
-    if job is None:
-        raise NotFound(f"job {job_id} is not known to selasticd")
-    row = job_row(store, job, viewer, time.time())
-    return row if may_see(viewer, job) else redacted(row)
 
 
 def _pin(body: bytes) -> int | None:
@@ -349,12 +264,3 @@ def _check_size(text: str, gpus: int) -> None:
         near = sorted(request.sizes(), key=lambda size: (abs(size - gpus), size))[:3]
         sizes = ", ".join(map(str, sorted(near)))
         raise Refused(409, f"gpus={gpus} is not a size that the job accepts ({request.text()}); nearest: {sizes}")
-
-
-def _job_list(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    words = text.split(",")
-    if len(words) > 1000 or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
-        raise Refused(400, f"job={text[:40]} is not accepted; accepted: up to 1000 job ids, comma separated")
-    return [int(word) for word in words]

@@ -34,6 +34,8 @@ COMMANDS = (
     Command("explain", _HERE + "cli_explain", "why a job has what it has, and what you can do"),
     Command("events", _HERE + "cli_events", "the timeline of everything done to a job"),
     Command("plan", _HERE + "cli_plan", "the last plan for all jobs, or one computed now"),
+    Command("advise", _HERE + "cli_advise", "what would have been done while the daemon only advised, and its gain"),
+    Command("report", _HERE + "cli_report", "one HTML page of how jobs have gone"),
     Command("top", _HERE + "cli_top", "the status table, refreshed in place"),
     Command("pin", _HERE + "cli_pin", "hold a job at a size"),
     Command("unpin", _HERE + "cli_pin", "let a pinned job be resized again", "add_unpin_arguments", "run_unpin"),

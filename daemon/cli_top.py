@@ -1,6 +1,7 @@
 """`selastic top`: the status table with totals, refreshed in place until Ctrl-C.
 
-Promise: one request to the daemon per refresh, none to Slurm; an unreachable daemon is said and asked again.
+Promise: one request to the daemon per refresh (and one for each job named with -j that has ended), none to Slurm; an
+unreachable daemon is said and asked again; a job named that is not known ends it as it ends `status`.
 Limit: plain text and two escape codes, no keys.
 """
 
@@ -66,7 +67,10 @@ def _refresh(args: argparse.Namespace) -> None:
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
-    return list(cli_common.matching(cli_common.get("/v1/jobs").get("jobs", []), args))
+    rows = cli_common.get("/v1/jobs").get("jobs", [])
+    ended, unknown = cli_common.named(args, rows)
+    cli_common.refuse(unknown)
+    return list(cli_common.matching(sorted([*rows, *ended], key=lambda row: row["job_id"]), args))
 
 
 def picture(rows: Sequence[Row], now: float) -> list[str]:

@@ -107,9 +107,9 @@ def _paths() -> dict[str, Any]:
     after = _parameter("after", "query", {"type": "integer", "minimum": 0, "maximum": int(wire.MAX_NUMBER)})
     wait = _parameter("wait", "query", {"type": "number", "minimum": 0, "maximum": 60})
     limit = _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 10_000})
-    acct = [_parameter(name, "query", dict(time)) for name in ("start", "end")]
-    acct.append(_parameter("user", "query", {"type": "string"}))
-    acct.append(_parameter("job", "query", {"type": "string", "pattern": "^[0-9]{1,10}(,[0-9]{1,10}){0,999}$"}))
+    window = [_parameter(name, "query", dict(time)) for name in ("start", "end")]
+    window.append(_parameter("job", "query", {"type": "string", "pattern": "^[0-9]{1,10}(,[0-9]{1,10}){0,999}$"}))
+    acct = [*window, _parameter("user", "query", {"type": "string"})]
     dry_run = _parameter("dry_run", "query", {"type": "integer", "enum": [0, 1]})
     told = {"200": _OBJECT}
     return {
@@ -145,6 +145,8 @@ def _paths() -> dict[str, Any]:
             "get": _operation("What was done to the job", told, "munge"),
         },
         "/v1/acct": {"parameters": acct, "get": _operation("Every size that jobs have had", told, "munge")},
+        "/v1/advice": {"parameters": window, "get": _operation("What advice would have brought", told, "munge")},
+        "/v1/report": {"parameters": window, "get": _operation("How jobs have gone", told, "munge")},
         "/v1/plan": {"parameters": [dry_run], "get": _operation("The last plan, or one made now", told, "munge")},
     }
 

@@ -61,6 +61,20 @@ class Decisions(Part):
         with self._db.read() as connection:
             return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
 
+    def decisions_within(self, start: float, end: float) -> list[DecisionRow]:
+        """Decisions taken in [start, end), and for each job the one that stood at `start`; by job, the oldest first.
+
+        Jobs that ended before `start` are left out.
+        """
+        rows, jobs = _DECISIONS, schema.jobs
+        stood = select(func.max(rows.c.id)).where(rows.c.at < start).group_by(rows.c.job_id)
+        query = select(rows).join(jobs, jobs.c.job_id == rows.c.job_id)
+        query = query.where(jobs.c.ended.is_(False) | (jobs.c.end_time > start))
+        query = query.where(((rows.c.at >= start) & (rows.c.at < end)) | rows.c.id.in_(stood))
+        query = query.order_by(rows.c.job_id, rows.c.id)
+        with self._db.read() as connection:
+            return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+
     def _load_marks(self, job_ids: list[int]) -> None:
         for job_id in job_ids:
             last = self.decision(job_id)

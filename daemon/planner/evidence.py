@@ -29,6 +29,7 @@ class Context:
     settings: Settings
     idle: int
     capacity: int
+    pool: str = ""
     member: Member | None = None
     shared: Shared | None = None
     met: tuple[Met, ...] = ()
@@ -126,6 +127,7 @@ def _common(standing: Standing, context: Context) -> dict[str, Any]:
     found: dict[str, Any] = {
         "idle_gpus": context.idle,
         "capacity_gpus": context.capacity,
+        "pool": context.pool,
         "pause_s": settings.assumed_pause_s if state.pause_s is None else state.pause_s,
         "pause_measured": state.pause_s is not None,
         "horizon_s": context.member.view.horizon_s if context.member else settings.horizon_s,

@@ -353,6 +353,7 @@ class _Round:
             settings=self.inputs.settings,
             idle=self.idle.get(pool.name, 0) if pool else 0,
             capacity=self.capacity.get(pool.name, 0) if pool else 0,
+            pool=pool.name if pool else "",
             member=pair[0] if pair else None,
             shared=pair[1] if pair else None,
             met=tuple(met for met in self.room.met if standing.job_id in met.givers),

@@ -7,9 +7,23 @@ Limit: read-only, and nothing here asks Slurm.
 from __future__ import annotations
 
 from .acct import acct
+from .advice import advice
 from .common import PUBLIC, Viewer
+from .course import course
 from .explain import explain
 from .history import events, plan, plan_row
 from .status import job, status
 
-__all__ = ["PUBLIC", "Viewer", "acct", "events", "explain", "job", "plan", "plan_row", "status"]
+__all__ = [
+    "PUBLIC",
+    "Viewer",
+    "acct",
+    "advice",
+    "course",
+    "events",
+    "explain",
+    "job",
+    "plan",
+    "plan_row",
+    "status",
+]

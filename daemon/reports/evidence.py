@@ -10,6 +10,7 @@ evidence
     samples_per_s_from, samples_per_s_to   float   measured or modelled throughput
     modelled                    bool   the throughput at the target comes from the model: that size was never measured
     idle_gpus                   int    GPUs of the pool that nobody held
+    pool                        str    the pool's name: nodes whose GPUs can be given to the same jobs
     capacity_gpus               int    managed capacity of the pool
     for_job, for_gpus           int    the waiting job that the GPUs were freed for, and how many it wants
     others                      list   of {job_id, gpus_from, gpus_to, change}: jobs that moved in the same round;

@@ -239,6 +239,20 @@ def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
     top = run("top", "--once")[1].splitlines()
     assert "3 running on 4 GPUs, 0 waiting, 1 resizing" in top[0]
     assert top[2].split()[0] == "JOBID"
+    over = run("top", "--once", "-j", "1210")[1].splitlines()
+    assert over[-1].split()[:5] == ["1210", "gpu", "old", "alice", "CD"]
+    status, out, err = run("top", "-j", "99")
+    assert (status, out) == (1, "") and "job 99 is not known to selasticd" in err
+
+
+def test_advise_and_report_answer(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+    """Both reach the daemon, show one's own jobs, and end with 1 for a job that is not known."""
+    status, out, _ = run("advise", "-S", "2026-11-20", "-nP", "-o", "jobid,moves")
+    assert (status, out.splitlines()) == (0, ["1207|0", "1215|0"])
+    status, out, err = run("advise", "-j", "99")
+    assert (status, out) == (1, "") and "job 99 is not known" in err
+    status, out, _ = run("report", "-S", "2026-11-20")
+    assert status == 0 and out.startswith("<!DOCTYPE html>") and "resnet" in out and "secret" not in out
 
 
 def test_explain_in_columns(daemon: Daemon, run: Run) -> None:

@@ -1,0 +1,143 @@
+"""The half of the API that only shows: status, acct, explain, events, plans, advice, reports.
+
+Whom it shows what is decided in reports/; here parameters are checked, and threads do the work, not the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from anyio.to_thread import run_sync
+from starlette.requests import Request
+from starlette.responses import Response
+
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim import wire
+
+from . import api_guard as guard
+from . import reports
+from .api_guard import Refused
+from .auth import Viewer
+
+DAY_S = 86_400.0
+PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
+
+
+class Planner(Protocol):
+    """What the views need of the running daemon."""
+
+    def dry_plan(self) -> dict[str, Any]:
+        """A plan computed now, in the form of `reports.plan`, with nothing stored."""
+
+
+class Views:
+    """The handlers, over one store; `viewer` finds out who asks."""
+
+    def __init__(self, store: Store, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]) -> None:
+        self.store, self.planner, self._viewer = store, planner, viewer
+
+    def table(self) -> list[tuple[str, str, guard.Handler]]:
+        """Method, address and handler of each view."""
+        return [
+            ("GET", "/v1/jobs", self.status),
+            ("GET", "/v1/jobs/{job_id:int}", self.job),
+            ("GET", "/v1/jobs/{job_id:int}/explain", self.explain),
+            ("GET", "/v1/jobs/{job_id:int}/events", self.events),
+            ("GET", "/v1/acct", self.acct),
+            ("GET", "/v1/plan", self.plan),
+            ("GET", "/v1/advice", self.advice),
+            ("GET", "/v1/report", self.report),
+        ]
+
+    async def status(self, request: Request) -> Response:
+        """All jobs that have not ended."""
+        guard.only(request)
+        viewer = await self._viewer(request)
+        return guard.reply({"jobs": await run_sync(reports.status, self.store, viewer, time.time())})
+
+    async def job(self, request: Request) -> Response:
+        """One job, ended or not."""
+        guard.only(request)
+        job_id, viewer = guard.job_id(request), await self._viewer(request)
+        return guard.reply(await run_sync(reports.job, self.store, job_id, viewer, time.time()))
+
+    async def explain(self, request: Request) -> Response:
+        """Why the job has what it has."""
+        guard.only(request)
+        job_id, viewer = guard.job_id(request), await self._viewer(request)
+        return guard.reply(await run_sync(reports.explain, self.store, job_id, viewer, time.time()))
+
+    async def events(self, request: Request) -> Response:
+        """What has been done to the job."""
+        guard.only(request, "limit")
+        job_id, viewer = guard.job_id(request), await self._viewer(request)
+        limit = guard.whole(request, "limit", 1000, 1, 10_000)
+        return guard.reply({"events": await run_sync(reports.events, self.store, job_id, viewer, limit)})
+
+    async def acct(self, request: Request) -> Response:
+        """Every size that jobs have had."""
+        guard.only(request, "start", "end", "user", "job")
+        viewer = await self._viewer(request)
+        start, end = _window(request)
+        filters: dict[str, Any] = {
+            "start": start,
+            "end": end,
+            "user": request.query_params.get("user"),
+            "job": _job_list(request),
+        }
+        call: Callable[[], Any] = lambda: reports.acct(self.store, viewer, time.time(), **filters)  # noqa: E731
+        return guard.reply({"allocations": await run_sync(call)})
+
+    async def plan(self, request: Request) -> Response:
+        """What the last rounds decided, or with dry_run=1 what a round would decide now."""
+        guard.only(request, "dry_run")
+        viewer = await self._viewer(request)
+        if not guard.whole(request, "dry_run", 0, 0, 1):
+            return guard.reply(await run_sync(reports.plan, self.store, viewer))
+        plan = await run_sync(self.planner.dry_plan)
+        return guard.reply(await run_sync(self._redacted, plan, viewer))
+
+    async def advice(self, request: Request) -> Response:
+        """What would have been done while the daemon only advised."""
+        return await self._over_a_window(request, reports.advice)
+
+    async def report(self, request: Request) -> Response:
+        """Allocations, pauses, measurements and curves."""
+        return await self._over_a_window(request, reports.course)
+
+    async def _over_a_window(self, request: Request, report: Callable[..., dict[str, Any]]) -> Response:
+        guard.only(request, "start", "end", "job")
+        viewer, now = await self._viewer(request), time.time()
+        start, end = _window(request)
+        jobs = _job_list(request) or []
+        since = max(0.0, now - DAY_S) if start is None else start
+        return guard.reply(await run_sync(lambda: report(self.store, viewer, now, start=since, end=end, job=jobs)))
+
+    def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
+        """A dry plan as this viewer may see it."""
+        if viewer.admin:
+            return plan
+        rows = []
+        for row in plan.get("jobs", []):
+            job = self.store.job(row["job_id"])
+            own = job is not None and job.uid == viewer.uid
+            shown = row if own else {key: value if key in PLAN_PUBLIC else None for key, value in row.items()}
+            rows.append({**shown, "own": own})
+        return {"at": plan.get("at"), "jobs": rows}
+
+
+def _window(request: Request) -> tuple[float | None, float | None]:
+    start, end = (guard.number(request, name, -1, 0, wire.MAX_NUMBER) for name in ("start", "end"))
+    return (start if start >= 0 else None), (end if end >= 0 else None)
+
+
+def _job_list(request: Request) -> list[int] | None:
+    text = request.query_params.get("job")
+    if text is None:
+        return None
+    words = text.split(",")
+    if len(words) > 1000 or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
+        raise Refused(400, f"job={text[:40]} is not accepted; accepted: up to 1000 job ids, comma separated")
+    return [int(word) for word in words]

@@ -1,0 +1,65 @@
+"""`selastic report`: one self-contained HTML page of how jobs have gone: what each had and when, GPUs in training,
+throughput against GPUs with the fitted curve and its measurements, pauses, GPU-hours.
+
+Promise: one file, no script, nothing fetched; written whole or not at all. Limit: jobs that you may see in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from slurm_elastic.trainer_shim.errors import ElasticError
+
+from . import cli_common
+from .cli_times import ACCEPTED, parse_time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `selastic report`."""
+    cli_common.add_job_filters(parser)
+    parser.add_argument("-S", "--starttime", metavar="TIME",
+                        help=f"from when (default: a day ago, with -j: ever); {ACCEPTED}")  # fmt: skip
+    parser.add_argument("-E", "--endtime", metavar="TIME", help="until when (default: now)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--html", metavar="FILE", nargs="?", const="-", default="-",
+                      help="write the page here; - or nothing: to standard output (the default)")  # fmt: skip
+    form.add_argument("--json", action="store_true", help="print what the page is made from as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page. A job named with -j that is not known ends, after that, with exit status 1."""
+    now = cli_common.clock()
+    start = parse_time(args.starttime or "now-1day", now)
+    if args.jobs and not args.starttime:
+        start = 0.0
+    end = parse_time(args.endtime, now) if args.endtime else None
+    jobs = ",".join(map(str, args.jobs)) if args.jobs else None
+    told = cli_common.get("/v1/report", start=max(0.0, start), end=end, job=jobs)
+    _, unknown = cli_common.named(args, told["jobs"])
+    told["jobs"] = cli_common.matching(told["jobs"], args)
+    kept = {job["job_id"] for job in told["jobs"]}
+    told["allocations"] = [row for row in told["allocations"] if row["job_id"] in kept]
+    if args.json:
+        cli_common.print_json(told)
+    else:
+        from .report_page import page
+
+        _write(page(told), args.html)
+    cli_common.refuse(unknown)
+    return 0
+
+
+def _write(text: str, where: str) -> None:
+    if where == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(where)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise ElasticError(f"{path} cannot be written ({error.strerror}); name another file with --html") from None
