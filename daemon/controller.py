@@ -21,7 +21,7 @@ from .bell import Bell
 from .registry import Registry
 from .reports import plan_row
 from .rounds import Rounds
-from .slurm.types import Job, SlurmClient, Snapshot
+from .slurm.types import Job, Size, SlurmClient, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,22 @@ class Jobs:
         """See SlurmClient.set_comment."""
         self._confirm()
         self._client.set_comment(job_id, text)
+
+    def requeue(self, job_id: int) -> None:
+        """See SlurmClient.requeue."""
+        self._client.requeue(job_id)
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
+        """See SlurmClient.resize_waiting."""
+        self._client.resize_waiting(job_id, size, reservation)
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
+        """See SlurmClient.reserve."""
+        self._client.reserve(name, nodes, user, minutes)
+
+    def unreserve(self, name: str, job_id: int = 0) -> None:
+        """See SlurmClient.unreserve."""
+        self._client.unreserve(name, job_id)
 
     def find(self, *job_ids: int) -> list[Job | None]:
         """These jobs as Slurm has them; None for one that it does not list."""

@@ -6,6 +6,7 @@ could not use GPUs given up for it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,9 @@ from .elastic import Roster
 from .ledger import Amount, per_node
 
 RESOURCE_REASONS = ("Resources", "Priority", "None", "")
+
+SOON_S = 5.0
+"""A begin time this near counts as come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class Part:
     gpu_type: str
     required: frozenset[str] = frozenset()
     """Nodes that must be among them."""
+    features: str = ""
+    """What each of the nodes must have, as --constraint= says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Need:
     submit_time: float
     time_limit_s: float | None
     """None: no limit known."""
+    tier: int = 1
+    """PriorityTier of its partition: Slurm starts those of the highest first, whatever their priority."""
 
     @property
     def gpus(self) -> int:
@@ -60,14 +68,14 @@ def needs(snapshot: Snapshot, roster: Roster, passed: Collection[int] = ()) -> l
     found = [
         _need(snapshot, job_id, jobs, job_id in roster.elastic)
         for job_id, jobs in groups.items()
-        if job_id not in skip and all(_counts(job) for job in jobs)
+        if job_id not in skip and all(_counts(job, snapshot.at) for job in jobs)
     ]
-    return sorted(found, key=lambda need: (-need.priority, need.submit_time, need.job_id))
+    return sorted(found, key=lambda need: (-need.tier, -need.priority, need.submit_time, need.job_id))
 
 
-def _counts(job: Job) -> bool:
-    # A reservation's nodes are not ours to give.
-    return job.reason in RESOURCE_REASONS and not job.reservation
+def _counts(job: Job, now: float) -> bool:
+    # A reservation's nodes are not ours to give. One put back a moment ago has no reason yet, only its begin time.
+    return job.reason in RESOURCE_REASONS and not job.reservation and job.eligible_time <= now + SOON_S
 
 
 def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Need:
@@ -80,7 +88,13 @@ def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Ne
         priority=min(job.priority for job in jobs),
         submit_time=jobs[0].submit_time,
         time_limit_s=max(limit for limit in limits if limit) if all(limits) else None,
+        tier=max((_tier(snapshot, job) for job in jobs), default=1),
     )
+
+
+def _tier(snapshot: Snapshot, job: Job) -> int:
+    names = [name for name in job.partition.split(",") if name in snapshot.partitions]
+    return max((snapshot.partitions[name].tier for name in names), default=1)
 
 
 def _part(snapshot: Snapshot, job: Job) -> Part:
@@ -96,4 +110,15 @@ def _part(snapshot: Snapshot, job: Job) -> Part:
         amount = replace(
             amount, cpus=max((n.cpus for n in snapshot.nodes.values() if partitions & set(n.partitions)), default=0)
         )
-    return Part(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes))
+    return Part(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes), job.features)
+
+
+def meets(constraint: str, features: Collection[str]) -> bool:
+    """Whether a node with these features is one that --constraint= accepts.
+
+    Known are names joined by & and |, of which & binds more; anything else (counts, brackets, not) is taken to be met:
+    whether it is, Slurm will say.
+    """
+    if not constraint or any(sign in constraint for sign in "[]()*!"):
+        return True
+    return any(all(name in features for name in group.split("&")) for group in re.split(r"[|,]", constraint))

@@ -1,8 +1,8 @@
 """Room for waiting jobs: what idle GPUs to keep for them, and which units elastic jobs must give up. Pure.
 
 Rigid jobs first, in Slurm's order: for each waiting job its whole shape or nothing, with the fewest GPUs taken from
-elastic jobs, and none below its minimum. Limit: constraints that a snapshot does not show (features, node lists) are
-not known here; a job that does not take the room made for it is passed over later.
+elastic jobs, and none below its minimum. Limit: what a snapshot does not show (licences, excluded nodes, counts of
+features) is not known here; a job that does not take the room made for it is passed over later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import inf
 
 from ..slurm.types import Snapshot
 from .ledger import Amount, Ledger
-from .needs import Need, Part
+from .needs import Need, Part, meets
 from .units import Giver, Unit, droppable, shrinks
 
 _Rank = tuple[bool, int, int, float, int, str, tuple[Unit, ...]]
@@ -139,6 +139,7 @@ class _Maker:
             and part.partitions & set(node.partitions)
             and (name in part.required or len(part.required) < part.nodes)
             and (not part.amount.gpus or not part.gpu_type or node.gpu_type == part.gpu_type)
+            and meets(part.features, node.features)
             and Amount(node.gpus, node.cpus, node.mem_mb).covers(part.amount)
         ]
 

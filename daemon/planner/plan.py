@@ -14,7 +14,7 @@ from slurm_elastic.trainer_shim.wire import Directive
 
 from ..capacity.elastic import Roster
 from ..capacity.ledger import Amount, Ledger, Pool, pool_of, pools, unexplained
-from ..capacity.needs import needs
+from ..capacity.needs import meets, needs
 from ..capacity.room import Met, Room, make_room
 from ..capacity.units import Unit
 from ..optimizer.errors import InfeasiblePlan, PlanInputError
@@ -364,9 +364,11 @@ class _Round:
 
 
 def _nodes(snapshot: Snapshot, standing: Standing, pool: Pool) -> list[str]:
-    """Nodes of the pool that the job's own partition reaches."""
-    mine = set(standing.job.base.partition.split(",")[:1])
-    return [name for name in sorted(pool.nodes) if mine & set(snapshot.nodes[name].partitions)]
+    """Nodes of the pool that the job's own partition reaches and its constraint accepts."""
+    base = standing.job.base
+    mine = set(base.partition.split(",")[:1])
+    nodes = (snapshot.nodes[name] for name in sorted(pool.nodes))
+    return [node.name for node in nodes if mine & set(node.partitions) and meets(base.features, node.features)]
 
 
 def _waiting_rows(inputs: Inputs, room: Room) -> list[DecisionRow]:

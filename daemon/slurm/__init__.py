@@ -2,6 +2,6 @@
 
 from .commands import CommandClient
 from .nodelist import expand, fold
-from .types import Job, Node, SlurmClient, Snapshot
+from .types import Job, Node, Partition, Size, SlurmClient, Snapshot
 
-__all__ = ["CommandClient", "Job", "Node", "SlurmClient", "Snapshot", "expand", "fold"]
+__all__ = ["CommandClient", "Job", "Node", "Partition", "Size", "SlurmClient", "Snapshot", "expand", "fold"]

@@ -7,6 +7,7 @@ Limit: a failed `scontrol update` need not be atomic in Slurm: observe again aft
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,9 +17,9 @@ from collections.abc import Sequence
 
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
-from . import parse
+from . import parse, waiting
 from .nodelist import fold, is_node_name
-from .types import Snapshot
+from .types import Size, Snapshot
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_COMMENT = 1024
@@ -34,6 +35,10 @@ _NO_ANSWER = re.compile(
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _HAS_ENDED = re.compile(r"already (?:completing or completed|finished)|job has already finished", re.IGNORECASE)
+
+
+_NO_RESERVATION = re.compile(r"requested reservation is invalid|reservation .*not found", re.IGNORECASE)
+_NAME = re.compile(r"[\w.@+-]*", re.ASCII)
 
 
 class CommandClient:
@@ -58,17 +63,13 @@ class CommandClient:
         """See SlurmClient.snapshot."""
         at = time.time()
         jobs = parse.jobs(self._listing("squeue", ["-a"], parse.JOB_FIELDS))
-        nodes = parse.nodes(self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS))
-        return Snapshot(at, parse.with_gpu_types(jobs, nodes), nodes)
+        rows = self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS)
+        nodes = parse.nodes(rows)
+        return Snapshot(at, parse.with_gpu_types(jobs, nodes), nodes, parse.partitions(rows))
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""
-        strange = next((name for name in nodes if not is_node_name(name)), None)
-        if not nodes or strange is not None:
-            raise SlurmRefused(
-                f"nodes={strange!r} of job {job_id}: accepted are the names of one or more single nodes."
-            )
-        self._update(job_id, f"NodeList={fold(nodes)}")
+        self._update(job_id, f"NodeList={_nodes(nodes, f'job {job_id}')}")
 
     def cancel(self, job_id: int) -> None:
         """See SlurmClient.cancel."""
@@ -87,10 +88,45 @@ class CommandClient:
             )
         self._update(job_id, f"Comment={text}")
 
-    def _update(self, job_id: int, what: str) -> None:
-        done = self._run(["scontrol", "update", f"JobId={_job_id(job_id)}", what])
+    def requeue(self, job_id: int) -> None:
+        """See SlurmClient.requeue."""
+        self._scontrol(["requeue", _job_id(job_id)], f"requeue job {job_id}")
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
+        """See SlurmClient.resize_waiting."""
+        shown = self._run(["scontrol", "-o", "show", "job", _job_id(job_id)])
+        if shown.returncode != 0:
+            raise _refusal(shown, f"show job {job_id}")
+        words = waiting.size_words(waiting.record(shown.stdout, job_id), size)
+        self._update(job_id, *words, f"ReservationName={_name(reservation)}", "StartTime=now")
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
+        """See SlurmClient.reserve."""
+        self.unreserve(name)
+        words = [
+            *("create", "reservation", f"ReservationName={_name(name)}", "StartTime=now", f"Duration={int(minutes)}"),
+            *(f"Nodes={_nodes(nodes, f'reservation {name}')}", f"Users={_name(user)}", "Flags=IGNORE_JOBS,FLEX"),
+        ]
+        self._scontrol(words, f"make reservation {name}")
+
+    def unreserve(self, name: str, job_id: int = 0) -> None:
+        """See SlurmClient.unreserve."""
+        if job_id:
+            with contextlib.suppress(SlurmRefused):  # it has ended, and is in no reservation any more
+                self._update(job_id, "ReservationName=")
+        try:
+            self._scontrol(["delete", f"reservation={_name(name)}"], f"end reservation {name}")
+        except SlurmRefused as error:
+            if not _NO_RESERVATION.search(str(error)):
+                raise
+
+    def _update(self, job_id: int, *what: str) -> None:
+        self._scontrol(["update", f"JobId={_job_id(job_id)}", *what], f"change job {job_id}")
+
+    def _scontrol(self, words: Sequence[str], what: str) -> None:
+        done = self._run(["scontrol", *words])
         if done.returncode != 0:
-            raise _refusal(done, f"change job {job_id}")
+            raise _refusal(done, what)
 
     def _scancel(self, name: str, job_id: int) -> bool:
         """Has it ended, or is it told to? False when Slurm does not know the name."""
@@ -169,6 +205,19 @@ def _job_id(job_id: int) -> str:
     if isinstance(job_id, bool) or not isinstance(job_id, int) or not 0 < job_id < 2**32:
         raise SlurmRefused(f"job_id={job_id!r}: accepted are whole numbers from 1.")
     return str(job_id)
+
+
+def _nodes(nodes: Sequence[str], what: str) -> str:
+    strange = next((name for name in nodes if not is_node_name(name)), None)
+    if not nodes or strange is not None:
+        raise SlurmRefused(f"nodes={strange!r} of {what}: accepted are the names of one or more single nodes.")
+    return fold(nodes)
+
+
+def _name(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise SlurmRefused(f"name={text[:60]!r}: accepted are letters, digits and . _ @ + -")
+    return text
 
 
 def _separator() -> str:

@@ -1,8 +1,8 @@
 """An in-memory Slurm for tests of what is built on the client. It passes the same contract tests as the real one.
 
 What it has: jobs of whole GPUs on equal nodes, first in first out with the lowest node first, heterogeneous jobs,
-owners, shrink and cancel with Slurm's refusals. Limit: no time passes and no job ends by itself; memory, processors,
-priorities, time limits and dependencies are recorded and have no effect.
+owners, shrink, cancel, requeue at another size and reservations with Slurm's refusals. Limit: no time passes and no job
+ends by itself; memory, processors, priorities, time limits and dependencies are recorded and have no effect.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
 
-from .types import Job, Node, Snapshot
+from .types import Job, Node, Partition, Size, Snapshot
 
 ROOT = "root"
+BEGIN_S = 121.0
+"""How long Slurm keeps a job that was put back from starting."""
 UIDS = {ROOT: 0, "games": 5, "nobody": 65534}
 
 
@@ -50,6 +52,7 @@ class FakeSlurm:
         self._jobs: dict[int, Job] = {}
         self._wanted: dict[int, Want] = {}
         self._ended: dict[int, Job] = {}
+        self._reserved: dict[str, tuple[str, ...]] = {}
         type_of_gpu = gpu_type if gpus_per_node else ""
         self._nodes = {
             name: Node(name, frozenset({"IDLE"}), ("main",), gpus_per_node, 0, type_of_gpu, cpus_per_node, 0, 16384)
@@ -86,6 +89,7 @@ class FakeSlurm:
                     num_nodes=want.nodes,
                     gpus=want.nodes * want.gpus_per_node,
                     gpus_per_node=want.gpus_per_node,
+                    asked_per_node=want.gpus_per_node,
                     cpus=want.nodes,
                     submit_time=self.now,
                     required_nodes=want.node_list,
@@ -119,6 +123,8 @@ class FakeSlurm:
                 continue
             if any(self._jobs[one].reason.startswith(("JobHeld", "Dependency")) for one in whole):
                 continue
+            if self._jobs[job_id].eligible_time > self.now:
+                continue
             started: list[int] = []
             for one in whole:
                 if not self._start(one):
@@ -127,14 +133,17 @@ class FakeSlurm:
             if len(started) < len(whole):
                 for one in started:
                     self._jobs[one] = replace(self._jobs[one], state="PENDING", nodes=(), start_time=None)
-                return
+                if not self._reserved:  # those after it may be meant to pass it
+                    return
 
     def _start(self, job_id: int) -> bool:
         job, want = self._jobs[job_id], self._wanted[job_id]
         room = [
             name
             for name, node in self._nodes.items()
-            if node.schedulable and node.gpus - self._used(name) >= want.gpus_per_node
+            if node.schedulable
+            and node.gpus - self._used(name) >= want.gpus_per_node
+            and not any(name in nodes for other, nodes in self._reserved.items() if other != job.reservation)
         ]
         chosen = list(job.required_nodes) + [name for name in room if name not in job.required_nodes]
         chosen = sorted(chosen[: want.nodes], key=list(self._nodes).index)
@@ -195,7 +204,8 @@ class FakeClient:
             jobs = {
                 one: replace(job, batch_host="") if job.state == "PENDING" else job for one, job in slurm._jobs.items()
             }
-            return Snapshot(slurm.now, jobs, {name: self._node(node) for name, node in slurm._nodes.items()})
+            nodes = {name: self._node(node) for name, node in slurm._nodes.items()}
+            return Snapshot(slurm.now, jobs, nodes, {"main": Partition("main")})
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""
@@ -233,6 +243,73 @@ class FakeClient:
                 )
             for one in slurm._whole(job_id):
                 slurm._end(one)
+            slurm.schedule()
+
+    def requeue(self, job_id: int) -> None:
+        """See SlurmClient.requeue."""
+        slurm = self._slurm
+        with slurm._lock:
+            slurm._answer()
+            job = slurm._owned(job_id, self._user, "requeue")
+            if job.state != "RUNNING" or not job.batch_host:
+                said = "Job is pending execution" if job.batch_host else "Only batch jobs are accepted or processed"
+                raise SlurmRefused(f"Slurm refused to requeue job {job_id}: {said} for job {job_id}")
+            want = slurm._wanted[job_id]
+            slurm._jobs[job_id] = replace(
+                job,
+                state="PENDING",
+                reason="BeginTime",
+                nodes=(),
+                start_time=None,
+                restarts=job.restarts + 1,
+                eligible_time=slurm.now + BEGIN_S,
+                num_nodes=want.nodes,
+                gpus=want.nodes * want.gpus_per_node,
+                gpus_per_node=want.gpus_per_node,
+            )
+            slurm.schedule()
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
+        """See SlurmClient.resize_waiting."""
+        slurm = self._slurm
+        with slurm._lock:
+            slurm._answer()
+            job = slurm._owned(job_id, self._user, "change")
+            if job.state != "PENDING" or not job.asked_per_node:
+                raise SlurmRefused(f"Slurm refused to change job {job_id}: Job is no longer pending execution")
+            slurm._wanted[job_id] = replace(
+                slurm._wanted[job_id], nodes=size.nodes, gpus_per_node=size.gpus_per_node, node_list=()
+            )
+            slurm._jobs[job_id] = replace(
+                job,
+                reason="None",
+                num_nodes=size.nodes,
+                gpus=size.gpus,
+                gpus_per_node=size.gpus_per_node,
+                asked_per_node=size.gpus_per_node,
+                cpus=size.nodes,
+                eligible_time=slurm.now,
+                reservation=reservation,
+            )
+            slurm.schedule()
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
+        """See SlurmClient.reserve."""
+        slurm = self._slurm
+        with slurm._lock:
+            slurm._answer()
+            if self._user != ROOT:
+                raise SlurmRefused(f"Slurm refused to make reservation {name}: Invalid user id")
+            slurm._reserved[name] = tuple(nodes)
+
+    def unreserve(self, name: str, job_id: int = 0) -> None:
+        """See SlurmClient.unreserve."""
+        slurm = self._slurm
+        with slurm._lock:
+            slurm._answer()
+            if job_id in slurm._jobs:
+                slurm._jobs[job_id] = replace(slurm._jobs[job_id], reservation="")
+            slurm._reserved.pop(name, None)
             slurm.schedule()
 
     def set_comment(self, job_id: int, text: str) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from slurm_elastic.trainer_shim.errors import SlurmUnparsable
 
 from .nodelist import expand
-from .types import Job, Node
+from .types import Job, Node, Partition
 
 # The last ones are the user's free text; the order is otherwise without meaning.
 # fmt: off
@@ -22,11 +22,12 @@ JOB_FIELDS = (
     "JobID", "ArrayJobID", "ArrayTaskID", "HetJobID", "HetJobOffset", "State", "Reason", "UserName", "UserID",
     "Account", "Partition", "QOS", "NumNodes", "NumTasks", "NumCPUs", "NodeList", "BatchFlag", "BatchHost",
     "tres-alloc", "tres-per-node", "tres-per-job", "tres-per-task", "PriorityLong", "TimeLimit", "TimeLeft",
-    "SubmitTime", "StartTime", "Dependency", "ReqNodes", "Feature", "Reservation", "OverSubscribe", "Name",
-    "Comment",
+    "SubmitTime", "StartTime", "EligibleTime", "RestartCnt", "Dependency", "ReqNodes", "Feature", "Reservation",
+    "OverSubscribe", "Name", "Comment",
 )
 NODE_FIELDS = (
-    "NodeList", "StateComplete", "PartitionName", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed",
+    "NodeList", "StateComplete", "PartitionName", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Features",
+    "PriorityTier", "PreemptMode",
 )
 # fmt: on
 
@@ -70,6 +71,19 @@ def nodes(rows: list[dict[str, str]]) -> dict[str, Node]:
         node = _node(row)
         before = found.get(node.name)
         found[node.name] = replace(node, partitions=(before.partitions if before else ()) + node.partitions)
+    return found
+
+
+def partitions(rows: list[dict[str, str]]) -> dict[str, Partition]:
+    """Partitions by name, from the rows of their nodes: one without nodes is not among them."""
+    found: dict[str, Partition] = {}
+    for row in rows:
+        name = _text(row["PartitionName"])
+        if name and name not in found:
+            try:
+                found[name] = Partition(name, _count(row["PriorityTier"]), row["PreemptMode"].upper())
+            except ValueError as error:
+                raise SlurmUnparsable(f"partition {name[:80]!r} from sinfo: {error} in PriorityTier.") from None
     return found
 
 
@@ -117,6 +131,7 @@ def _job(row: dict[str, str]) -> Job:
         num_nodes=num_nodes,
         gpus=gpus,
         gpus_per_node=per_node,
+        asked_per_node=read("tres-per-node", lambda text: sum(gres_gpus(_text(text)).values())),
         gpu_type=gpu_type,
         cpus=read("NumCPUs", _count),
         mem_mb=read("tres-alloc", lambda text: int(_mib(tres.get("mem", "0")) / max(1, num_nodes))),
@@ -134,6 +149,8 @@ def _job(row: dict[str, str]) -> Job:
         time_left_s=read("TimeLeft", duration_s),
         submit_time=read("SubmitTime", _moment) or 0.0,
         start_time=None if pending else read("StartTime", _moment),
+        eligible_time=read("EligibleTime", _moment) or 0.0,
+        restarts=read("RestartCnt", _count),
     )
 
 
@@ -152,6 +169,7 @@ def _node(row: dict[str, str]) -> Node:
             cpus_used=allocated,
             mem_mb=_count(row["Memory"]),
             mem_alloc_mb=_count(row["AllocMem"]),
+            features=frozenset(_text(row["Features"]).split(",")) - {""},
         )
     except ValueError as error:
         raise SlurmUnparsable(f"node {row['NodeList'][:80]!r} from sinfo: {error} in {row!r}.") from None

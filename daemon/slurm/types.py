@@ -77,6 +77,8 @@ class Job:
     """GPUs it holds; while pending, the total it asks for."""
     gpus_per_node: int = 0
     """GPUs on each of its nodes; 0: none, not the same on all, or not determined while pending (--gpus=N)."""
+    asked_per_node: int = 0
+    """GPUs per node as it was submitted (--gres, --gpus-per-node); 0: it asked for none, or in another way."""
     gpu_type: str = ""
     """"" when it asked for any type and holds none yet, or when it holds several types."""
     cpus: int = 0
@@ -101,6 +103,10 @@ class Job:
     submit_time: float = 0.0
     start_time: float | None = None
     """When it started; None while pending (Slurm's guesses of a future start are left out)."""
+    eligible_time: float = 0.0
+    """From when on it may start: in the future for one that waits for its begin time."""
+    restarts: int = 0
+    """How often it has been put back into the queue."""
 
     @property
     def running(self) -> bool:
@@ -132,11 +138,35 @@ class Node:
     cpus_used: int = 0
     mem_mb: int = 0
     mem_alloc_mb: int = 0
+    features: frozenset[str] = frozenset()
 
     @property
     def schedulable(self) -> bool:
         """Would Slurm start an ordinary job on it, if there is room? Not when drained, down, reserved or asleep."""
         return bool(self.flags & _USABLE_STATES) and not self.flags & _UNUSABLE_FLAGS
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What a partition means to jobs of other partitions on the same nodes."""
+
+    name: str
+    tier: int = 1
+    """Slurm starts jobs of the higher PriorityTier first, and takes from the lower one where preemption is on."""
+    preempt_mode: str = "OFF"
+    """What happens to its jobs then: OFF, REQUEUE, CANCEL, SUSPEND."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The whole size of a job: this many nodes with this many GPUs each."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +177,7 @@ class Snapshot:
     at: float
     jobs: Mapping[int, Job] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
 
     def components(self, het_job_id: int) -> list[Job]:
         """Components of a heterogeneous job that have not ended, by offset."""
@@ -181,3 +212,28 @@ class SlurmClient(Protocol):
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Replace a job's comment. Refused: a job that has ended, another user's job."""
+
+    def requeue(self, job_id: int) -> None:
+        """Put a running batch job back into the queue, at the size it was submitted with; Slurm lets it start no
+        sooner than two minutes later (see `resize_waiting`). Its processes get SIGTERM, and SIGKILL after KillWait.
+
+        Refused: a job that waits already, has no batch script or was submitted with --no-requeue; another user's.
+        """
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
+        """Give a waiting job this size and let it start at once, in that reservation ("": in none).
+
+        CPUs and memory of a node follow its GPUs. Must not be called in the second in which the job was put back:
+        Slurm would fail its launch. Refused: a job that does not wait, or asked for GPUs otherwise than per node;
+        part of the change may then have been made.
+        """
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
+        """Keep all but this user's jobs of that reservation from starting on the nodes; what runs there runs on.
+
+        It ends by itself after so many minutes, and no job with it. Refused: to all but Slurm's operators, and for
+        nodes of another reservation. One of that name is replaced.
+        """
+
+    def unreserve(self, name: str, job_id: int = 0) -> None:
+        """End a reservation, after letting this job out of it; the job runs on. One that is not there is fine."""

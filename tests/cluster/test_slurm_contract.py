@@ -11,7 +11,7 @@ import pytest
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.daemon.slurm import CommandClient, Job, SlurmClient, Snapshot
+from slurm_elastic.daemon.slurm import CommandClient, Job, Size, SlurmClient, Snapshot
 from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
 
@@ -268,6 +268,77 @@ def test_companions_share_the_node_of_their_base(cluster: Cluster) -> None:
     client.cancel(companions[0])
     snapshot = seen(client, lambda s: gone(s, companions[0]) and s.nodes["n1"].gpus_used == 3)
     assert snapshot.jobs[base].running and snapshot.jobs[companions[1]].running
+
+
+def put_back(client: SlurmClient, job_id: int) -> Snapshot:
+    """Requeue, and wait until the job may be given another size: not in the second of its end (see resize_waiting)."""
+    client.requeue(job_id)
+    snapshot = seen(client, lambda s: s.jobs[job_id].pending)
+    ready = time.time() + 2.0
+    wait_until(lambda: time.time() > ready, 10)
+    return snapshot
+
+
+def test_requeued_job_comes_back_at_the_size_it_is_given(cluster: Cluster) -> None:
+    """A job is put back, does not start by itself for a minute at least, and starts at once when it gets a size: more
+    nodes with fewer GPUs each, and then fewer nodes with more."""
+    client = cluster.client()
+    job_id = cluster.submit(Want(1, 4), user="games", comment="elastic:x")
+    assert running(client, job_id).jobs[job_id].asked_per_node == 4
+    snapshot = put_back(client, job_id)
+    job = snapshot.jobs[job_id]
+    assert (job.restarts, job.nodes, job.gpus) == (1, (), 4)
+    assert job.eligible_time > snapshot.at + 60
+    client.resize_waiting(job_id, Size(3, 2))
+    job = running(client, job_id).jobs[job_id]
+    assert (job.num_nodes, job.gpus, job.gpus_per_node, job.asked_per_node) == (3, 6, 2, 2)
+    assert (job.restarts, job.comment, job.user) == (1, "elastic:x", "games")
+    put_back(client, job_id)
+    client.resize_waiting(job_id, Size(1, 4))
+    job = running(client, job_id).jobs[job_id]
+    assert (len(job.nodes), job.gpus, job.restarts) == (1, 4, 2)
+
+
+def test_what_cannot_be_requeued_is_refused(cluster: Cluster) -> None:
+    """A job without a script, one that waits, one that has ended; a running job takes no size; others may not."""
+    client = cluster.client()
+    base, companion = cluster.submit(Want(1, 1), user="games"), cluster.submit(Want(7, 4), batch=False)
+    waiting = cluster.submit(Want(8, 4))
+    running(client, base, companion)
+    seen(client, lambda s: s.jobs[waiting].pending)
+    for job_id in (companion, waiting):
+        with pytest.raises(SlurmRefused):
+            client.requeue(job_id)
+    with pytest.raises(SlurmRefused):
+        cluster.client("nobody").requeue(base)
+    with pytest.raises(SlurmRefused):
+        client.resize_waiting(base, Size(2, 1))
+    job = client.snapshot().jobs[base]
+    assert job.running and (job.num_nodes, job.gpus, job.restarts) == (1, 1, 0)
+
+
+def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
+    """Nothing but the job in it starts on reserved nodes, though it came later; ending it lets the job run on."""
+    client = cluster.client()
+    name = "selastic-1"
+    client.reserve(name, [f"n{i}" for i in range(1, 9)], "games", 3)
+    try:
+        other = cluster.submit(Want(8, 4), user="nobody")
+        mine = cluster.submit(Want(1, 4, ("n1",)), user="games")
+        seen(client, lambda s: s.jobs[other].pending and s.jobs[mine].pending)
+        client.resize_waiting(mine, Size(2, 4), name)
+        job = running(client, mine).jobs[mine]
+        assert (job.num_nodes, job.reservation) == (2, name)
+        client.unreserve(name, mine)
+        client.unreserve(name)  # once more does no harm
+        job = client.snapshot().jobs[mine]
+        assert job.running and job.reservation == ""
+        client.cancel(mine)
+        running(client, other)
+    finally:
+        client.unreserve(name)
+    with pytest.raises(SlurmRefused):
+        cluster.client("games").reserve(name, ["n1"], "games", 1)
 
 
 def test_heterogeneous_job_gives_up_one_component(cluster: Cluster) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from snapshots import TYPE, Cluster
 
 from slurm_elastic.daemon.capacity.elastic import Roster, Scope, companion_tag, sort_jobs
 from slurm_elastic.daemon.capacity.growth import Like, place, take
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger, per_node, pool_of, pools
-from slurm_elastic.daemon.capacity.needs import needs
+from slurm_elastic.daemon.capacity.needs import meets, needs
 from slurm_elastic.daemon.capacity.room import Room, make_room
 from slurm_elastic.daemon.capacity.units import Giver, droppable, shrinks, units_of, without
 from slurm_elastic.daemon.reasons import Reason
-from slurm_elastic.daemon.slurm.types import Snapshot
+from slurm_elastic.daemon.slurm.types import Partition, Snapshot
 from slurm_elastic.trainer_shim.wire import Piece
 
 REQUEST = "elastic:gpus=1-16,batch=16-4096"
@@ -245,6 +248,36 @@ def test_needs_come_in_slurms_order() -> None:
     cluster.wait(3, priority=9, submit_time=1.0)
     snapshot = cluster.snapshot()
     assert [need.job_id for need in needs(snapshot, sort_jobs(snapshot))] == [3, 2, 1]
+
+
+def test_a_higher_tier_comes_first_and_a_begin_time_to_come_does_not_count() -> None:
+    """PriorityTier beats priority, as in Slurm; a job just put back has no reason yet, and cannot start for minutes."""
+    cluster = Cluster()
+    cluster.wait(1, priority=9)
+    cluster.wait(2, priority=1, partition="urgent")
+    cluster.wait(3, priority=99, reason="", eligible_time=cluster.at + 121)
+    snapshot = replace(cluster.snapshot(), partitions={"urgent": Partition("urgent", 20), "main": Partition("main")})
+    assert [need.job_id for need in needs(snapshot, Roster())] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "met"),
+    [("", True), ("ib", True), ("hdr", False), ("ib&nvlink", True), ("ib&hdr", False), ("hdr|ib&nvlink", True),
+     ("hdr,nvlink", True), ("[hdr*2&ib*1]", True), ("!ib", True)],
+)  # fmt: skip
+def test_which_nodes_meet_a_constraint(constraint: str, met: bool) -> None:
+    """Names with & and | are judged; of forms not known here Slurm is left to say."""
+    assert meets(constraint, {"ib", "nvlink"}) is met
+
+
+def test_no_room_is_made_on_nodes_without_the_feature() -> None:
+    """A job that wants a feature gains nothing from nodes that lack it."""
+    cluster = Cluster(2)
+    cluster.run(1, "n1 n2", comment=REQUEST)
+    cluster.wait(2, features="nvlink")
+    assert not room(cluster.snapshot()).forced
+    cluster.nodes["n2"] = replace(cluster.nodes["n2"], features=frozenset({"nvlink"}))
+    assert room(cluster.snapshot()).forced == {1: frozenset({(1, "n2")})}
 
 
 def test_a_heterogeneous_job_needs_all_its_components_at_once() -> None:

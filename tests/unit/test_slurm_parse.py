@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.daemon.slurm import parse
-from slurm_elastic.daemon.slurm.types import Job, Node
+from slurm_elastic.daemon.slurm.types import Job, Node, Partition
 from slurm_elastic.trainer_shim.errors import SlurmUnparsable
 
 SEP = "~5f3a~"
@@ -17,26 +17,27 @@ SEP = "~5f3a~"
 RUNNING = (
     "1 1 N/A N/A N/A RUNNING None games 5 research main normal 2 2 2 n[1-2] 1 n1 "
     "cpu=2,mem=2G,node=2,billing=2,gres/gpu=4,gres/gpu:a100=4 gres:gpu:2 N/A N/A 4294901759 365-00:00:00 "
-    "364-23:59:54 1795189345 1795189346 (null)  (null) (null) OK train"
+    "364-23:59:54 1795189345 1795189346 1795189345 2 (null)  (null) (null) OK train"
 )
 COMPONENT = (
     "10 10 N/A 9 1 RUNNING None root 0 root main normal 1 1 1 n4 1 n4 "
     "cpu=1,mem=1G,node=1,billing=1,gres/gpu=2,gres/gpu:a100=2 gres:gpu:a100:2 N/A N/A 4294901750 UNLIMITED UNLIMITED "
-    "1795189345 1795189345 (null)  (null) (null) OK wrap"
+    "1795189345 1795189345 1795189345 0 (null)  (null) (null) OK wrap"
 )
 COMPANION = (
     "12 12 N/A N/A N/A RUNNING None root 0 root main normal 1 1 1 n2 0 localhost "
     "cpu=1,mem=1G,node=1,billing=1,gres/gpu=1,gres/gpu:a100=1 gres:gpu:1 N/A N/A 4294900748 1:00:00 59:54 "
-    "1795189345 1795189346 (null)  (null) (null) OK selastic-1"
+    "1795189345 1795189346 1795189345 0 (null)  (null) (null) OK selastic-1"
 )
 PENDING = (
     "6 6 N/A N/A N/A PENDING BeginTime root 0 root main normal 5 1 2  1 n/a cpu=2,mem=2G,node=1,billing=2,gres/gpu=20 "
-    "N/A gres:gpu:20 N/A 4294901754 1-02:04:00 1-02:04:00 1795189345 1795192945 afterok:1(unfulfilled) n[6,8] "
+    "N/A gres:gpu:20 N/A 4294901754 1-02:04:00 1-02:04:00 1795189345 1795192945 1795192945 0 "
+    "afterok:1(unfulfilled) n[6,8] "
     "v100&big resv NO wrap"
 )
 ARRAY = (
     "8 8 3-5%2 N/A N/A PENDING JobArrayTaskLimit root 0 root main normal 1 1 1  1 n/a "
-    "cpu=1,mem=1G,node=1,billing=1,gres/gpu=1 gres:gpu:1 N/A N/A 4294901752 UNLIMITED UNLIMITED 1795189345 N/A "
+    "cpu=1,mem=1G,node=1,billing=1,gres/gpu=1 gres:gpu:1 N/A N/A 4294901752 UNLIMITED UNLIMITED 1795189345 N/A 0 0 "
     "(null)  (null) (null) OK wrap"
 )
 
@@ -67,6 +68,7 @@ def test_running_job() -> None:
         num_nodes=2,
         gpus=4,
         gpus_per_node=2,
+        asked_per_node=2,
         gpu_type="a100",
         cpus=2,
         mem_mb=1024,
@@ -75,6 +77,8 @@ def test_running_job() -> None:
         time_left_s=365 * 86400 - 6,
         submit_time=1795189345.0,
         start_time=1795189346.0,
+        eligible_time=1795189345.0,
+        restarts=2,
     )
 
 
@@ -169,8 +173,11 @@ def test_nodes_in_several_partitions_are_one() -> None:
         ["n1", "mixed", "long", "3/13/0/16", "16384", "3072", "gpu:a100:4(S:0-1)", "gpu:a100:3(IDX:0,2-3)"],
         ["n2", "idle+drain", "main", "0/0/16/16", "16384", "0", "(null)", "gpu:0"],
     ]
-    text = "".join(SEP.join(row) + SEP + SEP + "\n" for row in rows)
-    nodes = parse.nodes(parse.records(text, parse.NODE_FIELDS, SEP, "sinfo"))
+    tails = {"main": ["ib,nvlink", "10", "OFF"], "long": ["ib,nvlink", "1", "REQUEUE"]}
+    text = "".join(SEP.join([*row, *tails[row[2]]]) + SEP + SEP + "\n" for row in rows)
+    records = parse.records(text, parse.NODE_FIELDS, SEP, "sinfo")
+    nodes = parse.nodes(records)
+    assert parse.partitions(records) == {"main": Partition("main", 10, "OFF"), "long": Partition("long", 1, "REQUEUE")}
     assert nodes["n1"] == Node(
         "n1",
         frozenset({"MIXED"}),
@@ -182,6 +189,7 @@ def test_nodes_in_several_partitions_are_one() -> None:
         cpus_used=3,
         mem_mb=16384,
         mem_alloc_mb=3072,
+        features=frozenset({"ib", "nvlink"}),
     )
     assert (nodes["n2"].gpus, nodes["n2"].schedulable) == (0, False)
 
