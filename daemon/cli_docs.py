@@ -1,15 +1,18 @@
-"""Man pages and shell completion of `selastic`, made from its one parser.
+"""Man pages and shell completion, made from the one parser of each program and the one schema of the settings.
 
     python -m slurm_elastic.daemon.cli_docs DIRECTORY
 
-writes man/selastic.1 and completions/selastic.{bash,zsh,fish} there. Limit: for building packages only; it needs shtab
-and argparse-manpage, which nothing that is installed does.
+writes man/selastic.1, man/selasticd.8, man/selasticd.toml.5 and completions of both programs for bash, zsh and fish
+there. Limit: for building packages only; it needs shtab and argparse-manpage, which nothing that is installed does.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
+from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,27 +21,51 @@ from slurm_elastic.trainer_shim.errors import ConfigError
 
 from . import cli_parser
 
-SHELLS = {"bash": "selastic.bash", "zsh": "_selastic", "fish": "selastic.fish"}
+SHELLS = {"bash": "{}.bash", "zsh": "_{}", "fish": "{}.fish"}
 """Shells, and the file name that each looks for."""
+PROGRAMS = {
+    "selastic": (1, "User Commands", "see, explain and steer elastic deep-learning jobs on Slurm"),
+    "selasticd": (8, "System Administration", "decide what elastic jobs on Slurm get, and see to it"),
+}
 
 
-def man_page() -> str:
-    """selastic.1 in roff; its date is SOURCE_DATE_EPOCH's, where that is set."""
+def parser_of(program: str) -> argparse.ArgumentParser:
+    """The program's one parser, every option in it."""
+    if program == "selastic":
+        return cli_parser.build()
+    from .service import parser
+
+    return parser()
+
+
+def man_page(program: str) -> str:
+    """The program's page in roff; its date is SOURCE_DATE_EPOCH's, where that is set."""
+    section, title, description = PROGRAMS[program]
     data = {
         "project_name": "slurm-elastic",
         "version": cli_parser.version(),
-        "manual_title": "User Commands",
-        "manual_section": 1,
-        "description": "see, explain and steer elastic deep-learning jobs on Slurm",
+        "manual_title": title,
+        "manual_section": section,
+        "description": description,
     }
-    return str(_tool("argparse_manpage.manpage").Manpage(cli_parser.build(), _data=data)).rstrip() + "\n"
+    page = str(_tool("argparse_manpage.manpage").Manpage(parser_of(program), _data=data)).rstrip()
+    others = [f".BR {name} ({PROGRAMS[name][0]})," for name in PROGRAMS if name != program]
+    return "\n".join([page, ".SH SEE ALSO", *others, ".BR selasticd.toml (5)"]) + "\n"
 
 
-def completion(shell: str) -> str:
+def settings_page() -> str:
+    """selasticd.toml(5)."""
+    from .settings_docs import roff
+
+    built = float(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+    return roff(datetime.fromtimestamp(built, timezone.utc).strftime("%Y-%m-%d"), cli_parser.version())
+
+
+def completion(shell: str, program: str = "selastic") -> str:
     """The completion script for bash, zsh or fish. Raises ConfigError for another shell."""
     if shell not in SHELLS:
         raise ConfigError(f"no completion for shell '{shell}'; accepted: {', '.join(SHELLS)}")
-    return str(_tool("shtab").complete(cli_parser.build(), shell=shell))
+    return str(_tool("shtab").complete(parser_of(program), shell=shell))
 
 
 def _tool(name: str) -> Any:
@@ -48,8 +75,11 @@ def _tool(name: str) -> Any:
 
 def write(directory: Path) -> list[Path]:
     """Write all of them under `directory`; returns the files."""
-    texts = {directory / "man" / "selastic.1": man_page()}
-    texts |= {directory / "completions" / name: completion(shell) for shell, name in SHELLS.items()}
+    texts = {directory / "man" / "selasticd.toml.5": settings_page()}
+    for program, (section, _, _) in PROGRAMS.items():
+        texts[directory / "man" / f"{program}.{section}"] = man_page(program)
+        for shell, name in SHELLS.items():
+            texts[directory / "completions" / name.format(program)] = completion(shell, program)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

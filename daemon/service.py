@@ -98,7 +98,7 @@ class Daemon:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `selasticd`."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -291,14 +291,22 @@ def write_client_file(settings: Settings, values: dict[str, Any]) -> Path:
     return path
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="selasticd", description="Decides what elastic jobs get, and sees to it.")
-    parser.add_argument("--config", metavar="FILE", help="settings file (default: /etc/slurm-elastic/selasticd.toml)")
-    parser.add_argument("--check", action="store_true", help="try settings, database, munge and Slurm, then exit")
-    parser.add_argument("--user", action="store_true", help="manage only your own jobs; needs no privilege")
+def parser() -> argparse.ArgumentParser:
+    """The options of `selasticd`; selasticd(8) is made from them."""
+    made = argparse.ArgumentParser(
+        prog="selasticd",
+        description="Decides what elastic jobs on a Slurm cluster get, and sees to it. It runs in the foreground "
+        "and logs to standard error; SIGTERM and SIGINT stop it once the round under way is done. Jobs train on "
+        "without it.",
+        epilog="exit status: 0 stopped as asked (with --check: all is well), 1 something that it needs does not work, "
+        "2 a setting or an option is not accepted",
+    )
+    made.add_argument("--config", metavar="FILE", help="settings file (default: /etc/slurm-elastic/selasticd.toml)")
+    made.add_argument("--check", action="store_true", help="try settings, database, munge and Slurm, then exit")
+    made.add_argument("--user", action="store_true", help="manage only your own jobs; needs no privilege")
     levels = ("debug", "info", "warning", "error")
-    parser.add_argument("--log-level", choices=levels, default="info", help="default: %(default)s")
-    return parser
+    made.add_argument("--log-level", choices=levels, default="info", help="default: %(default)s")
+    return made
 
 
 if __name__ == "__main__":

@@ -88,6 +88,34 @@ def sample() -> str:
     return "\n".join(lines) + "\n"
 
 
+def roff(date: str, version: str) -> str:
+    """selasticd.toml(5)."""
+    lines = [
+        f'.TH SELASTICD.TOML 5 "{date}" "slurm-elastic {version}" "File Formats"',
+        ".SH NAME",
+        "selasticd.toml \\- settings of selasticd",
+        ".SH DESCRIPTION",
+        f"One TOML file, {_roff(str(schema.DEFAULT_FILE))} unless \\-\\-config names another.",
+        "Every setting is optional; a change takes effect when selasticd is started again.",
+        ".B selasticd \\-\\-check",
+        "says what is wrong with the file.",
+        ".SH SETTINGS",
+    ]
+    for name, words in explanations().items():
+        if name not in HIDDEN:
+            lines += [".TP", f'.BR {_roff(name)} " = {_roff(default(name)).replace(chr(34), chr(92) + "(dq")}"']
+            lines += textwrap.wrap(_roff(words), 100, break_long_words=False, break_on_hyphens=False)
+            lines += [".br", f"Accepted: {_roff(accepted(name))}."]
+    lines += [".SH FILES", f".I {_roff(str(schema.DEFAULT_FILE))}", ".SH SEE ALSO", ".BR selasticd (8),"]
+    return "\n".join([*lines, ".BR selastic (1)"]) + "\n"
+
+
+def _roff(text: str) -> str:
+    """Text as roff takes it: backslashes and hyphens escaped, no line that begins with a request."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "")
+    return "\\&" + escaped if escaped.startswith((".", "'")) else escaped
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `python -m slurm_elastic.daemon.settings`."""
     parser = argparse.ArgumentParser(prog="python -m slurm_elastic.daemon.settings", description=__doc__)

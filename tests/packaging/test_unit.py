@@ -80,9 +80,12 @@ def test_the_documentation_that_the_unit_names_is_installed() -> None:
     """`systemctl help selasticd` opens pages that are there."""
     package = (PACKAGING / "nfpm-slurm-elastic.yaml").read_text()
     places = re.findall(r'src: "?([^",}]+)"?, dst: ([^,}]+)', package)
-    man, *files = unit()["Unit"]["Documentation"].split()
-    assert man == "man:selastic(1)"
-    assert "/usr/share/man/man1/" in dict(places).values()
+    pages = unit()["Unit"]["Documentation"].split()
+    files = [page for page in pages if page.startswith("file:")]
+    assert [page for page in pages if page not in files] == [
+        *("man:selasticd(8)", "man:selasticd.toml(5)", "man:selastic(1)"),
+    ]
+    assert {f"/usr/share/man/man{section}/" for section in (1, 5, 8)} <= set(dict(places).values())
     assert files
     for file in files:
         folder, name = file.removeprefix("file://").rsplit("/", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.daemon import cli, cli_docs, cli_parser
+from slurm_elastic.daemon import cli, cli_docs, cli_parser, settings, settings_docs
 from slurm_elastic.trainer_shim import errors, munge
 
 LOOK_UPS = [
@@ -122,15 +123,42 @@ def test_the_man_page_has_every_command(generated: Path) -> None:
         assert f"selastic {command.name}" in text
     for option in ("--dry-run", "--starttime", "--helpformat", "--once"):
         assert option in text
-    if shutil.which("groff"):
-        formatted = subprocess.run(["groff", "-man", "-Tutf8", str(page)], capture_output=True, check=True, timeout=60)
-        assert b"SELASTIC(1)" in formatted.stdout
+
+
+def test_the_daemons_pages_say_what_its_parser_and_settings_say(generated: Path) -> None:
+    """selasticd(8) has every option and the exit status; selasticd.toml(5) every setting with default and bounds."""
+    page = (generated / "man" / "selasticd.8").read_text().replace("\\-", "-")
+    assert all(option in page for option in ("--config", "--check", "--user", "--log-level", "exit status", "SIGTERM"))
+    text = (generated / "man" / "selasticd.toml.5").read_text().replace("\\-", "-")
+    for name in settings.FIELDS:
+        assert (f"\n.BR {name} " in text) == (name not in settings_docs.HIDDEN)
+    assert '.BR mode " = \\(dqadvise\\(dq"' in text and "Accepted: a number from 0.2 to 3600." in text
+
+
+@pytest.mark.parametrize("page", ["selastic.1", "selasticd.8", "selasticd.toml.5"])
+def test_man_formats_the_pages(page: str, generated: Path) -> None:
+    """roff has no complaint about any page, and shows its title and its sections."""
+    if shutil.which("groff") is None:
+        subprocess.run(["packaging/install-build-deps-debian"], check=True, timeout=280)
+    command = ["groff", "-man", "-ww", "-Wbreak", "-Tutf8", str(generated / "man" / page)]
+    formatted = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    name, _, section = page.rpartition(".")
+    assert formatted.stderr == "" and f"{name.upper()}({section})" in formatted.stdout
+    plain = re.sub(r"\x1b\[[0-9;]*m|.\x08", "", formatted.stdout)
+    assert {"NAME", "SEE ALSO"} <= set(plain.splitlines())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_of_the_daemon(shell: str, generated: Path) -> None:
+    """selasticd's few options complete too."""
+    text = (generated / "completions" / cli_docs.SHELLS[shell].format("selasticd")).read_text()
+    assert all(option in text for option in ("check", "config", "log-level"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_commands_and_options(shell: str, generated: Path) -> None:
     """Each shell's script names every command and their options, and the shell can read it."""
-    script = generated / "completions" / cli_docs.SHELLS[shell]
+    script = generated / "completions" / cli_docs.SHELLS[shell].format("selastic")
     text = script.read_text()
     for word in [*(command.name for command in cli_parser.COMMANDS), "helpformat", "starttime"]:
         assert word in text
@@ -140,7 +168,7 @@ def test_completion_knows_commands_and_options(shell: str, generated: Path) -> N
 
 def test_bash_completes_a_command(generated: Path) -> None:
     """Typing `selastic sta<TAB>` offers status."""
-    script = generated / "completions" / cli_docs.SHELLS["bash"]
+    script = generated / "completions" / cli_docs.SHELLS["bash"].format("selastic")
     shell = f"source {script}; COMP_WORDS=(selastic sta); COMP_CWORD=1; _shtab_selastic; echo ${{COMPREPLY[@]}}"
     environment = os.environ | {"LC_ALL": "C.UTF-8"}
     ended = subprocess.run(
