@@ -22,6 +22,7 @@ SECRET = "5ec2e7"
 SCRIPT = Path(__file__).with_name("shim_train.py")
 NAMESPACE = Path(__file__).resolve().parents[1] / "packaging" / "namespace"
 Message = dict[str, Any]
+Start = Callable[..., "Control"]
 
 
 class Zygote:
@@ -221,6 +222,28 @@ class Control:
                 with self._changed:
                     self.said.append((name, message))
                     self._changed.notify_all()
+
+
+def alone(zygote: Zygote, directory: Path, *args: str, script: Path = SCRIPT) -> dict[str, Any]:
+    """The same script in one process that no supervisor knows of."""
+    name = f"alone-{time.monotonic_ns()}"
+    log = directory / f"{name}.log"
+    zygote.spawn(name, script, ["--pace", "0", *args, "--name", name, str(directory)], {}, log)
+    assert zygote.wait(name) == 0, log.read_text()
+    return result(directory, name)
+
+
+def result(directory: Path, name: str = "final") -> dict[str, Any]:
+    """What a training script has left behind."""
+    import torch
+
+    loaded: dict[str, Any] = torch.load(directory / f"{name}.pt", weights_only=False)
+    return loaded
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest one between two results' parameters."""
+    return max(float((one["model"][key] - other["model"][key]).abs().max()) for key in one["model"] if key != "calls")
 
 
 def _zygote() -> None:

@@ -28,6 +28,8 @@ parser.add_argument("--name", default="final")
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
 parser.add_argument("--strategy", default="ddp")
+parser.add_argument("--tp", type=int, help="ranks of one replica")
+parser.add_argument("--clip", type=float)
 parser.add_argument("--rate", type=float, default=1e-2)
 parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
 parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a map-style dataset")
@@ -87,12 +89,21 @@ class Average:
 
 
 job = elastic.join(
-    batch=args.batch, max_batch=args.max_batch, lr=args.lr, micro_batch=args.micro, checkpoint_every_s=args.every
+    batch=args.batch,
+    max_batch=args.max_batch,
+    lr=args.lr,
+    micro_batch=args.micro,
+    checkpoint_every_s=args.every,
+    unit={"tp": args.tp} if args.tp else None,
 )
 model = Net().to(job.device, getattr(torch, args.dtype))
 optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps(args.epochs, args.samples))
 options = {"find_unused_parameters": True} if args.unused else {}
+if args.tp:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    options["parallelize"] = {"body.0": ColwiseParallel(), "body.2": RowwiseParallel()}
 net = job.wrap(model, optimizer, schedule, strategy=args.strategy, **options)
 average = Average()
 job.keep(average=average)
@@ -113,7 +124,7 @@ for epoch in job.epochs(args.epochs):
         if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
             raise ValueError("this script fails")
         loss = ((net(x) - y) ** 2).mean()
-        if job.step(loss):
+        if job.step(loss, clip_norm=args.clip):
             average.steps += 1
         if job.global_step == args.stop and args.leave == "stop":
             job.stop()

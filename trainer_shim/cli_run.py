@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         job_dir=place,
         listen="" if jobs else "127.0.0.1",
         host=(env.get("SELASTIC_HOST") or socket.gethostname()) if jobs else "127.0.0.1",
-        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload), **rule(asked)},
+        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload), **told(asked)},
         cluster=job_dir.cluster(env),
         nproc=args.nproc,
         batch=args.batch,
@@ -94,13 +94,15 @@ def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
     return option or comment or from_plugin
 
 
-def rule(asked: str) -> dict[str, str]:
-    """The learning-rate rule that the request names, for the training script's lr="auto"."""
+def told(asked: str) -> dict[str, str]:
+    """What join() has to know of the request: the learning-rate rule for its lr="auto", and the GPUs of a replica."""
+    if not asked:
+        return {}
     try:
-        rule = request.parse(asked).lr if asked else "auto"
+        parsed = request.parse(asked)
     except RequestError:
-        rule = "auto"
-    return {} if rule == "auto" else {"SELASTIC_LR": rule}
+        return {}
+    return {"SELASTIC_GROUP": str(parsed.group), **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
 
 
 def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> str:

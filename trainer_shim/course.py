@@ -83,7 +83,7 @@ class Course:
 
     def slicing(self) -> Slicing:
         world = self.world()
-        return Slicing(self.batch, world.size, world.rank, self.tuning.limit(), halve=self.tuning.wants_noise)
+        return Slicing(self.batch, world.replicas, world.replica, self.tuning.limit(), halve=self.tuning.wants_noise)
 
     def log(self, *words: object) -> None:
         """Print on rank 0, at once."""
@@ -102,8 +102,10 @@ class Course:
         if self._audit is None:
             return
         progress, world = self.state.progress, self.world()
+        if not world.speaks:
+            return  # the ranks of one replica train on the same samples
         place = {"generation": world.generation, "step": progress.step + 1, "epoch": progress.epoch}
-        self._audit.write({**place, "batch": total, "rank": world.rank, "size": world.size, "indices": own})
+        self._audit.write({**place, "batch": total, "rank": world.replica, "size": world.replicas, "indices": own})
 
     def stepped(self, micro: Micro, coming: Coming | None, reader: Reader) -> None:
         """A step has been done: count it, advance the schedule, and remember what all ranks said."""
@@ -190,7 +192,12 @@ class Course:
         """Enter the first world, with the state that it starts from."""
         tuning, membership = self.tuning, self.membership
         micro = tuning.micro_batch or tuning.fitted
-        limits = {"batch": tuning.base, "max_batch": tuning.max_batch or 0, "micro_batch": micro}
+        limits = {
+            "batch": tuning.base,
+            "max_batch": tuning.max_batch or 0,
+            "micro_batch": micro,
+            "unit": membership.unit,
+        }
         world = membership.enter(limits)
         captured = None
         if world.rank == 0 and membership.source != "survivor":

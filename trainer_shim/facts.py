@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .batch import Rate
 from .course import Course
 
@@ -24,6 +26,21 @@ class Facts:
         """Ranks in the current world; 0 until there is one."""
         world = self._course.membership.world
         return world.size if world else 0
+
+    @property
+    def mesh(self) -> Any:
+        """The current world as a torch DeviceMesh: dimensions ("dp", "tp") with join(unit=...), ("dp",) without.
+
+        None before there is a world, and in a process alone. Another world has another mesh: do not keep it.
+        """
+        world, strategy = self._course.membership.world, self._course.strategy
+        if world is None or strategy is None or not world.grouped:
+            return None
+        if strategy.mesh is None:
+            from .mesh import mesh_of
+
+            strategy.mesh = mesh_of(world, self._course.device, units=False)
+        return strategy.mesh
 
     @property
     def generation(self) -> int:

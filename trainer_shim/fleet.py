@@ -54,6 +54,12 @@ class Worker:
     error: str = ""
     config: dict[str, object] = field(default_factory=dict)
 
+    @property
+    def unit(self) -> int:
+        """Ranks that hold one replica of its model together, as its script said."""
+        size = self.config.get("unit")
+        return size if isinstance(size, int) and size > 0 else 1
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -98,10 +104,13 @@ def keys(pieces: Iterable[Piece]) -> list[AgentKey]:
 
 
 def ranked(workers: Sequence[Worker], pieces: Iterable[Piece]) -> tuple[str, ...]:
-    """Names of the workers in rank order; workers outside the pieces are left out."""
+    """Names of the workers in rank order. Those outside the pieces are left out, and the last ones that make up no
+    whole model-parallel unit."""
     place = {key: position for position, key in enumerate(keys(pieces))}
     inside = [worker for worker in workers if worker.agent in place]
-    return tuple(worker.name for worker in sorted(inside, key=lambda worker: (place[worker.agent], worker.index)))
+    unit = max((worker.unit for worker in inside), default=1)
+    inside.sort(key=lambda worker: (place[worker.agent], worker.index))
+    return tuple(worker.name for worker in inside[: len(inside) // unit * unit])
 
 
 def kept(held: Sequence[Piece], keep: Sequence[Piece]) -> tuple[Piece, ...]:

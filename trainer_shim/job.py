@@ -47,6 +47,7 @@ def join(
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 600.0,
     ramp: float = 0.01,
+    unit: dict[str, int] | None = None,
 ) -> Job:
     """Take part in the training.
 
@@ -56,7 +57,8 @@ def join(
     micro_batch: most samples one rank computes at a time; None: its whole slice. seed: of data order and of every
     rank's generators. checkpoints: a directory that every node sees; default: the job's own under `selastic run`,
     none elsewhere. checkpoint_every_s: seconds between two checkpoints. ramp: share of an epoch over which a rate
-    rises after a grow.
+    rises after a grow. unit: {"tp": N} where N ranks hold one replica of the model together (tensor parallelism): then
+    worlds are whole multiples of N ranks, and wrap() takes parallelize=.
     Raises TrainingError for a value that is not accepted.
     """
     if lr == "auto":
@@ -64,8 +66,9 @@ def join(
     batches.check_join(batch, max_batch, micro_batch, lr)
     if _current:
         raise TrainingError("join() was called twice in one process; call it once, and hand the job on")
+    size = batches.check_unit(unit, os.environ.get("SELASTIC_GROUP"))
     tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp)
-    job = Job(Course(Membership(), tuning, checkpoints, checkpoint_every_s))
+    job = Job(Course(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s), size)
     _current.append(job)
     return job
 
@@ -73,8 +76,9 @@ def join(
 class Job(Facts):
     """One worker's view of the training; made by join()."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, unit: int | None) -> None:
         super().__init__(course)
+        self._unit = unit
         self._feeds: dict[tuple[int, str], Feed] = {}
         self._micro: Micro | None = None
         self._own: list[int] = []
@@ -102,7 +106,8 @@ class Job(Facts):
         optimizer, scheduler: one or a sequence. Schedulers are advanced by the job, one step per base batch of
         samples; ReduceLROnPlateau and those stepped by epoch belong to keep(). scaler: a torch.amp.GradScaler.
         strategy: "ddp" keeps a replica on every rank, "fsdp" shards it (fully_shard). options: passed on to
-        DistributedDataParallel, e.g. find_unused_parameters; or shard=function(model) that calls fully_shard.
+        DistributedDataParallel, e.g. find_unused_parameters; or shard=function(model) that calls fully_shard;
+        parallelize= what cuts up the model within a unit, a plan of parallelize_module or function(model, mesh).
         Returns what is called like the model; the model itself stays as it is, state_dict included.
         """
         self._before_start("wrap")
@@ -111,7 +116,7 @@ class Job(Facts):
         if not isinstance(model, torch.nn.Module):
             raise TrainingError(f"job.wrap() was given a {type(model).__name__}; accepted: a torch.nn.Module")
         optimization = Optimization(self._tuning, optimizer, scheduler, scaler)
-        parallel = strategy_of(strategy, model, optimization.optimizers, options)
+        parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit)
         parallel.on_error = self._course.membership.broken
         parallel.measures = not optimization.scaled
         self._tuning.wants_noise = not optimization.scaled and (
@@ -237,7 +242,7 @@ class Job(Facts):
         self._micro = micro
         self._course.model().expect(micro.last, micro.measured)
         value = to_device(samples, self.device)
-        seed_all(mix(self._tuning.seed, self._state.progress.step, self.rank, micro.index, 1))
+        seed_all(mix(self._tuning.seed, self._state.progress.step, self._course.world().replica, micro.index, 1))
         return value
 
     def step(self, loss: torch.Tensor, clip_norm: float | None = None) -> bool:
@@ -251,11 +256,11 @@ class Job(Facts):
             raise TrainingError("job.step() was called without a batch of job.loader(); call it once for each batch")
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
             raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
-        scale = batches.loss_scale(micro.weight, self.world_size, micro.total)
+        scale = batches.loss_scale(micro.weight, course.world().replicas, micro.total)
         spoken = self._backward(micro, course.optimizers().scale(loss * scale))
         if spoken is None:
             return False
-        course.optimizers().step(course.model().module.parameters(), clip_norm, self._state.progress)
+        course.optimizers().step(course.model().clip, clip_norm, self._state.progress)
         course.stepped(micro, *spoken)
         return True
 

@@ -29,7 +29,9 @@ BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken
 class Membership:
     """See the module."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ, unit: int = 1) -> None:
+        """unit: ranks that hold one replica together. Raises TrainingError when a fixed world is no multiple of it."""
+        self.unit = unit
         self.worker = environ.get("SELASTIC_WORKER", f"rank{environ.get('RANK', '0')}")
         self.link: Link | None = None
         self.batch = int(environ.get("SELASTIC_BATCH") or 0)
@@ -37,13 +39,13 @@ class Membership:
         self.on_leave: Callable[[], None] = lambda: None
         """What to finish before this process ends, in bounded time."""
         control = environ.get("SELASTIC_CONTROL")
+        self.world: World | None = None
         if control:
             self.link = Link(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
-            self.world: World | None = None
         elif "RANK" in environ and "WORLD_SIZE" in environ:
-            self.world = worlds.from_environment()
+            self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
-            self.world = worlds.alone()
+            self.world = worlds.in_units(worlds.alone(), unit)
         self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
 
     def device(self) -> torch.device:
@@ -66,7 +68,7 @@ class Membership:
             if coming.leave:
                 self.go()
             try:
-                self.world = self._join(self.link, coming)
+                self.world = worlds.in_units(self._join(self.link, coming), self.unit)
             except WorldNotFormed as error:
                 if not self.link.lost and not self.link.still_coming(coming):
                     continue  # called off: wait for the next one
@@ -129,7 +131,7 @@ class Membership:
         worlds.leave()
         if gate is None:
             self.go()
-        self.world = worlds.form(gate)
+        self.world = worlds.in_units(worlds.form(gate), self.unit)
         self._settle(coming)
         return True
 

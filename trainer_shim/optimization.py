@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,12 +51,12 @@ class Optimization:
         scaled: torch.Tensor = self._scaler.scale(loss)
         return scaled
 
-    def step(self, parameters: Iterable[torch.Tensor], clip_norm: float | None, progress: Progress) -> None:
+    def step(self, clip: Callable[[float], None], clip_norm: float | None, progress: Progress) -> None:
         """Clip, step every optimizer at the rate that belongs to the batch, and clear the gradients."""
         if clip_norm is not None:
             for optimizer in self.optimizers if self._scaler is not None else ():
                 self._scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+            clip(clip_norm)
         with self._tuning.applied(progress):
             for optimizer in self.optimizers:
                 if self._scaler is None:

@@ -33,6 +33,8 @@ class Strategy(Protocol):
     """Whether a rank holds a part of the state only: then all ranks are needed to run or to save the model."""
     measures: bool
     """Whether to measure gradient norms in the steps that ask for it."""
+    mesh: Any
+    """The world's DeviceMesh, where the strategy needs one."""
     on_error: Callable[[RuntimeError], None]
     """Told of an error in a pass that includes communication, before it is raised."""
 
@@ -52,6 +54,9 @@ class Strategy(Protocol):
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
         """Run backward; with `said` it is a step's last one, and what all ranks said can be read afterwards."""
+
+    def clip(self, limit: float) -> None:
+        """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""
 
     def squares(self) -> tuple[float, float] | None:
         """Of the step just measured: |g|^2 of this rank's own mean gradient (one rank: of its first micro batch's),
@@ -116,6 +121,7 @@ class Replicated:
     def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
         self.module = module
         self.measures = False
+        self.mesh: Any = None
         self.on_error: Callable[[RuntimeError], None] = lambda error: None
         self._options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
@@ -143,8 +149,7 @@ class Replicated:
             self._ddp.register_comm_hook(self._norms, lambda norms, bucket: norms.reduce(bucket))
 
     def disconnect(self) -> None:
-        self._ddp = None
-        self._outer = None
+        self._ddp = self._outer = self.mesh = None
         for parameter in self.module.parameters():
             parameter.grad = None  # a view into the dropped object's buckets
 
@@ -193,6 +198,9 @@ class Replicated:
         self._outer.say([0.0] * WORDS)
         return self._reader(self._outer.hidden)
 
+    def clip(self, limit: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
+
     def squares(self) -> tuple[float, float] | None:
         return self._norms.squares(self.module)
 
@@ -223,14 +231,16 @@ class Replicated:
         return read
 
 
-def strategy_of(name: str, module: nn.Module, optimizers: list[Any], options: dict[str, Any]) -> Strategy:
-    """The strategy of that name. Raises TrainingError for an unknown one."""
-    if name == "ddp":
+def strategy_of(
+    name: str, module: nn.Module, optimizers: list[Any], options: dict[str, Any], unit: int | None
+) -> Strategy:
+    """The strategy of that name. unit: ranks of a replica, from join(). Raises TrainingError for an unknown one."""
+    if name == "ddp" and unit is None and "parallelize" not in options:
         return Replicated(module, options)
-    if name == "fsdp":
+    if name in ("ddp", "fsdp"):
         from .sharded import Sharded
 
-        return Sharded(module, optimizers, options)
+        return Sharded(module, optimizers, options, unit, replicas_shard=name == "fsdp")
     raise TrainingError(f"job.wrap(strategy={name!r}) is not known; accepted: 'ddp', 'fsdp'")
 
 

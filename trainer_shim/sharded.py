@@ -1,8 +1,8 @@
-"""A module sharded over the ranks with fully_shard (FSDP2), resized in place.
+"""A module whose parameters are cut up over ranks, resized in place: fully_shard (FSDP2), tensor parallelism, or both.
 
-At a resize the shards are gathered into whole tensors in the new rank 0's host memory, the module is taken back to its
-unsharded form, sharded anew over the new ranks, and filled from there. Limits: the whole state has to fit into that
-memory; submodules become new objects (the root stays the same object); one mesh dimension.
+At a resize the parts are gathered into whole tensors in the new rank 0's host memory, the module is taken back to its
+whole form, cut up anew over the new ranks, and filled from there. Limits: the whole state has to fit into that memory;
+submodules become new objects (the root stays the same object).
 """
 
 # mypy: disallow-untyped-calls=False
@@ -19,49 +19,62 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .errors import TrainingError
+from .mesh import PLACES, REPLICAS, DeviceMesh, DTensor, clip, local_of, mesh_of, part_like, settle_gradients
+from .words import Reader, Said, Sums
+from .world import World, buckets_of
+
 try:
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, Shard
-except ImportError:  # where torch 2.4 and 2.5 have them
+except ImportError:  # where torch 2.4 and 2.5 have it
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
-    from torch.distributed._tensor import DTensor, Shard  # type: ignore[attr-defined]
-
-from .errors import TrainingError
-from .words import Reader, Said, Sums
-from .world import World
 
 
 class Sharded:
-    """The strategy "fsdp"; see parallel.Strategy."""
+    """The strategy "fsdp", and "ddp" where a replica spans several ranks; see parallel.Strategy."""
 
     sharded = True
 
-    def __init__(self, module: nn.Module, optimizers: list[Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self, module: nn.Module, optimizers: list[Any], options: dict[str, Any], unit: int | None, replicas_shard: bool
+    ) -> None:
         options = dict(options)
-        self._shard: Callable[[nn.Module], Any] = options.pop("shard", shard_blocks)
+        self._shard: Callable[[nn.Module], Any] | None = options.pop("shard", self._shard_blocks)
+        if not replicas_shard:
+            self._shard = None
+        self._parallelize = _parallelizer(options.pop("parallelize", None), unit)
         if options:
-            raise TrainingError(f"job.wrap(strategy='fsdp', {next(iter(options))}=...) is not known; accepted: shard")
+            name, accepted = next(iter(options)), "shard, parallelize" if replicas_shard else "parallelize"
+            raise TrainingError(f"job.wrap({name}=...) is not known here; accepted: {accepted}")
         self.module = module
         self.measures = False
         self.on_error: Callable[[RuntimeError], None] = lambda error: None
+        self.mesh: DeviceMesh | None = None
         self._optimizers = optimizers
         self._plain_class = module.__class__
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        with _on_meta(module) as blank:
-            self._blank = blank
-        self._ranks = 1
+        self._blank = _on_meta(module)
+        self._units = unit is not None
+        self._world: World | None = None
         self._grouped = False
 
+    # -- worlds ----------------------------------------------------------------------------------------------------
+
     def connect(self, world: World) -> None:
-        self._ranks, self._grouped = world.size, world.grouped
-        if not world.grouped:
+        self._world, self._grouped = world, world.grouped
+        self.mesh = mesh_of(world, self._device, self._units)
+        if self.mesh is None:
             return
         before = dict(self.module.named_parameters())
-        self._shard(self.module)
+        if world.unit > 1:
+            self._parallelize(self.module, self.mesh[PLACES])
+        if self._shard is not None:
+            self._shard(self.module)
         self._swap(before)
 
     def disconnect(self) -> None:
-        """Back to an unsharded module, with its values undefined: they are filled from the gathered state."""
+        """Back to a whole module, with its values undefined: they are filled from the gathered state."""
+        self.mesh = None
         if not self._grouped:
             return
         before = dict(self.module.named_parameters())
@@ -71,7 +84,7 @@ class Sharded:
         self.module.__dict__ = fresh.__dict__
         self._swap(before)
         for optimizer in self._optimizers:
-            optimizer.state.clear()  # shards of the old world; the gathered state comes back
+            optimizer.state.clear()  # parts of the old world; the gathered state comes back
         self._grouped = False
 
     def _swap(self, before: dict[str, nn.Parameter]) -> None:
@@ -84,9 +97,16 @@ class Sharded:
             for old in [old for old in optimizer.state if id(old) in place]:
                 optimizer.state[place[id(old)]] = optimizer.state.pop(old)
 
+    def _shard_blocks(self, model: nn.Module) -> None:
+        mesh = self.mesh
+        if mesh is not None:
+            shard_blocks(model, mesh[REPLICAS] if mesh.ndim > 1 else mesh)
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
     @contextmanager
     def bypassed(self) -> Iterator[None]:
-        yield  # a shard alone computes nothing: whoever calls the model does so on every rank
+        yield  # a part alone computes nothing: whoever calls the model does so on every rank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -96,7 +116,7 @@ class Sharded:
             raise
 
     def expect(self, last: bool, measured: bool) -> None:
-        if self._grouped:
+        if self._grouped and self._shard is not None:
             self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
@@ -108,6 +128,8 @@ class Sharded:
                 words = torch.tensor(said.words(), dtype=torch.float64)
                 pending = dist.all_reduce(words, async_op=True)
             loss.backward()
+            if said is not None and self._shard is None:
+                self._reduce()
             if pending is not None:
                 pending.wait()
         except RuntimeError as error:
@@ -115,33 +137,53 @@ class Sharded:
             raise
         if said is None:
             return None
-        mean = said.words() if pending is None else (words / self._ranks).tolist()
-        sums = Sums.of_mean(1 if pending is None else self._ranks, mean)
+        ranks = self._world.size if pending is not None and self._world is not None else 1
+        sums = Sums.of_mean(ranks, said.words() if pending is None else (words / ranks).tolist())
         return lambda: sums
+
+    def _reduce(self) -> None:
+        """The mean of the gradients over the replicas, where fully_shard does not see to it."""
+        if self._world is None or self.mesh is None:
+            return
+        grads, replicas = settle_gradients(self.module.parameters()), self._world.replicas
+        if replicas == 1:
+            return
+        group = self.mesh.get_group(REPLICAS)
+        for bucket in buckets_of([local_of(grad) for grad in grads]):
+            flat = torch.cat([part.reshape(-1) for part in bucket])
+            dist.all_reduce(flat, group=group)
+            flat /= replicas
+            for part, mean in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
+                part.copy_(mean.view(part.shape))
+
+    def clip(self, limit: float) -> None:
+        clip(self.module.parameters(), limit)
 
     def squares(self) -> tuple[float, float] | None:
         return None
+
+    # -- state -----------------------------------------------------------------------------------------------------
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def adapt(self, part: Any, saved: Any) -> Any:
-        """Cut whole tensors into this rank's shards, like the parameters they belong to."""
+        """Cut whole tensors into this rank's parts, like the parameters they belong to."""
         if part is self.module:
             like = self.module.state_dict()
-            return {name: _like(value, like.get(name)) for name, value in saved.items()}
+            return {name: part_like(value, like.get(name)) for name, value in saved.items()}
         if isinstance(part, torch.optim.Optimizer):
             parameters = [parameter for group in part.param_groups for parameter in group["params"]]
             # Copies: optimizers take over the tensors that they are given, and these may still have to be written.
             state = {
-                number: {name: _like(value, parameters[number]) for name, value in entries.items()}
+                number: {name: part_like(value, parameters[number]) for name, value in entries.items()}
                 for number, entries in saved["state"].items()
             }
             return {**saved, "state": state}
         return copy.deepcopy(saved)
 
 
-def shard_blocks(model: nn.Module) -> None:
+def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
     """fully_shard every module that stands in a ModuleList or Sequential and has parameters, then the model itself."""
     containers = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
     done: set[int] = set()
@@ -149,36 +191,37 @@ def shard_blocks(model: nn.Module) -> None:
         blocked = isinstance(block, (nn.ModuleList, nn.Sequential))
         if id(block) not in done and not blocked and any(True for _ in block.parameters()):
             done.add(id(block))
-            fully_shard(block)
-    fully_shard(model)
+            fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
-def _like(value: Any, parameter: Any) -> Any:
-    """A copy of this rank's shard of a whole tensor, where the parameter is sharded and has its shape."""
-    if not isinstance(value, torch.Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-        return value.clone() if isinstance(value, torch.Tensor) else value
-    mesh, placements = parameter.device_mesh, parameter.placements
-    local = value.to(parameter.to_local().device)
-    for dimension, placement in enumerate(placements):
-        if isinstance(placement, Shard):
-            parts = local.chunk(mesh.size(dimension), placement.dim)
-            rank = mesh.get_local_rank(dimension)
-            empty = local.narrow(placement.dim, 0, 0)
-            local = parts[rank] if rank < len(parts) else empty
-    # Each rank cuts for itself: no communication, so ranks may do this at different times.
-    own = local.clone(memory_format=torch.contiguous_format)
-    return DTensor.from_local(own, mesh, placements, run_check=False, shape=value.shape, stride=value.stride())
+def _parallelizer(given: Any, unit: int | None) -> Callable[[nn.Module, DeviceMesh], Any]:
+    """The function that cuts a model up over the ranks of one replica."""
+    if (given is None) != (unit is None):
+        raise TrainingError(
+            "job.wrap(parallelize=...) and join(unit={'tp': N}) belong together; "
+            + ("give join() the unit" if unit is None else "give wrap() the plan of parallelize_module")
+        )
+    if isinstance(given, dict):
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        return lambda model, mesh: parallelize_module(model, mesh, given)
+    if given is not None and not callable(given):
+        raise TrainingError(
+            f"job.wrap(parallelize={given!r}) is not accepted; accepted: a plan of parallelize_module (a dict), "
+            "or function(model, mesh)"
+        )
+    return given or (lambda model, mesh: None)
 
 
-@contextmanager
-def _on_meta(module: nn.Module) -> Iterator[nn.Module]:
-    """A copy of the module without storage, to build unsharded ones from."""
+def _on_meta(module: nn.Module) -> nn.Module:
+    """A copy of the module without storage, to build whole ones from."""
     memo: dict[int, Any] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
         blank = torch.empty_like(tensor, device="meta")
         wrapped = nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
         memo[id(tensor)] = wrapped
-    yield copy.deepcopy(module, memo)
+    return copy.deepcopy(module, memo)
 
 
 def _forget(module: nn.Module) -> None:

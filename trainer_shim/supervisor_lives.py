@@ -50,6 +50,13 @@ class Lives:
         machine.timers.pop("agents", None)
         source = "fresh" if machine.saved_step is None else "checkpoint"
         names = fleets.ranked(workers, machine.pieces)
+        spare = [worker for worker in workers if worker.name not in names]
+        if spare:
+            machine.do(Say(f"{len(workers)} workers, {workers[0].unit} to a replica: {len(names)} of them train"))
+            machine.kill(spare)
+        if not names:
+            self.end(1)
+            return
         machine.world = World(machine.next_generation(), names, machine.batch, source)
         machine.mode = Mode.FORMING
         machine.send_world(machine.world, [])

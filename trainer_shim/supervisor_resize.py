@@ -217,6 +217,10 @@ class Resizing:
             worker.quiesced = False
         inside = [*old, *machine.fleet.on(active.agents)]
         names = fleets.ranked(inside, active.pieces)
+        if not names:
+            self.fail(f"{len(inside)} workers are fewer than the {inside[0].unit} that one replica needs")
+            return
+        machine.kill([worker for worker in inside if worker.name not in (*names, *(member.name for member in old))])
         world = World(machine.next_generation(), names, active.batch, "survivor")
         active.world = world
         machine.send_world(world, [worker for worker in old if worker.name not in names])
@@ -262,8 +266,9 @@ class Resizing:
         machine.timers.pop("resize", None)
         dropped = set(fleets.keys(machine.pieces)) - set(fleets.keys(active.pieces))
         before, batch_before = sum(piece.gpus for piece in machine.pieces), machine.batch
+        left = [worker for worker in machine.members() if worker.name not in world.members]
         machine.enter(world, active.pieces)
-        for worker in machine.fleet.on(dropped):
+        for worker in [*machine.fleet.on(dropped), *(worker for worker in left if worker.agent not in dropped)]:
             worker.doomed = True
             if worker.exited:
                 del machine.fleet.workers[worker.name]

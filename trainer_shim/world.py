@@ -12,6 +12,7 @@ DistributedDataParallel object before `leave`: one that outlives its group can d
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import time
@@ -50,6 +51,23 @@ class World:
     grouped: bool
     store: object = None
     """Held as long as the world lives: rank 0's handle is the server."""
+    unit: int = 1
+    """Ranks that hold one replica of the model together; neighbours in rank."""
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel width: what a global batch is shared out over."""
+        return self.size // self.unit
+
+    @property
+    def replica(self) -> int:
+        """Which replica this rank is a part of."""
+        return self.rank // self.unit
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank stands for its replica where every replica is counted once."""
+        return self.rank % self.unit == 0
 
 
 def alone() -> World:
@@ -63,6 +81,16 @@ def from_environment() -> World:
     if not dist.is_initialized():
         dist.init_process_group(backend(), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
     return World(generation=0, rank=rank, size=size, grouped=True)
+
+
+def in_units(world: World, unit: int) -> World:
+    """The world with replicas of `unit` ranks each. Raises TrainingError when they do not come out even."""
+    if world.size % unit:
+        raise TrainingError(
+            f"join(unit={{'tp': {unit}}}) needs a multiple of {unit} workers, and this world has {world.size}; "
+            f"ask for group={unit} in the elastic request, and for that many GPUs"
+        )
+    return dataclasses.replace(world, unit=unit)
 
 
 def backend() -> str:
@@ -200,7 +228,7 @@ class Channel:
 
     def tensors(self, tensors: list[torch.Tensor]) -> None:
         """Fill the joiners' tensors, in place, with rank 0's. Small ones travel together."""
-        for bucket in _buckets(tensors):
+        for bucket in buckets_of(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 dist.broadcast(bucket[0], src=0, group=self._group)
                 continue
@@ -216,7 +244,7 @@ class Channel:
             dist.destroy_process_group(self._group)
 
 
-def _buckets(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+def buckets_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Small tensors of one kind and device side by side, up to BUCKET_BYTES; the same on every rank."""
     buckets: list[list[torch.Tensor]] = []
     room: dict[tuple[torch.dtype, str], tuple[list[torch.Tensor], int]] = {}

@@ -9,57 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from shim_harness import NAMESPACE, SCRIPT, Control, Zygote
+from shim_harness import NAMESPACE, SCRIPT, Start, Zygote, alone, difference, result
 from waiting import wait_until
 
 from slurm_elastic.trainer_shim import audit, checkpoint
 
 KEPT = ("lr", "steps", "global_step", "samples")
-Start = Callable[..., Control]
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture
-def start(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
-    controls: list[Control] = []
-
-    def make(*args: str, directory: Path = tmp_path) -> Control:
-        controls.append(Control(zygote, directory, list(args)))
-        return controls[-1]
-
-    yield make
-    for control in controls:
-        control.close()
-
-
-def alone(zygote: Zygote, directory: Path, *args: str) -> dict[str, Any]:
-    """The same script in one process that no supervisor knows of."""
-    name = f"alone-{time.monotonic_ns()}"
-    log = directory / f"{name}.log"
-    zygote.spawn(name, SCRIPT, ["--pace", "0", *args, "--name", name, str(directory)], {}, log)
-    assert zygote.wait(name) == 0, log.read_text()
-    return result(directory, name)
-
-
-def result(directory: Path, name: str = "final") -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(directory / f"{name}.pt", weights_only=False)
-    return loaded
-
-
-def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    return max(float((one["model"][key] - other["model"][key]).abs().max()) for key in one["model"] if key != "calls")
 
 
 def test_resized_training_equals_an_unresized_one(zygote: Zygote, start: Start, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_elastic.trainer_shim import job_dir, launch
 from slurm_elastic.trainer_shim.agent import gpus
-from slurm_elastic.trainer_shim.cli_run import elastic_request, rule
+from slurm_elastic.trainer_shim.cli_run import elastic_request, told
 from slurm_elastic.trainer_shim.companions import minutes_left
 from slurm_elastic.trainer_shim.errors import ConfigError, RequestError, SlurmUnparsable
 from slurm_elastic.trainer_shim.pieces import SlurmJob, component_ids, parse_job
@@ -85,8 +85,8 @@ def test_the_request_of_the_command_line_counts_first() -> None:
 @pytest.mark.parametrize("asked", ["", "gpus=2-4,batch=8", "gpus=2-4,batch=8,lr=auto", "elastic:gpus=4-2"])
 def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
     """lr=auto, none given, and a request that cannot be read: nothing is imposed."""
-    assert rule(asked) == {}
-    assert rule("elastic:gpus=2-4,batch=8,lr=sqrt") == {"SELASTIC_LR": "sqrt"}
+    assert "SELASTIC_LR" not in told(asked)
+    assert told("elastic:gpus=2-4,batch=8,lr=sqrt,group=2") == {"SELASTIC_LR": "sqrt", "SELASTIC_GROUP": "2"}
 
 
 def test_component_is_found_among_its_siblings() -> None:

@@ -297,3 +297,35 @@ def test_companion_taken_away_with_notice() -> None:
 
 def _fields(directive: Directive) -> dict[str, Any]:
     return {name: getattr(directive, name) for name in Directive.__dataclass_fields__}
+
+
+def units(drive: Drive, workers: list[str], unit: int) -> None:
+    for worker in workers:
+        drive.say(worker, "ready", unit=unit)
+
+
+def test_worlds_are_whole_model_parallel_units() -> None:
+    """Four workers, three to a replica: three train and the fourth is ended; a shrink below one unit is refused."""
+    drive = Drive()
+    units(drive, drive.agents_up(BASE), 3)
+    assert sorted(drive.worlds(1)) == ["10.n1.0", "10.n1.1", "10.n2.0"]
+    assert [kill.worker for kill in drive.every(Kill)] == ["10.n2.1"]
+    drive.die_when_killed()
+    drive.running(1)
+    drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    assert drive.phases(1) == ["accepted", "failed"]
+    assert drive.machine.mode is Mode.RUNNING and len(drive.members()) == 3
+
+
+def test_a_worker_without_a_whole_unit_leaves_and_is_no_accident() -> None:
+    """Six workers, three to a replica, shrink to the base's four: three go on, and the fourth leaves as told."""
+    drive = Drive(BASE, COMPANION)
+    units(drive, drive.agents_up(BASE) + drive.agents_up(COMPANION), 3)
+    drive.running(1)
+    assert len(drive.members()) == 6
+    drive.order(1, (BASE,))
+    assert [name for name, told in drive.worlds(2).items() if told["leave"]] == ["10.n2.1", "11.n3.0", "11.n3.1"]
+    drive.running(2)
+    for worker in ("10.n2.1", "11.n3.0", "11.n3.1"):
+        drive(WorkerExit(worker, 0))
+    assert drive.machine.mode is Mode.RUNNING and drive.phases(1)[-1] == "running"

@@ -1,0 +1,117 @@
+"""The ranks of a world as a mesh: replicas by places within a replica. And what a tensor's part on a mesh is.
+
+Ranks of one model-parallel group are neighbours (rank = replica * unit + place), so a group shares a node where nodes
+hold whole groups. Every mesh is made anew for its world, first of all process groups beside the default one: torch
+numbers groups, and keeps what it knows of a mesh by its shape, so worlds of one shape have to number alike.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+try:
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+except ImportError:  # where torch 2.4 has them
+    from torch.distributed._tensor import DTensor, Partial, Replicate  # type: ignore[attr-defined]
+
+from .world import World
+
+REPLICAS = "dp"
+PLACES = "tp"
+
+
+def mesh_of(world: World, device: torch.device, units: bool) -> DeviceMesh | None:
+    """The mesh of a world: ("dp", "tp") with units, ("dp",) without; None for a process alone.
+
+    Every rank of the world calls this at the same time.
+    """
+    if not world.grouped:
+        return None
+    if not units:
+        return init_device_mesh(device.type, (world.size,), mesh_dim_names=(REPLICAS,))
+    return init_device_mesh(device.type, (world.replicas, world.unit), mesh_dim_names=(REPLICAS, PLACES))
+
+
+def part_like(value: Any, parameter: Any) -> Any:
+    """A copy of this rank's part of a whole tensor, laid out as `parameter` is, where it is a part of that shape.
+
+    Each rank cuts for itself: no communication, so ranks may do this at different times.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value.clone()
+    mesh, placements = parameter.device_mesh, parameter.placements
+    local = value.to(parameter.to_local().device)
+    # The last dimension first: fully_shard cuts what a tensor-parallel rank holds, not the other way round.
+    for dimension, placement in reversed(list(enumerate(placements))):
+        along = _cut_along(placement)
+        if along is not None:
+            parts = local.chunk(mesh.size(dimension), along)
+            rank = mesh.get_local_rank(dimension)
+            local = parts[rank] if rank < len(parts) else local.narrow(along, 0, 0)
+    own = local.clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=value.shape, stride=value.stride())
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory that this rank holds of a tensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients, none of them a sum that is still spread over ranks: those are added up here."""
+    grads = []
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and any(isinstance(placement, Partial) for placement in grad.placements):
+            whole = [Replicate() if isinstance(placement, Partial) else placement for placement in grad.placements]
+            grad = parameter.grad = grad.redistribute(placements=whole)
+        if grad is not None:
+            grads.append(grad)
+    return grads
+
+
+def clip(parameters: Iterable[torch.nn.Parameter], limit: float) -> None:
+    """clip_grad_norm_ over tensors and parts of tensors, on meshes of any kind side by side."""
+    grads = settle_gradients(parameters)
+    if not grads:
+        return
+    spread: dict[tuple[str, ...], tuple[list[Any], list[torch.Tensor]]] = {}
+    for grad in grads:
+        groups = _groups(grad) if isinstance(grad, DTensor) else []
+        spread.setdefault(tuple(group.group_name for group in groups), (groups, []))[1].append(local_of(grad))
+    total = torch.zeros((), dtype=torch.float64 if grads[0].device.type == "cpu" else torch.float32)
+    total = total.to(local_of(grads[0]).device)
+    for groups, parts in spread.values():
+        square = torch.stack([norm.to(total.dtype) for norm in torch._foreach_norm(parts)]).square().sum()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        total = total + square
+    factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        local_of(grad).mul_(factor.to(grad.dtype))
+
+
+def _cut_along(placement: Any) -> int | None:
+    """The tensor's dimension along which a mesh dimension cuts it, whatever kind of shard; None where it does not."""
+    along: int | None = getattr(placement, "dim", None)
+    return along
+
+
+def _groups(tensor: DTensor) -> list[Any]:
+    """The process groups over which a tensor is cut up."""
+    mesh = tensor.device_mesh
+    cut = [dimension for dimension, placement in enumerate(tensor.placements) if _cut_along(placement) is not None]
+    return [mesh.get_group(dimension) for dimension in cut]
+
+
+__all__ = ["DTensor", "DeviceMesh", "clip", "local_of", "mesh_of", "part_like", "settle_gradients"]
