@@ -85,18 +85,22 @@ class Jobs:
 
     def requeue(self, job_id: int) -> None:
         """See SlurmClient.requeue."""
+        self._confirm()
         self._client.requeue(job_id)
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         """See SlurmClient.resize_waiting."""
+        self._confirm()
         self._client.resize_waiting(job_id, size, reservation)
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         """See SlurmClient.reserve."""
+        self._confirm()
         self._client.reserve(name, nodes, user, minutes)
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
         """See SlurmClient.unreserve."""
+        self._confirm()
         self._client.unreserve(name, job_id)
 
     def find(self, *job_ids: int) -> list[Job | None]:
@@ -236,6 +240,7 @@ class DaemonController:
         age = round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None
         return {
             "mode": rounds.mode,
+            "rounds": rounds.count,
             "last_round_age_s": age,
             "trouble": bool(rounds.trouble),
             "tripped": bool(rounds.executor.tripped),

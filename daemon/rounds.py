@@ -68,6 +68,8 @@ class Rounds:
         self.clock = clock
         self.bounds = bounds or Bounds()
         self.executor = Executor(client, store, clock, backoff_s=max(1.0, settings.failed_backoff_s / 10))
+        self.count = 0
+        """Rounds that observed the cluster, since the start."""
         self.last_ok = 0.0
         """When the last round that observed the cluster ended."""
         self.trouble = ""
@@ -99,7 +101,7 @@ class Rounds:
             else:
                 if self.trouble:
                     log.info("rounds are well again")
-                self.last_ok, self.trouble = self.clock(), ""
+                self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
                 return changed
             return False
 
