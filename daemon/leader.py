@@ -23,6 +23,8 @@ from slurm_elastic.trainer_shim.errors import LeaseLost, StoreError
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 10.0
+"""Longest time between two looks of a standby at the lease."""
 RENEWALS = 5
 """Renewals in the time that a lease lasts."""
 
@@ -90,16 +92,18 @@ class Leader:
 
 
 @contextmanager
-def leading(url: str, lock_file: Path, lease_s: float) -> Iterator[Leader]:
+def leading(
+    url: str, lock_file: Path, lease_s: float, standby: Callable[[str], object] = lambda holder: None
+) -> Iterator[Leader]:
     """Wait until this process has the database's lease, hold it in the block, give it back after.
 
-    lock_file: held by this process. Raises StoreError.
+    lock_file: held by this process. standby: called with the holder's name at every look. Raises StoreError.
     """
     database = Database(url)
     try:
         prepare(database)
         lease = Lease(database, _place(lock_file), f"{socket.gethostname()} pid {os.getpid()}", lease_s)
-        _wait(lease, lease_s)
+        _wait(lease, lease_s, standby)
         leader = Leader(lease, lease_s)
         leader.start()
         try:
@@ -110,13 +114,14 @@ def leading(url: str, lock_file: Path, lease_s: float) -> Iterator[Leader]:
         database.close()
 
 
-def _wait(lease: Lease, lease_s: float) -> None:
+def _wait(lease: Lease, lease_s: float, standby: Callable[[str], object]) -> None:
     told = ""
     while held := lease.try_take():
         if held.who != told:
             told = held.who
             log.info("standing by: selasticd at %s has the lease (number %d)", held.who, held.fence)
-        threading.Event().wait(lease_s / RENEWALS)
+        standby(held.who)
+        threading.Event().wait(min(LOOK_S, lease_s / RENEWALS))
     log.info("has the lease, number %d", lease.fence)
 
 

@@ -32,6 +32,7 @@ from .auth import Authenticator
 from .bell import Bell
 from .controller import DaemonController, Jobs
 from .leader import Leader, leading
+from .notify import Notifier, stalled
 from .registry import Registry
 from .resize.rules import Bounds
 from .rounds import Rounds
@@ -62,6 +63,7 @@ class Daemon:
         """confirm: raises unless this daemon may act at this moment; asked before each act."""
         self.settings, self.store = settings, store
         self._tidied = -TIDY_S
+        self._progressed = time.monotonic()
         self.bell = Bell()
         self.jobs = Jobs(client, confirm=confirm)
         self.registry = Registry(store, settings)
@@ -72,9 +74,20 @@ class Daemon:
     def _work(self) -> None:
         if self.rounds.run():
             self.ticker.wake()  # what it changed is seen by the next one
+        self._progressed = time.monotonic()
         if time.monotonic() - self._tidied >= TIDY_S:
             self._tidied = time.monotonic()
             self.tidy(time.time())
+
+    @property
+    def hangs(self) -> bool:
+        """No round has ended for longer than a round can take."""
+        since = time.monotonic() - self._progressed
+        return self.settings.mode != "off" and stalled(since, self.settings.round_interval_s)
+
+    def status(self) -> str:
+        """How it goes, in a line for `systemctl status`."""
+        return f"mode {self.rounds.mode}; {self.rounds.trouble or 'rounds are well'}"
 
     def tidy(self, now: float) -> None:
         """Roll old reports up and forget what is older than the settings keep."""
@@ -86,6 +99,7 @@ class Daemon:
 
     def start(self) -> None:
         """Rounds begin; `off` has none."""
+        self._progressed = time.monotonic()
         if self.settings.mode != "off":
             self.ticker.start()
 
@@ -123,14 +137,19 @@ def serve(settings: Settings) -> int:
     with _alone(settings) as lock_file, _listening(settings) as listener:
         # Before the store writes anything: who cannot prove callers' identities must not start at all.
         authenticator = Authenticator(settings)
-        with leading(settings.database_url, lock_file, settings.lease_s) as leader:
-            _lead(settings, listener, authenticator, leader)
+        notifier = Notifier()
+        waiting = notifier.standing_by
+        with leading(settings.database_url, lock_file, settings.lease_s, waiting) as leader:
+            _lead(settings, listener, authenticator, leader, notifier)
             lost = leader.lost
+        notifier.close()
     log.info("selasticd has stopped")
     return 1 if lost else 0
 
 
-def _lead(settings: Settings, listener: socket.socket, authenticator: Authenticator, leader: Leader) -> None:
+def _lead(
+    settings: Settings, listener: socket.socket, authenticator: Authenticator, leader: Leader, notifier: Notifier
+) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
     store = Store.open(settings.database_url, leader.fence)
     daemon = Daemon(settings, CommandClient(settings.slurm_conf), store, confirm=lambda: leader.confirm(store))
@@ -141,18 +160,19 @@ def _lead(settings: Settings, listener: socket.socket, authenticator: Authentica
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
         store.add_event(0, "started", "selasticd", {"lease": leader.fence, "url": url}, time.time())
-        server = _Server(app, daemon)
+        server = _Server(app, daemon, notifier)
         leader.on_lost(server.end)
         daemon.start()
         server.run(sockets=[listener])
     finally:
+        notifier.stopping()
         daemon.stop()
 
 
 class _Server(uvicorn.Server):
     """uvicorn with our signals: the first asks for a clean stop, the second for a quick one."""
 
-    def __init__(self, app: Any, daemon: Daemon) -> None:
+    def __init__(self, app: Any, daemon: Daemon, notifier: Notifier) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -164,7 +184,18 @@ class _Server(uvicorn.Server):
                 server_header=False,
             )
         )
-        self._daemon = daemon
+        self._daemon, self._notifier = daemon, notifier
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell systemd once requests are answered."""
+        await super().startup(sockets)
+        self._notifier.ready(self._daemon.status())
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn's own turn, ten times a second: a sign of life from the event loop, while rounds end in time."""
+        if not self._daemon.hangs:
+            self._notifier.alive(self._daemon.status)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -26,6 +26,19 @@ section status_nobody
 runuser -u nobody -- selastic status; echo "rc=$?"
 section database_nobody
 runuser -u nobody -- head -c 1 /var/lib/slurm-elastic/selastic.db
+section watchdog
+systemctl show -P Type -P WatchdogUSec -P StatusText selasticd
+mkdir -p /run/systemd/system/selasticd.service.d
+printf '[Service]\nWatchdogSec=5\nTimeoutStopSec=5\n' >/run/systemd/system/selasticd.service.d/quick.conf
+quiet systemctl daemon-reload
+quiet systemctl restart selasticd
+kill -STOP "$(systemctl show -P MainPID selasticd)"
+for _ in $(seq 120); do [ "$(systemctl show -P NRestarts selasticd)" != 0 ] && break; sleep 0.5; done
+for _ in $(seq 120); do systemctl is-active --quiet selasticd && break; sleep 0.5; done
+systemctl show -P NRestarts -P ActiveState selasticd
+rm /run/systemd/system/selasticd.service.d/quick.conf
+quiet systemctl daemon-reload
+quiet systemctl restart selasticd
 section pid_before
 systemctl show -P MainPID selasticd
 quiet dpkg -i /root/new.deb

@@ -337,6 +337,11 @@ def test_the_confined_unit_does_its_work(booted: dict[str, str]) -> None:
     assert "Permission denied" in booted["database_nobody"]
 
 
+def test_systemd_sees_that_it_is_ready_and_that_it_hangs(booted: dict[str, str]) -> None:
+    """Started means ready, its status says how it goes, and one that stands still is replaced."""
+    assert booted["watchdog"].split("\n") == ["notify", "1min", "mode advise; rounds are well", "1", "active"]
+
+
 def test_an_upgrade_restarts_a_running_daemon(booted: dict[str, str]) -> None:
     """The new code serves at once, on the same state."""
     before, after = booted["pid_before"], booted["pid_after"]
