@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks test-packages
-.PHONY: test-browser test-api test-kills test-alerts
+.PHONY: test-browser test-api test-kills
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 
 help:  ## show this list

@@ -69,7 +69,8 @@ class Api:
         self.controller = controller
         self.settings = settings
         self.authenticator = authenticator
-        self.metrics = Metrics(store)
+        # A controller without rounds, as in a test, has no state to tell.
+        self.metrics = Metrics(store, getattr(controller, "state", None))
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self.user_limit = guard.RateLimit(settings.requests_per_s * 10)
@@ -168,6 +169,7 @@ class Api:
             self.controller.phase(job_id, phase)
 
         await run_sync(store)
+        self.metrics.phase(phase)
         return guard.reply({})
 
     async def directive(self, request: Request) -> Response:

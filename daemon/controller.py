@@ -18,6 +18,7 @@ from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
 from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Registration
 
 from .bell import Bell
+from .metrics import RoundState
 from .registry import Registry
 from .reports import plan_row
 from .rounds import Rounds
@@ -245,6 +246,20 @@ class DaemonController:
             "trouble": bool(rounds.trouble),
             "tripped": bool(rounds.executor.tripped),
         }
+
+    def state(self) -> RoundState:
+        """How the rounds go, for the metrics."""
+        rounds = self.rounds
+        return RoundState(
+            mode=rounds.mode,
+            last_ok=rounds.last_ok,
+            trouble=bool(rounds.trouble),
+            tripped=bool(rounds.executor.tripped),
+            capacity=rounds.capacity,
+            idle=rounds.idle,
+            seconds=dict(rounds.times.last_s),
+            rounds={"well": rounds.count, "failed": rounds.times.failed},
+        )
 
     def _check_pieces(self, job: Job, pieces: tuple[Piece, ...]) -> None:
         """Refuse pieces that are another user's. One that Slurm no longer lists has just ended, which is no lie."""

@@ -30,6 +30,7 @@ from .reasons import Reason
 from .registry import Registry
 from .resize.executor import Executor
 from .resize.rules import Action, Bounds, Close, next_actions, unused
+from .round_times import RoundTimes
 from .settings import Settings
 from .slurm.types import SlurmClient, Snapshot
 
@@ -74,6 +75,10 @@ class Rounds:
         """When the last round that observed the cluster ended."""
         self.trouble = ""
         """Why the last round did not; empty when it did."""
+        self.times = RoundTimes()
+        self.capacity: int | None = None
+        self.idle: int | None = None
+        """GPUs of all pools at the last plan: managed, and held by nobody; None: there was no plan yet."""
         self._lock = threading.Lock()
         self._unused: dict[Unit, float] = {}
         self._room: dict[int, float] = {}
@@ -103,6 +108,7 @@ class Rounds:
                     log.info("rounds are well again")
                 self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
                 return changed
+            self.times.failed += 1
             return False
 
     def dry(self) -> Plan:
@@ -115,21 +121,27 @@ class Rounds:
     def _round(self) -> bool:
         if self.mode == "off":
             return False
-        snapshot = self.client.snapshot()
-        roster = self.registry.update(snapshot)
-        seen, now = self._look(snapshot, roster), self.clock()
-        changed = self._reconcile(seen, now)
+        with self.times.part("observe"):
+            snapshot = self.client.snapshot()
+        with self.times.part("store"):
+            roster = self.registry.update(snapshot)
+        with self.times.part("reconcile"):
+            seen, now = self._look(snapshot, roster), self.clock()
+            changed = self._reconcile(seen, now)
         if self.mode == "observe":
             return False
-        if changed:
-            seen = self._look(snapshot, roster)  # what was closed just now is open no more
-        plan = self._plan(seen, now)
+        with self.times.part("plan"):
+            if changed:
+                seen = self._look(snapshot, roster)  # what was closed just now is open no more
+            plan = self._plan(seen, now)
+        self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
         # What was last decided about a job stays its explanation once its training is over.
         plan = replace(plan, rows=tuple(row for row in plan.rows if not self.registry.over(row.job_id)))
         self._note_room(plan, now)
         self.store.save_decisions(now, list(plan.rows))
         self._say(plan)
-        self._order(plan.directives, now)
+        with self.times.part("order"):
+            self._order(plan.directives, now)
         return changed
 
     def _look(self, snapshot: Snapshot, roster: Roster) -> Seen:

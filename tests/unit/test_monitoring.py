@@ -1,0 +1,116 @@
+"""Alert rules and Grafana dashboard: every metric, label and value that they name is one that a scrape really has."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_world import ADA, BASE, DIRECTIVE, REPORT, FakeController, Named, job
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from slurm_elastic.daemon.api import create_app
+from slurm_elastic.daemon.metrics import RoundState
+from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.wire import Phase, Reports, to_json
+
+FOLDER = Path("packaging/monitoring")
+RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+PANELS = json.loads((FOLDER / "grafana.json").read_text())["panels"]
+QUERIES = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel["targets"]]
+NAME = re.compile(r"\b(slurm_elastic_\w+)(?:\{([^}]*)\})?")
+
+
+class Rounds(FakeController):
+    """A daemon whose rounds go well."""
+
+    def state(self) -> RoundState:
+        """See DaemonController.state."""
+        return RoundState("act", 5.0, False, False, 32, 4, {"observe": 0.1}, {"well": 3, "failed": 0})
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
+    """Labels of every sample of a real scrape, by name."""
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store')}/a.db") as store:
+        http = TestClient(create_app(store, Rounds(), Settings(), Named(Settings())))
+        store.upsert_jobs([job(7, ADA, "ada")])
+        store.set_in_use(7, 1, (BASE,), 64, 10.0)
+        order = store.new_intent(DIRECTIVE, 1.0)
+        headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
+        assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
+        phase = to_json(Phase(order.id, "running", 2, (BASE,), 64, 5.0, pause_s=0.4))
+        assert http.post("/v1/jobs/7/phases", content=phase, headers=headers).status_code == 200
+        text = http.get("/metrics").text
+    found: dict[str, list[dict[str, str]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_finds_its_series(query: str, series: dict[str, list[dict[str, str]]]) -> None:
+    """Names, labels and, where a set of values is fixed, values are those of a scrape: else an alert never fires."""
+    named = NAME.findall(query)
+    assert named or query == 'up{job="selasticd"} == 0'
+    for name, matchers in named:
+        assert name in series, name
+        for label, operator, value in re.findall(r'(\w+)(=~|=|!=)"([^"]*)"', matchers):
+            if label == "instance":
+                continue
+            there = {labels[label] for labels in series[name] if label in labels}
+            assert there, f"{name} has no label {label}"
+            if operator == "=":
+                assert value in there, f"{name} has no {label}={value}"
+    for label in re.findall(r"\bby ?\(([^)]*)\)", query):
+        for word in label.split(", "):
+            assert word == "instance" or any(word in labels for name, _ in named for labels in series[name]), word
+
+
+def test_a_legend_names_labels_that_are_there(series: dict[str, list[dict[str, str]]]) -> None:
+    """What stands in {{...}} is a label of the query's series."""
+    for panel in PANELS:
+        for target in panel["targets"]:
+            names = [name for name, _ in NAME.findall(target["expr"])]
+            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                assert any(label in labels for name in names for labels in series[name]), (panel["title"], label)
+
+
+def test_the_dashboard_is_whole() -> None:
+    """Every panel has a number of its own and a place of its own within the 24 columns."""
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    places = [panel["gridPos"] for panel in PANELS]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+
+    def apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        sides = (one["x"] + one["w"] <= other["x"], other["x"] + other["w"] <= one["x"])
+        return any(sides) or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+
+    assert all(apart(one, other) for one, other in combinations(places, 2))
+
+
+def test_every_alert_says_what_to_do() -> None:
+    """A summary, a description, a severity, and a name of its own."""
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith(".")
+        assert rule["labels"]["severity"] in ("info", "warning")
+
+
+def test_promtool_accepts_the_rules_and_their_tests() -> None:
+    """Prometheus itself: the rules are right, each fires where all is wrong, none where all is well."""
+    promtool = subprocess.run(["packaging/get-promtool"], capture_output=True, text=True, check=False, timeout=280)
+    if promtool.returncode != 0:
+        pytest.skip("no promtool here, and none to be had: " + promtool.stderr[-200:])
+    program = promtool.stdout.strip()
+    for command in (("check", "rules", "alerts.yml"), ("test", "rules", "alerts.test.yml")):
+        ended = subprocess.run([program, *command], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=60)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
