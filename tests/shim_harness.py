@@ -7,6 +7,7 @@ The fork server is a process of its own, started once per test session: a fork c
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import socket
@@ -26,12 +27,12 @@ Start = Callable[..., "Control"]
 
 
 class Zygote:
-    """Forks workers on request; says when they exit."""
+    """Forks workers on request, with torch and more `modules` imported; says when they exit."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         environ = dict(os.environ, PYTHONPATH=str(NAMESPACE), OMP_NUM_THREADS="1")
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
+            [sys.executable, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
         )
         self._changed = threading.Condition()
         self.pids: dict[str, int] = {}
@@ -257,6 +258,8 @@ def _zygote() -> None:
     import torch.distributed
     import torch.utils.data
 
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     torch.set_num_threads(1)
     names: dict[int, str] = {}
     wake_r, wake_w = os.pipe()
