@@ -146,6 +146,7 @@ def _sections(facts: Facts) -> list[tuple[str, str]]:
     sections += [("Cost", text) for text in parts.cost(facts, cause)]
     sections += [("Considered", text) for text in parts.considered(cause or facts.get("decision") or {})]
     sections += [("Now", text) for text in parts.now(facts, cause)]
+    sections += [("Held back", text) for text in parts.held_back(facts)]
     sections += [("Next", text) for text in parts.next_steps(facts)]
     return _without_repeated_labels(sections)
 

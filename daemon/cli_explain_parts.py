@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import cli_explain_words as words
 from .cli_explain_words import Facts
 from .cli_times import span
+from .reasons import bottleneck_remedy
 from .reports import evidence as known
 from .tables import number
 
@@ -158,6 +159,15 @@ def now(facts: Facts, cause: Facts | None) -> list[str]:
     if cause is not None and decision.get("at") != cause.get("at"):
         return [f"stays at {words.gpus(decision['gpus_to'])}: {decision['reason_text'] or decision['reason']}"]
     return []
+
+
+def held_back(facts: Facts) -> list[str]:
+    """What makes each step longer than it need be, and what to do about it."""
+    job = facts["job"]
+    if words.is_over(job) or not job.get("bottleneck_text"):
+        return []
+    remedy = bottleneck_remedy(job["bottleneck"])
+    return [f"{job['bottleneck_text']}" + (f"; {remedy}" if remedy else "")]
 
 
 def _progress(facts: Facts, order: Facts) -> str:

@@ -23,6 +23,11 @@ def number(key: str, digits: int = 3) -> Cell:
     return lambda row: tables.number(row.get(key), digits)
 
 
+def share(key: str) -> Cell:
+    """A part of one, in percent."""
+    return lambda row: "" if row.get(key) is None else f"{row[key]:.0%}"
+
+
 def moment(key: str) -> Cell:
     """A time as SLURM_TIME_FORMAT wants it."""
     return lambda row: format_time(row.get(key), cli_common.clock())
@@ -83,6 +88,10 @@ FIELDS = (
     Field("Batches", "BATCHES", bounds("min_batch", "max_batch"), "global batches that it accepts"),
     Field("Samples/s", "SAMPLES/S", number("samples_per_s"), "throughput of the whole job, last report"),
     Field("Speedup", "SPEEDUP", number("speedup"), "throughput against that at its smallest size; - when not known"),
+    Field("Input-wait", "INPUT-WAIT", share("input_wait_share"), "share of a step that waits for input, last report"),
+    Field("Comm", "COMM", share("comm_share"), "share of a step in which gradients travel and nothing computes"),
+    Field("Bottleneck", "BOTTLENECK", text("bottleneck"), "what holds its steps back, as a code", left=True),
+    Field("HeldBack", "HELD_BACK", text("bottleneck_text"), "what holds its steps back, in words", left=True),
     Field("Step", "STEP", text("step"), "optimizer steps since the start of the training"),
     Field("Samples", "SAMPLES", text("samples"), "samples since the start of the training"),
     Field("Epoch", "EPOCH", text("epoch"), "epoch"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from slurm_elastic.trainer_shim.bottleneck import COMMUNICATION, SLOW_RANK, STARVED_INPUT
+
 
 class Reason(str, Enum):
     """The value is the machine-readable code; `text` completes the sentence "because ..."."""
@@ -36,6 +38,29 @@ class Reason(str, Enum):
         return _TEXT[self]
 
 
+def bottleneck_text(kind: str, share: float, rank: int, node: str) -> str:
+    """What holds a job's steps back, as its last report has it; empty for nothing. share: of every step."""
+    where = f"rank {rank}" + (f" on {node}" if node else "")
+    cost = f"{share:.0%} of every step"
+    if kind == SLOW_RANK:
+        return f"{where} is slower than the others, which costs {cost}"
+    if kind == STARVED_INPUT:
+        return f"{where} waits for its input for {cost}"
+    if kind == COMMUNICATION:
+        return f"gradients travel for {cost} while nothing is computed"
+    return kind
+
+
+def bottleneck_remedy(kind: str) -> str:
+    """What its user can do about it; empty where nothing is known."""
+    return _REMEDY.get(kind, "")
+
+
+_REMEDY = {
+    SLOW_RANK: "look at that node: its clock, its temperature, what else runs there",
+    STARVED_INPUT: "more num_workers in job.loader(), faster storage, or less work per sample",
+    COMMUNICATION: "a larger global batch or more accumulation, fewer nodes, or a faster network",
+}
 _TEXT = {
     Reason.GROW_IDLE: "GPUs were idle and no waiting job could use them",
     Reason.GROW_SHARE: "the GPUs bring more progress here than where they were",

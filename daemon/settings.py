@@ -134,7 +134,7 @@ class Settings:
     """Pause of a resize, for a job of which none has been measured yet."""
 
     companion_wait_s: float = number(60.0, 1, 3600)
-    """How long a companion may stay pending, and then its workers warming up, before the resize is given up."""
+    """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
 
     failed_backoff_s: float = number(600.0, 0, 86400)
     """How long a job whose resize failed is left alone."""

@@ -150,6 +150,12 @@ reports = Table(
     Column("noise_scale", Double, nullable=False),
     Column("input_wait_share", Double, nullable=False),
     Column("memory_peak_mb", Double, nullable=False),
+    # Reports from before these columns have none.
+    Column("comm_share", Double, nullable=False, server_default="0"),
+    Column("bottleneck", String(32), nullable=False, server_default=""),
+    Column("bottleneck_share", Double, nullable=False, server_default="0"),
+    Column("bottleneck_rank", BigInteger, nullable=False, server_default="0"),
+    Column("bottleneck_node", String(255), nullable=False, server_default=""),
     sqlite_with_rowid=False,
 )
 Index(None, reports.c.at)

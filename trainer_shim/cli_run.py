@@ -22,7 +22,7 @@ from .pieces import SlurmJob
 from .supervisor import Options, Supervisor, ignore_broken_output
 from .supervisor_events import Event
 from .supervisor_state import Limits, Machine
-from .wire import Directive, Piece
+from .wire import Directive, Grant, Piece
 
 EPILOG = """The script is run by the python that runs selastic, once per GPU (or --nproc times), with its arguments.
 SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 (#SBATCH --signal=B:USR1@120 with
@@ -141,10 +141,12 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
             return places.SlurmPlaces(loop, children, setup, jobs, emit)
         return places.LocalPlaces(loop, children, setup, emit, pieces[0])
 
-    def make_link(directive: Callable[[Directive], None], said: Callable[[str], None]) -> DaemonLink | None:
+    def make_link(
+        directive: Callable[[Directive], None], said: Callable[[str], None], registered: Callable[[Grant], None]
+    ) -> DaemonLink | None:
         if args.no_daemon or not (jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ):
             return None
-        return DaemonLink(Client(), pieces[0].slurm_job_id, directive, said)
+        return DaemonLink(Client(), pieces[0].slurm_job_id, directive, said, registered)
 
     return Supervisor(options, machine, make_places, make_link).run()
 

@@ -115,7 +115,7 @@ class Course:
         progress.cursor = micro.cursor + micro.total
         self.optimizers().schedule(progress)
         self._spoken.append((coming, reader))
-        self.reporting.stepped(micro, self.optimizers().first_rate())
+        self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
         self.snapshots.write_held()
 
     def measure(self, micro: Micro, squares: tuple[float, float] | None) -> None:
@@ -261,8 +261,8 @@ class Course:
 
     def _tick(self) -> None:
         """On the link's thread."""
+        self.reporting.due()
         if self.rank == 0:
-            self.reporting.due()
             self.snapshots.while_quiet()
 
     # -- the end -------------------------------------------------------------------------------------------------

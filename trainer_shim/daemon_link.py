@@ -36,13 +36,18 @@ class Http(Protocol):
 
 
 class DaemonLink:
-    """See the module. `said` gets sentences worth showing to the user."""
+    """See the module. `said` gets sentences worth showing to the user, `registered` each registration's answer."""
 
     def __init__(
-        self, client: Http, job_id: int, directive: Callable[[Directive], None], said: Callable[[str], None]
+        self,
+        client: Http,
+        job_id: int,
+        directive: Callable[[Directive], None],
+        said: Callable[[str], None],
+        registered: Callable[[Grant], None],
     ) -> None:
         self._client, self._path = client, f"/v1/jobs/{job_id}"
-        self._directive, self._said = directive, said
+        self._directive, self._said, self._registered = directive, said, registered
         self._changed = threading.Condition()
         self._registration: Registration | None = None
         self._grant: Grant | None = None
@@ -130,6 +135,7 @@ class DaemonLink:
         with self._changed:
             self._grant, self._known = grant, True
             self._changed.notify_all()
+        self._registered(grant)
         how = "manages this job" if grant.managed else "does not manage this job"
         self._tell_once(f"selasticd {how}" + (f": {grant.reason}" if grant.reason else ""))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from .bottleneck import Pace
 from .supervisor_events import AgentKey
 from .wire import Piece
 
@@ -53,6 +54,8 @@ class Worker:
     exited: bool = False
     error: str = ""
     config: dict[str, object] = field(default_factory=dict)
+    pace: Pace | None = None
+    """Its latest, in the current world."""
 
     @property
     def unit(self) -> int:

@@ -70,6 +70,8 @@ class Link:
         self._save_wanted = False
         self._last_generation = -1
         self.lost = False
+        self.report_s = 0.0
+        """Seconds between two reports, as the supervisor wants it; 0: it has not said."""
         self._closing = False
         self._out: deque[bytes] = deque()
         self._reports: deque[bytes] = deque(maxlen=MAX_REPORTS)
@@ -210,6 +212,8 @@ class Link:
             self._store_known(int(message["generation"]), (str(message["host"]), int(message["port"])))
         elif kind == "abort":
             self._aborted(int(message["generation"]))
+        elif kind == "report_every":
+            self.report_s = float(message.get("seconds") or 0.0)
         elif kind in ("checkpoint", "hurry"):
             with self._changed:
                 self._save_wanted = True
@@ -225,6 +229,7 @@ class Link:
             source=str(message.get("source", "survivor")),
             timeout_s=float(message.get("timeout_s") or 60.0),
         )
+        self.report_s = float(message.get("report_s") or 0.0)
         with self._changed:
             if coming.generation <= self._last_generation:
                 return

@@ -10,6 +10,8 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from .exposed import Exposed
+
 
 class Norms:
     """Squared gradient norms of one step: what each rank adds to the all-reduce, and what comes out of it."""
@@ -20,6 +22,7 @@ class Norms:
         self._first = True
         self.hidden: nn.Parameter | None = None
         """It goes through the buckets too, and is no gradient."""
+        self.exposed = Exposed()
 
     def begin(self, wanted: bool) -> None:
         """Before a micro batch's forward pass."""
@@ -33,6 +36,8 @@ class Norms:
             pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
             square = _square([grad for parameter, grad in pairs if parameter is not self.hidden])
             self._own = square if self._own is None else self._own + square
+        if bucket.is_last():
+            self.exposed.ready(bucket.buffer())
         return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
     def micro_done(self, module: nn.Module) -> None:

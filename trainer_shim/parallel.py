@@ -58,6 +58,9 @@ class Strategy(Protocol):
     def clip(self, limit: float) -> None:
         """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""
 
+    def exposed_s(self) -> float:
+        """Seconds of a step, lately, in which gradients travelled and nothing was computed; 0: not known."""
+
     def squares(self) -> tuple[float, float] | None:
         """Of the step just measured: |g|^2 of this rank's own mean gradient (one rank: of its first micro batch's),
         and of the mean over all. Both are as the loss was scaled; None when not measured."""
@@ -195,11 +198,15 @@ class Replicated:
         if not self._at_outputs:
             (loss,) = _Attach.apply(self._outer.hidden, self._outer.words, loss)
         loss.backward()
+        self._norms.exposed.done()
         self._outer.say([0.0] * WORDS)
         return self._reader(self._outer.hidden)
 
     def clip(self, limit: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
+
+    def exposed_s(self) -> float:
+        return self._norms.exposed.seconds() if self._outer is not None else 0.0
 
     def squares(self) -> tuple[float, float] | None:
         return self._norms.squares(self.module)

@@ -35,10 +35,12 @@ class Reporting:
         """A world, or a batch, is new: its first step is announced, and measured by itself."""
         self.meter.world()
         self._announce = True
-        generation = self._membership.world.generation if self._membership.world else -1
+        world = self._membership.world
+        generation, rank = (world.generation, world.rank) if world else (-1, 0)
         # Of a full step on rank 0, which has the largest slice.
         parts = micros_of(slice_of(slicing.batch, slicing.ranks, 0), slicing.micro_batch or slicing.batch)
-        self._shape = Shape(generation, slicing.batch, len(parts[0]), len(parts))
+        own = len(slice_of(slicing.batch, slicing.ranks, slicing.rank))
+        self._shape = Shape(generation, slicing.batch, len(parts[0]), len(parts), rank, own)
 
     def leaving(self, old: World, batch: int) -> None:
         """A switch begins, after the old world's last step."""
@@ -55,14 +57,17 @@ class Reporting:
         """The new world is ready to compute."""
         self._resumed = time.perf_counter()
 
-    def stepped(self, micro: Micro, first_rate: float) -> None:
-        """An optimizer step has ended. first_rate: the first group's, as the script and its schedulers have set it."""
+    def stepped(self, micro: Micro, first_rate: float, exposed_s: float) -> None:
+        """An optimizer step has ended.
+
+        first_rate: the first group's, as the script and its schedulers have set it. exposed_s: see Strategy.
+        """
         progress, shape = self._state.progress, self._shape
         if shape is None:
             return
         position = Position(progress.step, progress.samples, progress.epoch, self._tuning.noise(progress).scale)
-        typical = micro.total == shape.batch and micro.count == shape.accumulation
-        self.meter.step(micro.total, shape, position, typical)
+        typical = micro.total == shape.batch and (micro.count == shape.accumulation or shape.rank > 0)
+        self.meter.step(micro.total, shape, position, typical, exposed_s)
         self._ended = time.perf_counter()
         if self._announce:
             self._say_running(first_rate, shape.batch)
@@ -88,10 +93,17 @@ class Reporting:
 
     def due(self) -> None:
         """On the link's thread: send the report when it is time for one."""
+        link = self._membership.link
+        if link is not None and link.report_s > 0:
+            self.meter.every(link.report_s)
         self.send(self.meter.due())
 
     def send(self, report: dict[str, Any] | None) -> None:
-        """Queue a report, on rank 0 under a supervisor."""
+        """Queue a report under a supervisor: rank 0's is the job's, of the others only what ranks differ in."""
         world, link = self._membership.world, self._membership.link
-        if report is not None and link is not None and world is not None and world.rank == 0:
+        if report is None or link is None or world is None:
+            return
+        if world.rank == 0:
             link.report({"type": "report", **report})
+        else:
+            link.report({"type": "pace", "generation": report["generation"], "pace": report["pace"]})

@@ -159,6 +159,9 @@ class Sharded:
     def clip(self, limit: float) -> None:
         clip(self.module.parameters(), limit)
 
+    def exposed_s(self) -> float:
+        return 0.0  # fully_shard's own streams do not tell
+
     def squares(self) -> tuple[float, float] | None:
         return None
 

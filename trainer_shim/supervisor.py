@@ -40,6 +40,7 @@ from .supervisor_events import (
     LaunchAgents,
     Notice,
     QuitAgent,
+    Registered,
     Remember,
     Say,
     Send,
@@ -85,7 +86,9 @@ class Supervisor:
         options: Options,
         machine: Machine,
         places: Callable[[Loop, Children, Setup, Callable[[Event], None]], Places],
-        link: Callable[[Callable[[wire.Directive], None], Callable[[str], None]], DaemonLink | None],
+        link: Callable[
+            [Callable[[wire.Directive], None], Callable[[str], None], Callable[[wire.Grant], None]], DaemonLink | None
+        ],
     ) -> None:
         self._options, self._machine = options, machine
         self._loop = Loop()
@@ -103,7 +106,11 @@ class Supervisor:
         }
         setup = Setup(options.command, env, options.job_dir, options.nproc)
         self._places = places(self._loop, self._children, setup, self._event)
-        self._link = link(lambda directive: self._loop.call(lambda: self._event(DirectiveCame(directive))), self._said)
+        self._link = link(
+            lambda directive: self._loop.call(lambda: self._event(DirectiveCame(directive))),
+            self._said,
+            lambda grant: self._loop.call(lambda: self._event(Registered(grant.report_interval_s))),
+        )
         self._agents: dict[str, AgentKey] = {}
         self._exits: dict[str, WorkerExit] = {}
         self._code: int | None = None
@@ -238,9 +245,8 @@ class Supervisor:
     def _forward(self, action: Forward) -> None:
         if self._link is None:
             return
-        values: dict[str, Any] = {key: value for key, value in action.report.items() if key != "type"}
         try:
-            self._link.report(wire.decode(wire.Report, {**values, "gpus": action.gpus, "nodes": action.nodes}))
+            self._link.report(wire.decode(wire.Report, {**action.report, "gpus": action.gpus, "nodes": action.nodes}))
         except ElasticError as error:
             self._say(f"a report was left out: {error}")
 

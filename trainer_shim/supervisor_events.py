@@ -83,6 +83,13 @@ class DirectiveCame:
 
 
 @dataclass(frozen=True, slots=True)
+class Registered:
+    """selasticd has taken the registration, and wants a report this often."""
+
+    report_interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CompanionGranted:
     directive: int
     index: int
@@ -114,6 +121,7 @@ Event = (
     | WorkerLost
     | WorkerExit
     | DirectiveCame
+    | Registered
     | CompanionGranted
     | CompanionRefused
     | Hurry

@@ -150,6 +150,8 @@ class Resizing:
         if not directive.add:
             self._agree()
             return
+        # One time for both: a companion that waits long leaves its workers little to warm up in.
+        machine.timers["resize"] = machine.now + max(directive.wait_s, 1.0)
         for index, shape in enumerate(directive.add):
             machine.do(SubmitCompanion(directive.id, index, shape, directive.wait_s))
         machine.tell(directive.id, "submitted")
@@ -166,7 +168,6 @@ class Resizing:
         if len(active.added) < active.awaited:
             return
         active.stage = Stage.WARMING
-        machine.timers["resize"] = machine.now + max(active.wait_s, 1.0)
         machine.tell(active.directive, "granted")
         for piece in active.added.values():
             machine.nodes.launch(piece)
@@ -201,8 +202,12 @@ class Resizing:
 
     def timed_out(self) -> None:
         """The joiners have not become ready in the time that the directive allows."""
-        if self.active is not None and self.active.stage is Stage.WARMING:
+        if self.active is None:
+            return
+        if self.active.stage is Stage.WARMING:
             self.fail(f"the companion's workers were not ready within {self.active.wait_s:.0f} s")
+        elif self.active.stage is Stage.WAITING:
+            self.fail(f"Slurm granted no companion within {self.active.wait_s:.0f} s", phase="withdrawn")
 
     # --- the change -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Pure: no clock, no I/O, no process; `now` is an argument, and the driver carries out what it returns. It never
 gambles with the training: until a new world has done its first step the pieces of the old one are what the job uses,
 and every doubt ends in a restart from the last checkpoint, a bounded number of times. Here: the events and what
-workers say; supervisor_nodes has the agents, supervisor_lives beginning and end, supervisor_resize the changes.
+workers say; supervisor_nodes has the agents, supervisor_lives beginning and end, supervisor_resize the changes,
+supervisor_reports what goes to selasticd.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from .supervisor_events import (
     DirectiveCame,
     Event,
     Follow,
-    Forward,
     InUse,
     Kill,
     Message,
     Notice,
     QuitAgent,
+    Registered,
     Remember,
     Say,
     Send,
@@ -39,6 +40,7 @@ from .supervisor_events import (
 )
 from .supervisor_lives import Lives
 from .supervisor_nodes import Nodes
+from .supervisor_reports import Reporting
 from .supervisor_resize import Resizing
 from .wire import Phase, Piece
 
@@ -83,6 +85,7 @@ class Machine:
         self.nodes = Nodes(self)
         self.lives = Lives(self)
         self.resizing = Resizing(self)
+        self.reporting = Reporting(self)
         self.timers: dict[str, float] = {}
         self.exit_code: int | None = None
         self.ending = False
@@ -147,6 +150,7 @@ class Machine:
             "batch": world.batch,
             "source": world.source,
             "timeout_s": self.limits.world_s,
+            "report_s": self.reporting.every_s,
         }
         for rank, name in enumerate(world.members):
             self.fleet.workers[name].placed = True
@@ -201,6 +205,7 @@ class Machine:
         self.batch = world.batch or self.batch
         self.mode = Mode.RUNNING
         self.lives.worked = True
+        self.reporting.entered()
         self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
         first = self.fleet.workers[world.members[0]]
         self.do(Follow(first.name, first.agent))
@@ -228,6 +233,8 @@ class Machine:
             self.nodes.notice(event.agent)
         elif isinstance(event, DirectiveCame):
             self.resizing.directive(event.directive)
+        elif isinstance(event, Registered):
+            self.reporting.registered(event.report_interval_s)
         elif isinstance(event, CompanionGranted):
             self.resizing.granted(event)
         elif isinstance(event, CompanionRefused):
@@ -284,7 +291,9 @@ class Machine:
             worker.done, worker.finished = True, bool(message.get("finished"))
             self.lives.training_over()
         elif kind == "report":
-            self._report(message)
+            self._report(worker, message)
+        elif kind == "pace":
+            self.reporting.pace(worker, message)
 
     def _relay(self, worker: Worker, generation: int, message: Message) -> None:
         """Only rank 0 of a world that is coming opens a store."""
@@ -320,12 +329,10 @@ class Machine:
         self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
         self.lives.saved()
 
-    def _report(self, message: Message) -> None:
-        if self.mode in (Mode.RUNNING, Mode.FINISHING) and self.world:
-            if batch := int(_number(message.get("batch"))):
-                self.batch = batch
-            nodes = len({node for piece in self.pieces for node in piece.nodes})
-            self.do(Forward(message, len(self.world.members), nodes))
+    def _report(self, worker: Worker, message: Message) -> None:
+        if self.mode in (Mode.RUNNING, Mode.FINISHING) and (batch := int(_number(message.get("batch")))):
+            self.batch = batch
+        self.reporting.report(worker, message)
 
 
 def _number(value: object) -> float:

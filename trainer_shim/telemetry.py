@@ -1,6 +1,6 @@
-"""What a world does, measured beside the training thread's work: step times, waiting for input, memory.
+"""What a world does, measured beside the training thread's work: step times, waiting, memory.
 
-The training thread appends four numbers per step; medians are taken when a report is due, on the link's thread. The
+The training thread appends a few numbers per step; medians are taken when a report is due, on the link's thread. The
 first steps of a world are left out: caches are cold and the allocator grows.
 """
 
@@ -34,16 +34,20 @@ class StepTime(NamedTuple):
     seconds: float
     input_wait: float
     samples: int
+    communication: float = 0.0
+    """Gradients travelled, and nothing was computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What stays the same over the steps of one report."""
+    """What stays the same over the steps of one report. rank, own: this rank, and its samples in a step."""
 
     generation: int
     batch: int
     micro_batch: int
     accumulation: int
+    rank: int = 0
+    own: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,12 @@ class Meter:
         self._begun = self._clock()
         self._due = self._begun + min(self._every_s, FIRST_AFTER_S)
 
+    def every(self, seconds: float) -> None:
+        """The time between two reports from now on, in seconds."""
+        if seconds != self._every_s:
+            self._every_s = seconds
+            self._due = min(self._due, self._clock() + seconds)
+
     def waited(self, seconds: float) -> None:
         """Time spent waiting for the loader."""
         self._input_wait += seconds
@@ -90,8 +100,13 @@ class Meter:
         self._begun = self._clock()
         self._input_wait = 0.0
 
-    def step(self, samples: int, shape: Shape, position: Position, typical: bool = True) -> None:
-        """An optimizer step has ended. One that is not `typical` (the short last one of a pass) is not measured."""
+    def step(
+        self, samples: int, shape: Shape, position: Position, typical: bool = True, communication: float = 0.0
+    ) -> None:
+        """An optimizer step has ended. One that is not `typical` (the short last one of a pass) is not measured.
+
+        communication: seconds in which gradients travelled and nothing was computed.
+        """
         now = self._clock()
         took, waited = now - self._begun, self._input_wait
         self._begun, self._input_wait = now, 0.0
@@ -104,7 +119,7 @@ class Meter:
         if not typical:
             return
         self._recent.append(took)
-        self._steps.append(StepTime(took, waited, samples))
+        self._steps.append(StepTime(took, waited, samples, communication))
 
     def median_step(self) -> float:
         """Median of the last steps of this world, in seconds; 0 when none was measured."""
@@ -145,6 +160,20 @@ def report(steps: list[StepTime], shape: Shape, position: Position) -> dict[str,
         "noise_scale": position.noise_scale,
         "input_wait_share": min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
         "memory_peak_mb": memory_peak_mb(),
+        "pace": pace(steps, shape),
+    }
+
+
+def pace(steps: list[StepTime], shape: Shape) -> dict[str, Any]:
+    """What is compared between ranks, as the fields of bottleneck.Pace."""
+    total = sum(step.seconds for step in steps)
+    return {
+        "rank": shape.rank,
+        "step_s": statistics.median(step.seconds for step in steps),
+        "busy_s": statistics.median(max(0.0, step.seconds - step.input_wait - step.communication) for step in steps),
+        "samples": shape.own,
+        "input_share": min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
+        "comm_share": min(1.0, sum(step.communication for step in steps) / total) if total else 0.0,
     }
 
 

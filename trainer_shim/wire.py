@@ -121,6 +121,14 @@ class Report:
     """Gradient noise scale in samples; 0: not measured."""
     input_wait_share: float = 0.0
     memory_peak_mb: float = 0.0
+    comm_share: float = 0.0
+    """Share of a step in which gradients travel and nothing computes, where nobody is waited for; 0: not measured."""
+    bottleneck: str = ""
+    """What holds the steps back, one of bottleneck.KINDS; empty: nothing worth naming, or not measured."""
+    bottleneck_share: float = 0.0
+    """Share of every step that would be saved without it."""
+    bottleneck_rank: int = 0
+    bottleneck_node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ class Directive:
     batch: int
     reason: str
     wait_s: float
-    """How long a companion may stay pending, and then its workers warming up, before the resize is given up."""
+    """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
     withdrawn: bool = False
 
 

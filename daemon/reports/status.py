@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 from slurm_elastic.trainer_shim import request as elastic_request
 from slurm_elastic.trainer_shim.errors import RequestError
 
+from ..reasons import bottleneck_text
 from . import evidence
 from .common import Viewer, known_job, may_see, reason_text, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, JobRow
     from slurm_elastic.db.store import Store
+
+
+_PROGRESS = (
+    *("samples_per_s", "step_time_s", "step", "samples", "epoch", "reported_at"),
+    *("input_wait_share", "comm_share", "bottleneck", "bottleneck_text"),
+)
+"""What comes from a job's last report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,7 @@ def _held(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> dict
 def _progress(store: Store, job: JobRow) -> dict[str, Any]:
     report = store.last_report(job.job_id)
     if report is None:
-        return dict.fromkeys(("samples_per_s", "step_time_s", "step", "samples", "epoch", "reported_at"))
+        return dict.fromkeys(_PROGRESS)
     return {
         "samples_per_s": report.samples_per_s,
         "step_time_s": report.step_time_median_s,
@@ -129,6 +137,13 @@ def _progress(store: Store, job: JobRow) -> dict[str, Any]:
         "samples": report.samples,
         "epoch": report.epoch,
         "reported_at": report.at,
+        "input_wait_share": report.input_wait_share,
+        "comm_share": report.comm_share or None,
+        "bottleneck": report.bottleneck or None,
+        "bottleneck_text": bottleneck_text(
+            report.bottleneck, report.bottleneck_share, report.bottleneck_rank, report.bottleneck_node
+        )
+        or None,
     }
 
 

@@ -53,6 +53,15 @@ def peer() -> Iterator[Peer]:
     peer.server.close()
 
 
+def test_the_interval_of_reports_is_the_supervisors(peer: Peer) -> None:
+    """It comes by itself, and with every world."""
+    assert peer.link.report_s == 0.0
+    peer.send(type="report_every", seconds=0.5)
+    wait_until(lambda: peer.link.report_s == 0.5)
+    peer.world(2, report_s=2.0)
+    wait_until(lambda: peer.link.report_s == 2.0)
+
+
 def test_it_introduces_itself(peer: Peer) -> None:
     """The first message carries name, secret and process."""
     hello = peer.read()

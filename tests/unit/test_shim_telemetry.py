@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.trainer_shim import wire
+from slurm_elastic.trainer_shim.bottleneck import Pace
 from slurm_elastic.trainer_shim.telemetry import WARM_UP_STEPS, Meter, Position, Shape, pause
 
 SHAPE = Shape(generation=3, batch=64, micro_batch=8, accumulation=2)
@@ -33,11 +34,43 @@ def test_a_report_is_what_the_wire_accepts() -> None:
     measured(clock, meter, [9.0] * WARM_UP_STEPS + [1.0] * 8 + [3.0] * 2, wait=0.35)
     report = meter.due()
     assert report is not None
+    pace = report.pop("pace")
+    assert pace["step_s"] == 1.0
     decoded = wire.decode(wire.Report, {**report, "gpus": 4, "nodes": 1})
     assert decoded.steps == 10 and decoded.step_time_median_s == 1.0 and decoded.step_time_p90_s == 3.0
     assert decoded.samples_per_s == pytest.approx(640 / 14)
     assert decoded.input_wait_share == pytest.approx(3.5 / 14)
     assert (decoded.generation, decoded.accumulation, decoded.epoch) == (3, 2, 1)
+
+
+def test_a_rank_tells_how_it_fares() -> None:
+    """Busy is what is left of a step without waiting, for input and for gradients; the fields are bottleneck.Pace's."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    shape = Shape(3, 64, 8, 2, rank=2, own=16)
+    for number in range(WARM_UP_STEPS + 4):
+        clock.now += 1.0
+        meter.waited(0.25)
+        meter.step(64, shape, Position(number, 64 * number, 1), communication=0.5)
+    report = meter.due()
+    assert report is not None
+    assert Pace(**report["pace"]) == Pace(2, 1.0, 0.25, 16, 0.25, 0.5)
+
+
+def test_the_interval_can_be_changed() -> None:
+    """A shorter one counts at once, the same one again changes nothing."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [0.25] * 8)
+    assert meter.due() is not None
+    meter.every(1.0)
+    measured(clock, meter, [0.2] * 6)
+    assert meter.due() is not None
+    measured(clock, meter, [0.2] * 4)
+    meter.every(1.0)
+    assert meter.due() is None
 
 
 def test_reports_come_at_their_interval_and_not_without_steps() -> None:

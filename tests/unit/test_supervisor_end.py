@@ -6,7 +6,7 @@ import pytest
 from supervisor_drive import BASE, SHAPE, Drive
 
 from slurm_elastic.trainer_shim.fleet import Mode
-from slurm_elastic.trainer_shim.supervisor_events import DropCompanions, Forward, Hurry, Send, Tell, WorkerExit
+from slurm_elastic.trainer_shim.supervisor_events import DropCompanions, Hurry, Send, Tell, WorkerExit
 from slurm_elastic.trainer_shim.supervisor_state import Limits
 from slurm_elastic.trainer_shim.wire import Piece
 
@@ -112,11 +112,3 @@ def test_checkpoints_are_asked_for_in_time() -> None:
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
     assert not drive.wait(60.0)
     assert drive.wait(60.0) == [Send("10.n1.0", {"type": "checkpoint"})]
-
-
-def test_reports_are_forwarded_with_the_size_of_the_world() -> None:
-    """The worker knows its steps, the supervisor knows how many GPUs and nodes did them."""
-    drive = Drive().up().grown()
-    drive.say("10.n1.0", "report", generation=2, batch=64)
-    [report] = drive.new(Forward)
-    assert (report.gpus, report.nodes) == (6, 3)

@@ -78,6 +78,36 @@ def test_grows_shrinks_and_changes_its_batch(start: Callable[..., Run], tmp_path
     assert "starting again" not in run.text()
 
 
+def test_a_slow_rank_and_a_starved_input_reach_the_daemon(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Real ranks, one of which takes five times as long, and then one whose dataset does; as often as it asked for."""
+    slow = TRAIN.replace("else nap)", "else nap * (1 + 4 * job.rank))")
+    starved = """
+class Slow(torch.utils.data.TensorDataset):
+    def __getitem__(self, i):
+        time.sleep(nap * job.rank / 2)
+        return super().__getitem__(i)
+data = Slow("""
+    (tmp_path / "slow.py").write_text(slow)
+    (tmp_path / "starved.py").write_text(TRAIN.replace("data = torch.utils.data.TensorDataset(", starved))
+    for script, kind in (("slow.py", "slow_rank"), ("starved.py", "starved_input")):
+        with FakeDaemon() as daemon:
+            run = start(
+                "--nproc",
+                "2",
+                "--job-dir",
+                str(tmp_path / kind),
+                script,
+                "64000",
+                "1",
+                "0.02",
+                env=daemon.env(tmp_path),
+            )
+            named = wait_until(lambda d=daemon: [r for r in d.reports if r.bottleneck], 60, run.text)  # type: ignore[misc]
+            run.process.kill()
+        assert (named[0].bottleneck, named[0].bottleneck_rank) == (kind, 1), named[0]
+        assert named[0].bottleneck_share > 0.3
+
+
 def test_killed_worker_restarts_from_checkpoint(start: Callable[..., Run], tmp_path: Path) -> None:
     """kill -9 of one worker: all start again from the last checkpoint, and no sample is lost or counted twice."""
     words = ("--nproc", "2", "--no-daemon", "--checkpoint-every", "1", "--audit", str(tmp_path / "audit"))

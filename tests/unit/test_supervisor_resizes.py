@@ -225,6 +225,28 @@ def test_companion_that_does_not_warm_up_in_time() -> None:
     assert DropCompanions(1) in drive.fresh
 
 
+def test_waiting_and_warming_up_share_one_time() -> None:
+    """A companion that was granted late has only the rest of the directive's time for its workers to warm up."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive.wait(20.0)
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.agents_up(COMPANION)
+    drive.wait(9.0)
+    assert drive.phases(1)[-1] == "granted"
+    drive.wait(2.0)
+    assert drive.phases(1)[-1] == "failed"
+
+
+def test_companion_that_nobody_answers_for_is_withdrawn() -> None:
+    """Neither granted nor refused: the resize ends all the same."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive.wait(30.0)
+    assert drive.phases(1)[-1] == "withdrawn"
+    assert DropCompanions(1) in drive.fresh
+
+
 def test_companion_whose_srun_fails() -> None:
     """No agent will ever come: the resize fails at once, not after its time."""
     drive = Drive().up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -47,6 +48,33 @@ Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.
 def test_a_shrink_is_told_outcome_first(told: Callable[[int], str]) -> None:
     """The whole of it: what happened, for whom, on what evidence, at what cost, what else, and what the user can do."""
     assert told(1215) == SHRINK
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("slow_rank", "rank 3 on n2 is slower than the others, which costs 45% of every step; look at that node"),
+        ("starved_input", "rank 3 on n2 waits for its input for 45% of every step; more num_workers"),
+        ("communication", "gradients travel for 45% of every step while nothing is computed; a larger global batch"),
+    ],
+)
+def test_what_holds_the_steps_back_is_told(
+    story: Store, told: Callable[[int], str], viewer: Callable[..., Any], kind: str, sentence: str
+) -> None:
+    """As the last report has it, with what it costs and what to do; `status` has it too, for who may see the job."""
+    last = story.last_report(1215)
+    assert last is not None and "Held back" not in told(1215)
+    named = replace(
+        last,
+        **{"at": last.at + 1, "step": last.step + 9, "comm_share": 0.02, "bottleneck": kind},
+        **{"bottleneck_share": 0.45, "bottleneck_rank": 3, "bottleneck_node": "n2"},
+    )
+    story.add_reports(1215, [named], last.at + 1)
+    assert sentence in " ".join(told(1215).split("Held back")[1].split())
+    row = next(row for row in reports.status(story, viewer(0, admin=True), NOW) if row["job_id"] == 1215)
+    assert (row["bottleneck"], row["comm_share"]) == (kind, 0.02)
+    other = next(row for row in reports.status(story, viewer(4711), NOW) if row["job_id"] == 1215)
+    assert other["bottleneck_text"] is None
 
 
 def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> None:
