@@ -23,6 +23,7 @@ import torch
 
 from .errors import TrainingError
 
+Entry = dict[str, Any]
 KEEP = 2
 INDEX = "checkpoint.json"
 STATE = "state.pt"
@@ -38,6 +39,12 @@ class Saved:
     step: int
     samples: int
     finished: bool
+    parts: bool = False
+    """Whether its tensors lie in parts as ranks wrote them: see parts.py."""
+
+
+Found = tuple[Saved, dict[str, Any]]
+"""A checkpoint and what it holds; of one in parts, the tensors' places instead of the tensors."""
 
 
 class _Hashing:
@@ -58,24 +65,53 @@ class _Hashing:
         self._file.flush()
 
 
-def write(directory: Path, captured: dict[str, Any], stamp: str = "") -> Saved:
+def write(directory: Path, captured: dict[str, Any]) -> Saved:
     """Write a capture. When this returns it is on disk under its final name and has been read back."""
-    progress = captured["progress"]
-    final = directory / f"step-{progress['step']:012d}{stamp}"
-    partial = directory / f".{final.name}.{os.getpid()}.partial"
+    partial = prepare(directory, captured["progress"]["step"])
+    return seal(directory, partial, captured, {STATE: dump(partial / STATE, captured)})
+
+
+def prepare(directory: Path, step: int) -> Path:
+    """An empty directory to write the checkpoint of a step into."""
+    partial = directory / f".step-{step:012d}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with open(partial / STATE, "wb") as file:
+    return partial
+
+
+def dump(path: Path, value: Any) -> Entry:
+    """Write any object and sync it; its entry in the index."""
+    with open(path, "wb") as file:
         hashing = _Hashing(file)
-        torch.save(captured, hashing)  # type: ignore[arg-type]
+        torch.save(value, hashing)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
+    return {"size": hashing.size, "blake2b": hashing.digest.hexdigest()}
+
+
+def digest_of(path: Path) -> Entry:
+    """A file's entry in the index, from what can be read of it."""
+    digest, size = hashlib.blake2b(digest_size=32), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"size": size, "blake2b": digest.hexdigest()}
+
+
+def seal(
+    directory: Path, partial: Path, captured: dict[str, Any], files: dict[str, Entry], parts: bool = False
+) -> Saved:
+    """Make what lies in `partial` the checkpoint: index written, everything verified and synced, renamed."""
+    progress = captured["progress"]
+    final = directory / f"step-{progress['step']:012d}"
     index = {
         "format": captured["format"],
         "step": progress["step"],
         "samples": progress["samples"],
         "finished": progress["finished"],
-        "files": {STATE: {"size": hashing.size, "blake2b": hashing.digest.hexdigest()}},
+        "parts": parts,
+        "files": files,
     }
     with open(partial / INDEX, "w") as text:
         json.dump(index, text)
@@ -92,7 +128,7 @@ def write(directory: Path, captured: dict[str, Any], stamp: str = "") -> Saved:
         partial.rename(final)
     _sync(directory)
     _prune(directory)
-    return Saved(final, progress["step"], progress["samples"], progress["finished"])
+    return Saved(final, progress["step"], progress["samples"], progress["finished"], parts)
 
 
 def check(path: Path) -> Saved:
@@ -100,13 +136,10 @@ def check(path: Path) -> Saved:
     try:
         index = json.loads((path / INDEX).read_text())
         for name, expected in index["files"].items():
-            with open(path / name, "rb") as file:
-                digest = hashlib.blake2b(digest_size=32)
-                while chunk := file.read(1 << 20):
-                    digest.update(chunk)
-            if digest.hexdigest() != expected["blake2b"]:
+            if digest_of(path / name)["blake2b"] != expected["blake2b"]:
                 raise TrainingError(f"checkpoint {path} is damaged: {name} is not what was written")
-        return Saved(path, int(index["step"]), int(index["samples"]), bool(index["finished"]))
+        parts = bool(index.get("parts"))
+        return Saved(path, int(index["step"]), int(index["samples"]), bool(index["finished"]), parts)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"checkpoint {path} is damaged: {error}") from None
 
@@ -116,8 +149,8 @@ def all_of(directory: Path) -> list[Path]:
     return sorted((path for path in directory.glob("step-*") if (path / INDEX).exists()), reverse=True)
 
 
-def load_newest(directory: Path) -> tuple[Saved, dict[str, Any]] | None:
-    """The newest checkpoint that verifies, in host memory; None when there is none at all.
+def load_newest(directory: Path) -> Found | None:
+    """The newest checkpoint that verifies, in host memory (of one in parts, all but its tensors); None: there is none.
 
     Raises TrainingError when checkpoints exist and none can be read: starting over unasked would throw work away.
     """
@@ -142,6 +175,14 @@ def load_newest(directory: Path) -> tuple[Saved, dict[str, Any]] | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something to write, and what to do with its memory afterwards."""
+
+    write: Callable[[], Saved | None]
+    free: Callable[[], None]
+
+
 class Writer:
     """Writes snapshots on a thread of its own. One waits at most: a newer snapshot replaces an unwritten older one."""
 
@@ -151,7 +192,7 @@ class Writer:
         self.directory = directory
         self._on_saved = on_saved
         self._changed = threading.Condition()
-        self._next: dict[str, Any] | None = None
+        self._next: Work | None = None
         self._busy = False
         self._thread: threading.Thread | None = None
         self.error: Exception | None = None
@@ -164,15 +205,23 @@ class Writer:
 
     def put(self, snapshot: dict[str, Any]) -> None:
         """Hand over a snapshot."""
+        self._hand_over(Work(lambda: write(self.directory, snapshot), lambda: self.on_free(snapshot)))
+
+    def put_parts(self, job: Callable[[], Saved | None]) -> None:
+        """Hand over a function that writes together with other ranks' writers, each of which has to come to it."""
+        self.wait()
+        self._hand_over(Work(job, lambda: None))
+
+    def _hand_over(self, work: Work) -> None:
         with self._changed:
-            replaced, self._next = self._next, snapshot
+            replaced, self._next = self._next, work
             self.last_at = time.monotonic()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="selastic-checkpoint", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         if replaced is not None:
-            self.on_free(replaced)
+            replaced.free()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until everything handed over is on disk; False after the timeout."""
@@ -183,18 +232,19 @@ class Writer:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None)
-                snapshot, self._next, self._busy = self._next, None, True
+                work, self._next, self._busy = self._next, None, True
             try:
-                if snapshot is not None:
-                    self._on_saved(write(self.directory, snapshot))
+                saved = work.write() if work is not None else None
+                if saved is not None:
+                    self._on_saved(saved)
                 self.error = None
             except Exception as error:  # a full disk must not end the training; the older checkpoint is still there
                 self.error = error
                 sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {error}\n")
             finally:
-                if snapshot is not None:
-                    self.on_free(snapshot)
-                snapshot = None
+                if work is not None:
+                    work.free()
+                work = saved = None
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()

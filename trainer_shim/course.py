@@ -16,6 +16,7 @@ import torch
 from . import world as worlds
 from .audit import Recorder
 from .batch import slice_of
+from .checkpoint import Found
 from .data import Feed
 from .errors import TrainingError
 from .link import Coming
@@ -199,17 +200,22 @@ class Course:
             "unit": membership.unit,
         }
         world = membership.enter(limits)
-        captured = None
-        if world.rank == 0 and membership.source != "survivor":
-            captured = self._restore()
+        found, in_parts = None, None
+        if membership.source != "survivor":
+            found = self._newest() if world.rank == 0 else None
+            if self.model().sharded and world.grouped:
+                in_parts = worlds.share(world, found if found is not None and found[0].parts else None)
+        captured = found[1] if found is not None else None
+        if found is not None and found[0].parts and in_parts is None:
+            captured = self.snapshots.read_whole(found, world)
         try:
-            self._connect(captured, has_state=world.rank == 0)
+            self._connect(captured, has_state=world.rank == 0, in_parts=in_parts)
         except WorldNotFormed as error:
             membership.fail(world.generation, str(error))
 
-    def _restore(self) -> dict[str, Any] | None:
+    def _newest(self) -> Found | None:
         """Rank 0 of a first world: the newest checkpoint. A world that the supervisor calls fresh takes none."""
-        source, captured = self.membership.source, None
+        source = self.membership.source
         found = self.saving.newest(must=source == "checkpoint") if source != "fresh" else None
         if found is not None:
             saved, captured = found
@@ -219,12 +225,13 @@ class Course:
         if self._audit is not None:
             step = self.state.progress.step
             self._audit.write({"restored_from_step": step, "generation": self.world().generation})
-        return captured
+        return found
 
-    def _connect(self, captured: dict[str, Any] | None, has_state: bool) -> None:
+    def _connect(self, captured: dict[str, Any] | None, has_state: bool, in_parts: Found | None = None) -> None:
         """In a new world: put the model together, and hand state to those without.
 
         captured: rank 0's state where it is not in its objects: from a checkpoint, or gathered from shards.
+        in_parts: a checkpoint of which every rank reads what it needs by itself.
         """
         world, model = self.world(), self.model()
         try:
@@ -236,7 +243,10 @@ class Course:
             if model.sharded and captured is None and has_state:
                 captured = self.state.snapshot()
             model.connect(world)
-            if captured is not None:
+            if in_parts is not None:
+                self.state.restore(self.snapshots.read_parts(in_parts, world))
+                joiners = []
+            elif captured is not None:
                 self.state.restore(captured, model.adapt)
             if joiners and (world.rank == 0 or world.rank in joiners):
                 channel = worlds.Channel(world, joiners)

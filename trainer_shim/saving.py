@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import Saved, Writer, load_newest
+from .checkpoint import Found, Saved, Writer, load_newest
 from .errors import TrainingError
 
 
@@ -90,7 +90,7 @@ class Saving:
         if self.writer is not None:
             self.writer.wait(timeout_s)
 
-    def newest(self, must: bool) -> tuple[Saved, dict[str, Any]] | None:
+    def newest(self, must: bool) -> Found | None:
         """The newest readable checkpoint. Raises TrainingError when there `must` be one and is none."""
         found = load_newest(self.writer.directory) if self.writer is not None else None
         if found is None and must:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .checkpoint import Saved
+from .checkpoint import Found, Saved, Writer
 from .membership import Membership
 from .parallel import Strategy
 from .saving import Background, Saving
 from .state import State
+from .world import World
 
 SAVE_WAIT_S = 20.0
 """How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
@@ -32,6 +33,7 @@ class Snapshots:
         self._held: dict[str, Any] | None = None
         self._carried: dict[str, Any] | None = None
         self._copying: Background | None = None
+        self._group: tuple[World, Any] | None = None
         self._still = threading.Lock()
         self._quiet = False
         if self.saving.writer is not None:
@@ -47,6 +49,8 @@ class Snapshots:
         """
         model, self._copying = self._model(), None
         if model.sharded:
+            self.saving.wait()  # what is being written in parts needs the group that is about to go
+            self._group = None
             self._carried = self.take(rank_0)
             return self._carried
         if rank_0 and self.saving.writer is not None:
@@ -75,11 +79,42 @@ class Snapshots:
     def save(self) -> None:
         """Copy the state and have it written; every rank calls this at the same step."""
         self._held = None  # an older one
-        if self.saving.writer is not None:
-            world = self._membership.world
-            snapshot = self.take(keep=world is not None and world.rank == 0)
-            if snapshot is not None:
-                self.saving.put(snapshot)
+        writer, world = self.saving.writer, self._membership.world
+        if writer is None or world is None:
+            return
+        if self._model().sharded and world.grouped:
+            self._save_parts(writer, world)
+        elif world.rank == 0:
+            self.saving.put(self._state.snapshot() or {})
+
+    def _save_parts(self, writer: Writer, world: World) -> None:
+        """Every rank has its own parts written, none of them gathered."""
+        from . import parts
+
+        writer.wait()  # the earlier one's memory is still in use, and writers of all ranks have to keep one order
+        skeleton, tensors = parts.copy(self._state.capture())
+        group = self.group(world)
+        writer.put_parts(lambda: parts.write(writer.directory, skeleton, tensors, group))
+
+    def read_whole(self, found: Found, world: World) -> dict[str, Any]:
+        """What a checkpoint in parts holds, of whole tensors: on one rank, for a model that is not cut up."""
+        from . import parts
+
+        return parts.read(found[0].path, found[1], None, parts.group_of([world.rank]) if world.grouped else None)
+
+    def read_parts(self, found: Found, world: World) -> dict[str, Any]:
+        """What a checkpoint in parts holds, cut up as this world's model is; every rank calls this."""
+        from . import parts
+
+        return parts.read(found[0].path, found[1], self._state, self.group(world))
+
+    def group(self, world: World) -> Any:
+        """The process group that saving and loading have to themselves; every rank asks for it at the same step."""
+        from . import parts
+
+        if self._group is None or self._group[0] is not world:
+            self._group = (world, parts.group_of(None))
+        return self._group[1]
 
     def take(self, keep: bool) -> dict[str, Any] | None:
         """A copy in host memory, on the rank that keeps it. Shards are gathered: then every rank has to take part."""

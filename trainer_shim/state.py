@@ -7,7 +7,7 @@ files (checkpoint.py) and does not know what a world is: the channel that moves 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -74,7 +74,7 @@ class Moves(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Slot:
+class Slot:
     """A tensor's place in a structure whose tensors travel separately."""
 
     number: int
@@ -199,9 +199,7 @@ class State:
         own_tensors = [tensor if type(tensor) is torch.Tensor else None for tensor in found]
         places: dict[int, torch.Tensor] = {}
         _match(skeleton["parts"].get("Model"), own_model, own_tensors, places)
-        slots: list[_Slot] = []
-        _slots(skeleton, slots)
-        slots.sort(key=lambda slot: slot.number)
+        slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
         tensors = [
             places[slot.number]
             if slot.number in places
@@ -217,7 +215,7 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The structure with its tensors taken out into `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value.detach())
-        return _Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
+        return Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
     if isinstance(value, dict):
         # Subclasses (OrderedDict with attributes, defaultdict) become plain: load_state_dict asks for no more.
         return {key: pack(entry, tensors) for key, entry in value.items()}
@@ -230,7 +228,7 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse of pack."""
-    if isinstance(value, _Slot):
+    if isinstance(value, Slot):
         return tensors[value.number]
     if isinstance(value, dict):
         return {key: unpack(entry, tensors) for key, entry in value.items()}
@@ -241,15 +239,13 @@ def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _slots(value: Any, found: list[_Slot]) -> None:
-    if isinstance(value, _Slot):
-        found.append(value)
-    elif isinstance(value, dict):
-        for entry in value.values():
-            _slots(entry, found)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            _slots(entry, found)
+def slots_of(value: Any) -> Iterator[Slot]:
+    """The places of tensors in a packed structure."""
+    if isinstance(value, Slot):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from slots_of(entry)
 
 
 def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor | None], places: dict[int, torch.Tensor]) -> None:
@@ -258,7 +254,7 @@ def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor | None], places
         return
     for key, slot in theirs.items():
         mine = own.get(key)
-        if isinstance(slot, _Slot) and isinstance(mine, _Slot):
+        if isinstance(slot, Slot) and isinstance(mine, Slot):
             same = (slot.shape, slot.dtype, slot.device) == (mine.shape, mine.dtype, mine.device)
             place = own_tensors[mine.number]
             if same and place is not None and place.is_contiguous():

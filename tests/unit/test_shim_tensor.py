@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from shim_harness import Start, Zygote, alone, difference, result
+from shim_harness import Control, Start, Zygote, alone, difference, result
 
-from slurm_elastic.trainer_shim import audit
+from slurm_elastic.trainer_shim import audit, checkpoint
+from slurm_elastic.trainer_shim.errors import TrainingError
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -36,3 +38,64 @@ def test_a_world_that_is_no_multiple_of_the_unit_fails_in_one_sentence(start: St
     assert control.exits("a", "b", "c") == [1, 1, 1]
     assert "needs a multiple of 2 workers, and this world has 3" in control.story()
     assert not control.audit.exists() or not any("indices" in line for line in audit.read(control.audit))
+
+
+ENDLESS = ("--samples", "203", "--epochs", "400")
+STOP = ("--stop", "40")
+
+
+@pytest.fixture(scope="module")
+def saved_by_two_by_two(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job directory whose newest checkpoint was written in parts by (dp, tp) = (2, 2)."""
+    directory = tmp_path_factory.mktemp("parts")
+    control = Control(zygote, directory, ["--pace", "0.2", "--tp", "2", "--strategy", "fsdp", *ENDLESS])
+    try:
+        control.start(*"abcd")
+        control.send("b", {"type": "checkpoint"})
+        saved = control.wait(lambda _, message: message["type"] == "saved")
+        found = checkpoint.check(Path(saved["path"]))
+        assert found.parts and found.step == saved["step"] < 40
+        files = sorted(path.name for path in found.path.glob("__*"))
+        assert files == [f"__{rank}_0.distcp" for rank in range(4)]
+    finally:
+        control.close()
+    assert control.exits(*"abcd") == [-9] * 4
+    return directory / "job"
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        ("ab", ("--tp", "2", "--strategy", "fsdp")),
+        ("abcdef", ("--tp", "2", "--strategy", "fsdp")),
+        ("abcd", ("--tp", "1", "--strategy", "fsdp")),
+        ("abcd", ("--tp", "4")),
+        ("ab", ("--strategy", "ddp")),
+    ],
+    ids=["1x2", "3x2", "4x1", "1x4", "replicas"],
+)
+def test_a_checkpoint_in_parts_is_read_at_any_shape(
+    zygote: Zygote, start: Start, tmp_path: Path, saved_by_two_by_two: Path, workers: str, options: tuple[str, ...]
+) -> None:
+    """Saved at (dp, tp) = (2, 2): trained on at other shapes, and by replicas, it equals one process to 1e-12."""
+    shutil.copytree(saved_by_two_by_two, tmp_path / "job")
+    control = start("--pace", "0", *options, *ENDLESS, *STOP)
+    control.generation = 7
+    control.start(*workers, source="checkpoint")
+    assert control.exits(*workers) == [0] * len(workers), control.story()
+    assert "restored from" in control.story()
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, *ENDLESS, *STOP)
+    assert difference(ours, theirs) < 1e-12
+    assert (ours["global_step"], ours["samples"]) == (theirs["global_step"], theirs["samples"])
+
+
+def test_a_damaged_part_is_noticed(start: Start, tmp_path: Path, saved_by_two_by_two: Path) -> None:
+    """One byte of one rank's file is another: the checkpoint does not verify, and is named."""
+    shutil.copytree(saved_by_two_by_two, tmp_path / "job")
+    (newest, *_) = checkpoint.all_of(tmp_path / "job" / "checkpoints")
+    part = newest / "__2_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(TrainingError, match=r"__2_0\.distcp is not what was written"):
+        checkpoint.check(newest)
