@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks test-packages
 .PHONY: test-browser test-api test-kills
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
-.PHONY: bench-resize
+.PHONY: bench-resize bench-batch bench-reports
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,7 +40,7 @@ soak: ready  ## a hundred random resizes with random kills, and the proof that n
 	$(BIN)/python tests/soak.py $(SOAK_ARGS)
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize: bench-%: ready
+bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports: bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
@@ -48,6 +48,8 @@ bench-models:  ## throughput models: error and value of the plans made from them
 bench-paper:  ## the paper's experiments: elastic batches against fixed ones
 bench-simulator:  ## the simulator: speed, policies, restarts, needless moves
 bench-ingest:  ## reports per CPU-second accepted and committed
+bench-batch:  ## loss under random changes of the batch, by learning-rate rule
+bench-reports:  ## what reports cost a step
 bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchrun
 
 hooks:  ## build the SPANK plugin against this machine's Slurm headers

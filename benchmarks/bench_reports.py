@@ -1,0 +1,112 @@
+"""What measuring and reporting cost a training step: under one percent of a step of 10 ms, or it fails.
+
+    python benchmarks/bench_reports.py [--steps 20000]
+
+Counts CPU seconds, which neither another process nor a busy machine changes. `step`: what the training thread does per
+step for reports. `report`: median, percentiles, JSON and the socket, on the link's thread, with 500 steps to look
+through, as a report every 5 s of 10 ms steps has; the GIL makes the training wait for it at worst. `supervisor`: what
+the supervisor does for the reports of one interval of 64 ranks; it has a core of the batch host to share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import _setup  # noqa: F401
+import torch
+
+from slurm_elastic.trainer_shim.exposed import Exposed
+from slurm_elastic.trainer_shim.supervisor_events import AgentUp, WorkerMessage
+from slurm_elastic.trainer_shim.supervisor_state import Machine
+from slurm_elastic.trainer_shim.telemetry import Meter, Position, Shape
+from slurm_elastic.trainer_shim.wire import Piece
+
+STEP_S = 0.010
+INTERVAL_S = 5.0
+RANKS = 64
+LIMIT = 0.01
+SHAPE = Shape(1, 64 * RANKS, 64, 1, rank=0, own=64)
+
+
+def cost(work: Callable[[], object], times: int) -> float:
+    """CPU seconds of one call."""
+    begun = time.process_time()
+    for _ in range(times):
+        work()
+    return (time.process_time() - begun) / times
+
+
+def one_step(meter: Meter, exposed: Exposed) -> None:
+    """All that a step does for the reports, as job.py, norms.py and reporting.py do it."""
+    asked = time.perf_counter()
+    meter.waited(time.perf_counter() - asked)
+    exposed.ready(GRADIENT)
+    exposed.done()
+    meter.step(64, SHAPE, Position(1, 64, 0, 3100.0), True, exposed.seconds())
+
+
+GRADIENT = torch.zeros(1)
+
+
+def one_report(meter: Meter, exposed: Exposed, steps: int) -> float:
+    """CPU seconds of making and encoding a report of so many steps."""
+    for _ in range(steps):
+        one_step(meter, exposed)
+    begun = time.process_time()
+    report = meter.rest()
+    assert report is not None
+    json.dumps({"type": "report", **report}, separators=(",", ":")).encode()
+    return time.process_time() - begun
+
+
+def world() -> tuple[Machine, list[str]]:
+    """A supervisor of RANKS workers that train."""
+    base = Piece(1, "base", tuple(f"n{number}" for number in range(RANKS // 8)), 8)
+    machine = Machine((base,), SHAPE.batch)
+    machine.start(0.0)
+    for node in base.nodes:
+        machine.handle(AgentUp((1, node), tuple(str(gpu) for gpu in range(8))), 0.0)
+    for name in list(machine.fleet.workers):
+        machine.handle(WorkerMessage(name, {"type": "ready"}), 0.0)
+    assert machine.world is not None
+    first = machine.world.members[0]
+    machine.handle(WorkerMessage(first, {"type": "running", "generation": machine.world.generation}), 0.0)
+    return machine, list(machine.world.members)
+
+
+def one_interval(machine: Machine, members: list[str]) -> None:
+    """Every rank's pace, and rank 0's report."""
+    for rank, name in enumerate(members):
+        pace = {"rank": rank, "step_s": 0.01, "busy_s": 0.008, "samples": 64, "input_share": 0.0, "comm_share": 0.2}
+        kind = "pace" if rank else "report"
+        machine.handle(WorkerMessage(name, {"type": kind, "generation": 1, "batch": SHAPE.batch, "pace": pace}), 0.0)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000)
+    args = parser.parse_args(argv)
+    meter, exposed = Meter(), Exposed()
+    meter.world()
+    step = cost(lambda: one_step(meter, exposed), args.steps)
+    per_report = round(INTERVAL_S / STEP_S)
+    report = min(one_report(meter, exposed, per_report) for _ in range(20))
+    machine, members = world()
+    interval = cost(lambda: one_interval(machine, members), 50)
+    share = (step + report / per_report) / STEP_S
+    every = f"every {INTERVAL_S:g} s"
+    print(f"step        {step * 1e6:8.2f} us on the training thread")
+    print(
+        f"report      {report * 1e6:8.2f} us on the link's thread, {every}: {report / per_report * 1e6:.2f} us a step"
+    )
+    print(f"supervisor  {interval * 1e6:8.2f} us for {RANKS} ranks, {every}: {interval / INTERVAL_S:.4%} of a core")
+    print(f"together    {share:.3%} of a step of {STEP_S * 1000:g} ms; accepted: under {LIMIT:.0%}")
+    return 0 if share < LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
