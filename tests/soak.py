@@ -87,7 +87,7 @@ class Soak:
     def run(self, resizes: int, kills: int) -> None:
         """So many resizes done and so many kills, spread among them; then let the training end."""
         (self.folder / "train.py").write_text(SCRIPT)
-        doomed = Counter(self.chance.randrange(resizes) for _ in range(kills))
+        doomed = set(self.chance.sample(range(resizes), kills))
         with FakeDaemon() as self.daemon:
             words = ("--nproc", "2", "--audit", "audit", "train.py", str(self.nap))
             self.process = Run(self.folder, *words, env=self.daemon.env(self.folder))
@@ -103,12 +103,13 @@ class Soak:
                     self.process.process.wait()
                 self.process.out.close()
 
-    def _one(self, doomed: Counter[int]) -> None:
+    def _one(self, doomed: set[int]) -> None:
         number = self.told.resizes
-        victim = doomed[number] > 0
+        victim = number in doomed
+        doomed.discard(number)
         before = victim and self.chance.random() < 0.4
         if before:
-            self._kill(doomed, number)
+            self._kill()
         pieces = self._pieces()
         keep, add = self._draw(pieces)
         directive = next(self._ids)
@@ -116,7 +117,7 @@ class Soak:
         if victim and not before:
             # Somewhere between the order and the new world's first step: nobody waits for this length of time.
             time.sleep(self.chance.random() * (3.0 if add else 0.1))
-            self._kill(doomed, number)
+            self._kill()
         ended = self._wait(lambda: next((p for p in self._phases(directive) if p.phase in TERMINAL), None), "an end")
         if ended.phase == "running":
             self.told.resizes += 1
@@ -135,9 +136,8 @@ class Soak:
         grow = self.chance.random() < self.grows and shape.gpus <= room
         return tuple(keep), (shape,) if grow else ()
 
-    def _kill(self, doomed: Counter[int], number: int) -> None:
+    def _kill(self) -> None:
         """SIGKILL something that is there, and wait until the training has got beyond what it had saved."""
-        doomed[number] -= 1
         saved = job_dir.newest_step(self.process.job_dir) or 0
         kind, pids = self._victims()
         self.told.kills[kind] += 1
