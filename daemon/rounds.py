@@ -25,6 +25,7 @@ from .capacity.elastic import Roster
 from .capacity.units import Unit
 from .optimizer.models import Observation, ThroughputModel
 from .optimizer.models import fit as fit_model
+from .optimizer.policies import Cache
 from .planner import Inputs, JobState, Plan, plan_round
 from .reasons import Reason
 from .registry import Registry
@@ -85,6 +86,7 @@ class Rounds:
         self._passed: dict[int, float] = {}
         self._said: dict[int, tuple[object, ...]] = {}
         self._fit = lru_cache(maxsize=4096)(_fit)
+        self._cache = Cache()
 
     @property
     def mode(self) -> str:
@@ -182,7 +184,7 @@ class Rounds:
         }
         settings = replace(self.settings, mode=self.mode)
         passed = {job_id for job_id, until in self._passed.items() if now < until}
-        return plan_round(Inputs(seen.snapshot, seen.roster, states, settings, now, passed, self._fitted))
+        return plan_round(Inputs(seen.snapshot, seen.roster, states, settings, now, passed, self._fitted, self._cache))
 
     def _state(self, job_id: int, in_use: InUse | None, intent: IntentRow | None) -> JobState:
         if in_use is None:

@@ -50,12 +50,13 @@ def place(ledger: Ledger, gpus: int, like: Like, nodes: Iterable[str], soon: boo
 
     `soon`: count what is being released as well; such a plan can only be carried out later.
     """
-    free = {}
-    for name in nodes:
-        if ledger.usable(name):
-            fits = like.most(ledger.total(name) if soon else ledger.now[name])
-            if fits > 0:
-                free[name] = fits
+    free, known = {}, dict[Amount, int]()
+    for name in ledger.idle(nodes, soon):
+        amount = ledger.total(name) if soon else ledger.now[name]
+        if amount not in known:  # most nodes are alike
+            known[amount] = like.most(amount)
+        if known[amount] > 0:
+            free[name] = known[amount]
     taken: dict[str, int] = {}
     left = gpus
     for name in sorted(free, key=lambda name: (-free[name], name)):

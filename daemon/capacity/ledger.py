@@ -68,6 +68,16 @@ class Ledger:
         """Free now or soon."""
         return self.now[node] + self.soon.get(node, Amount())
 
+    def idle(self, nodes: Iterable[str], soon: bool) -> list[str]:
+        """Those of the nodes that have a GPU free, or will have."""
+        now, later = self.now, self.soon if soon else {}
+        found = []
+        for name in nodes:
+            amount = now.get(name)
+            if amount is not None and amount.gpus + (later[name].gpus if name in later else 0) > 0:
+                found.append(name)
+        return found
+
     def take(self, node: str, amount: Amount) -> None:
         """Count `amount` as used: what is free now first, then what will be."""
         now = self.now[node]

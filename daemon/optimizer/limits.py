@@ -16,6 +16,7 @@ from itertools import accumulate, combinations, pairwise
 from .caps import Cap, solve_capped
 from .pools import PoolOption, solve_pools
 from .solver import Option, Solution, solve
+from .table import Memo
 
 Rows = Sequence[Sequence[Option]]
 
@@ -30,15 +31,20 @@ class Limited:
 
 
 def solve_limited(
-    pools: Sequence[Rows], capacities: Sequence[int], caps: Sequence[Cap], labels: Sequence[str]
+    pools: Sequence[Rows],
+    capacities: Sequence[int],
+    caps: Sequence[Cap],
+    labels: Sequence[str],
+    memo: Memo | None = None,
 ) -> Limited:
     """The best choice for every job of every pool.
 
-    `caps` and `labels` count the jobs through all pools, in order. Raises InfeasiblePlan, PlanInputError.
+    `caps` and `labels` count the jobs through all pools, in order. `memo`: see solver.solve. Raises
+    InfeasiblePlan, PlanInputError.
     """
     starts = [0, *accumulate(len(rows) for rows in pools)]
     names = [labels[a:b] for a, b in pairwise(starts)]
-    alone = [solve(rows, k, n) for rows, k, n in zip(pools, capacities, names, strict=True)]
+    alone = [solve(rows, k, n, memo=memo) for rows, k, n in zip(pools, capacities, names, strict=True)]
     answers, binding = list(alone), set[int]()
     home = [g for g, rows in enumerate(pools) for _ in rows]
     while True:

@@ -19,6 +19,7 @@ from typing import Protocol, overload
 
 from . import goodput
 from .caps import Cap
+from .curves import Point, throughputs, uncertainties
 from .errors import PlanInputError
 from .limits import solve_limited
 from .solver import Option, Solution, pick, solve
@@ -148,8 +149,22 @@ class Cache:
     """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
 
     made: dict[object, tuple[list[Row], list[Option]]] = field(default_factory=dict)
+    old: dict[object, tuple[list[Row], list[Option]]] = field(default_factory=dict)
+    """Of the turn before; what is not asked for in two turns is forgotten."""
     views: dict[int, tuple[str, JobView, tuple[list[Row], list[Option]]]] = field(default_factory=dict)
     columns: Memo = field(default_factory=dict)
+
+    def turn(self) -> None:
+        """Begin another round of plans: forget what the last one did not ask for."""
+        kept = {id(column) for _, column in self.made.values()}
+        self.old, self.made = self.made, {}
+        self.views.clear()
+        self.columns = {key: made for key, made in self.columns.items() if _row_of(key) in kept}
+
+
+def _row_of(key: object) -> object:
+    """The identity of the list of options that a column was made of (see table.Memo)."""
+    return key[0] if isinstance(key, tuple) else key
 
 
 def plan(
@@ -166,16 +181,20 @@ def plan(
 
 
 def plan_pools(
-    pools: Sequence[Sequence[JobView]], capacities: Sequence[int], caps: Sequence[Cap], policy: str = DEFAULT_POLICY
+    pools: Sequence[Sequence[JobView]],
+    capacities: Sequence[int],
+    caps: Sequence[Cap],
+    policy: str = DEFAULT_POLICY,
+    cache: Cache | None = None,
 ) -> list[PlanResult]:
     """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools.
 
     Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
     """
-    made = [[choices(job, policy) for job in jobs] for jobs in pools]
+    made = [[choices(job, policy, cache) for job in jobs] for jobs in pools]
     options = [[column for _, column in pool] for pool in made]
     labels = [job.label for jobs in pools for job in jobs]
-    found = solve_limited(options, capacities, caps, labels)
+    found = solve_limited(options, capacities, caps, labels, cache.columns if cache else None)
     limits = [caps[c] for c in found.binding if caps[c].label]
     out, first = list[PlanResult](), 0
     for jobs, pool, columns, answer, free, k in zip(
@@ -242,8 +261,11 @@ def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list
     )  # fmt: skip
     known = cache.made.get(key)
     if known is None:
-        table = rows(job, policy)
-        known = cache.made[key] = table, _options(job, table, policy)
+        known = cache.old.get(key)
+        if known is None:
+            table = rows(job, policy)
+            known = table, _options(job, table, policy)
+        cache.made[key] = known
     cache.views[id(job)] = policy, job, known  # the view is kept, so that its identity stays its own
     return known
 
@@ -259,35 +281,44 @@ def rows(job: JobView, policy: str) -> list[Row]:
         speedup = _speedup(job, policy, reference, job.current_gpus, nodes, job.current_batch)
         return [Row(job.current_gpus, job.current_batch, speedup, speedup)]
     wanted = _static(job) if policy == "static" else job.choices
-    found = [_best(job, policy, reference, gpus, nodes) for gpus, nodes in wanted]
-    table = [row for row in found if row is not None]
+    offered = [(gpus, nodes, _offered(job, policy, gpus)) for gpus, nodes in wanted]
+    points = [(gpus, nodes, batch) for gpus, nodes, batches in offered for batch in batches]
+    speeds, at, table, cost = _speedups(job, policy, reference, points), 0, list[Row](), penalty(job)
+    for gpus, _, batches in offered:
+        if gpus == 0:
+            table.append(Row(0, 0, 0.0, 0.0))
+        elif batches:
+            table.append(_best(job, gpus, batches, speeds[at : at + len(batches)], cost))
+            at += len(batches)
     if not table:
         raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
     return _explored(job, table)
 
 
-def _best(job: JobView, policy: str, reference: float, gpus: int, nodes: int) -> Row | None:
-    """The best batch at one size, or the current one while no other is worth its change."""
+def _offered(job: JobView, policy: str, gpus: int) -> tuple[int, ...]:
+    """The batches to consider at one size: the feasible ones, and the present one."""
     if gpus == 0:
-        return Row(0, 0, 0.0, 0.0)
+        return ()
     batches = job.batches(gpus)
     if policy in ("fixed-batch", "static"):
         batches = goodput.nearest(batches, job.reference_batch)
-    staying = gpus == job.current_gpus
-    if staying and job.current_batch > 0:
-        batches = batches if job.current_batch in batches else (*batches, job.current_batch)
-    if not batches:
-        return None
-    speeds = [(_speedup(job, policy, reference, gpus, nodes, b), -b) for b in batches]
-    speedup, negated = max(speeds)
-    if not staying:
-        return Row(gpus, -negated, speedup, speedup * (1.0 - penalty(job)))
-    if -negated == job.current_batch or job.current_batch <= 0:
-        return Row(gpus, -negated, speedup, speedup)
-    kept = _speedup(job, policy, reference, gpus, nodes, job.current_batch)
+    if gpus == job.current_gpus and job.current_batch > 0 and job.current_batch not in batches:
+        return (*batches, job.current_batch)
+    return batches
+
+
+def _best(job: JobView, gpus: int, batches: Sequence[int], speeds: Sequence[float], cost: float) -> Row:
+    """The best batch at one size, or the current one while no other is worth its change."""
+    speedup, negated = max(zip(speeds, [-b for b in batches], strict=True))
+    batch = -negated
+    if gpus != job.current_gpus:
+        return Row(gpus, batch, speedup, speedup * (1.0 - cost))
+    if batch == job.current_batch or job.current_batch <= 0:
+        return Row(gpus, batch, speedup, speedup)
+    kept = speeds[batches.index(job.current_batch)]
     changed = speedup * (1.0 - max(BATCH_GAIN, NOISE_FACTOR * _sigma(job)))
     if changed > kept:
-        return Row(gpus, -negated, speedup, changed)
+        return Row(gpus, batch, speedup, changed)
     return Row(gpus, job.current_batch, kept, kept)
 
 
@@ -315,12 +346,18 @@ def _reference(job: JobView) -> float:
 
 def _speedup(job: JobView, policy: str, reference: float, gpus: int, nodes: int, batch: int) -> float:
     """Progress per second relative to the reference size and batch."""
+    return _speedups(job, policy, reference, [(gpus, nodes, batch)])[0]
+
+
+def _speedups(job: JobView, policy: str, reference: float, points: Sequence[Point]) -> list[float]:
+    """Progress per second at each (GPUs, nodes, batch), relative to the reference size and batch."""
     if job.model is None:
-        return math.pow(gpus / job.reference_gpus, UNMEASURED)
-    speed = job.model.throughput(gpus, nodes, batch) / reference
+        return [math.pow(gpus / job.reference_gpus, UNMEASURED) for gpus, _, _ in points]
+    speeds = throughputs(job.model, points)
     if not _counts_efficiency(job, policy):
-        return speed
-    return speed * goodput.efficiency(batch, job.reference_batch, job.noise_scale)
+        return [speed / reference for speed in speeds]
+    worth = {b: goodput.efficiency(b, job.reference_batch, job.noise_scale) for b in {p[2] for p in points}}
+    return [speed / reference * worth[point[2]] for speed, point in zip(speeds, points, strict=True)]
 
 
 def _counts_efficiency(job: JobView, policy: str) -> bool:
@@ -352,15 +389,14 @@ def _explored(job: JobView, table: list[Row]) -> list[Row]:
     now = next((r for r in table if r.gpus == job.current_gpus), None)
     if now is None:
         return table
-    seen, model, cost = job.model.sizes_seen, job.model, 1.0 - penalty(job)
-
-    def pays(row: Row) -> bool:
-        if row.gpus <= now.gpus or row.gpus in seen:
-            return True
-        doubt = model.uncertainty(row.gpus, _nodes(job, row.gpus))
-        return row.speedup * math.exp(-QUANTILE * doubt) * cost >= now.speedup
-
-    return [row for row in table if pays(row)]
+    known = frozenset(job.model.sizes_seen)
+    guessed = [row.gpus for row in table if row.gpus > now.gpus and row.gpus not in known]
+    nodes = dict(job.choices)
+    doubts = uncertainties(job.model, [(k, max(1, nodes[k])) for k in guessed])
+    cost = 1.0 - penalty(job)
+    rows = zip(guessed, doubts, strict=True)
+    least = {gpus: now.speedup / (math.exp(-QUANTILE * doubt) * cost) for gpus, doubt in rows}
+    return [row for row in table if row.speedup >= least.get(row.gpus, 0.0)]
 
 
 def _options(job: JobView, table: list[Row], policy: str) -> list[Option]:

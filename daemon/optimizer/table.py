@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from operator import lt
 from typing import Any, Protocol
 
 from .errors import InfeasiblePlan, PlanInputError
@@ -97,15 +98,22 @@ Memo = dict[object, Any]
 def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None) -> Table:
     """Columns from option objects: sorted by GPUs, of equal sizes the best value only. Raises PlanInputError."""
     memo = {} if memo is None else memo
-    scale = common_scale(enumerate(options), len(options), labels, memo)
     fast = np is not None and sum(map(len, options)) >= NUMPY_FROM_OPTIONS
+    if fast:
+        _read_at_once(options, memo)
+    scale = common_scale(enumerate(options), len(options), labels, memo)
     parts = list[Any]()
     for row in options:
         key = id(row), scale, fast
         columns = memo.get(key)
         if columns is None:
-            columns = scaled(row, scale)
-            memo[key] = columns = [np.asarray(c, dtype=np.int64) for c in columns] if fast else columns
+            read = memo.get((id(row), "read"))
+            if read is not None:
+                columns = read[0], np.rint(read[1] * scale).astype(np.int64), read[2]
+            else:
+                made = scaled(row, scale)
+                columns = tuple(np.asarray(c, dtype=np.int64) for c in made) if fast else made
+            memo[key] = columns
         parts.append(columns)
     starts = [0, *accumulate(len(part[0]) for part in parts)]
     if fast:
@@ -113,6 +121,32 @@ def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = No
         return Table(np.asarray(starts, dtype=np.int64), weight, value, scale, origin)
     flat = [list(chain.from_iterable(part[c] for part in parts)) for c in range(3)]
     return Table(starts, flat[0], flat[1], scale, flat[2])
+
+
+def _read_at_once(options: Sequence[Sequence[Choice]], memo: Memo) -> None:
+    """Read every list not read before into arrays: their GPUs, values and indices, and the largest value of each.
+
+    A list that is out of order, or that has to be refused, is left to the careful way.
+    """
+    new = list({id(row): row for row in options if id(row) not in memo}.values())
+    if not new or not all(new):
+        return
+    lengths = list(map(len, new))
+    ends: Any = np.cumsum(lengths)
+    starts = ends - lengths
+    weight = np.fromiter((o.gpus for row in new for o in row), dtype=np.int64, count=int(ends[-1]))
+    value = np.fromiter((o.value for row in new for o in row), dtype=np.float64, count=int(ends[-1]))
+    good = np.isfinite(value) & (weight >= 0)
+    rising = np.ones(len(weight), dtype=bool)
+    rising[1:] = np.diff(weight) > 0
+    rising[starts] = True
+    good = np.minimum.reduceat(good & rising, starts).tolist()
+    largest = np.maximum.reduceat(np.abs(value), starts).tolist()
+    index = np.arange(max(lengths), dtype=np.int64)
+    for row, fine, most, start, end in zip(new, good, largest, starts.tolist(), ends.tolist(), strict=True):
+        if fine:
+            memo[id(row)] = most, row
+            memo[id(row), "read"] = weight[start:end].copy(), value[start:end].copy(), index[: end - start]
 
 
 def common_scale(
@@ -143,6 +177,9 @@ def _largest(row: Sequence[Choice], labels: Sequence[str] | None, j: int) -> flo
 
 def scaled(row: Sequence[Choice], scale: float) -> tuple[list[int], list[int], list[int]]:
     """(weights strictly rising, scaled values, index in the row) of one job's choices."""
+    weights = [option.gpus for option in row]
+    if all(map(lt, weights, weights[1:])):  # as most lists come
+        return weights, [round(option.value * scale) for option in row], list(range(len(row)))
     weights, values, indices, last = list[int](), list[int](), list[int](), -1
     for gpus, negated, index in sorted((o.gpus, -round(o.value * scale), i) for i, o in enumerate(row)):
         if gpus != last:

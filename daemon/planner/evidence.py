@@ -5,8 +5,8 @@ The keys are those of daemon/reports/evidence.py. Nothing here decides; what is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
@@ -20,6 +20,9 @@ from .moves import Move
 from .sharing import Member, Shared
 from .standing import Standing
 
+MOST_OTHERS = 16
+"""Most other jobs that one row names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -32,11 +35,11 @@ class Context:
     pool: str = ""
     member: Member | None = None
     shared: Shared | None = None
+    target: Target | None = None
     met: tuple[Met, ...] = ()
     """Waiting jobs that this one makes room for."""
-    moves: tuple[Move, ...] = ()
-    """Everybody else who moves."""
-    members: Mapping[int, Member] = field(default_factory=dict)
+    moved: Sequence[dict[str, Any]] = ()
+    """Everybody who moves, as `others` gives it."""
     limit: str = ""
     """The limit that keeps it from more, in words."""
 
@@ -44,10 +47,11 @@ class Context:
 def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     """The decision on a job that could be moved."""
     standing, wish = move.wish.standing, move.wish
-    target = _target(standing, context.shared)
+    target = context.target
     found = _common(standing, context) | _speeds(standing, move.gpus, wish.batch, context.member)
     if move.changes:
-        found |= _others(context) | {"starts": "now" if begun else "later"}
+        others = [entry for entry in context.moved if entry["job_id"] != standing.job_id][:MOST_OTHERS]
+        found |= ({"others": others} if others else {}) | {"starts": "now" if begun else "later"}
     if move.changes and not begun:
         found["next"] = f"it is resized as soon as it can be: {move.later or 'enough resizes were begun in this round'}"
     if context.shared is not None and context.shared.held_back and not move.changes:
@@ -173,25 +177,20 @@ def _speeds(standing: Standing, gpus: int, batch: int, member: Member | None) ->
     return found | {"speedup_from": before / unit, "speedup_to": after / unit}
 
 
-def _others(context: Context) -> dict[str, Any]:
-    others = []
-    for move in context.moves:
+def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[dict[str, Any]]:
+    """Everybody who moves, the largest changes first: made once a round, read by every row."""
+    found = []
+    for move in moves:
         standing = move.wish.standing
         entry: dict[str, Any] = {"job_id": standing.job_id, "gpus_from": standing.gpus, "gpus_to": move.gpus}
-        speeds = _speeds(standing, move.gpus, move.wish.batch, context.members.get(standing.job_id))
+        speeds = _speeds(standing, move.gpus, move.wish.batch, members.get(standing.job_id))
         if speeds.get("samples_per_s_from"):
             entry["change"] = speeds["samples_per_s_to"] / speeds["samples_per_s_from"] - 1.0
-        others.append(entry)
-    return {"others": others} if others else {}
+        found.append(entry)
+    return sorted(found, key=lambda entry: (-abs(entry["gpus_to"] - entry["gpus_from"]), entry["job_id"]))
 
 
 def _alternatives(target: Target | None) -> list[dict[str, Any]]:
     if target is None:
         return []
     return [{"gpus": gpus, "batch": batch, "value": value} for gpus, batch, value in target.alternatives]
-
-
-def _target(standing: Standing, shared: Shared | None) -> Target | None:
-    if shared is None:
-        return None
-    return next((target for target in shared.targets if target.label == str(standing.job_id)), None)

@@ -5,7 +5,7 @@ Shrinks first: what they free is the room of the growths that come after, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
@@ -75,7 +75,7 @@ class Move:
         )
 
 
-def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Iterable[str]]) -> dict[int, Move]:
+def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Collection[str]]) -> dict[int, Move]:
     """A move for every wish, by job id. `nodes`: where each job may grow. The ledger is used up in place."""
     found: dict[int, Move] = {}
     growing = []
@@ -89,7 +89,7 @@ def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Iterable[s
             growing.append(wish)
         else:
             found[wish.standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
-    places = {wish.standing.job_id: tuple(nodes.get(wish.standing.job_id, ())) for wish in growing}
+    places = {wish.standing.job_id: nodes.get(wish.standing.job_id, ()) for wish in growing}
     # Who can grow on few nodes only comes first: others find room elsewhere.
     for wish in sorted(growing, key=lambda w: (len(places[w.standing.job_id]), -w.gain, w.standing.job_id)):
         found[wish.standing.job_id] = _grow(wish, ledger, places[wish.standing.job_id])
@@ -102,7 +102,7 @@ def _free(ledger: Ledger, wish: Wish, keep: Sequence[Piece]) -> None:
         ledger.release(unit[1], wish.standing.giver.share[unit[0]])
 
 
-def _grow(wish: Wish, ledger: Ledger, nodes: Sequence[str]) -> Move:
+def _grow(wish: Wish, ledger: Ledger, nodes: Collection[str]) -> Move:
     standing = wish.standing
     keep = without(standing.pieces, wish.forced)
     like = Like.base(standing.job.base)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.trainer_shim.wire import Directive
@@ -19,11 +20,11 @@ from ..capacity.room import Met, Room, make_room
 from ..capacity.units import Unit
 from ..optimizer.errors import InfeasiblePlan, PlanInputError
 from ..optimizer.models import fit as fit_model
-from ..optimizer.policies import Target
+from ..optimizer.policies import Cache, Target
 from ..reasons import Reason
 from ..settings import Settings
 from ..slurm.types import Snapshot
-from .evidence import Context, row, row_of_frozen, row_of_waiting
+from .evidence import Context, others, row, row_of_frozen, row_of_waiting
 from .limits import Limits, reach
 from .moves import Move, Wish, moves, nearest_batch
 from .sharing import Fit, Member, Shared, explored, member, rests, share
@@ -42,6 +43,8 @@ class Inputs:
     passed: Collection[int] = ()
     """Waiting jobs that did not take the room made for them."""
     fit: Fit = fit_model
+    cache: Cache | None = None
+    """What was made of the same jobs in the round before; it changes no plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Plan:
 def plan_round(inputs: Inputs) -> Plan:
     """The plan of one round."""
     settings, snapshot = inputs.settings, inputs.snapshot
+    if inputs.cache is not None:
+        inputs.cache.turn()
     standings = {
         job_id: stand(job, inputs.states.get(job_id, JobState()), settings, inputs.now)
         for job_id, job in inputs.roster.elastic.items()
@@ -132,7 +137,7 @@ class _Round:
         self.limits = Limits(inputs.settings.gpu_limits, standings.values())
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""
-        self._shared: dict[int, tuple[Member, Shared]] = {}
+        self._shared: dict[int, tuple[Member, Shared, Target]] = {}
 
     def plan(self) -> _Round:
         found = pools(self.inputs.snapshot)
@@ -143,7 +148,7 @@ class _Round:
             if pool is not None:
                 by_pool.setdefault(pool.name, []).append(standing)
                 places[standing.job_id] = pool
-        nodes = {job_id: _nodes(self.inputs.snapshot, self.standings[job_id], pool) for job_id, pool in places.items()}
+        nodes = _nodes(self.inputs.snapshot, self.standings, places)
         wishes: list[Wish] = []
         groups = []
         for pool in found:
@@ -218,7 +223,7 @@ class _Round:
         room = self.limits.room(standing.job_id)
         return otherwise if room is None else room
 
-    def _share(self, groups: list[_Group], nodes: Mapping[int, list[str]]) -> list[Wish]:
+    def _share(self, groups: list[_Group], nodes: Mapping[int, frozenset[str]]) -> list[Wish]:
         """The optimizer's answer for all pools; one that it refuses is left as it is, for the reason given."""
         wishes: list[Wish] = []
         try:
@@ -240,16 +245,17 @@ class _Round:
             wishes += self._wishes(group.members, group.capacity, answer)
         return wishes
 
-    def _solve(self, groups: list[_Group], nodes: Mapping[int, list[str]]) -> list[Shared]:
-        reached = {job_id: frozenset(names) for job_id, names in nodes.items()}
+    def _solve(self, groups: list[_Group], nodes: Mapping[int, frozenset[str]]) -> list[Shared]:
         ledger = self.room.ledger
         free = {name: ledger.gpus((name,)) for group in groups for name in group.pool.nodes}
         caps, first = self.limits.caps([m for group in groups for m in group.members]), 0
         for group in groups:
-            for cap in reach(group.members, reached, free):
+            for cap in reach(group.members, nodes, free):
                 caps.append(replace(cap, members=frozenset(first + i for i in cap.members)))
             first += len(group.members)
-        return share([g.members for g in groups], [g.capacity for g in groups], caps, self.inputs.settings)
+        return share(
+            [g.members for g in groups], [g.capacity for g in groups], caps, self.inputs.settings, self.inputs.cache
+        )
 
     def _wishes(self, members: list[Member], capacity: int, shared: Shared) -> list[Wish]:
         """The optimizer's answer for one pool as wishes, sizes worth a try on what stays idle among them."""
@@ -259,15 +265,14 @@ class _Round:
         idle = capacity - sum(target.gpus for target in shared.targets)
         taken = any(target.gpus > m.standing.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
+            self._shared[m.standing.job_id] = (m, shared, target)
             free = min(idle, self._room(m.standing, idle))
             tried = explored(m, free) if self._stays(m, target) else None
             if tried is not None:
                 idle -= tried[0] - m.standing.gpus
                 self.limits.give(m.standing.job_id, tried[0])
                 wishes.append(Wish(m.standing, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
-                self._shared[m.standing.job_id] = (m, shared)
                 continue
-            self._shared[m.standing.job_id] = (m, shared)
             reason = self._reason(m, target.gpus, target.batch, target.reason)
             if target.limit:
                 self.said[m.standing.job_id] = f"{target.limit} in all: without that it would have {target.unlimited}"
@@ -339,36 +344,47 @@ class _Round:
             if move.changes and not move.later and len(begun) < settings.max_resizes_per_round:
                 begun.add(move.wish.standing.job_id)
                 self.directives.append(move.directive(settings.companion_wait_s))
+        members = {job_id: m for job_id, (m, _, _) in self._shared.items()}
+        moved = others([move for move in made.values() if move.changes], members)
         for job_id, standing in self.standings.items():
-            context = self._context(standing, places.get(job_id), made)
+            context = self._context(standing, places.get(job_id), moved)
             if job_id in made:
                 self.rows.append(row(made[job_id], job_id in begun, context))
             else:
                 self.rows.append(row_of_frozen(standing, context))
 
-    def _context(self, standing: Standing, pool: Pool | None, made: Mapping[int, Move]) -> Context:
-        pair = self._shared.get(standing.job_id)
+    def _context(self, standing: Standing, pool: Pool | None, moved: list[dict[str, Any]]) -> Context:
+        member, shared, target = self._shared.get(standing.job_id, (None, None, None))
         return Context(
             now=self.inputs.now,
             settings=self.inputs.settings,
             idle=self.idle.get(pool.name, 0) if pool else 0,
             capacity=self.capacity.get(pool.name, 0) if pool else 0,
             pool=pool.name if pool else "",
-            member=pair[0] if pair else None,
-            shared=pair[1] if pair else None,
+            member=member,
+            shared=shared,
+            target=target,
             met=tuple(met for met in self.room.met if standing.job_id in met.givers),
-            moves=tuple(move for job_id, move in made.items() if job_id != standing.job_id and move.changes),
-            members={job_id: m for job_id, (m, _) in self._shared.items()},
+            moved=moved,
             limit=self.said.get(standing.job_id, ""),
         )
 
 
-def _nodes(snapshot: Snapshot, standing: Standing, pool: Pool) -> list[str]:
-    """Nodes of the pool that the job's own partition reaches and its constraint accepts."""
-    base = standing.job.base
-    mine = set(base.partition.split(",")[:1])
-    nodes = (snapshot.nodes[name] for name in sorted(pool.nodes))
-    return [node.name for node in nodes if mine & set(node.partitions) and meets(base.features, node.features)]
+def _nodes(
+    snapshot: Snapshot, standings: Mapping[int, Standing], places: Mapping[int, Pool]
+) -> dict[int, frozenset[str]]:
+    """Nodes of each job's pool that its own partition reaches and its constraint accepts, one set for all jobs alike."""
+    known: dict[tuple[str, str, str], frozenset[str]] = {}
+    found = {}
+    for job_id, pool in places.items():
+        base = standings[job_id].job.base
+        key = pool.name, base.partition.split(",")[0], base.features
+        if key not in known:
+            nodes = (snapshot.nodes[name] for name in pool.nodes)
+            fits = (node for node in nodes if key[1] in node.partitions and meets(base.features, node.features))
+            known[key] = frozenset(node.name for node in fits)
+        found[job_id] = known[key]
+    return found
 
 
 def _waiting_rows(inputs: Inputs, room: Room) -> list[DecisionRow]:

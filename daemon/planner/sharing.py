@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.db.rows import ObservationRow
+from slurm_elastic.trainer_shim.request import ElasticRequest
 
 from ..capacity.units import Unit, shrinks
 from ..optimizer import policies
@@ -13,12 +15,16 @@ from ..optimizer.caps import Cap
 from ..optimizer.models import Observation
 from ..optimizer.policies import JobView, Model, PlanResult, Target
 from ..settings import Settings
-from .standing import Standing, sizes
+from .standing import Standing, batches, sizes
 
 Fit = Callable[[Sequence[Observation]], Model]
 
+GRID = 0.004
+"""Steps of the logarithm in which step times are told apart."""
 NOISE_REPORTS = 3
 """Reports at one configuration before its noise scale (their median) is believed."""
+NOISE_GRID = 0.1
+"""Steps of the logarithm in which noise scales are told apart: rough as they are."""
 TRY_GAIN = 0.05
 """Least predicted gain for which a size never measured is tried on idle GPUs."""
 
@@ -54,15 +60,16 @@ class Shared:
 
 
 def observation(row: ObservationRow) -> Observation:
-    """A stored configuration as the model's fit takes it."""
+    """A stored configuration as the model's fit takes it, on a grid finer than its noise: a curve is the same from one
+    round to the next until a report says something new, and what was fitted and planned for it is found again."""
     return Observation(
         gpus=max(1, row.gpus),
         nodes=max(1, row.nodes),
         batch=max(1, row.batch),
         micro_batch=max(1, row.micro_batch),
         accumulation=max(1, row.accumulation),
-        step_time_s=row.step_time,
-        weight=float(max(1, row.count)),
+        step_time_s=math.exp(GRID * round(math.log(row.step_time) / GRID)),
+        weight=float(1 << max(0, row.count.bit_length() - 1)),
     )
 
 
@@ -97,17 +104,28 @@ def member(
 def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
     """The gradient noise scale of the configuration reported last; None before NOISE_REPORTS of them agree on one."""
     measured = [row for row in observations if row.noise_scale > 0 and row.count >= NOISE_REPORTS]
-    return max(measured, key=lambda row: row.last_at).noise_scale if measured else None
+    if not measured:
+        return None
+    last = max(measured, key=lambda row: row.last_at).noise_scale
+    return math.exp(NOISE_GRID * round(math.log(last) / NOISE_GRID))
 
 
-def _batches(standing: Standing, settled: bool) -> Callable[[int], tuple[int, ...]]:
-    """The request's batches; where only the batch could change and that is not to be, the present one."""
-    request, gpus, batch = standing.job.request, standing.gpus, standing.batch
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """The request's batches; where only the batch could change and that is not to be, the present one.
 
-    def feasible(size: int) -> tuple[int, ...]:
-        return (batch,) if settled and size == gpus and batch > 0 else request.batches(size)
+    Compared by value: what was planned for equal views is found again.
+    """
 
-    return feasible
+    request: ElasticRequest
+    settled: bool
+    gpus: int
+    batch: int
+
+    def __call__(self, size: int) -> tuple[int, ...]:
+        if self.settled and size == self.gpus and self.batch > 0:
+            return (self.batch,)
+        return batches(self.request, size)
 
 
 def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fit: Fit) -> JobView:
@@ -123,7 +141,7 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
         label=str(standing.job_id),
         model=fit([observation(row) for row in state.observations if row.step_time > 0]),
         choices=tuple(sorted(choices.items())),
-        batches=_batches(standing, settled),
+        batches=_Batches(request, settled, standing.gpus, standing.batch),
         current_gpus=standing.gpus,
         current_batch=standing.batch,
         reference_gpus=max(1, gpus),
@@ -137,15 +155,19 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
 
 
 def share(
-    pools: Sequence[Sequence[Member]], capacities: Sequence[int], caps: Sequence[Cap], settings: Settings
+    pools: Sequence[Sequence[Member]],
+    capacities: Sequence[int],
+    caps: Sequence[Cap],
+    settings: Settings,
+    cache: policies.Cache | None = None,
 ) -> list[Shared]:
     """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little.
 
     `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
     """
     policy = settings.policy
-    bests = policies.plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy)
-    stays = policies.plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy)
+    bests = policies.plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
+    stays = policies.plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy, cache)
     gains = [best.value - stay.value for best, stay in zip(bests, stays, strict=True)]
     still = _held_back(pools, bests, stays, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
     rows = zip(pools, bests, stays, gains, strict=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from slurm_elastic.db.rows import IntentRow, InUse, ObservationRow
+from slurm_elastic.trainer_shim.request import ElasticRequest
 from slurm_elastic.trainer_shim.wire import Piece
 
 from ..capacity.elastic import ElasticJob
@@ -86,7 +88,18 @@ def stand(job: ElasticJob, state: JobState, settings: Settings, now: float) -> S
 
 def sizes(job: ElasticJob) -> frozenset[int]:
     """Sizes at which some accepted batch is shared out evenly."""
-    return frozenset(size for size in job.request.sizes() if job.request.batches(size))
+    return _sizes(job.request)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(request: ElasticRequest) -> frozenset[int]:
+    return frozenset(size for size in request.sizes() if batches(request, size))
+
+
+@lru_cache(maxsize=1 << 16)
+def batches(request: ElasticRequest, size: int) -> tuple[int, ...]:
+    """The request's batches at a size; asked for again in every round."""
+    return request.batches(size)
 
 
 def _frozen(standing: Standing, registered: bool) -> Reason | None:

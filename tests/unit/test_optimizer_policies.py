@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from slurm_elastic.daemon.optimizer import goodput
+from slurm_elastic.daemon.optimizer import curves, goodput
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
 from slurm_elastic.daemon.optimizer.models import Observation, fit
-from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES, JobView, plan
+from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES, Cache, JobView, plan
 
 
 @dataclass(frozen=True)
@@ -307,3 +307,41 @@ def test_batch_contracts() -> None:
     assert goodput.band((100, 600), 256, 0.1) == (600,)
     assert goodput.guarded((256, 512, 4096), 256, 1000.0, 0.8) == (256, 512)
     assert goodput.guarded((512, 4096), 256, 0.0, 0.8) == (512,)
+
+
+def test_curves_read_at_once_are_the_models_own() -> None:
+    """Throughput and doubt of all sizes in one call equal the model's methods, whatever the fit and the placement."""
+    pytest.importorskip("numpy")
+    rng = random.Random(8)
+    for _ in range(60):
+        rows = []
+        for _ in range(rng.randint(1, 4)):
+            gpus, micro, steps = rng.choice([1, 2, 4, 8, 16]), rng.choice([8, 32, 64]), rng.choice([1, 1, 4])
+            seconds = rng.uniform(0.1, 2.0)
+            rows.append(Observation(gpus, -(-gpus // 4), gpus * micro * steps, micro, steps, seconds, 5.0))
+        model = fit(rows)
+        points = [(k, max(1, k // 4), k * b) for k in (1, 2, 3, 4, 8, 16, 64, 256) for b in (1, 8, 100)]
+        own = [model.throughput(*point) for point in points]
+        assert curves.throughputs(model, points) == pytest.approx(own, rel=1e-9)
+        sizes = [(k, n) for k in (1, 2, 4, 8, 16, 64, 256) for n in (1, 2) if n <= k]
+        doubts = [model.uncertainty(*size) for size in sizes]
+        assert curves.uncertainties(model, sizes) == pytest.approx(doubts, rel=1e-7)
+
+
+def test_what_is_kept_between_plans_changes_no_plan() -> None:
+    """Over rounds in which jobs come, go and change, plans made with a cache equal those made without, and what two
+    rounds did not ask for is forgotten."""
+    rng, cache = random.Random(4), Cache()
+    models = [power(rng.uniform(0.5, 0.95)) for _ in range(40)]
+    batches = job().batches
+    jobs = {i: job(str(i), model=models[i], batches=batches) for i in range(30)}
+    for _ in range(12):
+        for i in rng.sample(range(40), 5):
+            if i in jobs and rng.random() < 0.3:
+                del jobs[i]
+            else:
+                jobs[i] = job(str(i), rng.choice([0, 1, 2, 4]), model=models[i], batches=batches)
+        views = list(jobs.values())
+        cache.turn()
+        assert plan(views, 100, cache=cache) == plan(views, 100)
+        assert len(cache.made) <= len(views) and len(cache.columns) <= 8 * len(views)

@@ -11,7 +11,9 @@ from snapshots import Cluster
 
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
 from slurm_elastic.daemon.optimizer.models import Observation
+from slurm_elastic.daemon.optimizer.policies import Cache
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
+from slurm_elastic.daemon.planner.sharing import observation
 from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, ObservationRow
@@ -69,7 +71,7 @@ class World:
     def state(self, job_id: int, **more: object) -> None:
         self.states[job_id] = replace(self.states[job_id], **more)  # type: ignore[arg-type]
 
-    def plan(self, passed: Sequence[int] = ()) -> Plan:
+    def plan(self, passed: Sequence[int] = (), cache: Cache | None = None) -> Plan:
         snapshot = self.cluster.snapshot()
         roster = sort_jobs(snapshot, accepted=set(self.states))
         states = {}
@@ -78,7 +80,7 @@ class World:
             if state.in_use is None and job.running and job_id in self.states:
                 state = replace(state, in_use=InUse(job_id, 0, job.pieces, 256, 0.0, 0.0))
             states[job_id] = state
-        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, Curve))
+        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, Curve, cache))
 
 
 def row(plan: Plan, job_id: int) -> DecisionRow:
@@ -674,3 +676,21 @@ def test_each_gpu_type_of_a_partition_is_a_pool() -> None:
     assert [(row(plan, job).gpus_to) for job in (1, 2)] == [12, 12]
     assert order(plan, 2).add[0].node_list == ("n5", "n6")
     assert plan.idle == {"main/a100": 8, "main/h100": 8}
+
+
+def test_a_report_that_says_nothing_new_leaves_the_curve_as_it_is() -> None:
+    """Step times within the noise, and one more report of many, are the same observation: nothing is fitted anew."""
+    first, again = seen(4, 1.0, count=40), seen(4, 1.001, count=41)
+    assert observation(first) == observation(again)
+    assert math.isclose(observation(first).step_time_s, 1.0, rel_tol=0.002)
+    assert observation(seen(4, 1.02, count=40)) != observation(first)
+
+
+def test_what_is_kept_between_rounds_changes_no_plan() -> None:
+    """A round with what the last one left behind decides as one without."""
+    world, cache = World(4), Cache()
+    world.job(1, "n1")
+    world.job(2, "n2")
+    for step in (1.0, 1.0, 0.7):
+        world.state(1, observations=(seen(4, 1.0), seen(8, step)))
+        assert world.plan(cache=cache) == world.plan()
