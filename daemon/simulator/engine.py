@@ -2,7 +2,7 @@
 
 Promise: deterministic for a seed; decisions are the optimizer's own (`policies.choose`), charged with the costs the
 mechanisms have: a pause at every change of size, a wait until a grow takes effect, a cooldown.
-Limit: GPUs are counted, not placed (sizes are such that they pack); a job's speed does not depend on its neighbours.
+Limit: nodes are of one kind; a job's speed depends on the nodes that it is spread over, not on its neighbours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from operator import itemgetter
 from ..optimizer.admission import admitted
 from ..optimizer.models import Observation, fit
 from ..optimizer.policies import POLICIES, Cache, JobView, Row, choose
-from .jobs import Job, Settings, prepare
+from .jobs import Job, Settings, Sizes, prepare
+from .placement import Places
 from .programs import Program
 from .trace import TraceJob
 
@@ -67,6 +68,8 @@ class Simulation:
         self.cache = Cache()
         self.curves: dict[int, TrueCurve] = {}
         self.random = random.Random(settings.seed)
+        self.placed: dict[tuple[int, int, int], tuple[Sizes, Sizes]] = {}
+        self.places = Places(settings.gpus, settings.gpus_per_node)
 
     def run(self) -> Outcome:
         """To the end of the last job."""
@@ -109,6 +112,8 @@ class Simulation:
         if worked > 0:
             job.left -= job.rate * worked
         job.gpu_seconds += job.held * (self.now - job.updated)
+        if job.nodes > -(-job.gpus // self.settings.gpus_per_node):
+            job.spread_seconds += job.held * (self.now - job.updated)
         job.updated = self.now
 
     def _set_rate(self, i: int) -> None:
@@ -118,9 +123,8 @@ class Simulation:
         ahead = job.left
         if job.elastic:
             done = 1.0 - job.left / job.work
-            nodes = -(-job.gpus // self.settings.gpus_per_node)
             job.noise_scale = program.noise_scale(job.batch, done + 1e-9)
-            job.rate = program.throughput(job.gpus, nodes, job.batch)
+            job.rate = program.throughput(job.gpus, job.nodes, job.batch)
             job.rate *= program.efficiency(job.batch, done + 1e-9) if job.quality else 1.0
             if program.noise is not None and program.phases > 1:
                 edge = (int((done + 1e-9) * program.phases) + 1) / program.phases
@@ -134,24 +138,46 @@ class Simulation:
         job.left, job.end_s, job.gpus, job.held = 0.0, self.now, 0, 0
         job.version += 1
         self.targets.pop(i, None)
+        self.places.leave(i)
         del self.running[i]
         self.changes.append((self.now, job.trace.job_id, 0, 0))
         if self.running or self.waiting:
             self._want_decision()
 
-    def _start(self, i: int, gpus: int, batch: int) -> None:
+    def _start(self, i: int, gpus: int, batch: int) -> bool:
+        """Start a job; False where it needs its shape and the free GPUs do not have it."""
         job = self.jobs[i]
+        if job.elastic and self.policy != "static":
+            self.places.grow(i, gpus)
+        else:
+            moved = self.places.start(i, gpus, self._movable)
+            if moved is None:
+                return False
+            for other in moved:
+                self._advance(self.jobs[other])
+                self.jobs[other].moved_at = self.now
+                self._pause(other)
+        job.nodes = self.places.nodes(i)
         job.gpus, job.held, job.batch, job.start_s = gpus, gpus, batch, self.now
         job.updated, job.since, job.left = self.now, self.now, job.work
         job.resume_at = self.now + self.settings.start_s
         self.running[i] = job
         self.changes.append((self.now, job.trace.job_id, gpus, batch))
         self._set_rate(i)
+        return True
+
+    def _movable(self, i: int) -> bool:
+        """Whether a job's pieces may be put elsewhere to make room for a shape."""
+        return self.jobs[i].elastic and self.policy != "static" and i not in self.targets
 
     def _move(self, i: int, gpus: int, batch: int) -> None:
         """Begin a change: a grow waits for what it asked for, everything else pauses now."""
         job = self.jobs[i]
         self._advance(job)
+        if gpus > job.held:
+            self.places.grow(i, gpus - job.held)
+        elif gpus < job.held:
+            self.places.shrink(i, job.held - gpus)
         job.held, job.moved_at = gpus, self.now
         self.changes.append((self.now, job.trace.job_id, gpus, batch))
         if gpus > job.gpus and self.settings.grow_wait_s > 0:
@@ -172,6 +198,7 @@ class Simulation:
 
     def _pause(self, i: int) -> None:
         job = self.jobs[i]
+        job.nodes = self.places.nodes(i)
         job.moves += 1
         job.resume_at = max(self.now, job.resume_at) + self.settings.pause_s
         job.paused_s += self.settings.pause_s
@@ -190,16 +217,15 @@ class Simulation:
         if self.settings.cooldown_s or self.settings.grow_wait_s:
             frozen = {i for i, job in self.running.items() if self._frozen(job)}
         starting = self._admit(frozen) if self.waiting else []
+        rigid = [i for i in starting if not self.jobs[i].elastic]
         capacity = self.settings.gpus - sum(job.held for job in self.running.values() if not job.elastic)
-        for i in starting:
-            if not self.jobs[i].elastic:
-                capacity -= self.jobs[i].asked
-                self._start(i, self.jobs[i].asked, 0)
+        capacity -= sum(self.jobs[i].asked for i in rigid)
         members = [i for i, job in self.running.items() if job.elastic] + [i for i in starting if self.jobs[i].elastic]
         members.sort()
         views = [self._view(i, i in frozen) for i in members]
-        if views:
-            self._apply(members, self.chooser(views, capacity, self.policy, self.cache))
+        rows = self.chooser(views, capacity, self.policy, self.cache) if views else []
+        if rows or rigid:
+            self._apply(members, rows, rigid)
         if frozen and self.settings.cooldown_s:
             self._want_decision(min(self._free_at(self.running[i]) for i in frozen))
         elif self.settings.learned and any(job.elastic for job in self.running.values()):
@@ -218,19 +244,39 @@ class Simulation:
             self.waiting = []
         return starting
 
-    def _apply(self, members: list[int], rows: list[Row]) -> None:
-        """Shrinks first, then the rest: GPUs are given only when they are free."""
-        changed = list[tuple[int, int, Row]]()
+    def _apply(self, members: list[int], rows: list[Row], rigid: list[int]) -> None:
+        """Shrinks first, then starts in order, then growths: GPUs are given only when they are free."""
+        changed, starts = list[tuple[int, int, Row]](), [(i, self.jobs[i].asked, 0) for i in rigid]
         for i, row in zip(members, rows, strict=True):
             job = self.jobs[i]
-            if row.gpus != job.held or row.batch != job.batch or i not in self.running:
+            if i not in self.running:
+                starts.append((i, row.gpus, row.batch))
+            elif row.gpus != job.held or row.batch != job.batch:
                 changed.append((row.gpus - job.held, i, row))
         changed.sort(key=itemgetter(0))
-        for _, i, row in changed:
-            if i in self.running:
+        for more, i, row in changed:
+            if more < 0:
                 self._move(i, row.gpus, row.batch)
-            else:
-                self._start(i, row.gpus, row.batch)
+        shaped = len(starts)
+        for n, (i, gpus, batch) in enumerate(sorted(starts)):
+            if not self._start(i, gpus, batch):
+                shaped = n
+                break
+        # What finds GPUs but not its shape waits at the head of the queue, and nobody overtakes it.
+        self._wait([i for i, _, _ in sorted(starts)[shaped:]])
+        for more, i, row in changed:
+            if more >= 0:
+                self._move(i, row.gpus, row.batch)
+
+    def _wait(self, back: list[int]) -> None:
+        """Put jobs that could not start back; in drop mode they are dropped."""
+        if self.settings.drop:
+            for i in back:
+                self.jobs[i].dropped = True
+        else:
+            self.waiting = back + self.waiting
+            if back and self.targets:  # jobs whose growth is under way can soon be moved
+                self._want_decision(self.now + max(1.0, self.settings.grow_wait_s))
 
     def _frozen(self, job: Job) -> bool:
         return job.held != job.gpus or self.now < self._free_at(job)
@@ -248,12 +294,14 @@ class Simulation:
         job, settings = self.jobs[i], self.settings
         if i not in self.running:
             job.noise_scale = job.program.noise_scale(job.program.base_batch, 0.0)
-        key = job.held, job.batch, frozen, job.noise_scale, id(job.model)
+        key = job.held, job.batch, frozen, job.noise_scale, id(job.model), self.places.nodes(i)
         if job.view is not None and job.view_key == key:
             return job.view
         sizes = job.sizes
         if self.policy == "static" and i not in self.running:
             sizes = ((job.asked, -(-job.asked // settings.gpus_per_node)),)
+        if i in self.running:
+            sizes = self._as_placed(sizes, job.held, key[-1])
         job.view_key = key
         job.view = JobView(
             label=job.trace.job_id,
@@ -274,6 +322,15 @@ class Simulation:
         )
         return job.view
 
+    def _as_placed(self, sizes: Sizes, held: int, nodes: int) -> Sizes:
+        """The sizes with the present one on the nodes that it is really on; jobs alike share the tuple."""
+        key = id(sizes), held, nodes
+        known = self.placed.get(key)
+        if known is None:
+            made = sizes if (held, nodes) in sizes else tuple((k, nodes if k == held else n) for k, n in sizes)
+            known = self.placed[key] = made, sizes
+        return known[0]
+
     def _curve(self, program: Program) -> TrueCurve:
         known = self.curves.get(id(program))
         if known is None:
@@ -286,7 +343,7 @@ class Simulation:
             key = job.gpus, job.batch
             if not job.elastic or key in job.reports or self.now - job.since < 30.0:
                 continue
-            nodes = -(-job.gpus // self.settings.gpus_per_node)
+            nodes = job.nodes
             micro, steps = job.program.split(job.gpus, job.batch)
             seconds = job.batch / job.program.throughput(job.gpus, nodes, job.batch)
             seconds *= max(0.5, 1.0 + self.random.gauss(0.0, 0.03))

@@ -13,6 +13,9 @@ from ..optimizer.policies import JobView
 from .programs import BatchLadder, Program, rigid, size_ladder
 from .trace import TraceJob
 
+Sizes = tuple[tuple[int, int], ...]
+"""Feasible (GPUs, nodes)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -62,6 +65,10 @@ class Job:
     batch: int = 0
     held: int = 0
     """What it occupies: more than `gpus` while a grow waits."""
+    nodes: int = 0
+    """That it trains on."""
+    spread_seconds: float = 0.0
+    """GPU-seconds on more nodes than its GPUs need."""
     left: float = 0.0
     rate: float = 0.0
     updated: float = 0.0
@@ -118,8 +125,7 @@ def _rigid(row: TraceJob, settings: Settings) -> Job:
     return Job(row, rigid(), ((gpus, 1),), BatchLadder(1, 1), max(row.duration_s, 1e-3), False, False, gpus)
 
 
-_Sizes = tuple[tuple[int, int], ...]
-_Shapes = dict[tuple[Program, int, int, int, int, int], tuple[_Sizes, BatchLadder]]
+_Shapes = dict[tuple[Program, int, int, int, int, int], tuple[Sizes, BatchLadder]]
 
 
 def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shapes) -> Job:
@@ -132,7 +138,9 @@ def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shape
         ladder = size_ladder(min(row.min_gpus or 1, most), most, settings.gpus_per_node, asked)
         shapes[key] = tuple(s for s in ladder if batches(s[0])), batches
     sizes, batches = shapes[key]
-    sizes = sizes or ((asked, -(-asked // settings.gpus_per_node)),)
+    if not sizes:  # no batch in range is shared out evenly: the next one above that is
+        sizes = ((asked, -(-asked // settings.gpus_per_node)),)
+        batches = BatchLadder(low, -(-max(low, asked) // asked) * asked)
     work = row.samples or program.work
     quality = program.noise is not None and (row.until or settings.until) == "quality"
     if row.duration_s and not row.samples:

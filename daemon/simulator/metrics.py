@@ -32,6 +32,8 @@ class Summary:
     """Changes of size or batch per completed job."""
     pause_s: float
     """Time in which training stood still for them, per completed job."""
+    spread: float
+    """Share of held GPU-seconds of jobs spread over more nodes than their GPUs need."""
     decisions: int
 
 
@@ -42,6 +44,7 @@ def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:
     first = min((job.trace.submit_s for job in outcome.jobs), default=0.0)
     span = max(outcome.end_s - first, 1e-9)
     count = max(1, len(done))
+    held = sum(job.gpu_seconds for job in outcome.jobs)
     return Summary(
         policy=outcome.policy,
         jobs=len(outcome.jobs),
@@ -54,9 +57,10 @@ def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:
         p99_s=quantile(times, 0.99),
         mean_wait_s=sum(job.start_s - job.trace.submit_s for job in done) / count,
         makespan_s=outcome.end_s - first,
-        gpus_used=sum(job.gpu_seconds for job in outcome.jobs) / (outcome.settings.gpus * span),
+        gpus_used=held / (outcome.settings.gpus * span),
         restarts=sum(job.moves for job in done) / count,
         pause_s=sum(job.paused_s for job in done) / count,
+        spread=sum(job.spread_seconds for job in outcome.jobs) / max(1e-9, held),
         decisions=outcome.decisions,
     )
 
@@ -104,6 +108,7 @@ TITLES = {
     "makespan_s": "MAKESPAN s",
     "gpus_used": "GPUS USED",
     "restarts": "RESTARTS/JOB",
+    "spread": "SPREAD",
 }
 
 
@@ -126,6 +131,6 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         if math.isnan(value):
             return "n/a"
-        shapes = {"gpus_used": f"{100 * value:.1f} %", "restarts": f"{value:.2f}"}
+        shapes = {"gpus_used": f"{100 * value:.1f} %", "spread": f"{100 * value:.1f} %", "restarts": f"{value:.2f}"}
         return shapes.get(name, f"{value:.0f}")
     return str(value)

@@ -14,6 +14,7 @@ from slurm_elastic.daemon.simulator.engine import Outcome, simulate
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import per_job, quantile, summary, table
 from slurm_elastic.daemon.simulator.page import page
+from slurm_elastic.daemon.simulator.placement import Places
 from slurm_elastic.daemon.simulator.programs import BatchLadder, Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.trace import TraceJob
 
@@ -306,3 +307,94 @@ def test_the_page_is_self_contained_and_escaped() -> None:
     assert "<script" not in text and "http" not in text
     assert "&lt;script&gt;" in text and "assumed &lt;b&gt;" in text
     assert len(per_job(result)) == 2
+
+
+# --- where jobs sit -----------------------------------------------------------------------------------------------
+
+
+def test_places_are_never_held_twice() -> None:
+    """Over three thousand random growths, shrinks, starts with a shape and ends, the books balance on every node."""
+    rng, places = random.Random(7), Places(30, 8)  # the last node has six
+    rooms = [8, 8, 8, 6]
+    sizes, rigid, evicted, refused = dict[int, int](), set[int](), 0, 0
+    for turn in range(3000):
+        free = sum(places.free)
+        kind, want = rng.random(), rng.randint(1, 12)
+        if kind < 0.25 and want <= free:
+            places.grow(turn, want)
+            sizes[turn] = want
+        elif kind < 0.45 and want <= free:
+            before = {job: dict(own) for job, own in places.held.items()}
+            moved = places.start(turn, want, lambda job: job not in rigid)
+            if moved is None:
+                assert places.held == before
+                refused += 1
+            else:
+                evicted += len(moved)
+                sizes[turn] = want
+                rigid.add(turn)
+                pieces = sorted(places.held[turn].values(), reverse=True)
+                assert pieces == [8] * (want // 8) + [want % 8] * (want % 8 > 0)
+        elif sizes:
+            job = rng.choice(sorted(sizes))
+            if kind < 0.6 and job not in rigid and want <= free:
+                places.grow(job, want)
+                sizes[job] += want
+            elif kind < 0.8 and job not in rigid and want < sizes[job]:
+                places.shrink(job, want)
+                sizes[job] -= want
+            else:
+                places.leave(job)
+                del sizes[job]
+        assert {job: sum(own.values()) for job, own in places.held.items()} == sizes
+        used = [sum(own.get(node, 0) for own in places.held.values()) for node in range(4)]
+        assert [room - u for room, u in zip(rooms, used, strict=True)] == places.free
+    assert evicted > 20 and refused
+
+
+APART = Program("apart", lambda gpus, nodes, micro: micro / (100.0 if nodes == 1 else 50.0), 60, 60, (1, 64))
+"""100 samples/s a GPU on one node, half of that on several."""
+
+
+def test_a_job_spread_over_nodes_is_as_fast_as_its_nodes_let_it_be() -> None:
+    """What is left on two nodes holds a three-GPU job at the speed of two nodes, and the figures say so."""
+    rows = [TraceJob("a", 0.0, "x", 2, duration_s=50.0), TraceJob("b", 0.0, "x", 3, duration_s=50.0)]
+    rows.append(TraceJob("c", 1.0, "apart", 3, 60, 600.0, min_gpus=3, max_gpus=3))
+    result = simulate(rows, {"apart": APART}, "throughput", QUIET)[0]
+    c = result.jobs[2]
+    assert c.start_s == 1.0 and c.nodes == 2
+    assert math.isclose(c.end_s - c.start_s, 600.0 / 150.0)
+    assert 0.0 < summary(result).spread < 1.0
+
+
+def test_a_rigid_job_gets_its_shape_and_an_elastic_one_moves_over() -> None:
+    """A whole node is wanted while two GPUs are idle on each of two: who is elastic there moves and pays a pause."""
+    rows = [
+        TraceJob("short", 0.0, "x", 2, duration_s=5.0),
+        TraceJob("first", 0.0, "linear", 2, 64, 4000.0, min_gpus=2, max_gpus=2),
+        TraceJob("second", 0.0, "linear", 2, 64, 4000.0, min_gpus=2, max_gpus=2),
+        TraceJob("brief", 0.0, "x", 2, duration_s=5.0),
+        TraceJob("node", 6.0, "x", 4, duration_s=5.0),
+    ]
+    settings = replace(QUIET, pause_s=2.0)
+    result = outcome(rows, settings=settings)
+    node = result.jobs[-1]
+    assert node.start_s == 6.0 and node.nodes == 1 and held_at_most(result) <= 8
+    moved = [one.moves for one in result.jobs[1:3]]
+    assert sum(moved) == 1 and sum(one.paused_s for one in result.jobs[1:3]) == 2.0
+    assert outcome(rows, "static", settings).jobs[-1].start_s == 20.0  # when one of them has ended
+
+
+def test_static_jobs_wait_for_their_shape_in_order() -> None:
+    """Without elasticity nobody moves over: a pair waits for two GPUs of one node, and nobody overtakes it."""
+    rows = [TraceJob(f"r{i}", 0.0, "x", 3, duration_s=50.0 + i) for i in range(2)]
+    rows += [TraceJob("pair", 1.0, "x", 2, duration_s=5.0), TraceJob("one", 2.0, "x", 1, duration_s=5.0)]
+    result = outcome(rows, "static")
+    pair, one = result.jobs[2:]
+    assert pair.start_s == 50.0 and one.start_s == 50.0
+
+
+def test_a_batch_that_no_size_shares_out_evenly_is_rounded_up() -> None:
+    """A trace with three GPUs and a batch of 64 runs, at 66."""
+    rows = [job("a", 0.0, 3, 660.0, min_gpus=3, max_gpus=3)]
+    assert outcome(rows).jobs[0].end_s == pytest.approx(660.0 / 300.0)
