@@ -373,7 +373,7 @@ class _Round:
 def _nodes(
     snapshot: Snapshot, standings: Mapping[int, Standing], places: Mapping[int, Pool]
 ) -> dict[int, frozenset[str]]:
-    """Nodes of each job's pool that its own partition reaches and its constraint accepts, one set for all jobs alike."""
+    """Nodes of each job's pool that its own partition reaches and its constraint accepts; alike ones share a set."""
     known: dict[tuple[str, str, str], frozenset[str]] = {}
     found = {}
     for job_id, pool in places.items():
