@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from slurm_elastic.db.rows import REQUEUE
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
 from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Registration
@@ -162,8 +163,9 @@ class DaemonController:
         now = self.clock()
         detail = {"generation": registration.generation, "batch": registration.batch, "program": registration.program}
         self.store.add_event(job_id, "registered", "supervisor", detail, now)
+        pause, reason, number = self._after_requeue(job_id, now)
         self.store.set_in_use(
-            job_id, registration.generation, registration.pieces, registration.batch, now, 0.0, "registered", 0
+            job_id, registration.generation, registration.pieces, registration.batch, now, pause, reason, number
         )
         self.wake("registered")
         return Grant("", True, "", interval, text)
@@ -199,9 +201,14 @@ class DaemonController:
         """The resize that the supervisor is to carry out, or a withdrawn one that it may still be at."""
         intent = self.store.open_intent(job_id)
         if intent is not None:
-            return intent.directive if intent.state != "running" else None
+            return intent.directive if intent.state != "running" and not intent.directive.requeues else None
         last = self.store.last_closed_intent(job_id)
-        if last is not None and last.state == "withdrawn" and self.clock() - last.updated < TELL_S:
+        if (
+            last is not None
+            and last.state == "withdrawn"
+            and not last.directive.requeues
+            and self.clock() - last.updated < TELL_S
+        ):
             return replace(last.directive, withdrawn=True)
         return None
 
@@ -268,6 +275,18 @@ class DaemonController:
                 raise NotAllowed(
                     f"piece {piece.slurm_job_id} is another user's job; accepted: pieces of job {job.job_id}"
                 )
+
+    def _after_requeue(self, job_id: int, now: float) -> tuple[float, str, int]:
+        """(pause, reason, directive) of a registration: whether it ends a resize by requeue.
+
+        Supervisors register with their world's first step, and finish with the last: between them is the pause.
+        """
+        intent = self.store.open_intent(job_id)
+        if intent is None or not intent.directive.requeues or intent.state in ("issued", "accepted"):
+            return 0.0, "registered", 0
+        ends = [row.end for row in self.store.allocations(job_id) if row.end is not None]
+        since = max(ends, default=intent.created)
+        return max(0.0, now - max(since, intent.created)), REQUEUE, intent.directive.id
 
     def _by_itself(self, job_id: int) -> str:
         """Why a job trains anew without an order. The registration of one that is not managed opens no allocation."""

@@ -29,8 +29,11 @@ from .optimizer.policies import Cache
 from .planner import Inputs, JobState, Plan, plan_round
 from .reasons import Reason
 from .registry import Registry
+from .resize.actions import Action, Close
+from .resize.bounds import Bounds
 from .resize.executor import Executor
-from .resize.rules import Action, Bounds, Close, next_actions, unused
+from .resize.requeue import resumes
+from .resize.rules import next_actions, unused
 from .round_times import RoundTimes
 from .settings import Settings
 from .slurm.types import SlurmClient, Snapshot
@@ -144,7 +147,9 @@ class Rounds:
         self._say(plan)
         with self.times.part("order"):
             self._order(plan.directives, now)
-        return changed
+            resumed = self.executor.run(resumes(plan.resumes), self.mode == "act")
+        # A job that a resize puts back trains on nothing: its next step should not wait for the interval.
+        return changed or resumed > 0 or any(intent.directive.requeues for intent in seen.intents.values())
 
     def _look(self, snapshot: Snapshot, roster: Roster) -> Seen:
         # Intents before allocations: a supervisor's `running` stores the allocation first, so an intent read as
@@ -184,7 +189,10 @@ class Rounds:
         }
         settings = replace(self.settings, mode=self.mode)
         passed = {job_id for job_id, until in self._passed.items() if now < until}
-        return plan_round(Inputs(seen.snapshot, seen.roster, states, settings, now, passed, self._fitted, self._cache))
+        back = {job_id: i.directive.add[0] for job_id, i in seen.intents.items() if i.directive.requeues}
+        return plan_round(
+            Inputs(seen.snapshot, seen.roster, states, settings, now, passed, self._fitted, self._cache, back)
+        )
 
     def _state(self, job_id: int, in_use: InUse | None, intent: IntentRow | None) -> JobState:
         if in_use is None:
@@ -197,6 +205,7 @@ class Rounds:
             pinned=store.pinned(job_id),
             observations=tuple(store.observations(job_id)),
             pause_s=store.mean_pause(job_id),
+            requeue_s=store.mean_requeue(job_id),
             reference=self.registry.reference(job_id),
             reported_at=report.at if report is not None else None,
         )

@@ -34,7 +34,7 @@ from .controller import DaemonController, Jobs
 from .leader import Leader, leading
 from .notify import Notifier, stalled
 from .registry import Registry
-from .resize.rules import Bounds
+from .resize.bounds import Bounds
 from .rounds import Rounds
 from .settings import Settings, load
 from .slurm import CommandClient

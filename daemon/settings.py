@@ -133,6 +133,10 @@ class Settings:
     assumed_pause_s: float = number(5.0, 0, 3600)
     """Pause of a resize, for a job of which none has been measured yet."""
 
+    assumed_requeue_s: float = number(120.0, 0, 86400)
+    """The same of a resize by requeue, which ends the job and starts it from its checkpoint, while none of any job has
+    been measured. Done only to jobs whose request says `via=...+requeue`, for sizes that nothing gentler reaches."""
+
     companion_wait_s: float = number(60.0, 1, 3600)
     """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
 

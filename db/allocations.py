@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from slurm_elastic.trainer_shim.wire import Piece
 
@@ -20,7 +20,7 @@ from .codec import pieces_in, pieces_out
 from .engine import Database
 from .part import Part, upsert
 from .progress import Progress, advance, allocation_of
-from .rows import AllocationRow, InUse
+from .rows import REQUEUE, AllocationRow, InUse
 
 _ROWS = schema.allocations
 _FIELDS = tuple(AllocationRow.__dataclass_fields__)
@@ -150,8 +150,16 @@ class Allocations(Part):
             return [AllocationRow(**{n: row._mapping[n] for n in _FIELDS}) for row in connection.execute(query)]
 
     def mean_pause(self, job_id: int) -> float | None:
-        """Mean measured pause of the job's resizes, in seconds; None: it has had none."""
-        query = select(func.avg(_ROWS.c.pause_s)).where(_ROWS.c.job_id == job_id, _ROWS.c.pause_s > 0)
+        """Mean measured pause of the job's resizes but those by requeue, in seconds; None: it has had none."""
+        return self._mean((_ROWS.c.job_id == job_id) & (_ROWS.c.reason != REQUEUE))
+
+    def mean_requeue(self, job_id: int) -> float | None:
+        """The same of its resizes by requeue; of all jobs' when it has had none itself."""
+        own = self._mean((_ROWS.c.job_id == job_id) & (_ROWS.c.reason == REQUEUE))
+        return self._mean(_ROWS.c.reason == REQUEUE) if own is None else own
+
+    def _mean(self, where: ColumnElement[bool]) -> float | None:
+        query = select(func.avg(_ROWS.c.pause_s)).where(where, _ROWS.c.pause_s > 0)
         with self._db.read() as connection:
             mean = connection.execute(query).scalar()
         return None if mean is None else float(mean)

@@ -11,6 +11,8 @@ from typing import Any
 from slurm_elastic.trainer_shim.wire import Directive, Piece
 
 INTENT_STATES = ("issued", "accepted", "submitted", "granted", "ready", "running", "done", "failed", "withdrawn")
+REQUEUE = "requeue"
+"""Reason of an allocation that began with the job's restart at another size: its pause is of another kind."""
 CLOSED_STATES = ("done", "failed", "withdrawn")
 """An intent in one of these never changes again; all others are open."""
 

@@ -40,8 +40,11 @@ def can_run_slurm() -> None:
 
 @pytest.fixture(scope="session")
 def sandbox(can_run_slurm: None) -> Iterator[Sandbox]:
-    """A private real Slurm for the whole session: 8 nodes n1..n8, 4 a100 and 16 CPUs each, accounting on."""
-    with Sandbox.up(SandboxSpec()) as up:
+    """A private real Slurm for the whole session: 8 nodes n1..n8, 4 a100 and 16 CPUs each, accounting on.
+
+    Partitions of another PriorityTier, made by a test, preempt those below; `main` alone knows nothing of that.
+    """
+    with Sandbox.up(SandboxSpec(extra_slurm_conf=("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"))) as up:
         yield up
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_elastic.daemon.bell import Bell
 from slurm_elastic.daemon.controller import DaemonController, Jobs
 from slurm_elastic.daemon.registry import Registry
-from slurm_elastic.daemon.resize.rules import Bounds
+from slurm_elastic.daemon.resize.bounds import Bounds
 from slurm_elastic.daemon.rounds import Rounds
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.daemon.slurm.fake import UIDS, FakeSlurm, Want
@@ -116,6 +116,7 @@ class Supervisor:
     silent: bool = False
     """Hangs: takes no step."""
     ended: bool = False
+    restarts: int = 0
     last: int = 0
     active: Directive | None = None
     stage: str = ""
@@ -133,6 +134,9 @@ class Supervisor:
 
     def step(self) -> None:
         """The next thing to do, if any."""
+        job = self.world.snapshot().jobs.get(self.job_id)
+        if job is not None and job.restarts != self.restarts:
+            self._put_back(job.restarts)
         if not self.alive or self.silent or not self.world.slurm.reachable:
             return
         if not self.registered:
@@ -173,6 +177,15 @@ class Supervisor:
         """The base job is gone, and nobody cleaned up."""
         self.ended = True
         self.world.slurm.finish(self.job_id)
+
+    def _put_back(self, restarts: int) -> None:
+        """The job has been requeued: this run is over, and the next begins when the job starts again."""
+        self._tell("finished", 0)
+        for piece in self.pieces:
+            if piece.kind == "companion":
+                self.world.slurm.client(USER).cancel(piece.slurm_job_id)
+        self.restarts, self.generation = restarts, self.generation + 1
+        self.pieces, self.registered, self.active, self.stage, self.submitted = (), False, None, "", []
 
     def report(self) -> None:
         """Compute in proportion to the samples of a GPU, and a reduction that grows slowly with the nodes."""

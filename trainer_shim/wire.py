@@ -154,6 +154,14 @@ class Directive:
     """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
     withdrawn: bool = False
 
+    @property
+    def requeues(self) -> bool:
+        """It keeps nothing: the job is put back into Slurm's queue and starts anew in the one shape that is added.
+
+        The daemon carries that out; a supervisor is not told, it sees its job end.
+        """
+        return not self.keep
+
 
 PHASES = ("accepted", "submitted", "granted", "ready", "running", "failed", "withdrawn", "finished")
 

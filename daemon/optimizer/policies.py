@@ -98,6 +98,10 @@ class JobView:
     """Gradient noise scale in samples; None: not measured."""
     quality: bool = False
     """Whether the training ends at a reached quality, not after a number of epochs: what `auto` goes by."""
+    dear: frozenset[int] = frozenset()
+    """Sizes that only a restart of the whole job reaches."""
+    dear_pause_s: float = 0.0
+    """What a move to one of them costs instead of `pause_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +260,8 @@ def choices(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list
         return held[2]
     key = (
         policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
-        job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
+        job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale, job.dear,
+        job.dear_pause_s,
         job.quality,
     )  # fmt: skip
     known = cache.made.get(key)
@@ -288,7 +293,8 @@ def rows(job: JobView, policy: str) -> list[Row]:
         if gpus == 0:
             table.append(Row(0, 0, 0.0, 0.0))
         elif batches:
-            table.append(_best(job, gpus, batches, speeds[at : at + len(batches)], cost))
+            price = penalty(job, gpus) if gpus in job.dear else cost
+            table.append(_best(job, gpus, batches, speeds[at : at + len(batches)], price))
             at += len(batches)
     if not table:
         raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
@@ -322,13 +328,14 @@ def _best(job: JobView, gpus: int, batches: Sequence[int], speeds: Sequence[floa
     return Row(gpus, job.current_batch, kept, kept)
 
 
-def penalty(job: JobView) -> float:
-    """Share of its progress that a move of this job must bring to be worth it; 0 for a job that is not running."""
+def penalty(job: JobView, gpus: int = 0) -> float:
+    """Share of its progress that a move of this job (to this size) must bring to be worth it; 0 for one that waits."""
     if job.current_gpus == 0:
         return 0.0
     if job.model is None:
         return UNMEASURED_PENALTY
-    return min(0.95, max(job.pause_s / job.horizon_s, NOISE_FACTOR * _sigma(job)))
+    pause = job.dear_pause_s if gpus in job.dear else job.pause_s
+    return min(0.95, max(pause / job.horizon_s, NOISE_FACTOR * _sigma(job)))
 
 
 def _sigma(job: JobView) -> float:
@@ -393,9 +400,9 @@ def _explored(job: JobView, table: list[Row]) -> list[Row]:
     guessed = [row.gpus for row in table if row.gpus > now.gpus and row.gpus not in known]
     nodes = dict(job.choices)
     doubts = uncertainties(job.model, [(k, max(1, nodes[k])) for k in guessed])
-    cost = 1.0 - penalty(job)
-    rows = zip(guessed, doubts, strict=True)
-    least = {gpus: now.speedup / (math.exp(-QUANTILE * doubt) * cost) for gpus, doubt in rows}
+    rows, cost = zip(guessed, doubts, strict=True), penalty(job)
+    kept = {k: 1.0 - penalty(job, k) for k in job.dear}
+    least = {k: now.speedup / (math.exp(-QUANTILE * doubt) * kept.get(k, 1.0 - cost)) for k, doubt in rows}
     return [row for row in table if row.speedup >= least.get(row.gpus, 0.0)]
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
 
+from ..capacity.anew import place_anew
 from ..capacity.growth import Like, place, take
-from ..capacity.ledger import Ledger
+from ..capacity.ledger import Amount, Ledger
 from ..capacity.units import Unit, shrinks, units_of, without
 from ..reasons import Reason
 from .standing import Standing, sizes
@@ -50,7 +51,9 @@ class Move:
 
     @property
     def mechanism(self) -> str:
-        """How it is done: shrink, component, companion, several of them, or batch alone."""
+        """How it is done: shrink, component, companion, several of them, requeue, or batch alone."""
+        if not self.keep:
+            return "requeue"
         now = self.wish.standing
         gone = units_of(now.pieces) - units_of(self.keep)
         kinds = {piece.kind for piece in now.pieces if units_of((piece,)) & gone}
@@ -78,21 +81,25 @@ class Move:
 def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Collection[str]]) -> dict[int, Move]:
     """A move for every wish, by job id. `nodes`: where each job may grow. The ledger is used up in place."""
     found: dict[int, Move] = {}
-    growing = []
+    growing, anew = [], []
     for wish in wishes:
         kept = shrinks(wish.standing.giver, wish.forced)
         if wish.gpus in kept or (wish.gpus == wish.standing.gpus and not wish.forced):
             keep = kept[wish.gpus] if wish.gpus != wish.standing.gpus else wish.standing.pieces
             found[wish.standing.job_id] = Move(wish, keep)
             _free(ledger, wish, keep)
-        elif wish.gpus > max(kept, default=0):
+        elif wish.gpus > max(kept, default=0) and "companion" in wish.standing.job.request.via:
             growing.append(wish)
+        elif wish.standing.may_start_anew and not wish.forced:
+            anew.append(wish)
         else:
             found[wish.standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
     places = {wish.standing.job_id: nodes.get(wish.standing.job_id, ()) for wish in growing}
     # Who can grow on few nodes only comes first: others find room elsewhere.
     for wish in sorted(growing, key=lambda w: (len(places[w.standing.job_id]), -w.gain, w.standing.job_id)):
         found[wish.standing.job_id] = _grow(wish, ledger, places[wish.standing.job_id])
+    for wish in anew:
+        found[wish.standing.job_id] = _start_anew(wish, ledger, tuple(nodes.get(wish.standing.job_id, ())))
     return found
 
 
@@ -115,6 +122,28 @@ def _grow(wish: Wish, ledger: Ledger, nodes: Collection[str]) -> Move:
                 take(ledger, shapes)
                 return Move(smaller, keep, shapes, "the GPUs are still being released" if soon else "")
     return _stay(wish)
+
+
+def _start_anew(wish: Wish, ledger: Ledger, nodes: Sequence[str]) -> Move:
+    """The whole job at another size, on its own nodes and what is free: the last resort."""
+    standing, own = wish.standing, own_nodes(wish.standing)
+    usable = [name for name in nodes if ledger.usable(name)]
+    most = max((ledger.now[name].gpus + own.get(name, Amount()).gpus for name in usable), default=1)
+    shape = place_anew(ledger, own, wish.gpus, Like.base(standing.job.base), nodes, most)
+    if shape is None:
+        return _stay(wish)
+    for name, amount in own.items():
+        ledger.release(name, amount)
+    take(ledger, (shape,))
+    return Move(wish, (), (shape,))
+
+
+def own_nodes(standing: Standing) -> dict[str, Amount]:
+    """What the job gives back on each of its nodes when it starts anew."""
+    own: dict[str, Amount] = {}
+    for slurm_job_id, node in units_of(standing.pieces):
+        own[node] = own.get(node, Amount()) + standing.giver.share[slurm_job_id]
+    return own
 
 
 def _tries(standing: Standing, rest: int, gpus: int) -> list[int]:

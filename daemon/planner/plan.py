@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
-from slurm_elastic.trainer_shim.wire import Directive
+from slurm_elastic.trainer_shim.wire import Directive, Shape
 
+from ..capacity.anew import can_start_anew, comes_back_at, put_back
 from ..capacity.elastic import Roster
+from ..capacity.growth import take
 from ..capacity.ledger import Amount, Ledger, Pool, pool_of, pools, unexplained
 from ..capacity.needs import meets, needs
 from ..capacity.room import Met, Room, make_room
@@ -28,7 +30,7 @@ from .evidence import Context, others, row, row_of_frozen, row_of_waiting
 from .limits import Limits, reach
 from .moves import Move, Wish, moves, nearest_batch
 from .sharing import Fit, Member, Shared, explored, member, rests, share
-from .standing import JobState, Standing, stand
+from .standing import JobState, Standing, sizes, stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Inputs:
     fit: Fit = fit_model
     cache: Cache | None = None
     """What was made of the same jobs in the round before; it changes no plan."""
+    put_back: Mapping[int, Shape] = field(default_factory=dict)
+    """What jobs that a resize is putting back are to get, by job id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Plan:
     bound: float = 0.0
     trouble: tuple[str, ...] = ()
     """Pools for which no plan could be made, with the reason."""
+    resumes: Mapping[int, Shape] = field(default_factory=dict)
+    """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
 
 
 def plan_round(inputs: Inputs) -> Plan:
@@ -76,11 +82,13 @@ def plan_round(inputs: Inputs) -> Plan:
         if job.running
     }
     ledger = _ledger(snapshot, standings.values())
+    take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in standings))
     waiting = needs(snapshot, inputs.roster, inputs.passed)
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     settled = unexplained(snapshot) == 0
     givers = [s.giver for s in standings.values() if settled and s.frozen is None and s.state.pinned is None]
     room = make_room(snapshot, ledger, givers, waiting)
+    resumes = _resumes(inputs, room.ledger)
     found = _Round(inputs, standings, room).plan()
     return Plan(
         rows=tuple(sorted(found.rows + _waiting_rows(inputs, room), key=lambda row: row.job_id)),
@@ -92,6 +100,7 @@ def plan_round(inputs: Inputs) -> Plan:
         value=found.value,
         bound=found.bound,
         trouble=tuple(found.trouble),
+        resumes=resumes,
     )
 
 
@@ -107,11 +116,24 @@ def _ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
             continue
         number = intent.directive.id
         granted = {node for held in standing.job.held if held.directive == number for node in held.piece.nodes}
+        granted |= set(standing.job.base.nodes) if intent.directive.requeues else set()
         for shape in intent.directive.add:
             for node in shape.node_list:
                 if node not in granted and ledger.usable(node):
                     ledger.take(node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
     return ledger
+
+
+def _resumes(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
+    """What waiting jobs that have run before are to come back at; counted as used in the ledger."""
+    found = {}
+    for job_id, job in sorted(inputs.roster.elastic.items(), key=lambda item: (-item[1].base.priority, item[0])):
+        known = job_id in inputs.put_back or not can_start_anew(job) or not put_back(job.base, inputs.snapshot.at)
+        shape = None if known else comes_back_at(inputs.snapshot, job, ledger, sizes(job))
+        if shape is not None:
+            take(ledger, (shape,))
+            found[job_id] = shape
+    return found
 
 
 @dataclass(frozen=True, slots=True)

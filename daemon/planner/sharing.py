@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from slurm_elastic.db.rows import ObservationRow
 from slurm_elastic.trainer_shim.request import ElasticRequest
 
+from ..capacity.anew import whole_sizes
 from ..capacity.units import Unit, shrinks
 from ..optimizer import policies
 from ..optimizer.caps import Cap
@@ -98,7 +99,20 @@ def member(
         for size in sizes(standing.job):
             if rest < size <= rest + room:
                 choices[size] = downs[rest] + -(-(size - rest) // max(1, node_gpus))
-    return Member(standing, forced, downs, _view(standing, choices, settings, fit))
+    anew = {} if forced else _anew(standing, choices, rest + room, node_gpus)
+    view = _view(standing, {**choices, **anew}, settings, fit)
+    if anew:
+        cost = settings.assumed_requeue_s if standing.state.requeue_s is None else standing.state.requeue_s
+        view = replace(view, dear=frozenset(anew), dear_pause_s=cost)
+    return Member(standing, forced, downs, view)
+
+
+def _anew(standing: Standing, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
+    """GPUs -> nodes of the sizes that only a requeue reaches."""
+    if not (standing.may_start_anew and standing.may_grow and standing.may_shrink):
+        return {}
+    wanted = (size for size in sizes(standing.job) if size not in reached and size <= most)
+    return {size: next(whole_sizes(size, max(1, node_gpus))).nodes for size in wanted}
 
 
 def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
@@ -246,7 +260,7 @@ def explored(m: Member, idle: int) -> tuple[int, int] | None:
     best: tuple[float, int, int] | None = None
     for size, count in view.choices:
         limit = min(2 * view.current_gpus, view.current_gpus + idle)
-        if size in model.sizes_seen or not view.current_gpus < size <= limit:
+        if size in model.sizes_seen or size in view.dear or not view.current_gpus < size <= limit:
             continue
         for batch in view.batches(size):
             found = (model.throughput(size, count, batch), size, batch)

@@ -10,6 +10,7 @@ from slurm_elastic.db.rows import IntentRow, InUse, ObservationRow
 from slurm_elastic.trainer_shim.request import ElasticRequest
 from slurm_elastic.trainer_shim.wire import Piece
 
+from ..capacity.anew import can_start_anew
 from ..capacity.elastic import ElasticJob
 from ..capacity.ledger import Amount, per_node
 from ..capacity.units import Giver, units_of, without
@@ -30,6 +31,8 @@ class JobState:
     observations: tuple[ObservationRow, ...] = ()
     pause_s: float | None = None
     """Mean measured pause."""
+    requeue_s: float | None = None
+    """The same of resizes by requeue: the job's own, or else anyone's."""
     reference: tuple[int, int] | None = None
     """(GPUs, batch) that it started with."""
     reported_at: float | None = None
@@ -66,6 +69,11 @@ class Standing:
     @property
     def batch(self) -> int:
         return self.state.in_use.batch if self.state.in_use else 0
+
+    @property
+    def may_start_anew(self) -> bool:
+        """Whether its request and Slurm let it be requeued at another size."""
+        return "requeue" in self.job.request.via and can_start_anew(self.job)
 
     @property
     def measured(self) -> bool:

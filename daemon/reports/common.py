@@ -24,6 +24,7 @@ PUBLIC = ("job_id", "state", "gpus", "own")
 BY_SUPERVISOR = {
     "": "its supervisor changed it without an order from the daemon",
     "registered": "its supervisor registered with this size",
+    "requeue": "it was requeued at this size",
     "restart": "its supervisor started the workers again, without an order from the daemon",
 }
 """Sizes that no decision stands behind: the reasons that the controller stores for them."""

@@ -6,16 +6,21 @@ concluded and nothing counted; several refusals in a row trip it, and it changes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from slurm_elastic.trainer_shim.errors import SlurmError, SlurmUnreachable
+from slurm_elastic.trainer_shim.errors import SlurmError, SlurmRefused, SlurmUnreachable
 
-from .rules import Action, Cancel, Close, Shrink
+from ..slurm.types import Size
+from .actions import Act, Action, Advance, Cancel, Close, Free, Requeue, Resume, Shrink, reservation
 
 log = logging.getLogger(__name__)
+
+RESERVED_MIN = 10
+"""Minutes after which Slurm ends a reservation that no daemon was left to end; jobs in it run on."""
 
 
 class Client(Protocol):
@@ -24,6 +29,14 @@ class Client(Protocol):
     def shrink(self, job_id: int, nodes: tuple[str, ...]) -> None: ...
 
     def cancel(self, job_id: int) -> None: ...
+
+    def requeue(self, job_id: int) -> None: ...
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None: ...
+
+    def reserve(self, name: str, nodes: tuple[str, ...], user: str, minutes: int) -> None: ...
+
+    def unreserve(self, name: str, job_id: int = 0) -> None: ...
 
 
 class Records(Protocol):
@@ -67,6 +80,10 @@ class Executor:
             if isinstance(action, Close):
                 self._close(action)
                 done += 1
+            elif isinstance(action, Advance):
+                if act and not self.tripped:
+                    self.store.move_intent(action.intent, action.state, at=self.clock())
+                    done += 1
             elif act and not self.tripped and self._ask(action):
                 done += 1
         return done
@@ -78,30 +95,53 @@ class Executor:
         self.store.move_intent(action.intent, action.state, action.detail, at=now)
         log.info("job %d: resize %d %s%s", action.job_id, action.intent, action.state, _because(action.detail))
 
-    def _ask(self, action: Shrink | Cancel) -> bool:
+    def _ask(self, action: Act) -> bool:
         key, now = _key(action), self.clock()
         before = self._refused.get(key)
         if before is not None and now < before.until:
             return False
-        kind = "shrink" if isinstance(action, Shrink) else "cancel"
-        self.store.add_event(action.job_id, kind, "selasticd", asdict(action), now)
+        self.store.add_event(action.job_id, type(action).__name__.lower(), "selasticd", asdict(action), now)
         log.info("job %d: %s", action.job_id, _sentence(action))
         try:
-            if isinstance(action, Shrink):
-                self.client.shrink(action.slurm_job_id, action.nodes)
-            else:
-                self.client.cancel(action.slurm_job_id)
+            self._tell(action)
         except SlurmUnreachable as error:
             log.warning("job %d: Slurm does not answer, looking again next round: %s", action.job_id, error)
             return False
         except SlurmError as error:
             self._note(key, action, str(error))
+            if isinstance(action, Requeue | Resume) and action.intent:
+                # What was done before it stays; what fits is looked at anew in the next round.
+                self._close(Close(action.job_id, action.intent, "failed", str(error)))
             return False
         self.failures = 0
         self._refused.pop(key, None)
         return True
 
-    def _note(self, key: tuple[object, ...], action: Shrink | Cancel, sentence: str) -> None:
+    def _tell(self, action: Act) -> None:
+        """Ask Slurm for it. Raises SlurmError."""
+        client, slurm_id = self.client, action.slurm_job_id
+        if isinstance(action, Shrink):
+            client.shrink(slurm_id, action.nodes)
+        elif isinstance(action, Cancel):
+            client.cancel(slurm_id)
+        elif isinstance(action, Requeue):
+            self._keep_nodes(action)
+            client.requeue(slurm_id)
+        elif isinstance(action, Resume):
+            client.resize_waiting(slurm_id, action.size, reservation(slurm_id) if action.intent else "")
+        else:
+            # Whoever may not make reservations may not end one either, and then there is none.
+            with contextlib.suppress(SlurmRefused):
+                client.unreserve(reservation(slurm_id), slurm_id)
+
+    def _keep_nodes(self, action: Requeue) -> None:
+        """Where the site does not let us, another job may take them in the seconds in which nobody has them."""
+        try:
+            self.client.reserve(reservation(action.slurm_job_id), action.nodes, action.user, RESERVED_MIN)
+        except SlurmRefused as error:
+            log.info("job %d is put back without its nodes being kept for it: %s", action.job_id, error)
+
+    def _note(self, key: tuple[object, ...], action: Act, sentence: str) -> None:
         now = self.clock()
         count = self._refused[key].count + 1 if key in self._refused else 1
         wait = min(3600.0, self.backoff_s * 2 ** (count - 1))
@@ -117,16 +157,20 @@ class Executor:
             self.tripped = f"{self.failures} actions in a row were refused, the last one: {sentence}"
 
 
-def _key(action: Shrink | Cancel) -> tuple[object, ...]:
-    if isinstance(action, Shrink):
-        return ("shrink", action.slurm_job_id, action.nodes)
-    return ("cancel", action.slurm_job_id)
+def _key(action: Act) -> tuple[object, ...]:
+    """Two actions with one key are one question to Slurm."""
+    what = action.nodes if isinstance(action, Shrink) else action.size if isinstance(action, Resume) else None
+    return (type(action), action.slurm_job_id, what)
 
 
-def _sentence(action: Shrink | Cancel) -> str:
+def _sentence(action: Act) -> str:
+    words = {Shrink: "shrink", Cancel: "cancel", Requeue: "requeue", Resume: "resume", Free: "free the nodes of"}
+    text = f"{words[type(action)]} {action.slurm_job_id}"
     if isinstance(action, Shrink):
-        return f"shrink {action.slurm_job_id} to {','.join(action.nodes)}: {action.why}"
-    return f"cancel {action.slurm_job_id}: {action.why}"
+        text += f" to {','.join(action.nodes)}"
+    elif isinstance(action, Resume):
+        text += f" at {action.size.nodes} x {action.size.gpus_per_node} GPUs"
+    return f"{text}: {action.why}"
 
 
 def _because(detail: str) -> str:

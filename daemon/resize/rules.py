@@ -9,61 +9,14 @@ must not be called with one that failed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from slurm_elastic.db.rows import IntentRow, InUse
 
 from ..capacity.elastic import ElasticJob, Held, Roster
 from ..capacity.units import Unit, units_of
-
-
-@dataclass(frozen=True, slots=True)
-class Shrink:
-    """Take a Slurm job down to these nodes, in place."""
-
-    job_id: int
-    slurm_job_id: int
-    nodes: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a companion or a component."""
-
-    job_id: int
-    slurm_job_id: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Bring an open resize to its end."""
-
-    job_id: int
-    intent: int
-    state: str
-    """done, failed or withdrawn."""
-    detail: str
-
-
-Action = Shrink | Cancel | Close
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How long each state of a resize may last without progress, in seconds."""
-
-    issued_s: float = 60.0
-    """Until the supervisor says that it took the directive."""
-    switch_s: float = 300.0
-    """From companions warm, or from acceptance when none is added, to the new world's first step."""
-    release_s: float = 300.0
-    """From the new world to everything given up being free."""
-    margin_s: float = 30.0
-    """On top of a directive's own waiting time."""
-    leak_s: float = 30.0
-    """How long something may be held unused, with no resize behind it, before it is released."""
+from .actions import Action, Cancel, Close, Shrink
+from .bounds import Bounds
+from .requeue import requeue_steps
 
 
 def next_actions(
@@ -85,10 +38,12 @@ def next_actions(
     by_job = {intent.directive.job_id: intent for intent in intents}
     for job_id, intent in by_job.items():
         job = roster.elastic.get(job_id)
-        if job is None or not job.running:
+        if intent.directive.requeues:
+            actions += requeue_steps(job, in_use.get(job_id), intent, now, bounds)
+        elif job is None or not job.running:
             actions.append(Close(job_id, intent.directive.id, "withdrawn", "the job does not run any more"))
     for job_id, job in roster.elastic.items():
-        if job.running:
+        if job.running and not (job_id in by_job and by_job[job_id].directive.requeues):
             actions += _for_job(job, in_use.get(job_id), by_job.get(job_id), unused_since, now, bounds)
     return actions
 

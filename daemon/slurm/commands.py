@@ -98,7 +98,12 @@ class CommandClient:
         if shown.returncode != 0:
             raise _refusal(shown, f"show job {job_id}")
         words = waiting.size_words(waiting.record(shown.stdout, job_id), size)
-        self._update(job_id, *words, f"ReservationName={_name(reservation)}", "StartTime=now")
+        try:
+            self._update(job_id, f"ReservationName={_name(reservation)}")
+        except SlurmRefused as error:
+            if not _NO_RESERVATION.search(str(error)):
+                raise
+        self._update(job_id, *words, "StartTime=now")
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         """See SlurmClient.reserve."""

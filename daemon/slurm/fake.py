@@ -289,7 +289,7 @@ class FakeClient:
                 asked_per_node=size.gpus_per_node,
                 cpus=size.nodes,
                 eligible_time=slurm.now,
-                reservation=reservation,
+                reservation=reservation if reservation in slurm._reserved else "",
             )
             slurm.schedule()
 

@@ -221,7 +221,7 @@ class SlurmClient(Protocol):
         """
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        """Give a waiting job this size and let it start at once, in that reservation ("": in none).
+        """Give a waiting job this size and let it start at once, in that reservation if there is such a one ("": none).
 
         CPUs and memory of a node follow its GPUs. Must not be called in the second in which the job was put back:
         Slurm would fail its launch. Refused: a job that does not wait, or asked for GPUs otherwise than per node;

@@ -8,8 +8,10 @@ from dataclasses import replace
 from snapshots import TYPE, Cluster
 
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
+from slurm_elastic.daemon.resize.actions import Action, Cancel, Close, Shrink
+from slurm_elastic.daemon.resize.bounds import Bounds
 from slurm_elastic.daemon.resize.executor import Executor
-from slurm_elastic.daemon.resize.rules import Action, Bounds, Cancel, Close, Shrink, next_actions, unused
+from slurm_elastic.daemon.resize.rules import next_actions, unused
 from slurm_elastic.db.rows import IntentRow, InUse
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
@@ -33,7 +35,7 @@ def use(*pieces: Piece) -> dict[int, InUse]:
     return {1: InUse(1, 1, pieces, 256, 0.0, 0.0)}
 
 
-def intent(state: str, keep: tuple[Piece, ...] = (), add: tuple[Shape, ...] = (), age: float = 0.0) -> IntentRow:
+def intent(state: str, keep: tuple[Piece, ...] = (BASE,), add: tuple[Shape, ...] = (), age: float = 0.0) -> IntentRow:
     return IntentRow(Directive(7, 1, keep, add, 8, 256, "r", 60.0), state, "", NOW - age, NOW - age)
 
 

@@ -1,0 +1,117 @@
+"""Requeue at another size, step by step: what to do next for a job that a resize puts back into the queue. Pure.
+
+    issued     it runs: keep its new nodes, put it back             -> accepted
+    accepted   it ends (its supervisor writes a checkpoint), waits  -> submitted
+    submitted  it waits: give it its size; it starts                -> granted
+    granted    its supervisor trains on                             -> done
+
+Level-triggered, one idempotent step a call. Slurm starts a job that was put back no sooner than two minutes later: the
+size is set in that time. So a daemon that dies at any step leaves no job held: it starts again by itself, at the size
+it was submitted with. Limit: when the new size is refused, the job comes back at what fits, as after a preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.trainer_shim.wire import Shape
+
+from ..capacity.anew import SETTLE_S
+from ..capacity.elastic import ElasticJob
+from ..capacity.needs import SOON_S
+from ..capacity.units import units_of
+from ..slurm.types import Job, Size
+from .actions import Action, Advance, Close, Free, Requeue, Resume, reservation
+from .bounds import Bounds
+
+
+def requeue_steps(
+    job: ElasticJob | None, use: InUse | None, intent: IntentRow, now: float, bounds: Bounds
+) -> list[Action]:
+    """What to do now about a resize by requeue."""
+    base = job.base if job is not None else None
+    if job is None or base is None:
+        return [Close(intent.directive.job_id, intent.directive.id, "withdrawn", "the job has ended")]
+    quiet = now - intent.updated
+    steps = {"issued": _issued, "accepted": _accepted, "submitted": _submitted, "granted": _granted}
+    step = steps.get(intent.state)
+    if step is None:
+        return _close(base, intent, "failed", f"state {intent.state} is none of a requeue")
+    return step(job, use, intent, quiet, bounds)
+
+
+def resumes(shapes: Mapping[int, Shape]) -> list[Action]:
+    """Steps for jobs that Slurm or somebody else has put back, by job id: they come back at what fits."""
+    why = "it was put back, and comes back at what fits"
+    return [Resume(job_id, job_id, 0, Size(shape.nodes, shape.gpus_per_node), why) for job_id, shape in shapes.items()]
+
+
+def _issued(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base = job.base
+    if not base.running:
+        return _close(base, intent, "withdrawn", "the job does not run any more")
+    return [Advance(job.job_id, intent.directive.id, "accepted"), _requeue(base, intent)]
+
+
+def _accepted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, intent.directive.id
+    if base.pending:
+        return [Advance(job.job_id, number, "submitted")]
+    if base.running and base.start_time is not None and base.start_time > intent.updated:
+        return _close(base, intent, "failed", "it started again before its new size was set")
+    if quiet >= bounds.stop_s:
+        return _close(base, intent, "failed", f"it had not ended {quiet:.0f} s after it was put back")
+    # Again where it is not known whether Slurm has heard: putting back what is ending is refused, and harmless.
+    return [_requeue(base, intent)] if base.running else []
+
+
+def _submitted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, intent.directive.id
+    if base.running:
+        return [Advance(job.job_id, number, "granted"), _free(base)]
+    if not base.pending:
+        return []  # it starts, or has failed to
+    if quiet >= bounds.restart_s:
+        return _close(base, intent, "failed", f"it waits in Slurm's queue ({base.reason or 'no reason given'})")
+    size = size_of(intent)
+    if quiet < SETTLE_S or _has(base, size, quiet + intent.updated):
+        return []
+    return [Resume(job.job_id, base.job_id, number, size, f"requeued at another size by resize {number}")]
+
+
+def _granted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, intent.directive.id
+    if not base.running:
+        return _close(base, intent, "failed", "it ended again before it trained")
+    if use is not None and use.registered_at > intent.created and units_of(use.pieces) & units_of(job.pieces):
+        return [Close(job.job_id, number, "done", "")]
+    if quiet >= bounds.switch_s:
+        return _close(base, intent, "failed", f"its supervisor has not registered within {quiet:.0f} s")
+    return []
+
+
+def size_of(intent: IntentRow) -> Size:
+    """The size that a resize by requeue leads to."""
+    shape = intent.directive.add[0]
+    return Size(shape.nodes, shape.gpus_per_node)
+
+
+def _has(base: Job, size: Size, now: float) -> bool:
+    """Whether it waits with this size already, free to start."""
+    return (base.num_nodes, base.asked_per_node) == (size.nodes, size.gpus_per_node) and (
+        base.eligible_time <= now + SOON_S
+    )
+
+
+def _requeue(base: Job, intent: IntentRow) -> Requeue:
+    shape, number = intent.directive.add[0], intent.directive.id
+    return Requeue(base.job_id, base.job_id, number, shape.node_list, base.user, f"another size by resize {number}")
+
+
+def _free(base: Job) -> Free:
+    return Free(base.job_id, base.job_id, f"it has its nodes ({reservation(base.job_id)})")
+
+
+def _close(base: Job, intent: IntentRow, state: str, detail: str) -> list[Action]:
+    return [_free(base), Close(base.job_id, intent.directive.id, state, detail)]

@@ -1,0 +1,74 @@
+"""Jobs put back into the queue on a real Slurm, by the daemon or by Slurm: they come back at another size, and soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from conftest import cancel_all
+from live_daemon import OTHER, Selasticd, live_daemon
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+
+BEGIN_S = 121
+"""How long Slurm by itself keeps a job that was put back from starting."""
+
+
+@pytest.fixture
+def selasticd(empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Selasticd]:
+    """A running daemon on an empty cluster."""
+    with live_daemon(empty_sandbox, monkeypatch) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def tiers(empty_sandbox: Sandbox) -> Iterator[None]:
+    """Two more partitions over all nodes: jobs of `urgent` preempt those of `scavenger`, which are requeued."""
+    made = {"scavenger": ["PriorityTier=1", "PreemptMode=REQUEUE"], "urgent": ["PriorityTier=20", "PreemptMode=OFF"]}
+    for name, options in made.items():
+        words = ["scontrol", "create", f"PartitionName={name}", "Nodes=n[1-8]", "State=UP", *options]
+        answer = empty_sandbox.run(words)
+        assert answer.returncode == 0, answer.stderr
+    yield
+    cancel_all(empty_sandbox)
+    for name in made:
+        wait_until(lambda name=name: empty_sandbox.run(["scontrol", "delete", f"PartitionName={name}"]).returncode == 0)
+
+
+def test_half_a_node_is_reached_by_requeue_and_nobody_comes_between(selasticd: Selasticd) -> None:
+    """What neither shrink nor companion reaches: the job starts anew on 2 of a node's 4 GPUs, though another job waits
+    for every node; nothing stays reserved."""
+    job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment="elastic:gpus=1-4,batch=240-3840,via=shrink+requeue")
+    wait_until(lambda: selasticd.trains_on(job) == 4, 60, selasticd.log)
+    rigid = selasticd.rigid(8)
+    wait_until(lambda: selasticd.jobs()[rigid].pending, 30, selasticd.log)
+    pinned = selasticd.selastic("pin", str(job), "2")
+    assert pinned.returncode == 0, pinned.stderr
+    selasticd.settles_at(job, 2, 90)
+    base = selasticd.jobs()[job]
+    assert (base.num_nodes, base.gpus_per_node, base.restarts) == (1, 2, 1)
+    assert base.start_time is not None and base.eligible_time <= base.start_time
+    assert selasticd.jobs()[rigid].pending
+    wait_until(lambda: selasticd.events(job)[-1] == "resize_done", 60, selasticd.log)
+    assert "No reservations" in selasticd.sandbox.run(["scontrol", "show", "reservation"]).stdout
+    kinds = selasticd.events(job)
+    steps = [kind for kind in kinds[kinds.index("requeue") :] if kind in ("requeue", "resume", "free", "resize_done")]
+    assert steps == ["requeue", "resume", "free", "resize_done"]
+
+
+def test_a_preempted_job_trains_on_what_is_left(selasticd: Selasticd, tiers: None) -> None:
+    """A job of a higher tier takes 6 of 8 nodes: the elastic one gives way in place or comes back on what is left, long
+    before Slurm by itself would let it start again."""
+    job = selasticd.submit(
+        *("-N4", "--gres=gpu:a100:4", "--partition=scavenger"), comment="elastic:gpus=4-16,step=4,batch=240-3840"
+    )
+    wait_until(lambda: selasticd.trains_on(job) == 16, 60, selasticd.log)
+    command = ["sbatch", "--parsable", "--output=/dev/null", "-N6", "--gres=gpu:a100:4", "--partition=urgent"]
+    answer = selasticd.sandbox.run([*command, "--wrap", "sleep 600"], user=OTHER)
+    urgent = int(answer.stdout)
+    wait_until(lambda: selasticd.jobs()[urgent].running, 60, selasticd.log)
+    selasticd.settles_at(job, 8, 110)
+    jobs = selasticd.jobs()
+    began, back = jobs[urgent].start_time, jobs[job].start_time
+    assert jobs[urgent].running and began is not None and back is not None and back - began < BEGIN_S
