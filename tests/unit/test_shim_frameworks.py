@@ -16,13 +16,15 @@ from waiting import wait_until
 
 from slurm_elastic.trainer_shim import audit
 
-SCRIPTS = {"lightning": Path(__file__).parents[1] / "lightning_train.py"}
+SCRIPTS = {name: Path(__file__).parents[1] / f"{name}_train.py" for name in ("lightning", "transformers")}
+ROUNDING = {"lightning": 1e-12, "transformers": 1e-7}
+"""A language model's loss is computed in single precision, whatever the model's is."""
 Start = Callable[..., Control]
 
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    zygote = Zygote("lightning.pytorch")
+    zygote = Zygote("lightning.pytorch", "transformers.trainer")
     yield zygote
     zygote.close()
 
@@ -58,13 +60,13 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-def compare(one: dict[str, Any], other: dict[str, Any]) -> None:
+def compare(one: dict[str, Any], other: dict[str, Any], rounding: float) -> None:
     """Parameters to the rounding of a sum's order, everything else exactly."""
     models = one["model"], other["model"]
-    assert max(float((models[0][key] - models[1][key]).abs().max()) for key in models[0]) < 1e-12
+    assert max(float((models[0][key] - models[1][key]).abs().max()) for key in models[0]) < rounding
     rest = [{key: value for key, value in facts.items() if key not in ("model", "val_loss")} for facts in (one, other)]
     assert rest[0] == rest[1]
-    assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-9)
+    assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)
@@ -78,7 +80,7 @@ def test_a_resized_training_equals_an_unresized_one(
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e")]
     assert control.exits(*"abcde") == [0] * 5, control.story()
     assert audit.check(control.audit, samples=403, epochs=3).ok, control.story()
-    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework))
+    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
     assert max(pauses) < 5
 
 
@@ -100,7 +102,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     assert control.exits(*"cde") == [0, 0, 0], control.story()
     found = audit.check(control.audit, samples=403, epochs=3)
     assert found.ok and found.restarts == 1, (found, control.story())
-    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework))
+    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
     control.spawn("f")
     control.ready("f")
     control.world("f", source="checkpoint")
@@ -152,15 +154,31 @@ for options, manual, loader in [
     except TrainingError as error:
         print(error)
     strategy.job.close()
+
+from transformers import Trainer, TrainingArguments
+from slurm_elastic.trainer_shim.transformers import elastic
+net = torch.nn.Linear(1, 1)
+args = dict(output_dir="/tmp", report_to=[], use_cpu=True)
+for make in [
+    lambda: elastic(net),
+    lambda: elastic(Trainer(net, TrainingArguments(**args, max_steps=5))),
+    lambda: elastic(Trainer(net, TrainingArguments(**args, num_train_epochs=1.5))),
+    lambda: elastic(Trainer(net, TrainingArguments(**args, num_train_epochs=1))).train("checkpoint-5"),
+]:
+    try:
+        make()
+    except TrainingError as error:
+        print(error)
 """
 
 
-def test_what_lightning_cannot_do_elastically_is_refused() -> None:
-    """Steps of one size, accumulation by the Trainer, part of the data, manual optimization, samplers of one's own, two
-    loaders: one sentence each, before any training."""
+def test_what_cannot_be_done_elastically_is_refused() -> None:
+    """Steps of one size, accumulation by the Trainer, part of the data or of an epoch, manual optimization, samplers of
+    one's own, two loaders, a framework's checkpoint: one sentence each, before any training."""
     env = {"PYTHONPATH": str(NAMESPACE), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", WRONG], env=env, capture_output=True, text=True, timeout=120)
     said = [line for line in done.stdout.splitlines() if "accepted: " in line]
     named = ("max_steps", "accumulate_grad_batches", "limit_train_batches", "manual", "WeightedRandomSampler", "one")
+    named += ("Linear", "max_steps", "part of an epoch", "resume_from_checkpoint")
     assert len(said) == len(named), done.stdout + done.stderr
     assert all(word in line for word, line in zip(named, said, strict=True)), said

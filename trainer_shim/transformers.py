@@ -1,0 +1,325 @@
+"""Transformers: `elastic(trainer, max_batch=4096)` before `trainer.train()`, for any transformers.Trainer.
+
+The loop, logging, evaluation and saving stay the Trainer's; what a step trains on, its backward pass, its rate and the
+worlds are the job's. The batch that the rate was tuned for is per_device_train_batch_size times
+gradient_accumulation_steps: what the script trains with as one process. Survivors of a resize stay in their process;
+the Trainer's state, that of its callbacks, optimizer and scheduler go to workers that join and into the job's own
+checkpoints, from which the same script goes on by itself. Losses that count tokens are normalised over all ranks.
+
+Limits: data parallel replicas; whole epochs; shuffled or sequential data; one train() in a process. Every rank runs the
+whole evaluation. The loss that is logged is rank 0's share. Uses parts of the Trainer that are not its public
+interface; tested with 5.23.
+"""
+
+# mypy: disallow-subclassing-any=False
+# The library's types are not looked at: it need not be installed.
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import Trainer, TrainerCallback
+from transformers import __version__ as version
+from transformers.trainer_callback import ExportableState
+
+from .driven import Driven, Part, taken_over
+from .errors import TrainingError
+from .job import Job, join
+
+NO_RANK = 1
+"""What a worker that waits for its first world says of itself: anything but the rank that logs and writes."""
+OWN = ("is_local_process_zero", "is_world_process_zero", "max_steps", "stateful_callbacks")
+"""What of the Trainer's state belongs to one worker, or is computed anew."""
+COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
+
+
+def elastic(trainer: Any, max_batch: int | None = None, *, batch: int | None = None, **options: Any) -> Any:
+    """Make a Trainer elastic, in place, and return it. The other arguments are those of join().
+
+    batch: the global batch, in samples, that the learning rate was tuned for; None: what one process would train with.
+    Raises TrainingError for a Trainer that cannot be trained elastically.
+    """
+    check(trainer)
+    args = trainer.args
+    if args.gradient_accumulation_steps > 1:
+        options.setdefault("micro_batch", args.per_device_train_batch_size)
+    batch = batch or args.per_device_train_batch_size * args.gradient_accumulation_steps
+    args.gradient_accumulation_steps = 1  # micro batches are cut from what the job hands out
+    job = join(batch, max_batch, **options)
+    kind = type(trainer)
+    trainer.__class__ = type(f"Elastic{kind.__name__}", (_Elastic, kind), {})
+    trainer.accelerator.backward = trainer._elastic_backward
+    trainer._hold = _Hold(trainer, job, int(options.get("seed", 0)))
+    trainer.add_callback(_Steps(trainer._hold))
+    trainer._hold.tell_rank()
+    return trainer
+
+
+def check(trainer: Any) -> None:
+    """Raise TrainingError for a Trainer that cannot be trained elastically."""
+    if not isinstance(trainer, Trainer):
+        raise TrainingError(f"elastic() was given a {type(trainer).__name__}; accepted: a transformers.Trainer")
+    for method in ("_run_epoch", "_prepare_for_training", "get_batch_samples"):
+        if not hasattr(trainer, method):
+            raise TrainingError(f"transformers {version} has no Trainer.{method}; accepted: 5.x")
+    args = trainer.args
+    wrong = [
+        (args.max_steps > 0, "max_steps", "num_train_epochs: steps are not of one size"),
+        (args.num_train_epochs != int(args.num_train_epochs), "a part of an epoch", "whole num_train_epochs"),
+        (bool(args.deepspeed or args.fsdp), "fsdp and deepspeed", "data parallel replicas"),
+        (args.auto_find_batch_size, "auto_find_batch_size", "elastic(micro_batch=...)"),
+    ]
+    for found, what, accepted in wrong:
+        if found:
+            raise TrainingError(f"{what} is not possible with elastic(trainer); accepted: {accepted}")
+
+
+class _Hold:
+    """What an elastic Trainer adds to a Trainer."""
+
+    def __init__(self, trainer: Any, job: Job, seed: int) -> None:
+        self.trainer, self.job, self.seed = trainer, job, seed
+        self.loader: _Loader | None = None
+        self.part: Part | None = None
+        self.rate: Any = None
+        self.normalised = False
+
+    @property
+    def driven(self) -> Driven:
+        if self.loader is None:
+            raise TrainingError("the training data was not loaded by trainer.train(); accepted: trainer.train()")
+        return self.loader.driven
+
+    def tell_rank(self) -> None:
+        """Only rank 0 logs and writes."""
+        rank = self.job.rank if self.job.rank >= 0 else NO_RANK
+        self.trainer.args.distributed_state.process_index = rank
+        self.trainer.state.is_world_process_zero = rank == 0
+        self.trainer.state.is_local_process_zero = rank == 0
+
+    def wrap(self, net: _Net) -> None:
+        trainer, job = self.trainer, self.job
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        scheduler, plateau = trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
+        counted = None if isinstance(scheduler, plateau) else scheduler
+        net.call = job.wrap(trainer.model, optimizer, counted, scaler=trainer.accelerator.scaler)
+        if counted is None:
+            job.keep(scheduler=scheduler)
+        else:
+            trainer.lr_scheduler = trainer.callback_handler.lr_scheduler = _Counted(scheduler)
+        job.keep(trainer=_State(trainer))
+
+
+class _Elastic:
+    """Mixed into the Trainer's own class."""
+
+    _hold: _Hold
+    accelerator: Any
+    args: Any
+    control: Any
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        if resume_from_checkpoint:
+            raise TrainingError(
+                "train(resume_from_checkpoint=...) is not possible with elastic(trainer); accepted: none, an elastic "
+                "job goes on from its own checkpoints"
+            )
+        return super().train(**kwargs)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> _Loader:
+        hold = self._hold
+        prepare, self.accelerator.prepare = self.accelerator.prepare, lambda loader: loader
+        try:
+            loader = super().get_train_dataloader()  # type: ignore[misc]
+        finally:
+            self.accelerator.prepare = prepare
+        if hold.loader is not None:
+            raise TrainingError("trainer.train() was called twice; one training is one process")
+        feed, shuffle = taken_over(loader, hold.seed)
+        hold.loader = _Loader(Driven(hold.job, feed, shuffle))
+        return hold.loader
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        if not training:
+            return model
+        # For mixed precision; evaluation_mode keeps it from being wrapped for a world of Accelerate's.
+        return _Net(self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True))
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: Any) -> Any:
+        model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume)  # type: ignore[misc]
+        self._hold.wrap(model)
+        return model, loader
+
+    def _run_epoch(self, **facts: Any) -> None:
+        driven = self._hold.driven
+        if not driven.begun:
+            driven.begin()
+            self._hold.tell_rank()
+        if facts["epoch"] < driven.progress.epoch:
+            return  # done before the restart, or before this worker joined
+        facts["num_update_steps_per_epoch"] = sys.maxsize  # it ends when its samples do
+        super()._run_epoch(**facts)  # type: ignore[misc]
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+        step = next(epoch_iterator, None)
+        if step is None:
+            self.control.should_epoch_stop = True
+            return [], None
+        self._hold.tell_rank()
+        return [step], self._all_items(step, device)
+
+    def _all_items(self, step: list[Part], device: Any) -> Any:
+        """Labelled tokens of the step over all ranks, where the loss is normalised by them."""
+        hold = self._hold
+        counted = self._get_num_items_in_batch([samples for _, samples in step], device)  # type: ignore[attr-defined]
+        hold.normalised = counted is not None
+        if counted is None:
+            return None
+        if not all(micro.weight for micro, _ in step):
+            counted = counted * 0
+        if dist.is_initialized() and not (self.args.average_tokens_across_devices and self.args.world_size > 1):
+            total = torch.as_tensor(counted).cpu()
+            try:
+                dist.all_reduce(total)
+            except RuntimeError as error:
+                hold.job._course.membership.broken(error)
+                raise
+            counted = total.to(device)
+        return counted
+
+    def training_step(self, model: Any, inputs: list[Part], num_items_in_batch: Any = None) -> torch.Tensor:
+        hold = self._hold
+        losses = []
+        for part in inputs:
+            hold.part = part
+            micro, samples = part
+            hold.job._hand_out(micro, None)
+            loss = super().training_step(model, samples, num_items_in_batch)  # type: ignore[misc]
+            share = (
+                hold.job.world_size if hold.normalised else len(micro.indices) / sum(len(m.indices) for m, _ in inputs)
+            )
+            losses.append(loss * share)
+        return torch.stack(losses).sum()
+
+    def _elastic_backward(self, loss: torch.Tensor, **_: Any) -> None:
+        """In place of accelerator.backward()."""
+        hold, scaler = self._hold, self.accelerator.scaler
+        if hold.part is None:
+            raise AssertionError("backward outside a step")
+        micro, _samples = hold.part
+        scale = float(hold.job.world_size * bool(micro.weight)) if hold.normalised else hold.driven.scale(micro)
+        hold.driven.backward(micro, loss * scale if scaler is None else scaler.scale(loss * scale))
+
+    def floating_point_ops(self, inputs: list[Part]) -> float:
+        return sum(super(_Elastic, self).floating_point_ops(samples) for _, samples in inputs)  # type: ignore[misc]
+
+    def _track_num_input_tokens(self, inputs: list[Part]) -> None:
+        for _, samples in inputs:
+            super()._track_num_input_tokens(samples)  # type: ignore[misc]
+
+
+class _Net(torch.nn.Module):
+    """What the Trainer calls as its model; `call` is the job's once there is one."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.call: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+
+class _Loader:
+    """What the Trainer iterates over: a list of micro batches a step."""
+
+    def __init__(self, driven: Driven) -> None:
+        self.driven = driven
+        self.dataset = driven.feed.dataset
+
+    def __len__(self) -> int:
+        """In batches that the rate was tuned for: what the schedule is made of."""
+        return self.driven.base_steps
+
+    def __iter__(self) -> Iterator[list[Part]]:
+        epoch = self.driven.progress.epoch
+        while self.driven.progress.epoch == epoch:
+            yield self.driven.next_step()
+
+
+class _Counted:
+    """A scheduler that is advanced by samples: the Trainer's own calls are for nothing."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def step(self, *_: Any) -> None:
+        """Nothing: job.wrap()'s schedulers are advanced with the samples."""
+
+
+class _Steps(TrainerCallback):
+    """Keeps the Trainer's idea of its position right, and steps the optimizer at the batch's rate."""
+
+    def __init__(self, hold: _Hold) -> None:
+        self._hold = hold
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        driven, part = self._hold.driven, self._hold.driven
+        samples, batch, progress = driven.feed.samples, driven.job.batch, part.progress
+        left = -(-(samples - progress.cursor) // batch)
+        epochs = int(args.num_train_epochs) - progress.epoch - 1
+        state.max_steps = state.global_step + left + epochs * -(-samples // batch)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._hold.rate = self._hold.driven.rate()
+        self._hold.rate.__enter__()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._hold.rate.__exit__(None, None, None)
+        self._hold.driven.stepped()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        progress = self._hold.driven.progress
+        state.epoch = progress.epoch + progress.cursor / self._hold.driven.feed.samples
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._hold.driven.begun:
+            self._hold.driven.finish()
+
+
+class _State:
+    """The Trainer's own state and its callbacks', as a part that survives."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        kept = [field.name for field in dataclasses.fields(trainer.state) if field.name not in OWN]
+        return {
+            "state": {name: getattr(trainer.state, name) for name in kept},
+            "counted": {name: getattr(trainer, name) for name in COUNTED},
+            "callbacks": {name: entry.state()["attributes"] for name, entry in self._callbacks()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer = self._trainer
+        for name, value in state["state"].items():
+            setattr(trainer.state, name, value)
+        for name, value in state["counted"].items():
+            setattr(trainer, name, value)
+        for name, entry in self._callbacks():
+            for attribute, value in state["callbacks"].get(name, {}).items():
+                setattr(entry, attribute, value)
+
+    def _callbacks(self) -> list[tuple[str, Any]]:
+        found = [entry for entry in self._trainer.callback_handler.callbacks if isinstance(entry, ExportableState)]
+        return [(f"{number} {type(entry).__name__}", entry) for number, entry in enumerate(found)]
