@@ -79,7 +79,7 @@ class Driven:
 
     def scale(self, micro: Micro) -> float:
         """The factor for the mean loss of a micro batch."""
-        return batches.loss_scale(micro.weight, self.job.world_size, micro.total)
+        return batches.loss_scale(micro.weight, self._course.world().replicas, micro.total)
 
     def backward(self, micro: Micro, loss: torch.Tensor) -> None:
         """Backward on a loss that carries its weight (and an AMP scaler's)."""
