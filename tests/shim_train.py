@@ -30,6 +30,8 @@ parser.add_argument("--crash", type=int, default=-1, help="step before which ran
 parser.add_argument("--strategy", default="ddp")
 parser.add_argument("--tp", type=int, help="ranks of one replica")
 parser.add_argument("--clip", type=float)
+parser.add_argument("--deterministic", type=int, default=0, help="shards of a step")
+parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--rate", type=float, default=1e-2)
 parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
 parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a map-style dataset")
@@ -47,7 +49,8 @@ class Net(torch.nn.Module):
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.body(x)))
+        hidden = torch.nn.functional.dropout(torch.tanh(self.body(x)), args.dropout, self.training)
+        return self.head(hidden)
 
 
 class Data(torch.utils.data.Dataset):
@@ -94,6 +97,7 @@ job = elastic.join(
     lr=args.lr,
     micro_batch=args.micro,
     checkpoint_every_s=args.every,
+    deterministic=args.deterministic or False,
     unit={"tp": args.tp} if args.tp else None,
 )
 model = Net().to(job.device, getattr(torch, args.dtype))

@@ -14,6 +14,8 @@ from typing import Any
 from .errors import TrainingError
 
 RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
+SHARDS = 16
+"""Of a deterministic step, where join() is told no number."""
 SDE_MAX_ONE_MINUS_BETA = 0.999
 """k (1 - beta) has to stay below 1: beyond it the SDE rule has no Adam to describe."""
 
@@ -152,6 +154,19 @@ def check_unit(unit: object, group: str | None = None) -> int | None:
             f"join(unit={unit!r}) does not fit the elastic request's group={group}; accepted: a multiple of {size}"
         )
     return size
+
+
+def check_deterministic(value: object, lr: str) -> int:
+    """Shards of a step; 0: steps need not be deterministic. Raises TrainingError for what is not accepted."""
+    if isinstance(value, bool):
+        shards = SHARDS if value else 0
+    elif isinstance(value, int) and value >= 1:
+        shards = value
+    else:
+        raise TrainingError(f"join(deterministic={value!r}) is not accepted; accepted: True, or a number of shards")
+    if shards and lr == "adascale":
+        raise TrainingError("join(lr='adascale') measures noise over ranks, which deterministic=True has none of")
+    return shards
 
 
 def check_batch(batch: int, max_batch: int | None) -> int:

@@ -22,11 +22,11 @@ from .errors import TrainingError
 from .link import Coming
 from .membership import Membership
 from .optimization import Optimization
-from .parallel import Strategy
 from .reporting import Reporting
 from .sampling import Micro, Slicing
 from .snapshots import Snapshots
 from .state import State
+from .strategy import Strategy
 from .tuning import Tuning
 from .words import Reader, Said, Sums
 from .world import World, WorldNotFormed
@@ -84,7 +84,10 @@ class Course:
 
     def slicing(self) -> Slicing:
         world = self.world()
-        return Slicing(self.batch, world.replicas, world.replica, self.tuning.limit(), halve=self.tuning.wants_noise)
+        tuning = self.tuning
+        return Slicing(
+            self.batch, world.replicas, world.replica, tuning.limit(), halve=tuning.wants_noise, shards=tuning.shards
+        )
 
     def log(self, *words: object) -> None:
         """Print on rank 0, at once."""

@@ -19,15 +19,16 @@ import torch
 from . import batch as batches
 from .course import Course
 from .data import Feed, mapped, to_device
+from .deterministic import prepare
 from .errors import TrainingError
 from .facts import Facts
 from .link import Coming
 from .membership import Membership
 from .once import on_rank_0, share
 from .optimization import Optimization
-from .parallel import Wrapped, strategy_of
 from .probe import Probe
 from .sampling import Micro, mix, seed_all
+from .strategy import Wrapped, strategy_of
 from .tuning import Tuning
 from .words import Reader
 
@@ -48,6 +49,7 @@ def join(
     checkpoint_every_s: float = 600.0,
     ramp: float = 0.01,
     unit: dict[str, int] | None = None,
+    deterministic: bool | int = False,
 ) -> Job:
     """Take part in the training.
 
@@ -58,16 +60,21 @@ def join(
     rank's generators. checkpoints: a directory that every node sees; default: the job's own under `selastic run`,
     none elsewhere. checkpoint_every_s: seconds between two checkpoints. ramp: share of an epoch over which a rate
     rises after a grow. unit: {"tp": N} where N ranks hold one replica of the model together (tensor parallelism): then
-    worlds are whole multiples of N ranks, and wrap() takes parallelize=.
+    worlds are whole multiples of N ranks, and wrap() takes parallelize=. deterministic: parameters that are the same
+    to the last bit on any number of ranks, at a cost (deterministic.py); a number: of shards that a batch is computed
+    in, and so the most ranks that share the work; True: batch.SHARDS.
     Raises TrainingError for a value that is not accepted.
     """
     if lr == "auto":
         lr = os.environ.get("SELASTIC_LR") or lr
     batches.check_join(batch, max_batch, micro_batch, lr)
+    size = batches.check_unit(unit, os.environ.get("SELASTIC_GROUP"))
+    shards = batches.check_deterministic(deterministic, lr)
     if _current:
         raise TrainingError("join() was called twice in one process; call it once, and hand the job on")
-    size = batches.check_unit(unit, os.environ.get("SELASTIC_GROUP"))
-    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp)
+    if shards:
+        prepare()
+    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, shards)
     job = Job(Course(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s), size)
     _current.append(job)
     return job
@@ -116,7 +123,7 @@ class Job(Facts):
         if not isinstance(model, torch.nn.Module):
             raise TrainingError(f"job.wrap() was given a {type(model).__name__}; accepted: a torch.nn.Module")
         optimization = Optimization(self._tuning, optimizer, scheduler, scaler)
-        parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit)
+        parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards)
         parallel.on_error = self._course.membership.broken
         parallel.measures = not optimization.scaled
         self._tuning.wants_noise = not optimization.scaled and (
@@ -134,6 +141,8 @@ class Job(Facts):
         program, model and kind of GPU beside the checkpoints. Returns None, and does nothing, without a GPU.
         """
         self._before_start("fit")
+        if self._tuning.shards:
+            raise TrainingError("job.fit() does not go with join(deterministic=True); accepted: join(micro_batch=...)")
         optimizers = self._course.optimizers()
         dataset = mapped(dataset)
         limit = self._tuning.max_batch or len(dataset)
@@ -192,6 +201,8 @@ class Job(Facts):
         feed = self._feeds.get(key)
         if feed is None or feed.dataset is not dataset:
             feed = Feed(dataset, self._tuning.seed, options)
+            if feed.lanes and self._tuning.shards:
+                raise TrainingError("join(deterministic=True) needs a dataset with __len__ and __getitem__")
             while len(self._feeds) >= MAX_FEEDS:  # a dataset made anew for every epoch: the oldest's workers end
                 del self._feeds[next(iter(self._feeds))]
             self._feeds[key] = feed
@@ -240,9 +251,10 @@ class Job(Facts):
 
     def _hand_out(self, micro: Micro, samples: Any) -> Any:
         self._micro = micro
-        self._course.model().expect(micro.last, micro.measured)
+        self._course.model().expect(micro)
         value = to_device(samples, self.device)
-        seed_all(mix(self._tuning.seed, self._state.progress.step, self._course.world().replica, micro.index, 1))
+        who = (micro.shard, micro.place) if micro.shard >= 0 else (self._course.world().replica, micro.index)
+        seed_all(mix(self._tuning.seed, self._state.progress.step, *who, 1))
         return value
 
     def step(self, loss: torch.Tensor, clip_norm: float | None = None) -> bool:
@@ -256,7 +268,7 @@ class Job(Facts):
             raise TrainingError("job.step() was called without a batch of job.loader(); call it once for each batch")
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
             raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
-        scale = batches.loss_scale(micro.weight, course.world().replicas, micro.total)
+        scale = batches.loss_scale(micro.weight, course.model().averaged_over, micro.total)
         spoken = self._backward(micro, course.optimizers().scale(loss * scale))
         if spoken is None:
             return False

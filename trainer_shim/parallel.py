@@ -12,64 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import TrainingError
 from .norms import Norms
+from .sampling import Micro
 from .words import WORDS, Reader, Said, Sums
 from .world import World
-
-
-class Strategy(Protocol):
-    """How a model is spread over the ranks of a world, and taken together again."""
-
-    module: nn.Module
-    sharded: bool
-    """Whether a rank holds a part of the state only: then all ranks are needed to run or to save the model."""
-    measures: bool
-    """Whether to measure gradient norms in the steps that ask for it."""
-    mesh: Any
-    """The world's DeviceMesh, where the strategy needs one."""
-    on_error: Callable[[RuntimeError], None]
-    """Told of an error in a pass that includes communication, before it is raised."""
-
-    def connect(self, world: World) -> None:
-        """Take part in a world."""
-
-    def disconnect(self) -> None:
-        """Drop everything that refers to the process group."""
-
-    def bypassed(self) -> AbstractContextManager[None]:
-        """Calls need no other rank, if the model allows that."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def expect(self, last: bool, measured: bool) -> None:
-        """Say, before the forward pass, whether this micro batch is its step's last: only then gradients travel."""
-
-    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        """Run backward; with `said` it is a step's last one, and what all ranks said can be read afterwards."""
-
-    def clip(self, limit: float) -> None:
-        """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""
-
-    def exposed_s(self) -> float:
-        """Seconds of a step, lately, in which gradients travelled and nothing was computed; 0: not known."""
-
-    def squares(self) -> tuple[float, float] | None:
-        """Of the step just measured: |g|^2 of this rank's own mean gradient (one rank: of its first micro batch's),
-        and of the mean over all. Both are as the loss was scaled; None when not measured."""
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor, which may take all ranks."""
-
-    def adapt(self, part: Any, saved: Any) -> Any:
-        """A part's saved state, of whole tensors, as this strategy's objects take it."""
 
 
 class _Attach(torch.autograd.Function):
@@ -117,7 +70,7 @@ class _Outer(nn.Module):
 
 
 class Replicated:
-    """A module replicated over the ranks (strategy "ddp"). One rank alone runs it bare."""
+    """A module replicated over the ranks (strategy "ddp"; see strategy.Strategy). One rank alone runs it bare."""
 
     sharded = False
 
@@ -173,10 +126,14 @@ class Replicated:
             self.on_error(error)
             raise
 
-    def expect(self, last: bool, measured: bool) -> None:
-        self._norms.begin(measured and self.measures)
+    @property
+    def averaged_over(self) -> int:
+        return self._ranks
+
+    def expect(self, micro: Micro) -> None:
+        self._norms.begin(micro.measured and self.measures)
         if self._ddp is not None:
-            self._ddp.require_backward_grad_sync = last
+            self._ddp.require_backward_grad_sync = micro.last
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
         # On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
@@ -238,19 +195,6 @@ class Replicated:
         return read
 
 
-def strategy_of(
-    name: str, module: nn.Module, optimizers: list[Any], options: dict[str, Any], unit: int | None
-) -> Strategy:
-    """The strategy of that name. unit: ranks of a replica, from join(). Raises TrainingError for an unknown one."""
-    if name == "ddp" and unit is None and "parallelize" not in options:
-        return Replicated(module, options)
-    if name in ("ddp", "fsdp"):
-        from .sharded import Sharded
-
-        return Sharded(module, optimizers, options, unit, replicas_shard=name == "fsdp")
-    raise TrainingError(f"job.wrap(strategy={name!r}) is not known; accepted: 'ddp', 'fsdp'")
-
-
 def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same structure with every tensor that takes part in backward replaced by change(tensor)."""
     if isinstance(value, torch.Tensor):
@@ -266,35 +210,3 @@ def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         for field in dataclasses.fields(value):
             setattr(value, field.name, _rebuild(getattr(value, field.name), change))
     return value
-
-
-class Wrapped:
-    """What `job.wrap` returns: called like the model, and in everything else the model itself."""
-
-    def __init__(self, parallel: Strategy) -> None:
-        object.__setattr__(self, "_parallel", parallel)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._parallel(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parallel.module, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._parallel.module, name, value)
-
-    def __repr__(self) -> str:
-        return repr(self._parallel.module)
-
-    @property
-    def module(self) -> nn.Module:
-        """The module that was wrapped."""
-        module: nn.Module = self._parallel.module
-        return module
-
-    def train(self, mode: bool = True) -> Wrapped:
-        self._parallel.module.train(mode)
-        return self
-
-    def eval(self) -> Wrapped:
-        return self.train(False)

@@ -5,12 +5,12 @@ The training thread only notes numbers; the link's thread asks whether a report 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
-from .batch import micros_of, slice_of
 from .membership import Membership
-from .sampling import Micro, Slicing
+from .sampling import Micro, Slicing, positions_of
 from .state import State
 from .telemetry import Meter, Position, Shape, pause
 from .tuning import Tuning
@@ -38,9 +38,10 @@ class Reporting:
         world = self._membership.world
         generation, rank = (world.generation, world.rank) if world else (-1, 0)
         # Of a full step on rank 0, which has the largest slice.
-        parts = micros_of(slice_of(slicing.batch, slicing.ranks, 0), slicing.micro_batch or slicing.batch)
-        own = len(slice_of(slicing.batch, slicing.ranks, slicing.rank))
-        self._shape = Shape(generation, slicing.batch, len(parts[0]), len(parts), rank, own)
+        first = dataclasses.replace(slicing, rank=0, halve=False)
+        parts = [len(part) for part, *_ in positions_of(0, slicing.batch, first)]
+        own = sum(len(part) for part, *_ in positions_of(0, slicing.batch, slicing))
+        self._shape = Shape(generation, slicing.batch, max(parts), len(parts), rank, own)
 
     def leaving(self, old: World, batch: int) -> None:
         """A switch begins, after the old world's last step."""

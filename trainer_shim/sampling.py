@@ -62,6 +62,8 @@ class Slicing:
     micro_batch: int | None = None
     halve: bool = False
     """Whether one rank alone computes a measured step in two micro batches: the noise scale needs two sizes."""
+    shards: int = 0
+    """Parts of a deterministic step, each computed by itself, and not cut otherwise; 0: an ordinary step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,6 +86,13 @@ class Micro:
     weight: int
     """How many of them count: all, or none where a rank has no share of a short last step and computes for company."""
 
+    shard: int = -1
+    """The part of a deterministic step that this belongs to, ..."""
+    place: int = 0
+    """... its number within that part, ..."""
+    ends_shard: bool = False
+    """... and whether it is the last one there."""
+
     @property
     def last(self) -> bool:
         return self.index == self.count - 1
@@ -100,6 +109,19 @@ def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
     own = slice_of(total, slicing.ranks, slicing.rank)
     shifted = range(cursor + own.start, cursor + own.stop)
     return micros_of(shifted, micro_limit(cursor, total, len(own), slicing)) if len(own) else []
+
+
+def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[range, int, int, bool]]:
+    """A step's micro batches for one rank: positions, and of a deterministic step also shard, place in it, its end."""
+    if not slicing.shards:
+        return [(part, -1, 0, False) for part in step_positions(cursor, samples, slicing)]
+    total, found = min(slicing.batch, samples - cursor), []
+    for shard in slice_of(slicing.shards, slicing.ranks, slicing.rank):
+        own = slice_of(total, slicing.shards, shard)
+        shifted = range(cursor + own.start, cursor + own.stop)
+        parts = micros_of(shifted, min(slicing.micro_batch or total, len(own))) if len(own) else []
+        found += [(part, shard, place, place == len(parts) - 1) for place, part in enumerate(parts)]
+    return found
 
 
 def micro_limit(cursor: int, total: int, own: int, slicing: Slicing) -> int:
@@ -150,14 +172,26 @@ class Plan:
     def _step(self) -> list[Micro]:
         cursor, total = self._cursor, min(self._slicing.batch, self.samples - self._cursor)
         self._cursor += total
-        parts = step_positions(cursor, self.samples, self._slicing)
+        places = positions_of(cursor, self.samples, self._slicing)
         measured = is_measured(cursor, self._slicing)
-        if not parts:  # one or two samples (batch normalisation refuses one), without weight
+        if not places:  # one or two samples (batch normalisation refuses one), without weight
             company = self._take(range(cursor, cursor + min(2, total)))
             return [Micro(self.version, cursor, total, 0, 1, company, measured, 0)]
         return [
-            Micro(self.version, cursor, total, number, len(parts), self._take(part), measured, len(part))
-            for number, part in enumerate(parts)
+            Micro(
+                self.version,
+                cursor,
+                total,
+                number,
+                len(places),
+                self._take(part),
+                measured,
+                len(part),
+                shard,
+                place,
+                ends,
+            )
+            for number, (part, shard, place, ends) in enumerate(places)
         ]
 
     def _take(self, positions: range) -> tuple[int, ...]:

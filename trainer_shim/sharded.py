@@ -21,7 +21,9 @@ from torch import nn
 
 from .errors import TrainingError
 from .mesh import PLACES, REPLICAS, DeviceMesh, DTensor, clip, local_of, mesh_of, part_like, settle_gradients
-from .words import Reader, Said, Sums
+from .sampling import Micro
+from .speech import Speech
+from .words import Reader, Said
 from .world import World, buckets_of
 
 try:
@@ -31,7 +33,7 @@ except ImportError:  # where torch 2.4 and 2.5 have it
 
 
 class Sharded:
-    """The strategy "fsdp", and "ddp" where a replica spans several ranks; see parallel.Strategy."""
+    """The strategy "fsdp", and "ddp" where a replica spans several ranks; see strategy.Strategy."""
 
     sharded = True
 
@@ -115,31 +117,25 @@ class Sharded:
             self.on_error(error)
             raise
 
-    def expect(self, last: bool, measured: bool) -> None:
+    @property
+    def averaged_over(self) -> int:
+        return self._world.replicas if self._world is not None else 1
+
+    def expect(self, micro: Micro) -> None:
         if self._grouped and self._shard is not None:
-            self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
+            self.module.set_requires_gradient_sync(micro.last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        # fully_shard reduces inside its own streams, where a word of ours cannot ride along: one small all-reduce of
-        # host memory runs beside the backward pass instead.
-        words, pending = torch.zeros(0), None
+        # fully_shard reduces inside its own streams, where a word of ours cannot ride along.
         try:
-            if said is not None and self._grouped:
-                words = torch.tensor(said.words(), dtype=torch.float64)
-                pending = dist.all_reduce(words, async_op=True)
+            speech = Speech(self._world, said)
             loss.backward()
             if said is not None and self._shard is None:
                 self._reduce()
-            if pending is not None:
-                pending.wait()
+            return speech.reader()
         except RuntimeError as error:
             self.on_error(error)
             raise
-        if said is None:
-            return None
-        ranks = self._world.size if pending is not None and self._world is not None else 1
-        sums = Sums.of_mean(ranks, said.words() if pending is None else (words / ranks).tolist())
-        return lambda: sums
 
     def _reduce(self) -> None:
         """The mean of the gradients over the replicas, where fully_shard does not see to it."""

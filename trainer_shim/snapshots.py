@@ -13,9 +13,9 @@ from typing import Any
 
 from .checkpoint import Found, Saved, Writer
 from .membership import Membership
-from .parallel import Strategy
 from .saving import Background, Saving
 from .state import State
+from .strategy import Strategy
 from .world import World
 
 SAVE_WAIT_S = 20.0

@@ -20,7 +20,14 @@ class Tuning:
     """See the module. Batches in samples over the whole job. Everything that changes is in Progress."""
 
     def __init__(
-        self, base: int, max_batch: int | None, rule: str, micro_batch: int | None, seed: int, ramp: float
+        self,
+        base: int,
+        max_batch: int | None,
+        rule: str,
+        micro_batch: int | None,
+        seed: int,
+        ramp: float,
+        shards: int = 0,
     ) -> None:
         self.base = base
         self.max_batch = max_batch
@@ -28,6 +35,8 @@ class Tuning:
         self.micro_batch = micro_batch
         self.seed = seed
         self.ramp = ramp
+        self.shards = shards
+        """Parts of a deterministic step; 0: an ordinary one."""
         self.fitted = 0
         """Largest micro batch that was found to fit this rank's memory; 0: not looked for."""
         self.agreed = 0
