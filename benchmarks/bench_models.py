@@ -14,60 +14,65 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import _setup  # noqa: F401
 import model_peers as peers
 import numpy as np
 from profiles import Profile, load
 
-from slurm_elastic.daemon.optimizer.models import Observation, coordinates, fit, fit_many
-from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, learn
+from slurm_elastic.daemon.optimizer.learning import learn
+from slurm_elastic.daemon.optimizer.models import Observation, fit, fit_many
+from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, to_plain
 from slurm_elastic.daemon.optimizer.solver import Option, solve
 from slurm_elastic.daemon.optimizer.step_form import step_time
 
 MICROS = (4, 8, 16, 32, 64, 128)
 NOISE = 0.03
+SHOWN = 30
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-WIDE = Prior(ASSUMED.mean, tuple(tuple(4.0 * (i == j) for j in range(7)) for i in range(7)), 0.1)
+WIDE = Prior(ASSUMED.mean, tuple(tuple(4.0 * (i == j) for j in range(7)) for i in range(7)), noise=0.1, noise_apart=0.1)
 Truth = Callable[[int, int, float], float]
 
 
-def records(profile: Profile) -> list[tuple[float, ...]]:
-    """The whole profile's coordinates, relative to three of its micro batches: a prior must not hang on one."""
+def runs(profile: Profile) -> list[list[Observation]]:
+    """The profile as three jobs would have shown it, begun at three of its micro batches: a prior must not hang on one.
+
+    Of each, `SHOWN` configurations drawn at random: all of a table would outweigh what is believed of any other.
+    """
     out = []
     micros = sorted({o.micro_batch for o in profile.rows if o.gpus == 1}) or [profile.rows[0].micro_batch]
-    for micro in {micros[0], micros[len(micros) // 2], micros[-1]}:
-        first = [o for o in profile.rows if (o.gpus, o.micro_batch) == (1, micro)]
-        rest = [o for o in profile.rows if not (o.gpus == 1 and o.micro_batch < micro)]
-        out.append(coordinates(first + rest))
+    for micro in sorted({micros[0], micros[len(micros) // 2], micros[-1]}):
+        first = [o for o in profile.rows if (o.gpus, o.micro_batch) == (1, micro)] or [min(profile.rows, key=_size)]
+        rest = [o for o in profile.rows if o not in first and not (o.gpus == 1 and o.micro_batch < micro)]
+        rng = random.Random(f"{profile.cluster} {profile.app}")
+        out.append(first + (rng.sample(rest, SHOWN) if len(rest) > SHOWN else rest))
     return out
 
 
+def _size(o: Observation) -> tuple[int, int, int]:
+    return o.gpus, o.nodes, o.micro_batch
+
+
 def learned(profile: Profile, all_: Sequence[Profile]) -> Prior:
-    """From every other program (one weight a table, three on the same cluster) whose micro batches are known."""
+    """From every other program whose micro batches are known; three times the weight on the same cluster."""
     key = profile.cluster, profile.app
-    if key in _priors:
-        return _priors[key]
-    rows, weights = [], []
-    for other in all_:
-        if other.app != profile.app and other.micro_known:
-            own = records_of(other)
-            rows += own
-            weights += [(3.0 if other.cluster == profile.cluster else 1.0) / len(own)] * len(own)
-    prior = learn(rows, weights)
-    _priors[key] = prior
-    return prior
+    if key not in _priors:
+        _priors[key] = learned_from([p for p in all_ if p.app != profile.app], profile.cluster)
+    return _priors[key]
 
 
 _priors: dict[tuple[str, str], Prior] = {}
-_records: dict[tuple[str, str], list[tuple[float, ...]]] = {}
 
 
-def records_of(profile: Profile) -> list[tuple[float, ...]]:
-    key = profile.cluster, profile.app
-    if key not in _records:
-        _records[key] = records(profile)
-    return _records[key]
+def learned_from(profiles: Sequence[Profile], cluster: str = "") -> Prior:
+    found, weights = list[list[Observation]](), list[float]()
+    for profile in profiles:
+        if profile.micro_known:
+            own = runs(profile)
+            found += own
+            weights += [3.0 if profile.cluster == cluster else 1.0] * len(own)
+    return learn(found, weights)
 
 
 def order(profile: Profile, kind: str, rng: random.Random) -> list[Observation]:
@@ -331,12 +336,16 @@ def made_up(count: int) -> list[Profile]:
 def print_prior(profiles: list[Profile]) -> None:
     """The prior over all programs, ready to be written into prior.py."""
     known = [p for p in profiles if p.micro_known]
-    rows = [(r, 1 / len(records_of(p))) for p in known for r in records_of(p)]
-    prior = learn([r for r, _ in rows], [w for _, w in rows])
+    prior = learned_from(known)
     print(f"{len(known)} profiles of {len({p.app for p in known})} programs")
-    print("mean", tuple(round(x, 3) for x in prior.mean))
-    for row in prior.covariance:
-        print("   ", tuple(round(x, 3) for x in row))
+    for name, value in to_plain(prior).items():
+        print(f"    {name}={_rounded(value)!r},")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_rounded, value))
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def main() -> int:

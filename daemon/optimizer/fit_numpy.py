@@ -24,10 +24,20 @@ class _Batch:
         longest = max(len(rows) for rows in points)
         filler: Point = (1, 1, 1.0, 1.0, 0.0, 0.0)
         columns = np.array([[*rows, *[filler] * (longest - len(rows))] for rows in points], dtype=float)
-        self.gpus, self.nodes, self.micro, self.accumulation, self.seen, self.weight = np.moveaxis(columns, 2, 0)
+        self._take(np.moveaxis(columns, 2, 0))
+
+    def _take(self, columns: Array) -> None:
+        self.columns = columns
+        self.gpus, self.nodes, self.micro, self.accumulation, self.seen, self.weight = columns
         self.more = np.maximum(self.gpus - 2, 0)
         self.apart = self.nodes > 1
         self.alone = self.gpus <= 1
+
+    def only(self, kept: Array) -> _Batch:
+        """Some of the models."""
+        some = _Batch.__new__(_Batch)
+        some._take(self.columns[:, kept])
+        return some
 
     def model(self, theta: Array) -> tuple[Array, Array]:
         """(ln T, its gradient) for each model and observation."""
@@ -72,6 +82,8 @@ def fit(
     """(theta, covariance by Laplace's approximation) of each model."""
     batch = _Batch(points)
     mean, precision = np.array(means, dtype=float), np.array(precisions, dtype=float)
+    found, curvature = mean.copy(), precision.copy()
+    rows = np.arange(len(points))  # of the models that still move
     theta, damping = mean.copy(), np.full(len(points), 1e-3)
     cost, gradient, matrix = batch.equations(theta, mean, precision)
     going, diagonal = np.ones(len(points), dtype=bool), np.arange(N)
@@ -89,6 +101,12 @@ def fit(
         cost = np.where(better, new_cost, cost)
         damping = np.where(better, np.maximum(1e-9, damping / 5), damping * 4)
         going &= ~settled & (damping <= 1e9)
-        if not going.any():
+        if 4 * going.sum() <= 3 * len(going):  # the few that take long do not make the others wait
+            found[rows], curvature[rows] = theta, matrix
+            rows, batch, mean, precision = rows[going], batch.only(going), mean[going], precision[going]
+            theta, damping, cost = theta[going], damping[going], cost[going]
+            gradient, matrix, going = gradient[going], matrix[going], going[going]
+        if not len(rows):
             break
-    return theta.tolist(), np.linalg.inv(matrix).tolist()
+    found[rows], curvature[rows] = theta, matrix
+    return found.tolist(), np.linalg.inv(curvature).tolist()

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from . import fit_plain
 from .errors import PlanInputError
 from .fit_plain import Point
-from .prior import DEFAULT, RECORD, Prior, precision
+from .prior import Prior, precision
+from .shipped import DEFAULT
 from .step_form import log_step_time, step_time
 
 FORM_ERROR = 0.08
@@ -103,7 +104,7 @@ def fit(observations: Sequence[Observation], prior: Prior | None = None) -> Thro
     prior = prior or DEFAULT
     observations = checked(observations)
     points, scale, micro = prepared(observations, prior)
-    theta, covariance = fit_plain.fit(points, prior.mean, precision(prior, observations[0].gpus == 1))
+    theta, covariance = fit_plain.fit(points, prior.mean_for(scale, micro), precision(prior, observations[0].gpus == 1))
     return assembled(observations, scale, micro, theta, covariance)
 
 
@@ -120,23 +121,13 @@ def fit_many(
         return [fit(rows, prior) for rows, prior in zip(jobs, each, strict=True)]
     sets = [checked(rows) for rows in jobs]
     ready = [prepared(rows, prior) for rows, prior in zip(sets, each, strict=True)]
-    known = dict[tuple[int, bool], list[list[float]]]()
-    precisions = []
-    for rows, prior in zip(sets, each, strict=True):
-        key = id(prior), rows[0].gpus == 1
-        if key not in known:
-            known[key] = precision(prior, key[1])
-        precisions.append(known[key])
-    thetas, covariances = fit_numpy.fit([r[0] for r in ready], [p.mean for p in each], precisions)
+    means = [prior.mean_for(scale, micro) for prior, (_, scale, micro) in zip(each, ready, strict=True)]
+    precisions = [precision(prior, rows[0].gpus == 1) for prior, rows in zip(each, sets, strict=True)]
+    thetas, covariances = fit_numpy.fit([r[0] for r in ready], means, precisions)
     return [
         assembled(rows, scale, micro, theta, covariance)
         for rows, (_, scale, micro), theta, covariance in zip(sets, ready, thetas, covariances, strict=True)
     ]
-
-
-def coordinates(observations: Sequence[Observation]) -> tuple[float, ...]:
-    """A finished program's coordinates, fit to learn a prior from (`prior.learn`)."""
-    return fit(observations, RECORD).theta
 
 
 def checked(observations: Sequence[Observation]) -> list[Observation]:
@@ -167,9 +158,10 @@ def prepared(observations: Sequence[Observation], prior: Prior) -> tuple[list[Po
 
 def weight(observation: Observation, prior: Prior) -> float:
     """1 / sigma^2: repeated measuring sharpens it, but never below half of the form's own error."""
+    noise = prior.noise_apart if observation.nodes > 1 else prior.noise
     if observation.weight <= 1:
-        return observation.weight / prior.noise**2
-    return 1.0 / (prior.noise**2 * (0.25 + 0.75 / observation.weight))
+        return observation.weight / noise**2
+    return 1.0 / (noise**2 * (0.25 + 0.75 / observation.weight))
 
 
 def assembled(

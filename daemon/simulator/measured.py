@@ -12,12 +12,13 @@ import math
 from collections import defaultdict
 
 from ..optimizer.models import Observation, fit
-from ..optimizer.prior import DEFAULT, Prior
+from ..optimizer.prior import Prior
+from ..optimizer.shipped import DEFAULT
 from ..optimizer.step_form import N
 from .programs import Program, form_law
 from .trace import TraceError
 
-WIDE = Prior(DEFAULT.mean, tuple(tuple(4.0 * (i == j) for j in range(N)) for i in range(N)), 0.1)
+WIDE = Prior(DEFAULT.mean, tuple(tuple(4.0 * (i == j) for j in range(N)) for i in range(N)), noise=0.1, noise_apart=0.1)
 PHASES = 10
 
 
