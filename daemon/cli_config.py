@@ -1,6 +1,7 @@
 """`selastic config show|check [FILE]`: the daemon's settings as it would read them, and whether it would.
 
-Promise: nothing is started and no daemon is asked. Limit: it needs slurm-elastic[daemon], whose settings these are.
+Promise: nothing is started; a daemon that runs is asked only what its throughput models start from, and none need run.
+Limit: it needs slurm-elastic[daemon], whose settings these are.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slurm_elastic.trainer_shim.errors import ElasticError
+
 from . import cli_common
+from .cli_times import format_time
 
 if TYPE_CHECKING:
     from .settings import Settings
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
+ASK_S = 2.0
+"""How long a running daemon is waited for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +49,27 @@ def run(args: argparse.Namespace) -> int:
     else:
         for key, value in plain(loaded).items():
             print(f"{key} = {toml_value(value)}")
+        for line in in_use():
+            print(line)
     return 0
+
+
+def in_use() -> list[str]:
+    """What the daemon that answers here starts its throughput models from, as comments; nothing when none answers."""
+    from slurm_elastic.trainer_shim.client import Client
+
+    client = Client(timeout=ASK_S)
+    try:
+        models = (client.get("/v1/health") or {}).get("models")
+        url = client.url
+    except ElasticError:
+        return []
+    if not isinstance(models, dict) or not isinstance(models.get("prior"), str):
+        return []
+    learned = models.get("learned_at")
+    when = f", learned {format_time(float(learned), 0.0)}" if learned else ""
+    own = f"; programs with one of their own: {models['programs']}" if models.get("programs") else ""
+    return ["", f"# selasticd at {url} models what was not measured from {models['prior']}{when}{own}."]
 
 
 def plain(settings: Settings) -> dict[str, Any]:

@@ -179,6 +179,8 @@ def _decided(facts: Facts, cause: Facts) -> list[tuple[str, str]]:
     gain = parts.gain(facts, cause, evidence)
     sections += [("Gain", gain)] if gain else []
     sections.append(("From", parts.source(facts, cause, evidence)))
+    believed = parts.prior(evidence)
+    sections += [("Prior", believed)] if believed else []
     return sections
 
 

@@ -87,7 +87,7 @@ def source(facts: Facts, cause: Facts, evidence: Facts) -> str:
     late = f", the last {span(age)} before the decision" if age is not None else ""
     if any(count is not None for count in counts.values()):
         parts = [words.reports(count, size) for size, count in counts.items()]
-        modelled = "; the target's throughput is the model's, not measured" if known.flag(evidence, "modelled") else ""
+        modelled = _predicted(evidence) if known.flag(evidence, "modelled") else ""
         return ", ".join(parts) + late + modelled
     totals: dict[int, int] = {}
     for seen in facts["observations"]:
@@ -95,6 +95,18 @@ def source(facts: Facts, cause: Facts, evidence: Facts) -> str:
     if not totals:
         return "no reports: nothing has been measured"
     return ", ".join(words.reports(count, size) for size, count in sorted(totals.items())) + " up to now"
+
+
+def _predicted(evidence: Facts) -> str:
+    doubt = known.number(evidence, "doubt")
+    within = f", give or take {doubt:.0%}" if doubt is not None else ""
+    return f"; the target's throughput is the model's{within}, not measured"
+
+
+def prior(evidence: Facts) -> str:
+    """What the model believes of sizes that were not measured; empty where the daemon did not say."""
+    words = known.text(evidence, "prior")
+    return f"what was not measured is taken from {words}" if words else ""
 
 
 def cost(facts: Facts, cause: Facts | None) -> list[str]:

@@ -20,6 +20,7 @@ from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Regi
 
 from .bell import Bell
 from .metrics import RoundState
+from .priors import program_of
 from .registry import Registry
 from .reports import plan_row
 from .rounds import Rounds
@@ -160,6 +161,8 @@ class DaemonController:
         text = roster.elastic[job_id].request.text()
         if self.store.job(job_id) is None:
             self.store.upsert_job(self.registry.managed_row(job, text))
+        program = program_of(job.user, registration.program)
+        self.store.note_program(job_id, program, registration.pieces[0].gpu_type if registration.pieces else "")
         now = self.clock()
         detail = {"generation": registration.generation, "batch": registration.batch, "program": registration.program}
         self.store.add_event(job_id, "registered", "supervisor", detail, now)
@@ -252,6 +255,7 @@ class DaemonController:
             "last_round_age_s": age,
             "trouble": bool(rounds.trouble),
             "tripped": bool(rounds.executor.tripped),
+            "models": rounds.priors.summary(),
         }
 
     def state(self) -> RoundState:

@@ -26,7 +26,9 @@ from .capacity.units import Unit
 from .optimizer.models import Observation, ThroughputModel
 from .optimizer.models import fit as fit_model
 from .optimizer.policies import Cache
+from .optimizer.prior import Prior
 from .planner import Inputs, JobState, Plan, plan_round
+from .priors import Priors
 from .reasons import Reason
 from .registry import Registry
 from .resize.actions import Action, Close
@@ -75,6 +77,7 @@ class Rounds:
         self.executor = Executor(client, store, clock, backoff_s=max(1.0, settings.failed_backoff_s / 10))
         self.count = 0
         """Rounds that observed the cluster, since the start."""
+        self.priors = Priors(store, clock)
         self.last_ok = 0.0
         """When the last round that observed the cluster ended."""
         self.trouble = ""
@@ -198,6 +201,7 @@ class Rounds:
         if in_use is None:
             return JobState(intent=intent)
         store, report = self.store, self.store.last_report(job_id)
+        known = self.priors.of_job(job_id)
         return JobState(
             in_use=in_use,
             intent=intent,
@@ -207,11 +211,13 @@ class Rounds:
             pause_s=store.mean_pause(job_id),
             requeue_s=store.mean_requeue(job_id),
             reference=self.registry.reference(job_id),
+            prior=known.prior,
+            prior_words=known.words,
             reported_at=report.at if report is not None else None,
         )
 
-    def _fitted(self, observations: Sequence[Observation]) -> ThroughputModel:
-        return self._fit(tuple(observations))
+    def _fitted(self, observations: Sequence[Observation], prior: Prior | None) -> ThroughputModel:
+        return self._fit(tuple(observations), prior)
 
     def _note_room(self, plan: Plan, now: float) -> None:
         """Pass over waiting jobs that leave the room kept for them idle."""
@@ -267,5 +273,5 @@ def sentence(row: DecisionRow) -> str:
     return f"job {row.job_id}: {size}{batch}{how}: {Reason(row.reason).text}{what_for}{advised}"
 
 
-def _fit(observations: tuple[Observation, ...]) -> ThroughputModel:
-    return fit_model(observations)
+def _fit(observations: tuple[Observation, ...], prior: Prior | None) -> ThroughputModel:
+    return fit_model(observations, prior)

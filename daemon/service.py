@@ -100,8 +100,12 @@ class Daemon:
     def start(self) -> None:
         """Rounds begin; `off` has none."""
         self._progressed = time.monotonic()
-        if self.settings.mode != "off":
-            self.ticker.start()
+        if self.settings.mode == "off":
+            return
+        if self.settings.learn_prior_at:
+            priors = self.rounds.priors
+            self.ticker.daily(priors.learn, self.settings.learn_prior_at, soon=priors.due())
+        self.ticker.start()
 
     def stop(self) -> None:
         """Let waiting supervisors go, finish the round under way, close the store."""

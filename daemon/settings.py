@@ -164,6 +164,11 @@ class Settings:
     """How long single reports are kept; after that there is one record for each hour and configuration. Two hours of
     2000 jobs, one report in 5 s each, take about 400 MB."""
 
+    learn_prior_at: str = text("03:30", r"|([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 03:30, or nothing")
+    """When, each day by this host's clock, the jobs that have ended are learned from: what a job is taken to do before
+    it is measured then comes from this cluster and from earlier runs of the same program on the same kind of GPU.
+    Empty: never; then all jobs start from the prior that is shipped. See docs/models.md."""
+
     history_keep_days: float = number(400.0, 1, 36500)
     """How long ended jobs, with all that is known of them, and the record of actions are kept."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.cron import CronTrigger
 
 _ROUND = "round"
 
@@ -37,6 +38,15 @@ class Ticker:
             next_run_time=_now(),
         )
         self._scheduler.start()
+
+    def daily(self, work: Callable[[], object], at: str, soon: bool) -> None:
+        """Call `work` every day at this time (HH:MM by this host's clock), on a thread beside the rounds; `soon`: and
+        now. A day that was slept through is made up for. `work` must not raise."""
+        hour, minute = at.split(":")
+        more = {"next_run_time": _now()} if soon else {}
+        self._scheduler.add_job(
+            work, CronTrigger(hour=hour, minute=minute), max_instances=1, coalesce=True, misfire_grace_time=None, **more
+        )
 
     def wake(self) -> None:
         """Let the next round come as soon as it may."""

@@ -104,6 +104,28 @@ class ObservationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRow:
+    """What one ended job ran, and all that was measured of it."""
+
+    job_id: int
+    program: str
+    gpu_type: str
+    observations: tuple[ObservationRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PriorRow:
+    """What was learned from earlier runs of a program on a kind of GPU; both empty: from all of the cluster."""
+
+    program: str
+    gpu_type: str
+    learned_at: float
+    runs: int
+    prior: dict[str, Any]
+    """As the optimizer wrote it; the store does not look inside."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionRow:
     """What a round decided for one job, and on what grounds."""
 

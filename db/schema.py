@@ -232,3 +232,24 @@ events = Table(
 )
 Index(None, events.c.job_id, events.c.id)
 Index(None, events.c.at)
+
+# What a job ran and on which kind of GPU, so that the next run of it need not start from nothing.
+programs = Table(
+    "programs",
+    metadata,
+    _job_key(),
+    Column("program", String(255), nullable=False),
+    Column("gpu_type", String(255), nullable=False),
+)
+
+# Learned from the history; ("", "") is the whole cluster's.
+priors = Table(
+    "priors",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    Column("program", String(255), nullable=False),
+    Column("gpu_type", String(255), nullable=False),
+    Column("learned_at", Double, nullable=False),
+    Column("runs", BigInteger, nullable=False),
+    Column("prior", JSON, nullable=False),
+)

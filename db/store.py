@@ -10,13 +10,14 @@ from types import TracebackType
 
 from .decisions import Decisions
 from .engine import Database
+from .history import History
 from .jobs import Jobs
 from .lease import guard
 from .migrate import check, migrate
 from .retention import Retention
 
 
-class Store(Jobs, Retention, Decisions):
+class Store(Jobs, Retention, Decisions, History):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str, fence: int | None = None) -> None:

@@ -136,6 +136,8 @@ def _common(standing: Standing, context: Context) -> dict[str, Any]:
         "pause_measured": state.pause_s is not None,
         "horizon_s": context.member.view.horizon_s if context.member else settings.horizon_s,
     }
+    if state.prior_words and standing.measured:
+        found["prior"] = state.prior_words
     if state.reported_at is not None:
         found["last_report_age_s"] = max(0.0, round(context.now - state.reported_at, 3))
     if state.pinned is not None:
@@ -174,6 +176,8 @@ def _speeds(standing: Standing, gpus: int, batch: int, member: Member | None) ->
 
     before, after, unit = speed(standing.gpus, standing.batch), speed(gpus, batch), speed(least, least_batch)
     found |= {"samples_per_s_from": before, "samples_per_s_to": after, "modelled": gpus not in counts}
+    if gpus not in counts:
+        found["doubt"] = round(model.uncertainty(gpus, nodes.get(gpus)), 3)
     return found | {"speedup_from": before / unit, "speedup_to": after / unit}
 
 

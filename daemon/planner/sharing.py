@@ -15,10 +15,11 @@ from ..optimizer import policies
 from ..optimizer.caps import Cap
 from ..optimizer.models import Observation
 from ..optimizer.policies import JobView, Model, PlanResult, Target
+from ..optimizer.prior import Prior
 from ..settings import Settings
 from .standing import Standing, batches, sizes
 
-Fit = Callable[[Sequence[Observation]], Model]
+Fit = Callable[[Sequence[Observation], Prior | None], Model]
 
 GRID = 0.004
 """Steps of the logarithm in which step times are told apart."""
@@ -153,7 +154,7 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
     settled = not (standing.may_grow and standing.may_shrink) or pause / horizon > policies.BATCH_GAIN
     return JobView(
         label=str(standing.job_id),
-        model=fit([observation(row) for row in state.observations if row.step_time > 0]),
+        model=fit([observation(row) for row in state.observations if row.step_time > 0], state.prior),
         choices=tuple(sorted(choices.items())),
         batches=_Batches(request, settled, standing.gpus, standing.batch),
         current_gpus=standing.gpus,

@@ -14,6 +14,7 @@ from ..capacity.anew import can_start_anew
 from ..capacity.elastic import ElasticJob
 from ..capacity.ledger import Amount, per_node
 from ..capacity.units import Giver, units_of, without
+from ..optimizer.prior import Prior
 from ..reasons import Reason
 from ..settings import Settings
 
@@ -35,6 +36,10 @@ class JobState:
     """The same of resizes by requeue: the job's own, or else anyone's."""
     reference: tuple[int, int] | None = None
     """(GPUs, batch) that it started with."""
+    prior: Prior | None = None
+    """What is believed of it before it is measured; None: what is shipped."""
+    prior_words: str = ""
+    """Where that comes from."""
     reported_at: float | None = None
     """Time of its youngest report."""
 

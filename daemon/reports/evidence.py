@@ -9,6 +9,8 @@ evidence
     speedup_from, speedup_to    float  progress against the job's smallest size
     samples_per_s_from, samples_per_s_to   float   measured or modelled throughput
     modelled                    bool   the throughput at the target comes from the model: that size was never measured
+    doubt                       float  relative 1-sigma of that model at the target: 0.2 is one fifth
+    prior                       str    what the model believes where nothing was measured, and from how many runs
     idle_gpus                   int    GPUs of the pool that nobody held
     pool                        str    the pool's name: nodes whose GPUs can be given to the same jobs
     capacity_gpus               int    managed capacity of the pool

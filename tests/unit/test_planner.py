@@ -30,7 +30,7 @@ class Curve:
 
     jitter = 0.005
 
-    def __init__(self, observations: Sequence[Observation]) -> None:
+    def __init__(self, observations: Sequence[Observation], prior: object = None) -> None:
         first, last = min(observations, key=lambda o: o.gpus), max(observations, key=lambda o: o.gpus)
         self.sizes_seen = tuple(sorted({o.gpus for o in observations}))
         self.known = {o.gpus: o.batch / o.step_time_s for o in observations}

@@ -214,6 +214,17 @@ def test_a_later_move_of_a_resized_job_is_told_beside_its_last(story: Store, vie
     assert f"Now {now}; the daemon only says so (mode advise)" in " ".join(text.split())
 
 
+def test_what_is_predicted_is_told_from_what_is_measured(store: Store, viewer: Callable[..., Any]) -> None:
+    """A move to a size never seen says so, how sure the model is, and which earlier runs it takes the rest from."""
+    evidence = {"reports_from": 9, "reports_to": 0, "modelled": True, "doubt": 0.18,
+                "prior": "3 earlier runs of train.py on a100"}  # fmt: skip
+    steady(store, gpus_to=4, batch_to=512, reason="grow_share", gain=0.5, evidence=evidence)
+    text = " ".join(" ".join(render(reports.explain(store, 7, viewer(0, admin=True), NOW))).split())
+    assert "9 reports at 2 GPUs, no reports at 4 GPUs" in text
+    assert "the target's throughput is the model's, give or take 18%, not measured" in text
+    assert "Prior what was not measured is taken from 3 earlier runs of train.py on a100" in text
+
+
 def test_a_shrink_for_a_waiting_job_claims_no_gain(store: Store, viewer: Callable[..., Any]) -> None:
     """Waiting jobs come first without a weighing, so a gain of nought is not printed as if it were one."""
     steady(store, gpus_to=1, batch_to=128, reason="shrink_for_job", gain=0.0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 import uvicorn
 
 from slurm_elastic.daemon import cli, reports
@@ -42,6 +43,9 @@ class StoredController:
 
     def wake(self, why: str) -> None:
         self.woken.append(why)
+
+    def health(self) -> dict[str, Any]:
+        return {"models": {"prior": "9 earlier runs of this cluster", "runs": 9, "programs": 2, "learned_at": 0.0}}
 
 
 class Caller:
@@ -377,3 +381,23 @@ def test_top_says_that_the_daemon_is_away_and_goes_on(
     status, out, _ = run("top", "-d", "0.2")
     assert status == 0
     assert out.index("selasticd does not answer") < out.index("3 running on 4 GPUs")
+
+
+def test_config_show_tells_what_the_models_start_from(daemon: Daemon, run: Run, tmp_path: Path) -> None:
+    """The settings stay a file that can be read back; what the running daemon has learned follows as a comment."""
+    file = tmp_path / "selasticd.toml"
+    file.write_text('mode = "advise"\n')
+    status, out, _ = run("config", "show", str(file))
+    assert status == 0
+    assert tomllib.loads(out)["mode"] == "advise"
+    assert out.splitlines()[-1].startswith("# selasticd at http://127.0.0.1:")
+    assert "from 9 earlier runs of this cluster; programs with one of their own: 2." in out
+
+
+def test_config_show_needs_no_daemon(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no daemon answers, the settings are all that is shown."""
+    monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(tmp_path / "none.json"))
+    file = tmp_path / "selasticd.toml"
+    file.write_text("")
+    status, out, _ = run("config", "show", str(file))
+    assert status == 0 and "#" not in out

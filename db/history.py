@@ -1,0 +1,90 @@
+"""What earlier jobs ran and how fast it was, and the priors learned from that.
+
+Promise: priors are replaced all at once; a program's name longer than the column keeps its end. Limit: only jobs that
+have ended count as runs, so that no job is taken for evidence of itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sqlalchemy import delete, insert, select
+
+from . import schema
+from .engine import Database
+from .observations import load, rows_of
+from .part import Part, upsert
+from .rows import PriorRow, RunRow
+
+_PROGRAMS, _PRIORS = schema.programs, schema.priors
+_FIELDS = tuple(PriorRow.__dataclass_fields__)
+LONGEST = 255
+AT_ONCE = 500
+"""Jobs whose observations one query reads."""
+
+
+class History(Part):
+    """Programs, runs, priors."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._programs: dict[int, tuple[str, str] | None] = {}
+
+    def note_program(self, job_id: int, program: str, gpu_type: str) -> None:
+        """What a job runs, and the kind of GPU it began on."""
+        found = program[-LONGEST:], gpu_type[-LONGEST:]
+        if self.program_of(job_id) == found:
+            return
+        with self._db.write() as connection:
+            values = {"job_id": job_id, "program": found[0], "gpu_type": found[1]}
+            connection.execute(upsert(self._db, _PROGRAMS), [values])
+        with self._memory:
+            self._programs[job_id] = found
+
+    def program_of(self, job_id: int) -> tuple[str, str] | None:
+        """(program, kind of GPU) of a job; None: its supervisor has not said."""
+        with self._memory:
+            if job_id in self._programs:
+                return self._programs[job_id]
+        query = select(_PROGRAMS.c.program, _PROGRAMS.c.gpu_type).where(_PROGRAMS.c.job_id == job_id)
+        with self._db.read() as connection:
+            row = connection.execute(query).first()
+        found = (row.program, row.gpu_type) if row else None
+        with self._memory:
+            self._programs[job_id] = found
+        return found
+
+    def runs(self, limit: int) -> list[RunRow]:
+        """The youngest ended jobs that anything was measured of, at most `limit`, the youngest first."""
+        jobs, found = schema.jobs, list[RunRow]()
+        query = select(_PROGRAMS).join(jobs, jobs.c.job_id == _PROGRAMS.c.job_id).where(jobs.c.ended.is_(True))
+        with self._db.read() as connection:
+            rows = connection.execute(query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc())).all()
+        for start in range(0, len(rows), AT_ONCE):
+            some = rows[start : start + AT_ONCE]
+            numbers = select(jobs.c.job_id).where(jobs.c.job_id.in_([row.job_id for row in some]))
+            with self._db.read() as connection:
+                seen = load(connection, numbers)
+            measured = [row for row in some if seen.get(row.job_id)]
+            found += [RunRow(r.job_id, r.program, r.gpu_type, tuple(rows_of(seen[r.job_id]))) for r in measured]
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    def save_priors(self, priors: list[PriorRow]) -> None:
+        """Put these in the place of all that were learned before."""
+        with self._db.write() as connection:
+            connection.execute(delete(_PRIORS))
+            if priors:
+                connection.execute(insert(_PRIORS), [dataclasses.asdict(row) for row in priors])
+
+    def priors(self) -> list[PriorRow]:
+        """All that were last learned."""
+        with self._db.read() as connection:
+            rows = connection.execute(select(_PRIORS).order_by(_PRIORS.c.program, _PRIORS.c.gpu_type))
+            return [PriorRow(**{name: row._mapping[name] for name in _FIELDS}) for row in rows]
+
+    def _forget(self, job_id: int) -> None:
+        super()._forget(job_id)
+        with self._memory:
+            self._programs.pop(job_id, None)
