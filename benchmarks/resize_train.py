@@ -71,8 +71,10 @@ def watched(job: elastic.Job) -> Stopwatch:
     """The parts of a switch, in their order."""
     from slurm_elastic.trainer_shim import membership, world
 
-    watch, model, state = Stopwatch(), job._course.model(), job._course.state
-    watch.watch(state, "snapshot", "gather shards")
+    course, watch = job._course, Stopwatch()
+    model, state = course.model(), course.state
+    watch.watch(course.reporting, "leaving", "last report")
+    watch.watch(course.snapshots, "begin", "gather shards, or begin a copy")
     for name in ("__init__", "arrive", "wait_open"):
         watch.watch(membership.Gate, name, "all arrive")
     watch.watch(world, "agree_all", "agree")
@@ -83,6 +85,7 @@ def watched(job: elastic.Job) -> Stopwatch:
     watch.watch(model, "connect", "wrap model")
     watch.watch(state, "restore", "fill shards")
     watch.watch(state, "move", "send state")
+    watch.watch(course.snapshots, "hold", "end of the copy")
     return watch
 
 
