@@ -90,10 +90,9 @@ class Registry:
         """(GPUs, batch) that the job first trained with."""
         known = self._reference.get(job_id)
         if known is None:
-            first = next(iter(self.store.allocations(job_id)), None)
-            if first is None:
-                return None
-            known = self._reference[job_id] = (first.gpus, first.batch)
+            # Every job's at once: after a start thousands are asked for.
+            self._reference = {**self.store.first_sizes(), **self._reference}
+            known = self._reference.get(job_id)
         return known
 
     def _sort(self, snapshot: Snapshot, rows: dict[int, JobRow]) -> Roster:

@@ -7,7 +7,7 @@ training that went back to a checkpoint lowers the row's start too, so that work
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +32,22 @@ class Allocations(Part):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._used: dict[int, InUse] | None = None
+        self._pauses: dict[int, dict[bool, float]] | None = None
+        self._requeues: tuple[float | None] | None = None
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
         self._changed()
+        self._forget_pause(job_id)
 
     def _changed(self) -> None:
         """Drop what is remembered of allocations; called within the write lock."""
         self._used = None
+
+    def _forget_pause(self, job_id: int) -> None:
+        self._requeues = None
+        if self._pauses is not None:
+            self._pauses.pop(job_id, None)
 
     def set_in_use(
         self,
@@ -60,7 +68,7 @@ class Allocations(Part):
         When generation, pieces or batch differ, the open allocation row ends at `at` and the next begins. `step` and
         `samples` are the training's counters at that moment, where known; they close the old row's count exactly.
         """
-        with self._changing(), self._db.write() as connection:
+        with self._changing(job_id), self._db.write() as connection:
             held = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
             value = pieces_out(pieces)
             same = held is not None and (held.generation, held.pieces, held.batch) == (generation, value, batch)
@@ -100,7 +108,7 @@ class Allocations(Part):
 
     def clear_in_use(self, job_id: int, at: float) -> None:
         """The supervisor has finished: nothing trains any more, though the job may still run."""
-        with self._changing(), self._db.write() as connection:
+        with self._changing(job_id), self._db.write() as connection:
             connection.execute(delete(schema.in_use).where(schema.in_use.c.job_id == job_id))
             _close(connection, job_id, at, None, None)
 
@@ -121,13 +129,14 @@ class Allocations(Part):
         return used
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self, job_id: int) -> Iterator[None]:
         """Within the write lock; what is remembered is read again afterwards."""
         with self._db.lock:
             try:
                 yield
             finally:
                 self._changed()
+                self._forget_pause(job_id)
 
     def allocations(
         self,
@@ -151,18 +160,57 @@ class Allocations(Part):
 
     def mean_pause(self, job_id: int) -> float | None:
         """Mean measured pause of the job's resizes but those by requeue, in seconds; None: it has had none."""
-        return self._mean((_ROWS.c.job_id == job_id) & (_ROWS.c.reason != REQUEUE))
+        return self._means(job_id).get(False)
 
     def mean_requeue(self, job_id: int) -> float | None:
         """The same of its resizes by requeue; of all jobs' when it has had none itself."""
-        own = self._mean((_ROWS.c.job_id == job_id) & (_ROWS.c.reason == REQUEUE))
-        return self._mean(_ROWS.c.reason == REQUEUE) if own is None else own
+        own = self._means(job_id).get(True)
+        return self._requeue_of_all() if own is None else own
 
-    def _mean(self, where: ColumnElement[bool]) -> float | None:
-        query = select(func.avg(_ROWS.c.pause_s)).where(where, _ROWS.c.pause_s > 0)
+    def _means(self, job_id: int) -> dict[bool, float]:
+        """Mean pause of the resizes by requeue (True) and of the others (False), of those kinds that it has had."""
+        known = self._pauses
+        with suppress(KeyError):
+            if known is not None:
+                return known[job_id]
+        with self._db.lock:
+            if self._pauses is None:
+                # All jobs at once: one by one they would take seconds.
+                active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+                self._pauses = self._load_means(_ROWS.c.job_id.in_(active))
+            if job_id not in self._pauses:
+                self._pauses |= {job_id: {}, **self._load_means(_ROWS.c.job_id == job_id)}
+            return self._pauses[job_id]
+
+    def _load_means(self, where: ColumnElement[bool]) -> dict[int, dict[bool, float]]:
+        columns = _ROWS.c.job_id, _ROWS.c.reason
+        query = select(*columns, func.sum(_ROWS.c.pause_s), func.count()).where(where, _ROWS.c.pause_s > 0)
+        sums: dict[tuple[int, bool], tuple[float, int]] = {}
         with self._db.read() as connection:
-            mean = connection.execute(query).scalar()
-        return None if mean is None else float(mean)
+            for job_id, reason, total, count in connection.execute(query.group_by(*columns)):
+                before = sums.get((job_id, reason == REQUEUE), (0.0, 0))
+                sums[job_id, reason == REQUEUE] = (before[0] + total, before[1] + count)
+        found: dict[int, dict[bool, float]] = {}
+        for (job_id, requeue), (total, count) in sums.items():
+            found.setdefault(job_id, {})[requeue] = float(total / count)
+        return found
+
+    def _requeue_of_all(self) -> float | None:
+        """Remembered as long as no allocation changes."""
+        known = self._requeues
+        if known is None:
+            query = select(func.avg(_ROWS.c.pause_s)).where(_ROWS.c.reason == REQUEUE, _ROWS.c.pause_s > 0)
+            with self._db.lock, self._db.read() as connection:
+                known = self._requeues = (connection.execute(query).scalar(),)
+        return None if known[0] is None else float(known[0])
+
+    def first_sizes(self) -> dict[int, tuple[int, int]]:
+        """(GPUs, batch) of the first allocation of every job that has not ended and has had one."""
+        active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+        first = select(func.min(_ROWS.c.id)).where(_ROWS.c.job_id.in_(active)).group_by(_ROWS.c.job_id)
+        query = select(_ROWS.c.job_id, _ROWS.c.gpus, _ROWS.c.batch).where(_ROWS.c.id.in_(first))
+        with self._db.read() as connection:
+            return {job_id: (gpus, batch) for job_id, gpus, batch in connection.execute(query)}
 
 
 def _in_use(row: Row[Any]) -> InUse:

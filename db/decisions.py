@@ -6,6 +6,7 @@ Decisions and intents are on the disk before the call returns, so before anyone 
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import func, insert, select, update
@@ -21,7 +22,11 @@ from .rows import CLOSED_STATES, INTENT_STATES, DecisionRow, EventRow, IntentRow
 
 _INTENTS, _DECISIONS, _EVENTS = schema.intents, schema.decisions, schema.events
 _FIELDS = tuple(DecisionRow.__dataclass_fields__)
-_Mark = tuple[int, int, int, int, str, str, str]
+_MARKS = ("gpus_from", "gpus_to", "batch_from", "batch_to", "reason", "mechanism", "mode")
+"""What makes a decision another one."""
+_Mark = tuple[Any, ...]
+CHUNK = 500
+"""Jobs that one query names: databases bound the number of its values."""
 
 
 class Decisions(Part):
@@ -30,6 +35,7 @@ class Decisions(Part):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._marks: dict[int, _Mark] = {}
+        self._closed: dict[int, IntentRow | None] | None = None
 
     def save_decisions(self, round_at: float, rows: list[DecisionRow]) -> None:
         """Store what a round decided. A decision like the job's last one (sizes, reason, mode) is not stored again."""
@@ -76,15 +82,22 @@ class Decisions(Part):
             return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
 
     def _load_marks(self, job_ids: list[int]) -> None:
-        for job_id in job_ids:
-            last = self.decision(job_id)
-            if last is not None:
-                self._marks[job_id] = _mark(last)
+        for first in range(0, len(job_ids), CHUNK):
+            some = job_ids[first : first + CHUNK]
+            newest = (
+                select(func.max(_DECISIONS.c.id)).where(_DECISIONS.c.job_id.in_(some)).group_by(_DECISIONS.c.job_id)
+            )
+            query = select(_DECISIONS.c.job_id, *(_DECISIONS.c[name] for name in _MARKS))
+            with self._db.read() as connection:
+                for job_id, *mark in connection.execute(query.where(_DECISIONS.c.id.in_(newest))):
+                    self._marks[job_id] = tuple(mark)
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
         with self._db.lock:
             self._marks.pop(job_id, None)
+            if self._closed is not None:
+                self._closed.pop(job_id, None)
 
     def new_intent(self, directive: Directive, at: float) -> Directive:
         """Order a resize: the directive (id 0) comes back with its number. Raises StoreError when one is open."""
@@ -115,8 +128,22 @@ class Decisions(Part):
 
     def last_closed_intent(self, job_id: int) -> IntentRow | None:
         """The job's last resize that is over, however it ended."""
-        found = self._intents((_INTENTS.c.job_id == job_id) & _INTENTS.c.open_job.is_(None))
-        return max(found, key=lambda row: (row.updated, row.directive.id), default=None)
+        known = self._closed
+        with suppress(KeyError):
+            if known is not None:
+                return known[job_id]
+        with self._db.lock:
+            if self._closed is None:
+                # All jobs at once: one by one they would take seconds.
+                self._closed = self._load_closed(_INTENTS.c.job_id.in_(_active()))
+            if job_id not in self._closed:
+                self._closed |= {job_id: None, **self._load_closed(_INTENTS.c.job_id == job_id)}
+            return self._closed[job_id]
+
+    def _load_closed(self, where: Any) -> dict[int, IntentRow | None]:
+        # A job's resizes come one after the other, so the highest number is the last.
+        last = select(func.max(_INTENTS.c.id)).where(where, _INTENTS.c.open_job.is_(None)).group_by(_INTENTS.c.job_id)
+        return {row.directive.job_id: row for row in self._intents(_INTENTS.c.id.in_(last))}
 
     def move_intent(self, number: int, state: str, detail: str = "", at: float | None = None) -> IntentRow:
         """The resize has come to `state`; returns where it stands. Raises NotFound.
@@ -133,9 +160,14 @@ class Decisions(Part):
         values: dict[str, Any] = {"state": state, "detail": detail, "updated": now() if at is None else at}
         if closed:
             values["open_job"] = None
-        with self._db.write() as connection:
-            connection.execute(update(_INTENTS).where(_INTENTS.c.id == number, _INTENTS.c.state.in_(earlier)), values)
-        return self.intent(number)
+        with self._db.lock:
+            with self._db.write() as connection:
+                moving = update(_INTENTS).where(_INTENTS.c.id == number, _INTENTS.c.state.in_(earlier))
+                connection.execute(moving, values)
+            row = self.intent(number)
+            if not row.open and self._closed is not None:
+                self._closed.pop(row.directive.job_id, None)
+            return row
 
     def _intents(self, where: Any) -> list[IntentRow]:
         with self._db.read() as connection:
@@ -159,4 +191,8 @@ class Decisions(Part):
 
 
 def _mark(row: DecisionRow) -> _Mark:
-    return (row.gpus_from, row.gpus_to, row.batch_from, row.batch_to, row.reason, row.mechanism, row.mode)
+    return tuple(getattr(row, name) for name in _MARKS)
+
+
+def _active() -> Any:
+    return select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))

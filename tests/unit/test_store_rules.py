@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from slurm_elastic.db import engine
 from slurm_elastic.db.codec import directive_in, directive_out
 from slurm_elastic.db.migrate import head
-from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.db.rows import REQUEUE, DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import NotFound, StoreError
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Report, Shape
@@ -542,3 +542,39 @@ def test_opened_by_two_at_once(url: str) -> None:
     for thread in threads:
         thread.join(60)
     assert errors == []
+
+
+def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Path) -> None:
+    """Last closed resize, mean pause and first size come from one look at all jobs and from memory after; each is
+    what a fresh store reads from the disk, after every kind of change."""
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    with Store.open(url) as store:
+        for job_id in (1, 2, 3):
+            store.upsert_job(dataclasses.replace(JOB, job_id=job_id))
+
+        def same() -> None:
+            with Store(url) as fresh:
+                for job_id in (1, 2, 3):
+                    assert store.last_closed_intent(job_id) == fresh.last_closed_intent(job_id)
+                    assert store.mean_pause(job_id) == fresh.mean_pause(job_id)
+                    assert store.mean_requeue(job_id) == fresh.mean_requeue(job_id)
+                assert store.first_sizes() == fresh.first_sizes()
+
+        same()
+        piece = Piece(1, "base", ("n1",), 4, "a100")
+        for job_id in (1, 2):
+            for number in range(3):
+                ordered = store.new_intent(Directive(0, job_id, (), (), 4, 64, "grow_idle", 60.0), float(number))
+                same()
+                store.set_in_use(
+                    job_id, number, (piece,), 64 + number, float(number), 0.5 * number, REQUEUE if job_id == 2 else ""
+                )
+                same()
+                store.move_intent(ordered.id, "done", at=float(number))
+                same()
+        assert (store.mean_pause(1), store.mean_requeue(1), store.mean_requeue(3)) == (0.75, 0.75, 0.75)
+        assert store.mean_pause(2) is None and store.first_sizes() == {1: (4, 64), 2: (4, 64)}
+        store.new_intent(Directive(0, 1, (), (), 4, 64, "grow_idle", 60.0), 9.0)
+        store.end_job(1, "COMPLETED", 10.0)
+        same()
+        assert store.last_closed_intent(1).detail == "the job has ended"
