@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks test-packages
 .PHONY: test-browser test-api test-kills
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
-.PHONY: bench-resize bench-batch bench-reports
+.PHONY: bench-resize bench-batch bench-reports bench-round soak-training soak-cluster test-matrix
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -35,12 +35,21 @@ test-unit: ready  ## the tests that need no Slurm
 test-cluster: ready slurm  ## the tests on a private real Slurm
 	$(BIN)/python -m pytest tests/cluster tests/end_to_end
 
+soak: soak-training soak-cluster  ## hundreds of kills at random points of resizes, and the proof that nothing was lost
+
 # SOAK_ARGS: --resizes, --kills, --seed.
-soak: ready  ## a hundred random resizes with random kills, and the proof that nothing was lost
+soak-training: ready  ## of which: a training alone, its parameters replayed
 	$(BIN)/python tests/soak.py $(SOAK_ARGS)
 
+ROUNDS ?= 100
+SEED ?= 1
+soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, nodes, routes (ROUNDS= SEED= KINDS=)
+	SELASTIC_SOAK_ROUNDS=$(ROUNDS) SELASTIC_SOAK_SEED=$(SEED) SELASTIC_SOAK_KINDS=$(KINDS) \
+		$(BIN)/python -m pytest -s tests/cluster/test_killing.py
+
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports: bench-%: ready
+bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round: \
+		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
@@ -48,9 +57,13 @@ bench-models:  ## throughput models: error and value of the plans made from them
 bench-paper:  ## the paper's experiments: elastic batches against fixed ones
 bench-simulator:  ## the simulator: speed, policies, restarts, needless moves
 bench-ingest:  ## reports per CPU-second accepted and committed
+bench-round:  ## one round of the daemon at 5,000 running jobs: time, memory, queries to Slurm
 bench-batch:  ## loss under random changes of the batch, by learning-rate rule
 bench-reports:  ## what reports cost a step
 bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchrun
+
+test-matrix: ready  ## the contract with Slurm and the main job on the Slurm of Debian trixie and forky (24.11, 26.05)
+	packaging/test-matrix $(SUITES)
 
 hooks:  ## build the SPANK plugin against this machine's Slurm headers
 	@packaging/install-build-deps-debian

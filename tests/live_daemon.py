@@ -34,7 +34,7 @@ USER, OTHER = "games", "nobody"
 REQUEST = "elastic:gpus=4-12,step=4,batch=240-3840"
 SETTINGS = """
 mode = "act"
-listen = "127.0.0.1:{port}"
+listen = "{host}:{port}"
 state_dir = "{state}"
 slurm_conf = "{slurm_conf}"
 round_interval_s = 0.5
@@ -54,9 +54,9 @@ requests_per_s = 1000.0
 class Selasticd:
     """The daemon, and a clusterful of stubs."""
 
-    def __init__(self, sandbox: Sandbox, folder: Path, more: str = "") -> None:
-        """more: further lines of the settings file."""
-        self.sandbox, self.folder, self.more = sandbox, folder, more
+    def __init__(self, sandbox: Sandbox, folder: Path, more: str = "", host: str = "127.0.0.1") -> None:
+        """more: further lines of the settings file. host: the address that it listens on."""
+        self.sandbox, self.folder, self.more, self.host = sandbox, folder, more, host
         self.state = folder / "state"
         self.state.mkdir()
         self.stubs = folder / "stubs"
@@ -78,7 +78,7 @@ class Selasticd:
         """Start it, and do not wait."""
         config = self.folder / "selasticd.toml"
         values = {"port": self.port, "state": self.state, "slurm_conf": self.sandbox.env["SLURM_CONF"]}
-        values["more"] = self.more
+        values |= {"more": self.more, "host": self.host}
         config.write_text(SETTINGS.format(**values))
         log = (self.folder / "selasticd.log").open("ab")
         command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--config", str(config), *self.options]
@@ -189,7 +189,9 @@ def _everyones_copy(folder: Path) -> Path:
 
 
 @contextmanager
-def live_daemon(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Iterator[Selasticd]:
+def live_daemon(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, more: str = "", host: str = "127.0.0.1"
+) -> Iterator[Selasticd]:
     """A running daemon on this cluster, which clients here find; it has to stop cleanly in the end."""
     # The client looks there for MUNGE's socket.
     monkeypatch.setenv("SLURM_CONF", sandbox.env["SLURM_CONF"])
@@ -197,7 +199,7 @@ def live_daemon(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, more: str = "
     with tempfile.TemporaryDirectory(prefix="selasticd-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        daemon = Selasticd(sandbox, folder, more)
+        daemon = Selasticd(sandbox, folder, more, host)
         monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(daemon.state / "client.json"))
         daemon.start()
         try:

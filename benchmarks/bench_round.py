@@ -1,0 +1,170 @@
+"""One round of selasticd at the size of a large cluster: time, memory, and how often Slurm is asked.
+
+    python benchmarks/bench_round.py [--jobs 5000] [--nodes 1000] [--rigid 200] [--rounds 5] [--check]
+
+Slurm's answers are synthesised in the form that squeue and sinfo print and come through two small programs of their
+names, so that the real client, parsers, registry, store and planner run on them. Every job is elastic and reports; the
+waiting ones are ordinary. `first` is the first round after a start: models are fitted, records are read. Memory is the
+daemon's largest resident size. `--check` ends with status 1 beyond 2 s, 150 MB or two queries a round.
+Limit: Slurm's own time for its answers is not in it; 5,000 jobs take squeue about 0.2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from slurm_elastic.daemon.bell import Bell
+from slurm_elastic.daemon.controller import Jobs
+from slurm_elastic.daemon.registry import Registry
+from slurm_elastic.daemon.rounds import Rounds
+from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.daemon.slurm import CommandClient
+from slurm_elastic.daemon.slurm.parse import JOB_FIELDS, NODE_FIELDS
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.wire import Piece, Report
+
+GPUS = 8
+MOST_S, MOST_MB, QUERIES = 2.0, 150.0, 2
+MARK = "~SEPARATOR~"
+PROGRAM = """#!/bin/sh
+echo {name} >>{folder}/asked
+for last in "$@"; do :; done
+last=${{last%'~'}}
+exec sed "s/{mark}/~${{last##*'~'}}~/g" {folder}/{name}.txt
+"""
+
+
+def job_row(number: int, state: str, nodes: list[int], gpus: int, comment: str) -> dict[str, str]:
+    """A job as squeue prints it; a running one holds `gpus` on its one node, a waiting one wants whole nodes."""
+    count = max(1, len(nodes)) if state == "RUNNING" else max(1, gpus // GPUS)
+    now = str(int(time.time()))
+    running = {"NodeList": f"n{nodes[0]}", "BatchHost": f"n{nodes[0]}", "StartTime": now} if nodes else {}
+    return {
+        **dict.fromkeys(JOB_FIELDS, "N/A"),
+        **dict(JobID=str(number), ArrayJobID=str(number), State=state, UserName=f"user{number % 300}"),
+        **dict(UserID=str(1000 + number % 300), Account="research", Partition="main", QOS="normal"),
+        **dict(Reason="None" if nodes else "Resources", NumNodes=str(count), NumTasks="1", NumCPUs=str(gpus)),
+        **dict(NodeList="", BatchFlag="1", BatchHost="n/a", PriorityLong=str(4294901759 - number)),
+        "tres-alloc": f"cpu={gpus},mem={gpus}G,node={count},billing=1,gres/gpu={gpus},gres/gpu:a100={gpus}",
+        "tres-per-node": f"gres:gpu:a100:{gpus // count}",
+        **dict(TimeLimit="1-00:00:00", TimeLeft="23:00:00", SubmitTime=now, EligibleTime=now, RestartCnt="0"),
+        **dict(Dependency="(null)", ReqNodes="", Feature="(null)", Reservation="(null)", OverSubscribe="OK"),
+        **dict(Name="train", Comment=comment),
+        **running,
+    }
+
+
+def node_row(number: int, used: int) -> dict[str, str]:
+    state = "allocated" if used == GPUS else "mixed" if used else "idle"
+    return {
+        **dict.fromkeys(NODE_FIELDS, "N/A"),
+        **dict(NodeList=f"n{number}", StateComplete=state, PartitionName="main"),
+        **dict(CPUsState=f"{used}/{64 - used}/0/64", Memory="512000", AllocMem=str(used * 1024)),
+        **dict(Gres=f"gpu:a100:{GPUS}", GresUsed=f"gpu:a100:{used}(IDX:0-{max(0, used - 1)})"),
+        **dict(Features="(null)", PriorityTier="1", PreemptMode="OFF"),
+    }
+
+
+def printed(rows: list[dict[str, str]], fields: tuple[str, ...]) -> str:
+    return "".join(MARK.join(row[name] for name in fields) + MARK + MARK + "\n" for row in rows)
+
+
+def cluster(folder: Path, jobs: int, nodes: int, rigid: int) -> list[Piece]:
+    """Write Slurm's answers and the programs that give them; what each running job holds."""
+    used = [0] * nodes
+    rows, pieces = [], []
+    for number in range(1, jobs + 1):
+        node = (number - 1) % nodes
+        used[node] += 1
+        rows.append(job_row(number, "RUNNING", [node + 1], 1, "elastic:gpus=1-8,batch=64-512"))
+        pieces.append(Piece(number, "base", (f"n{node + 1}",), 1, "a100"))
+    rows += [job_row(jobs + k, "PENDING", [], 8 * (1 + k % 4), "") for k in range(1, rigid + 1)]
+    (folder / "squeue.txt").write_text(printed(rows, JOB_FIELDS))
+    node_rows = [node_row(number + 1, count) for number, count in enumerate(used)]
+    (folder / "sinfo.txt").write_text(printed(node_rows, NODE_FIELDS))
+    for name in ("squeue", "sinfo"):
+        program = folder / name
+        program.write_text(PROGRAM.format(name=name, folder=folder, mark=MARK))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return pieces
+
+
+def train(store: Store, pieces: list[Piece]) -> None:
+    """Every job has registered and reported at three sizes of its batch."""
+    chance = random.Random(1)
+    for piece in pieces:
+        store.set_in_use(piece.slurm_job_id, 1, (piece,), 64, time.time(), reason="registered")
+        slope, base = chance.uniform(0.5, 4.0) / 1000, chance.uniform(0.01, 0.05)
+        for step, batch in enumerate((64, 128, 256), 1):
+            seconds = base + slope * batch
+            report = Report(1, time.time() + step, 1, 1, batch, batch, 1, 10, seconds, seconds, batch / seconds,
+                            10 * step, 640 * step, 0)  # fmt: skip
+            store.add_reports(piece.slurm_job_id, [report], time.time())
+
+
+def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:
+    """Fill the database by another process's life: what filling costs is not the daemon's memory."""
+    with Store.open(settings.database_url) as store:
+        jobs = Jobs(CommandClient(path=f"{folder}:/usr/bin:/bin"))
+        Registry(store, settings).update(jobs.snapshot())
+        train(store, pieces)
+
+
+def measure(folder: Path, settings: Settings, count: int) -> tuple[list[tuple[float, float]], float, float]:
+    """(wall seconds, CPU seconds) of each round, largest resident MB, queries per round."""
+    asked = folder / "asked"
+    asked.unlink(missing_ok=True)
+    with Store.open(settings.database_url) as store:
+        jobs = Jobs(CommandClient(path=f"{folder}:/usr/bin:/bin"))
+        rounds = Rounds(jobs, store, settings, Registry(store, settings), Bell())
+        times = []
+        for _ in range(count):
+            wall, cpu = time.perf_counter(), time.process_time()
+            rounds.run()
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
+            assert not rounds.trouble, rounds.trouble
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return times, peak, len(asked.read_text().split()) / count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in (("jobs", 5000), ("nodes", 1000), ("rigid", 200), ("rounds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--mode", default="act")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.folder:
+        return report(args)
+    # The database is filled in memory, where commits cost nothing; the rounds have it on the disk.
+    with tempfile.TemporaryDirectory(prefix="bench-round-") as name:
+        folder = Path(name)
+        pieces = cluster(folder, args.jobs, args.nodes, args.rigid)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+            prepare(folder, pieces, Settings(state_dir=memory, mode="act"))
+            (folder / "selastic.db").write_bytes((Path(memory) / "selastic.db").read_bytes())
+        return subprocess.run([sys.executable, __file__, *sys.argv[1:], "--folder", name], check=False).returncode
+
+
+def report(args: argparse.Namespace) -> int:
+    settings = Settings(state_dir=str(args.folder), mode=args.mode)
+    times, peak, queries = measure(args.folder, settings, args.rounds)
+    print(f"{args.jobs} running jobs, all elastic, {args.rigid} waiting, {args.nodes} nodes of {GPUS} GPUs")
+    for number, (wall, cpu) in enumerate(times):
+        print(f"{'first' if number == 0 else f'{number + 1:5d}'}  {wall:6.2f} s  CPU {cpu:6.2f} s")
+    print(f"memory {peak:.0f} MB, {queries:g} queries to Slurm a round")
+    steady = max(wall for wall, _ in times[1:])
+    return int(args.check and (steady > MOST_S or peak > MOST_MB or queries > QUERIES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
