@@ -24,7 +24,7 @@ from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.trace import TraceJob, read
 
-TABLE = (*POLICIES, "evolution")
+TABLE = (*POLICIES, "feedback", "evolution")
 ENDINGS = {"epochs": ("epochs",), "quality": ("quality",), "half": ("epochs", "quality")}
 CONCAVE = (DEFAULT_POLICY, "log-throughput", "log-goodput")
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICIES = "static,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
+COMPARISONS = ("feedback", "evolution")
+"""What others do: fixed sizes with multilevel feedback (Tiresias), an online evolutionary search (ONES)."""
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
 min_batch,max_batch,weight,until]), `sacct -X --parsable2 -o JobID,JobName,Submit,ElapsedRaw,AllocTRES,Comment`, and the
 workloads of adaptdl, ElasticFlow and Tiresias.
@@ -78,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_document(outcomes, rows, notes, settings), indent=1))
     else:
         print(metrics.table(rows))
-        print("\nassumed: " + "; ".join(notes))
+        print("\nEvery figure, and so every gain, rests on what is assumed of the jobs' speed at other sizes:")
+        print("\n".join(f"  {note}" for note in notes))
         if args.jobs:
             _print_jobs(outcomes)
     if args.html:
@@ -127,8 +130,8 @@ def _policies(text: str) -> list[str]:
 
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:
-        if word not in (*POLICIES, "evolution"):
-            raise ConfigError(f"--policy {word}: accepted: {', '.join((*POLICIES, 'evolution'))}")
+        if word not in (*POLICIES, *COMPARISONS):
+            raise ConfigError(f"--policy {word}: accepted: {', '.join((*POLICIES, *COMPARISONS))}")
     if not wanted:
         raise ConfigError("--policy: expected at least one policy")
     return wanted

@@ -63,11 +63,13 @@ class Simulation:
         self.running: dict[int, Job] = {}
         self.waiting: list[int] = []
         self.changes = list[tuple[float, str, int, int]]()
-        self.decided_at, self.pending, self.decisions, self.events = float("-inf"), False, 0, 0
+        self.decided_at, self.due, self.decisions, self.events = float("-inf"), float("inf"), 0, 0
         self.targets: dict[int, tuple[int, int]] = {}
         self.cache = Cache()
         self.curves: dict[int, TrueCurve] = {}
         self.random = random.Random(settings.seed)
+        self.fixed = policy in ("static", "feedback")
+        """Every job at the size that it asked for, on the shape that it needs."""
         self.placed: dict[tuple[int, int, int], tuple[Sizes, Sizes]] = {}
         self.places = Places(settings.gpus, settings.gpus_per_node)
 
@@ -79,8 +81,9 @@ class Simulation:
             self.now, kind, _, i, version = heapq.heappop(self.heap)
             self.events += 1
             if kind == DECIDE:
-                self.pending = False
-                self._decide()
+                if self.now == self.due:
+                    self.due = float("inf")
+                    self._decide()
             elif kind == ARRIVE:
                 self.waiting.append(i)
                 self._want_decision()
@@ -100,9 +103,10 @@ class Simulation:
         heapq.heappush(self.heap, (at, kind, self.sequence, i, version))
 
     def _want_decision(self, not_before: float = 0.0) -> None:
-        if not self.pending:
-            self.pending = True
-            self._push(max(self.now, self.decided_at + self.settings.interval_s, not_before), DECIDE, 0, 0)
+        at = max(self.now, self.decided_at + self.settings.interval_s, not_before)
+        if at < self.due:  # one that is due later is passed over when its time comes
+            self.due = at
+            self._push(at, DECIDE, 0, 0)
 
     # one job
 
@@ -147,7 +151,7 @@ class Simulation:
     def _start(self, i: int, gpus: int, batch: int) -> bool:
         """Start a job; False where it needs its shape and the free GPUs do not have it."""
         job = self.jobs[i]
-        if job.elastic and self.policy != "static":
+        if job.elastic and not self.fixed:
             self.places.grow(i, gpus)
         else:
             moved = self.places.start(i, gpus, self._movable)
@@ -158,9 +162,15 @@ class Simulation:
                 self.jobs[other].moved_at = self.now
                 self._pause(other)
         job.nodes = self.places.nodes(i)
-        job.gpus, job.held, job.batch, job.start_s = gpus, gpus, batch, self.now
-        job.updated, job.since, job.left = self.now, self.now, job.work
+        job.gpus, job.held, job.batch = gpus, gpus, batch
+        job.updated = job.since = self.now
         job.resume_at = self.now + self.settings.start_s
+        if job.start_s < 0:
+            job.start_s, job.left = self.now, job.work
+        else:  # it goes on where it was taken off
+            job.moves += 1
+            job.resume_at += self.settings.pause_s
+            job.paused_s += self.settings.pause_s
         self.running[i] = job
         self.changes.append((self.now, job.trace.job_id, gpus, batch))
         self._set_rate(i)
@@ -168,7 +178,7 @@ class Simulation:
 
     def _movable(self, i: int) -> bool:
         """Whether a job's pieces may be put elsewhere to make room for a shape."""
-        return self.jobs[i].elastic and self.policy != "static" and i not in self.targets
+        return self.jobs[i].elastic and not self.fixed and i not in self.targets
 
     def _move(self, i: int, gpus: int, batch: int) -> None:
         """Begin a change: a grow waits for what it asked for, everything else pauses now."""
@@ -288,7 +298,7 @@ class Simulation:
 
     def _least(self, job: Job) -> int:
         """The smallest size the policy may give it."""
-        return job.asked if self.policy == "static" or not job.elastic else job.sizes[0][0]
+        return job.asked if self.fixed or not job.elastic else job.sizes[0][0]
 
     def _view(self, i: int, frozen: bool) -> JobView:
         job, settings = self.jobs[i], self.settings
@@ -364,7 +374,11 @@ def simulate(
         from .evolution import Evolution
 
         chooser = Evolution(settings.seed)
-    elif policy not in POLICIES and chooser is None:
+    elif policy not in (*POLICIES, "feedback") and chooser is None:
         raise ValueError(policy)
     jobs, assumptions = prepare(trace, programs, settings, declared)
+    if policy == "feedback":
+        from .feedback import Feedback
+
+        return Feedback(jobs, policy, settings).run(), assumptions
     return Simulation(jobs, policy, settings, chooser or choose).run(), assumptions

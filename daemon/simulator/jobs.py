@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ..optimizer.models import Observation, ThroughputModel
 from ..optimizer.policies import JobView
 from .programs import BatchLadder, Program, rigid, size_ladder
-from .trace import TraceJob
+from .trace import TraceError, TraceJob
 
 Sizes = tuple[tuple[int, int], ...]
 """Feasible (GPUs, nodes)."""
@@ -95,7 +95,8 @@ def prepare(
 ) -> tuple[list[Job], list[str]]:
     """(jobs ready to run, the assumptions made about them).
 
-    `declared`: the program assumed for jobs whose own is unknown; empty: they stay rigid.
+    `declared`: the program assumed for jobs whose own is unknown; empty: they stay rigid. Raises TraceError for a job
+    of which it is not known how long it takes.
     """
     jobs, assumed, shapes = list[Job](), dict[str, int](), _Shapes()
     for row in trace:
@@ -104,8 +105,13 @@ def prepare(
             program = programs[declared]
             key = f"program '{declared}' assumed for jobs of no known program"
             assumed[key] = assumed.get(key, 0) + 1
+        if not (row.duration_s or (row.samples and program) or (program and program.work)):
+            raise TraceError(
+                f"job {row.job_id}: the trace has no run time for it and program '{row.program}' is not known; "
+                "expected duration_s (or samples with a known program) in the trace, or --profiles with that program"
+            )
         if program is None:
-            key = "no profile: rigid at the size and run time recorded"
+            key = "no profile: rigid at the size and run time recorded (--assume CLASS makes them elastic)"
             assumed[key] = assumed.get(key, 0) + 1
             jobs.append(_rigid(row, settings))
         else:

@@ -66,7 +66,9 @@ def read(text: str, name: str = "trace") -> list[TraceJob]:
             job = reader(dict(zip(header, (cell.strip() for cell in row), strict=True)))
         except (ValueError, RequestError) as error:
             raise TraceError(f"{name}:{line}: {error}") from None
-        if job is not None:
+        if job is not None and jobs and jobs[-1].job_id == job.job_id and "+" in row[0]:
+            jobs[-1] = replace(jobs[-1], gpus=jobs[-1].gpus + job.gpus)  # another component of a heterogeneous job
+        elif job is not None:
             jobs.append(job)
     return _from_zero(jobs, name)
 
@@ -134,15 +136,18 @@ def _tiresias(row: dict[str, str]) -> TraceJob:
 
 
 def _sacct(row: dict[str, str]) -> TraceJob | None:
-    """A job line of sacct; steps, jobs without GPUs and jobs that never ran are left out."""
-    if "." in row["JobID"] or "+" in row["JobID"]:
+    """A job line of sacct; steps, jobs without GPUs and jobs that never ran are left out.
+
+    Components of a heterogeneous job follow one another and are one job.
+    """
+    if "." in row["JobID"]:
         return None
     gpus = _gpus(row.get("AllocTRES") or row.get("ReqTRES") or "")
     elapsed = number(row, "ElapsedRaw") if row.get("ElapsedRaw") else _clock(row.get("Elapsed", ""))
     if not gpus or not elapsed:
         return None
     submit = _time(row.get("Submit", ""), "Submit")
-    job = TraceJob(row["JobID"], submit, row.get("JobName") or "rigid", gpus, duration_s=elapsed)
+    job = TraceJob(row["JobID"].partition("+")[0], submit, row.get("JobName") or "rigid", gpus, duration_s=elapsed)
     marked = find(row.get("Comment", ""))
     if not marked:
         return job
@@ -167,9 +172,9 @@ def _time(text: str, column: str) -> float:
 
 def _clock(text: str) -> float:
     """Slurm's [days-]hours:minutes:seconds in seconds."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)(?:\.\d+)?", text)
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text)
     if not found:
-        raise ValueError(f"Elapsed is '{text}'; expected [days-]hours:minutes:seconds")
+        raise ValueError(f"Elapsed is '{text}'; expected [days-][hours:]minutes:seconds")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 

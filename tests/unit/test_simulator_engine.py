@@ -103,7 +103,7 @@ def test_the_cooldown_holds_a_job() -> None:
         assert all(b - a >= 3000.0 - 1e-6 for a, b in pairwise(moves))
 
 
-@pytest.mark.parametrize("policy", [*sorted(POLICIES), "evolution"])
+@pytest.mark.parametrize("policy", [*sorted(POLICIES), "feedback", "evolution"])
 def test_every_policy_keeps_the_books(policy: str) -> None:
     """All jobs end, capacity is never exceeded, work is done in full, nobody ends before it starts."""
     settings = Settings(gpus=16, gpus_per_node=4, pause_s=10.0)
@@ -295,7 +295,7 @@ def test_figures_of_known_numbers() -> None:
     assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
     assert math.isnan(quantile([], 0.5))
     rows = [job("a", 0, 8, 800, min_gpus=8)]
-    nothing = simulate(rows, {}, "throughput", replace(QUIET, drop=True))[0]
+    nothing = outcome(rows, settings=replace(QUIET, drop=True))
     assert "n/a" in table([summary(replace(nothing, jobs=[]))])
 
 
@@ -398,3 +398,21 @@ def test_a_batch_that_no_size_shares_out_evenly_is_rounded_up() -> None:
     """A trace with three GPUs and a batch of 64 runs, at 66."""
     rows = [job("a", 0.0, 3, 660.0, min_gpus=3, max_gpus=3)]
     assert outcome(rows).jobs[0].end_s == pytest.approx(660.0 / 300.0)
+
+
+def test_a_decision_due_later_does_not_hold_up_an_arrival() -> None:
+    """While the end of somebody's cooldown is waited for, a job that comes is started at once."""
+    rows = [job("a", 0, 1, 1e6), job("b", 1.0, 1, 1e6), job("c", 5.0, 1, 1000)]
+    result = outcome(rows, "log-throughput", replace(QUIET, gpus=8, cooldown_s=3000.0))
+    assert [one.start_s for one in result.jobs] == [0.0, 1.0, 5.0]
+
+
+def test_multilevel_feedback_serves_the_least_served_first() -> None:
+    """A short job passes one that has had its share; that one keeps its progress and pays a pause to go on."""
+    settings = replace(QUIET, pause_s=10.0)
+    long, short = job("long", 0, 8, 8e6), job("short", 8000, 8, 80_000)
+    result = outcome([long, short], "feedback", settings)
+    first, second = result.jobs
+    assert second.start_s == 8000.0 and second.end_s == 8100.0 and second.moves == 0
+    assert first.moves == 1 and math.isclose(first.end_s, 10_000 + 100.0 + 10.0)
+    assert outcome([long, short], "static", settings).jobs[1].start_s == pytest.approx(10_000.0)

@@ -10,7 +10,10 @@ import pytest
 
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
 from slurm_elastic.daemon.simulator import cli
+from slurm_elastic.daemon.simulator.engine import simulate
+from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.measured import program
+from slurm_elastic.daemon.simulator.programs import builtin
 from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, read, write
 from slurm_elastic.trainer_shim.errors import ConfigError
 
@@ -33,6 +36,26 @@ PLACEMENTS = """placement,local_bsz,step_time,sync_time
 44,16,0.3,0.1
 """
 VALIDATION = "progress,iteration,metric,grad_sqr,grad_var\n50,50,0,1.0,10.0\n100,100,0,0.5,20.0\n"
+
+
+def test_sacct_lines_as_sites_have_them() -> None:
+    """Elapsed with and without hours and days, array tasks, a MIG type; components of a heterogeneous job are one."""
+    lines = """JobID|Submit|Elapsed|AllocTRES
+7_1|2026-10-01T00:00:00|1-00:01:00|cpu=1,gres/gpu:2g.10gb=1
+8+0|2026-10-01T00:00:00|00:05:00|cpu=1,gres/gpu=1
+8+1|2026-10-01T00:00:00|00:05:00|cpu=1,gres/gpu=2
+9|2026-10-01T00:00:00|05:00.123|cpu=1,gres/gpu=2
+"""
+    figures = [(r.job_id, r.gpus, r.duration_s) for r in read(lines)]
+    assert figures == [("7_1", 1, 86460.0), ("8", 3, 300.0), ("9", 2, 300.0)]
+
+
+def test_a_job_of_unknown_length_is_refused() -> None:
+    """A trace that names a program and no run time needs that program; nothing is made up."""
+    trace = "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\n"
+    for declared in ("", "balanced"):
+        with pytest.raises(TraceError, match=r"job cifar10-0: the trace has no run time .* 'cifar10' is not known"):
+            simulate(read(trace), builtin(), "static", Settings(64), declared)
 
 
 def test_own_format_is_sorted_and_starts_at_zero() -> None:
