@@ -23,7 +23,7 @@ LABEL_WIDTH = 14
 WIDTH = 110
 DEFAULT = "Label,Text"
 FIELDS = (
-    Field("Label", "LABEL", lambda row: str(row["label"]), "Outcome, Why, Gain, From, Cost, ...", left=True),
+    Field("Label", "LABEL", lambda row: str(row["label"]), "Outcome, Why, Gain, From, How, Cost, ...", left=True),
     Field("Text", "TEXT", lambda row: str(row["text"]), "what is said under that label, in words", left=True),
 )
 
@@ -143,6 +143,7 @@ def _sections(facts: Facts) -> list[tuple[str, str]]:
         moved = words.moved(last, "shrank", "grew", "changed its batch")
         sections.append(("Last", f"{moved} at {words.clock(facts, last['at'])}{words.batch(last)}"))
     sections += _decided(facts, cause) if cause else _undecided(facts)
+    sections += [("How", text) for text in parts.how(cause)]
     sections += [("Cost", text) for text in parts.cost(facts, cause)]
     sections += [("Considered", text) for text in parts.considered(cause or facts.get("decision") or {})]
     sections += [("Now", text) for text in parts.now(facts, cause)]

@@ -127,6 +127,16 @@ def cost(facts: Facts, cause: Facts | None) -> list[str]:
     return ["pause not known: this job has not been resized yet"]
 
 
+def how(cause: Facts | None) -> list[str]:
+    """The mechanism, and why none of the others."""
+    if not cause or not known.text(cause, "mechanism") or known.text(cause, "mechanism") == "batch":
+        return []
+    others = known.objects(cause.get("evidence") or {}, "passed_over")
+    not_by = [f"{known.text(other, 'mechanism')} ({known.text(other, 'why')})" for other in others]
+    by = f"by {known.text(cause, 'mechanism').replace('+', ' and ')}"
+    return [by, *([f"not by {'; '.join(not_by)}"] if not_by else [])]
+
+
 def considered(decision: Facts) -> list[str]:
     """The next best sizes and why they were not taken."""
     chosen = (decision.get("gpus_to"), decision.get("batch_to"))

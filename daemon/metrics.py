@@ -102,7 +102,7 @@ class _FromRounds(_Lazy):
         last = "When the last round that went well ended, in unix seconds"
         yield GaugeMetricFamily(PREFIX + "last_round_timestamp_seconds", last, state.last_ok)
         yield GaugeMetricFamily(PREFIX + "trouble", "1 when the last round failed", float(state.trouble))
-        tripped = "1 after too many refused actions in a row: it only advises until it is started again"
+        tripped = "1 after too many refused actions in a row: it only advises for a while, then tries again"
         yield GaugeMetricFamily(PREFIX + "tripped", tripped, float(state.tripped))
         if state.capacity is not None and state.idle is not None:
             yield GaugeMetricFamily(PREFIX + "gpus_capacity", "GPUs that elastic jobs may hold", state.capacity)

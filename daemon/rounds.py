@@ -73,8 +73,9 @@ class Rounds:
     ) -> None:
         self.client, self.store, self.settings, self.registry, self.bell = client, store, settings, registry, bell
         self.clock = clock
-        self.bounds = bounds or Bounds()
-        self.executor = Executor(client, store, clock, backoff_s=max(1.0, settings.failed_backoff_s / 10))
+        self.bounds = bounds or Bounds.of(settings)
+        backoff = max(1.0, settings.failed_backoff_s / 10)
+        self.executor = Executor(client, store, clock, backoff, settings.trip_after, settings.trip_s)
         self.count = 0
         """Rounds that observed the cluster, since the start."""
         self.priors = Priors(store, clock)
@@ -96,7 +97,7 @@ class Rounds:
 
     @property
     def mode(self) -> str:
-        """The settings' mode, or advise once too many actions in a row were refused."""
+        """The settings' mode, or advise for a while after too many actions in a row were refused."""
         return "advise" if self.executor.tripped and self.settings.mode == "act" else self.settings.mode
 
     def run(self) -> bool:
@@ -129,6 +130,8 @@ class Rounds:
     def _round(self) -> bool:
         if self.mode == "off":
             return False
+        if self.executor.recover():
+            self.store.add_event(0, "tries_again", "selasticd", {"mode": self.mode}, self.clock())
         with self.times.part("observe"):
             snapshot = self.client.snapshot()
         with self.times.part("store"):
@@ -181,7 +184,7 @@ class Rounds:
         return done > 0
 
     def _trip(self) -> None:
-        log.error("mode falls to advise until the daemon is started again: %s", self.executor.tripped)
+        log.error("mode falls to advise for a while: %s", self.executor.tripped)
         self.store.add_event(0, "tripped", "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock())
 
     def _plan(self, seen: Seen, now: float) -> Plan:

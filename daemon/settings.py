@@ -143,6 +143,31 @@ class Settings:
     failed_backoff_s: float = number(600.0, 0, 86400)
     """How long a job whose resize failed is left alone."""
 
+    order_taken_s: float = number(60.0, 1, 3600)
+    """How long an order may wait for the job's supervisor to take it, before it is withdrawn."""
+
+    switch_s: float = number(300.0, 1, 86400)
+    """How long a job may take from there, or from its companions' workers being ready, to its first step at the new
+    size, and after a requeue from its start to that step. Longer than the slowest start of any training here."""
+
+    release_s: float = number(300.0, 1, 86400)
+    """How long Slurm may take to free what a resize has given up, before the resize is closed with a word on it."""
+
+    unused_s: float = number(30.0, 1, 3600)
+    """How long a job may hold something that it does not train on and that no resize adds, before it is released."""
+
+    requeue_stop_s: float = number(300.0, 10, 86400)
+    """How long a requeued job may take to end: its checkpoint, and Slurm's KillWait."""
+
+    requeue_start_s: float = number(90.0, 5, 86400)
+    """How long it may then wait for its new size, before it is looked for another that fits."""
+
+    trip_after: int = number(5, 1, 1000)
+    """After so many actions in a row that Slurm refuses, selasticd falls back to `advise` for a while."""
+
+    trip_s: float = number(600.0, 1, 86400)
+    """How long that while is. It doubles, up to a day, as long as the next action is refused as well."""
+
     max_resizes_per_round: int = number(16, 1, 10000)
     """Most resizes that one round begins."""
 

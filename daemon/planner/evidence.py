@@ -19,6 +19,7 @@ from ..settings import Settings
 from .moves import Move
 from .sharing import Member, Shared
 from .standing import Standing
+from .ways import cost, passed_over
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""
@@ -52,6 +53,9 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     if move.changes:
         others = [entry for entry in context.moved if entry["job_id"] != standing.job_id][:MOST_OTHERS]
         found |= ({"others": others} if others else {}) | {"starts": "now" if begun else "later"}
+        found |= {"passed_over": passed_over(move, context.settings), "pause_s": cost(move, context.settings)}
+        if move.mechanism == "requeue":
+            found["pause_measured"] = standing.state.requeue_s is not None
     if move.changes and not begun:
         found["next"] = f"it is resized as soon as it can be: {move.later or 'enough resizes were begun in this round'}"
     if context.shared is not None and context.shared.held_back and not move.changes:

@@ -22,6 +22,7 @@ evidence
     cooldown_until, blocked_until   float  unix time before which no resize of this job is considered
     pinned                      int    GPUs that the job is pinned to
     next                        str    one sentence: what is tried next, or what stands in the way
+    passed_over                 list   of {mechanism, why}: the ways to resize it that were not taken
     limit                       str    the limit of GPUs that keeps it from more, in words
     slurm_reason                str    why Slurm lets the job wait, in its own word
 alternatives: a list of

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..settings import Settings
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -24,3 +26,15 @@ class Bounds:
     """From a requeue to the job being back in the queue: its checkpoint, and Slurm's KillWait."""
     restart_s: float = 90.0
     """From there to its start at the new size. Later it waits like any other job, and what fits is looked at anew."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Bounds:
+        """Those that an admin has set."""
+        return cls(
+            issued_s=settings.order_taken_s,
+            switch_s=settings.switch_s,
+            release_s=settings.release_s,
+            leak_s=settings.unused_s,
+            stop_s=settings.requeue_stop_s,
+            restart_s=settings.requeue_start_s,
+        )

@@ -1,7 +1,8 @@
 """Carries actions out: an event before each, its outcome after, and memory of what Slurm refused.
 
 Promise: what Slurm refused is not asked again before its backoff is over; when slurmctld does not answer, nothing is
-concluded and nothing counted; several refusals in a row trip it, and it changes nothing more until told to.
+concluded and nothing counted; several refusals in a row trip it: it changes nothing for a while, then tries one action,
+and only when Slurm takes that does it go on as before.
 """
 
 from __future__ import annotations
@@ -64,14 +65,24 @@ class Executor:
         clock: Callable[[], float],
         backoff_s: float = 60.0,
         trip_after: int = 5,
+        trip_s: float = 600.0,
     ) -> None:
         self.client, self.store, self.clock = client, store, clock
-        self.backoff_s, self.trip_after = backoff_s, trip_after
+        self.backoff_s, self.trip_after, self.trip_s = backoff_s, trip_after, trip_s
         self.failures = 0
         """Refused actions in a row."""
         self.tripped = ""
-        """Why nothing is changed any more; empty while all is well."""
+        """Why nothing is changed for now; empty while all is well."""
+        self._trips, self._until = 0, 0.0
         self._refused: dict[tuple[object, ...], _Refusal] = {}
+
+    def recover(self) -> bool:
+        """Try again when the time for it has come, with the first action that is refused tripping it anew."""
+        if not self.tripped or self.clock() < self._until:
+            return False
+        self.tripped, self.failures = "", self.trip_after - 1
+        log.warning("actions are tried again after %d refusals in a row", self.trip_after)
+        return True
 
     def run(self, actions: Iterable[Action], act: bool) -> int:
         """Carry the actions out; how many changed something. Without `act` resizes are closed, Slurm is left alone."""
@@ -113,7 +124,7 @@ class Executor:
                 # What was done before it stays; what fits is looked at anew in the next round.
                 self._close(Close(action.job_id, action.intent, "failed", str(error)))
             return False
-        self.failures = 0
+        self.failures = self._trips = 0
         self._refused.pop(key, None)
         return True
 
@@ -153,7 +164,9 @@ class Executor:
             "job %d: refused (%s), trying again in %.0f s: %s", action.job_id, _sentence(action), wait, sentence
         )
         self.failures += 1
-        if self.failures >= self.trip_after:
+        if self.failures >= self.trip_after and not self.tripped:
+            self._until = now + min(86400.0, self.trip_s * 2**self._trips)
+            self._trips += 1
             self.tripped = f"{self.failures} actions in a row were refused, the last one: {sentence}"
 
 

@@ -269,6 +269,24 @@ def test_refusals_in_a_row_trip_it() -> None:
     assert "cancel 8" not in script.log
 
 
+def test_it_tries_again_after_a_while_and_longer_after_each_refusal() -> None:
+    """One action is tried; refused, everything rests for twice the time; taken, all is as before."""
+    script = Script(*[SlurmRefused(f"no {n}") for n in range(4)])
+    executor = script.executor(trip_after=3, trip_s=100.0)
+    executor.run([Cancel(1, number, "why") for number in (5, 6, 7)], act=True)
+    assert not executor.recover()
+    script.now += 101
+    assert executor.recover() and executor.tripped == ""
+    executor.run([Cancel(1, number, "why") for number in (8, 9)], act=True)
+    assert "no 3" in executor.tripped and "cancel 9" not in script.log
+    script.now += 101
+    assert not executor.recover()
+    script.now += 100
+    assert executor.recover()
+    assert executor.run([Cancel(1, 10, "why")], act=True) == 1
+    assert executor.failures == 0
+
+
 def test_a_success_ends_the_row_of_refusals() -> None:
     """Single refusals are a matter of single jobs."""
     script = Script(SlurmRefused("no"), None, SlurmRefused("no"))

@@ -224,6 +224,11 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
     assert world.rounds.mode == "advise"
     assert [event.kind for event in world.store.events(0)] == ["tripped"]
     assert world.controller.health()["tripped"] is True
+    monkeypatch.undo()
+    world.slurm.now += world.settings.trip_s
+    world.round()
+    assert world.rounds.mode == "act" and not world.companions()
+    assert [event.kind for event in world.store.events(0)] == ["tripped", "tries_again"]
 
 
 def test_a_dry_plan_stores_nothing(world: World) -> None:

@@ -130,6 +130,7 @@ def _resized(store: Store) -> None:
                     "for_gpus": 2,
                     "idle_gpus": 0,
                     "others": [{"job_id": 1218, "gpus_from": 0, "gpus_to": 2, "change": 1.0}],
+                    "passed_over": [{"mechanism": "requeue", "why": "its request does not name it"}],
                 },
                 alternatives=[
                     {"gpus": 4, "batch": 512, "value": 3.1},

@@ -37,6 +37,8 @@ Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.
   Why         1218 waited for 2 GPUs; nothing was idle.
   Gain        cluster +0.61 jobs' worth of progress   (1215: progress x3.10 -> x1.92, -38%, 1218: +100%)
   From        9 reports at 4 GPUs, 4 reports at 2 GPUs, the last 30 s before the decision
+  How         by shrink
+              not by requeue (its request does not name it)
   Cost        0.8 s pause (measured)
   Considered  4 GPUs, batch 512: +1.30 for this job, not worth it for all jobs together
               1 GPU, batch 128: -0.80 for this job
@@ -123,7 +125,7 @@ def test_rows_have_every_label_and_text(story: Store, viewer: Callable[..., Any]
     told = [(row["label"], row["text"]) for row in rows(reports.explain(story, 1215, viewer(1000), NOW))]
     assert told[0] == ("Outcome", "Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.")
     assert [label for label, _ in told] == [
-        *("Outcome", "Why", "Gain", "From", "Cost", "Considered", "Considered", "Now", "Next", "Next")
+        *("Outcome", "Why", "Gain", "From", "How", "How", "Cost", "Considered", "Considered", "Now", "Next", "Next")
     ]
 
 
