@@ -1,0 +1,86 @@
+"""The examples, submitted by their own sbatch files to a real Slurm, and resized while they train."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from fake_daemon import FakeDaemon
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.trainer_shim import audit
+from slurm_elastic.trainer_shim.wire import Shape
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
+LINES = {"ddp": 6, "fsdp": 6, "tensor_parallel": 6, "lightning": 2, "transformers": 2}
+SLOW = """
+import os, sys, time
+if "slurm_elastic.trainer_shim.agent" in sys.orig_argv:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    register_optimizer_step_post_hook(lambda *_: time.sleep(0 if os.path.exists("go") else 0.1))
+"""
+"""Naps after every step until there is a file `go`: the examples themselves know nothing of tests."""
+
+
+def submit(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words: str) -> int:
+    """sbatch NAME.sbatch as a user would, with a `selastic` that keeps a record of every sample."""
+    for file in (ROOT / "examples").glob(f"*{name}.*"):
+        shutil.copy(file, folder)
+    run = f'#!/bin/bash\nshift\nexec {sys.executable} -m slurm_elastic.trainer_shim.cli_run --audit audit "$@"\n'
+    (folder / "bin").mkdir()
+    (folder / "bin/selastic").write_text(run)
+    (folder / "bin/selastic").chmod(0o755)
+    (folder / "bin/sitecustomize.py").write_text(SLOW)
+    variables = {
+        "PATH": f"{folder}/bin:/usr/bin:/bin",
+        "PYTHONPATH": f"{folder}/bin:{ROOT / 'packaging/namespace'}",
+        "OMP_NUM_THREADS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        **daemon.env(folder),
+    }
+    exports = ",".join(["NONE", *(f"{key}={value}" for key, value in variables.items())])
+    command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", f"--export={exports}"]
+    answer = sandbox.run([*command, str(folder / f"{name}.sbatch"), *words])
+    assert answer.returncode == 0, answer.stderr
+    return int(answer.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str) -> None:
+    """A companion's GPUs join the training and leave it again, and so does another batch: the job ends COMPLETED,
+    without a restart, each sample of each epoch trained on exactly once."""
+    tmp_path.chmod(0o755)
+    gpus = 2 if name == "tensor_parallel" else 1
+
+    def text() -> str:
+        logs = [*tmp_path.glob("out.txt"), *tmp_path.glob(".selastic/*/logs/*")]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)
+
+    def state() -> str:
+        shown = empty_sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+        return shown.partition("JobState=")[2].partition(" ")[0]
+
+    with FakeDaemon() as daemon:
+        job = submit(empty_sandbox, tmp_path, name, daemon, "--epochs", "2", "--samples", "2053")
+        [base] = daemon.wait_registered().pieces
+        daemon.order(1, job, (base,), (Shape(1, gpus, gpus),), batch=64)
+        grown = daemon.wait_phase(1, "running", 120)
+        assert sum(piece.gpus for piece in grown.pieces) == 2 * gpus
+        daemon.order(2, job, (base,), batch=48)
+        assert daemon.wait_phase(2, "running", 60).pieces == (base,)
+        (tmp_path / "go").touch()
+        wait_until(lambda: state() in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 120, text)
+    assert state() == "COMPLETED", text()
+    found = audit.check(tmp_path / "audit", samples=2053, epochs=2)
+    assert found.ok and found.worlds == 3 and found.restarts == 0, (found, text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_differs_by_few_lines(name: str) -> None:
+    """As many lines are marked as added or changed as the documentation says."""
+    script = (ROOT / f"examples/train_{name}.py").read_text()
+    assert script.count("  # elastic") == LINES[name]
