@@ -24,6 +24,7 @@ from .priors import program_of
 from .registry import Registry
 from .reports import plan_row
 from .rounds import Rounds
+from .slurm.site import Site
 from .slurm.types import Job, Size, SlurmClient, Snapshot
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,10 @@ class Jobs:
         found = self._client.snapshot()
         self.keep(found)
         return found
+
+    def site(self) -> Site:
+        """See SlurmClient.site."""
+        return self._client.site()
 
     def latest(self) -> Snapshot:
         """The one that is kept."""

@@ -38,6 +38,7 @@ from .resize.requeue import resumes
 from .resize.rules import next_actions, unused
 from .round_times import RoundTimes
 from .settings import Settings
+from .slurm.site import Site
 from .slurm.types import SlurmClient, Snapshot
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Rounds:
         self._said: dict[int, tuple[object, ...]] = {}
         self._fit = lru_cache(maxsize=4096)(_fit)
         self._cache = Cache()
+        self._site = Site()
 
     @property
     def mode(self) -> str:
@@ -134,6 +136,8 @@ class Rounds:
             self.store.add_event(0, "tries_again", "selasticd", {"mode": self.mode}, self.clock())
         with self.times.part("observe"):
             snapshot = self.client.snapshot()
+            if abs(snapshot.at - self._site.at) >= self.settings.site_interval_s:
+                self._site = self.client.site()
         with self.times.part("store"):
             roster = self.registry.update(snapshot)
         with self.times.part("reconcile"):
@@ -197,7 +201,9 @@ class Rounds:
         passed = {job_id for job_id, until in self._passed.items() if now < until}
         back = {job_id: i.directive.add[0] for job_id, i in seen.intents.items() if i.directive.requeues}
         return plan_round(
-            Inputs(seen.snapshot, seen.roster, states, settings, now, passed, self._fitted, self._cache, back)
+            Inputs(
+                seen.snapshot, seen.roster, states, settings, now, passed, self._fitted, self._cache, self._site, back
+            )
         )
 
     def _state(self, job_id: int, in_use: InUse | None, intent: IntentRow | None) -> JobState:

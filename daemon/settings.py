@@ -110,6 +110,9 @@ class Settings:
     min_round_gap_s: float = number(1.0, 0.05, 600)
     """Shortest time between two rounds, however much happens in between."""
 
+    site_interval_s: float = number(60.0, 1, 86400)
+    """How often Slurm's limits of accounts and QOS, and its reservations, are read: three more commands."""
+
     policy: str = choice(DEFAULT_POLICY, *POLICIES)
     """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
     some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples

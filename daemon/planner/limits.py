@@ -1,7 +1,7 @@
 """How many GPUs the jobs of a user, of an account, or of a partition with few nodes may hold together. Pure.
 
-Promise: no limit asks a job to come below a size that it can come to rest on. Limit: only elastic jobs count; what
-ordinary jobs of the same user hold is Slurm's own to limit.
+Promise: no limit asks a job to come below a size that it can come to rest on. Limit: of the settings' limits only
+elastic jobs count; Slurm's own, which count every job, come in as what they leave.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..capacity.limits import GpuLimit
 from ..optimizer.caps import Cap
 from .sharing import Member
 from .standing import Standing
@@ -26,10 +27,14 @@ class Limit:
 class Limits:
     """The limits of a round, and what is held under each; kept up to date as GPUs are given."""
 
-    def __init__(self, settings: Sequence[str], standings: Iterable[Standing]) -> None:
+    def __init__(self, settings: Sequence[str], standings: Iterable[Standing], slurm: Iterable[GpuLimit] = ()) -> None:
         known = list(standings)
         self.held = {standing.job_id: _spoken_for(standing) for standing in known}
         self.limits = _limits(settings, known)
+        for limit in slurm:
+            jobs = limit.jobs & self.held.keys()
+            gpus = self._used(jobs) + limit.more
+            self.limits.append(Limit(f"{limit.label} {gpus} GPUs", gpus, jobs))
 
     def room(self, job_id: int) -> int | None:
         """GPUs that the job may gain; None: no limit holds it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
@@ -17,6 +18,7 @@ from ..capacity.anew import can_start_anew, comes_back_at, put_back
 from ..capacity.elastic import Roster
 from ..capacity.growth import take
 from ..capacity.ledger import Amount, Ledger, Pool, pool_of, pools, unexplained
+from ..capacity.limits import gpu_limits
 from ..capacity.needs import meets, needs
 from ..capacity.room import Met, Room, make_room
 from ..capacity.units import Unit
@@ -25,6 +27,7 @@ from ..optimizer.models import fit as fit_model
 from ..optimizer.policies import Cache, Target
 from ..reasons import Reason
 from ..settings import Settings
+from ..slurm.site import Site
 from ..slurm.types import Snapshot
 from .evidence import Context, others, row, row_of_frozen, row_of_waiting
 from .limits import Limits, reach
@@ -47,6 +50,7 @@ class Inputs:
     fit: Fit = fit_model
     cache: Cache | None = None
     """What was made of the same jobs in the round before; it changes no plan."""
+    site: Site = field(default_factory=Site)
     put_back: Mapping[int, Shape] = field(default_factory=dict)
     """What jobs that a resize is putting back are to get, by job id."""
 
@@ -156,7 +160,8 @@ class _Round:
         self.idle: dict[str, int] = {}
         self.trouble: list[str] = []
         self.value = self.bound = 0.0
-        self.limits = Limits(inputs.settings.gpu_limits, standings.values())
+        slurm = gpu_limits(inputs.site, inputs.snapshot, inputs.roster)
+        self.limits = Limits(inputs.settings.gpu_limits, standings.values(), slurm)
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""
         self._shared: dict[int, tuple[Member, Shared, Target]] = {}
@@ -170,7 +175,7 @@ class _Round:
             if pool is not None:
                 by_pool.setdefault(pool.name, []).append(standing)
                 places[standing.job_id] = pool
-        nodes = _nodes(self.inputs.snapshot, self.standings, places)
+        nodes = _nodes(self.inputs, self.standings, places)
         wishes: list[Wish] = []
         groups = []
         for pool in found:
@@ -392,18 +397,22 @@ class _Round:
         )
 
 
-def _nodes(
-    snapshot: Snapshot, standings: Mapping[int, Standing], places: Mapping[int, Pool]
-) -> dict[int, frozenset[str]]:
-    """Nodes of each job's pool that its own partition reaches and its constraint accepts; alike ones share a set."""
-    known: dict[tuple[str, str, str], frozenset[str]] = {}
+def _nodes(inputs: Inputs, standings: Mapping[int, Standing], places: Mapping[int, Pool]) -> dict[int, frozenset[str]]:
+    """Nodes of each job's pool that its own partition reaches, its constraint accepts, and nobody has reserved for a
+    time before its end: Slurm would start no companion there. Alike ones share a set."""
+    snapshot = inputs.snapshot
+    coming = [kept for kept in inputs.site.reservations if kept.end > snapshot.at]
+    known: dict[tuple[object, ...], frozenset[str]] = {}
     found = {}
     for job_id, pool in places.items():
         base = standings[job_id].job.base
-        key = pool.name, base.partition.split(",")[0], base.features
+        ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
+        closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
+        partition = base.partition.split(",")[0]
+        key = pool.name, partition, base.features, closed
         if key not in known:
-            nodes = (snapshot.nodes[name] for name in pool.nodes)
-            fits = (node for node in nodes if key[1] in node.partitions and meets(base.features, node.features))
+            nodes = (snapshot.nodes[name] for name in pool.nodes - closed)
+            fits = (node for node in nodes if partition in node.partitions and meets(base.features, node.features))
             known[key] = frozenset(node.name for node in fits)
         found[job_id] = known[key]
     return found

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
-from . import parse, waiting
-from .nodelist import fold, is_node_name
+from . import parse, site, waiting
+from .nodelist import expand, fold, is_node_name
+from .site import Site, SlurmLimit
 from .types import Size, Snapshot
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -66,6 +67,20 @@ class CommandClient:
         rows = self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS)
         nodes = parse.nodes(rows)
         return Snapshot(at, parse.with_gpu_types(jobs, nodes), nodes, parse.partitions(rows))
+
+    def site(self) -> Site:
+        """See SlurmClient.site."""
+        at, limits, parents = time.time(), list[SlurmLimit](), dict[str, str]()
+        if site.enforces_limits(self._shown("show", "config")):
+            limits, parents = site.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"))
+        kept = site.reservations(self._shown("-o", "show", "reservation"), expand)
+        return Site(at, tuple(limits), parents, kept)
+
+    def _shown(self, *words: str) -> str:
+        done = self._run(["scontrol", *words])
+        if done.returncode != 0:
+            raise _no_answer(done, "scontrol")
+        return done.stdout
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""

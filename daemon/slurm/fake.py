@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
 
+from .site import Reservation, Site, SlurmLimit
 from .types import Job, Node, Partition, Size, Snapshot
 
 ROOT = "root"
@@ -47,6 +48,8 @@ class FakeSlurm:
     ) -> None:
         self.now = now
         self.reachable = True
+        self.limits: tuple[SlurmLimit, ...] = ()
+        """Told, and not enforced."""
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
         self._jobs: dict[int, Job] = {}
@@ -206,6 +209,14 @@ class FakeClient:
             }
             nodes = {name: self._node(node) for name, node in slurm._nodes.items()}
             return Snapshot(slurm.now, jobs, nodes, {"main": Partition("main")})
+
+    def site(self) -> Site:
+        """See SlurmClient.site."""
+        slurm = self._slurm
+        with slurm._lock:
+            slurm._answer()
+            kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in slurm._reserved.items())
+            return Site(slurm.now, slurm.limits, {}, tuple(kept))
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .site import Site
+
 ACTIVE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 )
@@ -195,6 +197,9 @@ class SlurmClient(Protocol):
 
     def snapshot(self) -> Snapshot:
         """All jobs that have not ended and all nodes. Complete, or an error (never SlurmRefused)."""
+
+    def site(self) -> Site:
+        """Limits and reservations. They change rarely, and asking costs as much as a snapshot."""
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Let a running job keep exactly these of its nodes; processes on the others are killed at once.

@@ -13,6 +13,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient, Job, Size, SlurmClient, Snapshot
 from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
+from slurm_elastic.daemon.slurm.site import limits
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
 
 
@@ -324,6 +325,9 @@ def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
     name = "selastic-1"
     client.reserve(name, [f"n{i}" for i in range(1, 9)], "games", 3)
     try:
+        site = client.site()
+        kept = next(kept for kept in site.reservations if kept.name == name)
+        assert len(kept.nodes) == 8 and kept.start <= site.at + 1 and kept.end - site.at > 0
         other = cluster.submit(Want(8, 4), user="nobody")
         mine = cluster.submit(Want(1, 4, ("n1",)), user="games")
         seen(client, lambda s: s.jobs[other].pending and s.jobs[mine].pending)
@@ -340,6 +344,22 @@ def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
         client.unreserve(name)
     with pytest.raises(SlurmRefused):
         cluster.client("games").reserve(name, ["n1"], "games", 1)
+
+
+def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
+    """What an admin sets with sacctmgr is read from slurmctld; where limits are not enforced, none counts."""
+    change = ["sacctmgr", "-i", "modify", "user", "games", "set"]
+
+    def told() -> dict[str, float]:
+        shown = empty_sandbox.run(["scontrol", "show", "assoc_mgr", "flags=assoc,qos"]).stdout
+        return next((dict(limit.tres) for limit in limits(shown)[0] if limit.uid == 5), {})
+
+    assert empty_sandbox.run([*change, "GrpTRES=gres/gpu=8,node=3"]).returncode == 0
+    try:
+        wait_until(lambda: told() == {"gres/gpu": 8.0, "node": 3.0}, 60, told)
+        assert RealCluster(empty_sandbox).client().site().limits == ()
+    finally:
+        empty_sandbox.run([*change, "GrpTRES=gres/gpu=-1,node=-1"])
 
 
 def test_heterogeneous_job_gives_up_one_component(cluster: Cluster) -> None:
