@@ -1,6 +1,6 @@
 """The optimizer's table: seconds of CPU, memory and value reached, ours and others', on four families of problems.
 
-    python benchmarks/bench_optimizer.py [--quick] [--adversarial] [--pools]
+    python benchmarks/bench_optimizer.py [--quick] [--ours] [--adversarial]
 
 CPU seconds of one core, best of three for ours (columns prepared; `+build` adds making them from option
 objects, `a tenth built` from those of one job in ten, the others kept from the decision before).
@@ -12,12 +12,15 @@ import argparse
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import _setup  # noqa: F401
 import numpy as np
 import peers
 from instances import ADVERSARIAL, FAMILIES, SIZES, Instance, curve, make, size_rules
 
+from slurm_elastic.daemon.optimizer.models import Observation, fit
+from slurm_elastic.daemon.optimizer.policies import Cache, JobView, plan
 from slurm_elastic.daemon.optimizer.pools import PoolOption, solve_pools
 from slurm_elastic.daemon.optimizer.solver import Option, solve, solve_table
 from slurm_elastic.daemon.optimizer.table import from_arrays
@@ -88,7 +91,7 @@ def others(instance: Instance, quick: bool) -> dict[str, Callable[[], float | No
     return runs
 
 
-def table(families: tuple[str, ...], sizes: tuple[tuple[int, int, int], ...], quick: bool) -> bool:
+def table(families: tuple[str, ...], sizes: tuple[tuple[int, int, int], ...], quick: bool, alone: bool) -> bool:
     """Print the table; True when every answer was optimal and equal to every exact peer."""
     good = True
     print(f"{'jobs x GPUs':>15} {'family':<12} {'method':<26} {'CPU s':>10} {'MB':>7} {'of the optimum':>15}")
@@ -105,10 +108,10 @@ def table(families: tuple[str, ...], sizes: tuple[tuple[int, int, int], ...], qu
             print(f"{head} {'ours':<26} {seconds:>10.4f} {memory:>7.1f} {proof:>15}{note}", flush=True)
             print(f"{head} {'ours, +build':<26} {with_build(instance):>10.4f}")
             print(f"{head} {'ours, a tenth built':<26} {kept(instance):>10.4f}", flush=True)
-            alone, value = plain_seconds(instance)
-            print(f"{head} {'ours, standard library':<26} {alone:>10.4f} {'':>7} {share(value, best):>15}", flush=True)
+            plain, value = plain_seconds(instance)
+            print(f"{head} {'ours, standard library':<26} {plain:>10.4f} {'':>7} {share(value, best):>15}", flush=True)
             good &= gap == 0 and abs(value - best) <= 1e-9 * abs(best)
-            for label, run in others(instance, quick).items():
+            for label, run in ({} if alone else others(instance, quick)).items():
                 spent, reached = cpu(run)
                 print(f"{head} {label:<26} {spent:>10.4f} {'':>7} {share(reached, best):>15}", flush=True)
                 if reached is not None and (label.startswith("rec") or label.startswith("MILP")):
@@ -146,14 +149,61 @@ def pool_job(rng: np.random.Generator, kmax: int) -> list[PoolOption]:
     return row
 
 
+def plans() -> None:
+    """What a plan costs the daemon from fitted models on: every job its own curve, 57 sizes, up to 6 batches each."""
+    print(f"\n{'jobs x GPUs':>15} {'from fitted models to targets':<44} {'CPU s':>9}")
+    for jobs, capacity in ((100, 512), (1000, 4096)):
+        rng, cache = np.random.default_rng(jobs), Cache()
+        views = [measured_job(rng, j) for j in range(jobs)]
+        first = cpu(lambda v=views, k=capacity, c=cache: plan(v, k, cache=c))[0]
+        same = cpu(lambda v=views, k=capacity, c=cache: again(v, k, c), 3)[0]
+        best = float("inf")
+        for turn in range(3):
+            views[turn::10] = [measured_job(rng, j) for j in range(turn, jobs, 10)]
+            best = min(best, cpu(lambda v=views, k=capacity, c=cache: again(v, k, c))[0])
+        rows = (("nothing known from before", first), ("a tenth measured anew", best), ("nothing new", same))
+        for label, seconds in rows:
+            print(f"{f'{jobs} x {capacity}':>15} {label:<44} {seconds:>9.4f}", flush=True)
+
+
+def again(views: list[JobView], capacity: int, cache: Cache) -> object:
+    cache.turn()
+    return plan(views, capacity, cache=cache)
+
+
+def measured_job(rng: np.random.Generator, number: int) -> JobView:
+    """A running job measured at three configurations."""
+    power, speed = rng.uniform(0.6, 0.95), rng.uniform(50, 200)
+    seen = [
+        Observation(k, -(-k // 8), b, b // k, 1, b / (speed * k**power * b / (b + 64)), 8.0)
+        for k, b in ((4, 256), (8, 256), (8, 512))
+    ]
+    sizes = tuple((k, -(-k // 8)) for k in range(2, 59))
+    return JobView(str(number), fit(seen), sizes, FEASIBLE, 4, 256, 4, 256, pause_s=2.0)
+
+
+@dataclass(frozen=True)
+class Feasible:
+    """Every power of two times the smallest batch that the GPUs share out evenly, from 256 to 8192."""
+
+    def __call__(self, gpus: int) -> tuple[int, ...]:
+        low = -(-256 // gpus) * gpus
+        return tuple(low * 2**i for i in range(6) if low * 2**i <= 8192)
+
+
+FEASIBLE = Feasible()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out what takes more than a few seconds")
+    parser.add_argument("--ours", action="store_true", help="leave out the other methods")
     parser.add_argument("--adversarial", action="store_true", help="the families made to be hard as well")
     args = parser.parse_args()
     families = FAMILIES + (ADVERSARIAL if args.adversarial else ())
-    good = table(families, SIZES[1:3] if args.quick else SIZES, args.quick)
+    good = table(families, SIZES[1:3] if args.quick else SIZES, args.quick, args.ours)
     pools(args.quick)
+    plans()
     print("\nevery answer optimal and equal to the exact peers" if good else "\nNOT ALL EQUAL: see above")
     return 0 if good else 1
 

@@ -1,12 +1,13 @@
 """The paper's experiments in shape: what elastic batches bring against fixed ones, by load, cluster and kind of job.
 
-    python benchmarks/bench_paper.py [--quick]
+    python benchmarks/bench_paper.py [--quick] [--profiles FOLDER]
 
 After Saxena et al., "Effective elastic scaling of deep learning workloads", MASCOTS 2020. Its claims: up to about 2x
 the jobs completed and 10x shorter completion times than elastic scaling with the batch held fixed. Jobs are made up
 (three declared classes; progress counted in samples, so a large batch costs nothing, as in the paper's premise; the
 last table drops that premise). All methods but FIFO are allocated by the same exact optimizer: the factor is the
-batch's, not the solver's.
+batch's, not the solver's. FOLDER holds measured programs (adaptdl's OSDI'21 profiles): with it the published setting is
+rebuilt on them, and the factor is taken apart.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import argparse
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import _setup  # noqa: F401
 
+from slurm_elastic.daemon.simulator.cli import load_profiles
 from slurm_elastic.daemon.simulator.engine import simulate
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import Summary, summary
@@ -92,9 +95,63 @@ def experiment(kind: str, gpus: int, load: float, bursty: bool, drop: bool, quic
         print(f"{head} {how:<30} {counts} {jobs:>8.2f} {time:>9.2f}", flush=True)
 
 
+SETTINGS = {
+    "base batch of the profile": (False, 1),
+    "smallest measured batch": (True, 1),
+    "base batch, at least 4 GPUs": (False, 4),
+}
+"""(the fixed batch is the smallest that was measured on a GPU, GPUs that the baseline's jobs hold at least)"""
+
+
+def one_gpu(program: Program, batch: int) -> float:
+    """How many times the samples per second one GPU gives at RANGE times the batch."""
+    return program.throughput(1, 1, min(RANGE * batch, program.max_batch)) / program.throughput(1, 1, batch)
+
+
+def measured_trace(known: dict[str, Program], gpus: int, load: float, smallest: bool) -> list[TraceJob]:
+    """Four hours of arrivals of measured programs in equal parts, as `trace` makes them."""
+    rng, at, rows = random.Random(f"{gpus} {load}"), 0.0, list[TraceJob]()
+    while True:
+        at += rng.expovariate(load * gpus / 1800.0)
+        if at > WINDOW_S:
+            return rows
+        name = rng.choice(sorted(known))
+        program = known[name]
+        batch = program.micro_range[0] if smallest else program.base_batch
+        samples = rng.lognormvariate(0, 0.8) * 1800.0 / 1.377 * program.throughput(1, 1, batch)
+        most = min(RANGE * batch, program.max_batch)
+        rows.append(TraceJob(str(len(rows)), at, name, 1, batch, samples, min_batch=batch, max_batch=most))
+
+
+def measured(folder: Path, quick: bool) -> None:
+    """Elastic batches against the batch fixed at its base, on measured programs, and what one GPU explains of it."""
+    known = {n: replace(p, noise=None, work=0.0, _speeds={}) for n, p in load_profiles(folder).items()}
+    for title, (smallest, least) in SETTINGS.items():
+        gains = [one_gpu(p, p.micro_range[0] if smallest else p.base_batch) for _, p in sorted(known.items())]
+        mean = len(gains) / sum(1 / gain for gain in gains)
+        shown = ", ".join(f"{name} {gain:.2f}" for name, gain in zip(sorted(known), gains, strict=True))
+        print(f"\nmeasured programs, fixed: {title}; one GPU at {RANGE} x the batch: {shown}; harmonic mean {mean:.2f}")
+        for gpus in (40,) if quick else (40, 128):
+            for load in (0.5, 2.0) if quick else (0.5, 1.0, 2.0, 4.0):
+                rows = measured_trace(known, gpus, load, smallest)
+                settings = Settings(gpus, 4, interval_s=60.0, pause_s=30.0)
+                elastic = one(rows, "throughput", known, settings)
+                base = one([held(row, known[row.program], least) for row in rows], "fixed-batch", known, settings)
+                jobs = elastic.completed_in_window / max(1, base.completed_in_window)
+                counts = f"{elastic.completed_in_window:>5} / {base.completed_in_window:<5}"
+                print(f"{gpus:>4} {load:>4} {counts} {jobs:>8.2f} {base.mean_s / elastic.mean_s:>9.2f}", flush=True)
+
+
+def held(row: TraceJob, program: Program, least: int) -> TraceJob:
+    """The same job with its batch held, on at least so many GPUs where the batch can be shared out to them."""
+    most = max(1, row.batch // program.micro_range[0])
+    return replace(row, max_batch=row.batch, max_gpus=most, min_gpus=min(least, most), gpus=min(least, most))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="40 GPUs and two baselines only")
+    parser.add_argument("--profiles", type=Path, help="folder of measured programs, one sub-folder each")
     args = parser.parse_args()
     print(f"{'GPUs':>4} {'jobs':<14} {'load':>4} {'arrival':<7} {'mode':<6} {'baseline':<30} {'done in 4 h':<13}"
           f" {'jobs x':>8} {'time x':>9}")  # fmt: skip
@@ -108,6 +165,8 @@ def main() -> int:
     print("\nthe same with statistical efficiency counted (a large batch costs samples), objective: goodput")
     for load in (0.5, 2.0):
         experiment("mixed", 40, load, False, False, args.quick, noise=True)
+    if args.profiles:
+        measured(args.profiles, args.quick)
     return 0
 
 

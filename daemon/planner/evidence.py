@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
@@ -51,7 +52,8 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     target = context.target
     found = _common(standing, context) | _speeds(standing, move.gpus, wish.batch, context.member)
     if move.changes:
-        others = [entry for entry in context.moved if entry["job_id"] != standing.job_id][:MOST_OTHERS]
+        among = (entry for entry in context.moved if entry["job_id"] != standing.job_id)
+        others = list(islice(among, MOST_OTHERS))
         found |= ({"others": others} if others else {}) | {"starts": "now" if begun else "later"}
         found |= {"passed_over": passed_over(move, context.settings), "pause_s": cost(move, context.settings)}
         if move.mechanism == "requeue":
