@@ -50,6 +50,7 @@ def elastic(trainer: Any, max_batch: int | None = None, *, batch: int | None = N
         options.setdefault("micro_batch", args.per_device_train_batch_size)
     batch = batch or args.per_device_train_batch_size * args.gradient_accumulation_steps
     args.gradient_accumulation_steps = 1  # micro batches are cut from what the job hands out
+    args.average_tokens_across_devices = False  # they are counted here, over ranks that the Trainer knows nothing of
     job = join(batch, max_batch, **options)
     kind = type(trainer)
     trainer.__class__ = type(f"Elastic{kind.__name__}", (_Elastic, kind), {})
@@ -182,7 +183,7 @@ class _Elastic:
             return None
         if not all(micro.weight for micro, _ in step):
             counted = counted * 0
-        if dist.is_initialized() and not (self.args.average_tokens_across_devices and self.args.world_size > 1):
+        if dist.is_initialized():
             total = torch.as_tensor(counted).cpu()
             try:
                 dist.all_reduce(total)

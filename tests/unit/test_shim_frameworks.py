@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,25 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
     control.world("f", source="checkpoint")
     assert control.exits("f") == [0], control.story()
     assert audit.check(control.audit, samples=403, epochs=3).steps == found.steps
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_the_same_script_under_torchrun(
+    zygote: Zygote, alone: Callable[[str], dict[str, Any]], tmp_path: Path, framework: str
+) -> None:
+    """Three processes with torchrun's variables train as one does: neither library starts a world of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    names = [f"torchrun-{time.monotonic_ns()}-{rank}" for rank in range(3)]
+    for rank, name in enumerate(names):
+        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SELASTIC_AUDIT": str(tmp_path / "audit")}
+        zygote.spawn(name, SCRIPTS[framework], ["--pace", "0", str(tmp_path)], env, tmp_path / "log")
+    assert [zygote.wait(name, 120) for name in names] == [0, 0, 0], (tmp_path / "log").read_text()
+    assert audit.check(tmp_path / "audit", samples=403, epochs=3).ok
+    # The Trainer shares out its evaluation here, and fills up the last batches: its mean is a little off.
+    found = {**torch.load(tmp_path / "final.pt", weights_only=False), "val_loss": alone(framework)["val_loss"]}
+    compare(found, alone(framework), ROUNDING[framework])
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)
