@@ -1,0 +1,92 @@
+"""How a job of `selastic run` ends on a real Slurm: at its time limit, by scancel, by failing; arrays; --dry-run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_training import TRAIN
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.trainer_shim import audit
+
+ROOT = Path(__file__).parents[2]
+Submit = Callable[..., int]
+
+
+@pytest.fixture
+def submit(empty_sandbox: Sandbox, tmp_path: Path) -> Submit:
+    """submit("name", "--gres=gpu:1", "train.py 100 1 0") -> job id, run in the folder of that name."""
+    tmp_path.chmod(0o755)
+
+    def sbatch(name: str, options: str, words: str) -> int:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "fails.py").write_text(TRAIN + "\nsys.exit(7)\n")
+        run = f"exec {shlex.quote(sys.executable)} -m slurm_elastic.trainer_shim.cli_run --no-daemon {words}"
+        lines = ["#!/bin/bash", f"export PYTHONPATH={ROOT / 'packaging/namespace'} OMP_NUM_THREADS=1", run]
+        (folder / "job.sh").write_text("\n".join(lines) + "\n")
+        command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.%a.txt", "--open-mode=append"]
+        answer = empty_sandbox.run([*command, *options.split(), str(folder / "job.sh")])
+        assert answer.returncode == 0, answer.stderr
+        return int(answer.stdout)
+
+    return sbatch
+
+
+def test_every_way_to_end(empty_sandbox: Sandbox, submit: Submit, tmp_path: Path) -> None:
+    """At once, for Slurm looks at time limits every half minute only:
+
+    - --signal=B:USR1@N: a checkpoint is on disk long before the end; at the time limit Slurm calls it TIMEOUT;
+    - scancel: CANCELLED, and the steps since are in a checkpoint too;
+    - an array: each task trains by itself, in a directory of its own;
+    - a script that ends with 7: FAILED with 7:0, and --dry-run: COMPLETED, nothing but text.
+    """
+
+    def field(job: int | str, name: str) -> str:
+        shown = empty_sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+        return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
+
+    def over(job: int | str) -> str:
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        wait_until(lambda: field(job, "JobState") in ends, 150, lambda: f"{job}: {field(job, 'JobState')}\n{text()}")
+        return field(job, "JobState")
+
+    def text() -> str:
+        return "\n".join(f"--- {log}\n{log.read_text()[-2000:]}" for log in tmp_path.glob("*/out*"))
+
+    def steps(name: str) -> list[Path]:
+        return sorted((tmp_path / name).glob(".selastic/*/checkpoints/step-*/checkpoint.json"))
+
+    timed = submit("timed", "--gres=gpu:1 --time=5 --signal=B:USR1@600", "train.py 100000 1 0.1")
+    cancelled = submit("cancelled", "--gres=gpu:1", "train.py 100000 1 0.1")
+    dry = submit("dry", "-N2 --gres=gpu:2", "--dry-run train.py 1 1 0")
+    failing = submit("failing", "--gres=gpu:1", "fails.py 32 1 0")
+    array = submit("array", "--gres=gpu:1 --array=1-2", "--audit audit.$SLURM_ARRAY_TASK_ID train.py 200 1 0")
+
+    assert over(dry) == "COMPLETED"
+    said = (tmp_path / "dry").joinpath(next(p.name for p in (tmp_path / "dry").glob("out*"))).read_text()
+    assert "srun" in said and said.count("\nrank ") == 4, said
+    assert not list((tmp_path / "dry").glob(".selastic/*"))
+    assert over(failing) == "FAILED", text()
+    assert field(failing, "ExitCode") == "7:0"
+    for task in (1, 2):
+        assert over(f"{array}_{task}") == "COMPLETED", text()
+        assert audit.check(tmp_path / f"array/audit.{task}", samples=200, epochs=1).ok
+    assert len(list((tmp_path / "array/.selastic").glob("*/run.json"))) == 2
+
+    wait_until(lambda: "generation 1: 1 workers" in text() and field(cancelled, "JobState") == "RUNNING", 90, text)
+    wait_until(lambda: steps("timed"), 120, text)  # USR1's
+    wait_until(lambda: list((tmp_path / "cancelled").glob(".selastic/*/logs/*")), 60, text)
+    empty_sandbox.run(["scancel", str(cancelled)])
+    assert over(cancelled) == "CANCELLED"
+    assert steps("cancelled"), text()
+    first = steps("timed")[-1]
+    empty_sandbox.run(["scontrol", "update", f"JobId={timed}", "EndTime=now"])
+    assert over(timed) == "TIMEOUT", text()
+    assert steps("timed")[-1] > first, text()
