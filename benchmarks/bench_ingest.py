@@ -3,7 +3,8 @@
     python benchmarks/bench_ingest.py [--jobs 2000] [--seconds 5] [--folder DIR]
 
 `accepted` drives the ASGI application itself (all that this project adds), `http` the whole of it behind uvicorn on a
-socket, with one report per request as supervisors send them. CPU seconds are the daemon's, all threads, database
+socket, with one report per request as supervisors send them: over a connection that each keeps, as the shim's client
+does, and over a new one each time. CPU seconds are the daemon's, all threads, database
 included; the clients are another process. `status` is the answer to `selastic status` for all jobs meanwhile.
 """
 
@@ -31,11 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from api_world import BASE, FakeController, Named, job
 
 from slurm_elastic.daemon.api import create_app
+from slurm_elastic.daemon.service import server_config
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.wire import Report, Reports, to_json
 
 UID = 1000
+INTERVAL_S = 5.0
+"""Time between two reports of a job."""
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -122,26 +126,29 @@ def _stored(store: Store) -> int:
         return int(connection.exec_driver_sql("SELECT count(*) FROM reports").scalar() or 0)
 
 
-def _clients(url: tuple[str, int], tokens: list[str], interval: float, seconds: float, out: Any) -> None:
-    """Every job a report per `interval` seconds, spread evenly, each over a new connection as urllib makes it."""
+def _clients(url: tuple[str, int], tokens: list[str], seconds: float, keep: bool, out: Any) -> None:
+    """Every job a report per INTERVAL_S, spread evenly; over one connection each (`keep`), or a new one each time."""
     late: list[float] = []
 
     async def supervisor(index: int, start: float) -> None:
-        await asyncio.sleep(index / len(tokens) * interval)
-        number, due = 0, time.monotonic()
+        await asyncio.sleep(index / len(tokens) * INTERVAL_S)
+        number, due, streams = 0, time.monotonic(), None
         while due < start + seconds:
             number += 1
             content = body(number)
             head = f"POST /v1/jobs/{index + 1}/reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {tokens[index]}\r\n"
+            close = "" if keep else "Connection: close\r\n"
             began = time.monotonic()
-            reader, writer = await asyncio.open_connection(*url)
-            writer.write(f"{head}Connection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
-            answer = await reader.read()
-            writer.close()
+            reader, writer = streams = streams or await asyncio.open_connection(*url)
+            writer.write(f"{head}{close}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            answer = await reader.readuntil(b"}")
             if b" 202 " not in answer:
                 raise SystemExit(answer.decode())
+            if not keep:
+                writer.close()
+                streams = None
             late.append(time.monotonic() - began)
-            due += interval
+            due += INTERVAL_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def run() -> None:
@@ -153,35 +160,36 @@ def _clients(url: tuple[str, int], tokens: list[str], interval: float, seconds: 
     out.send((len(late), late[len(late) // 2], late[int(len(late) * 0.99)]))
 
 
-def bench_http(folder: str, jobs: int, seconds: float) -> dict[str, float]:
-    """Every job sends one report per 5 s; `status` of all jobs is asked twice a second."""
+def bench_http(folder: str, jobs: int, seconds: float, keep: bool) -> dict[str, float]:
+    """Every job sends one report per INTERVAL_S; `status` of all jobs is asked twice a second."""
     with world(folder, jobs) as (store, app, tokens):
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
+        server = uvicorn.Server(server_config(app, Settings()))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        arguments = (listener.getsockname(), tokens, 5.0, seconds + 5.0, theirs)
-        clients = context.Process(target=_clients, args=arguments)
+        clients = context.Process(
+            target=_clients, args=(listener.getsockname(), tokens, seconds + INTERVAL_S, keep, theirs)
+        )
         asker_ours, asker_theirs = context.Pipe()
         asker = context.Process(target=_ask_status, args=(listener.getsockname(), seconds, asker_theirs))
         clients.start()
         asker.start()
         thread.start()
-        time.sleep(5)  # every job has sent its first report now
+        time.sleep(INTERVAL_S)  # every job has sent its first report now
         cpu, wall, before = time.process_time(), time.monotonic(), _stored(store)
         time.sleep(seconds)
         cpu, wall, done = time.process_time() - cpu, time.monotonic() - wall, _stored(store) - before
         sent, median, p99 = ours.recv()
-        status = asker_ours.recv()
+        asked, status_median, status_p99 = asker_ours.recv()
         clients.join()
         asker.join()
         server.should_exit = True
         thread.join()
     return {
         "jobs": jobs, "reports_per_s": done / wall, "share_of_a_core": cpu / wall, "reports_per_cpu_s": done / cpu,
-        "answer_median_s": median, "answer_p99_s": p99, "status_median_s": status[0], "status_p99_s": status[1],
-        "sent": sent,
+        "answer_median_s": median, "answer_p99_s": p99, "status_asked": asked, "status_median_s": status_median,
+        "status_p99_s": status_p99, "sent": sent,
     }  # fmt: skip
 
 
@@ -201,7 +209,7 @@ def _ask_status(url: tuple[str, int], seconds: float, out: Any) -> None:
         connection.close()
         time.sleep(0.5)
     took.sort()
-    out.send((took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]))
+    out.send((len(took), took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]))
 
 
 def main() -> None:
@@ -220,8 +228,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             results[name] = bench_accepted(folder, 200, options.seconds, count)
             print(name, results[name], file=sys.stderr)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        results["http"] = bench_http(folder, options.jobs, max(10.0, options.seconds))
+    for name, keep in (("http_kept_connections", True), ("http_new_connections", False)):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            results[name] = bench_http(folder, options.jobs, max(10.0, options.seconds), keep)
+            print(name, results[name], file=sys.stderr)
     print(json.dumps({"cpus": os.cpu_count(), **results}, indent=2))
 
 

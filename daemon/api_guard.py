@@ -28,6 +28,7 @@ from slurm_elastic.trainer_shim.munge import MungeError
 from slurm_elastic.trainer_shim.wire import MAX_BODY
 
 from .auth import Unauthenticated
+from .local_socket import PREFIX
 
 LOG = logging.getLogger("slurm_elastic.api")
 BODY_TIMEOUT_S = 10.0
@@ -73,6 +74,12 @@ def target(request: Request) -> str:
     path = request.scope.get("raw_path") or request.url.path.encode()
     query = request.scope.get("query_string", b"")
     return (path.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
+
+
+def peer_uid(request: Request) -> int | None:
+    """uid of a caller on the Unix socket; None: the connection is another."""
+    host = request.client.host if request.client else ""
+    return int(host.removeprefix(PREFIX)) if host.startswith(PREFIX) else None
 
 
 def job_id(request: Request) -> int:

@@ -5,6 +5,7 @@ Whom it shows what is decided in reports/; here parameters are checked, and thre
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -20,8 +21,11 @@ from . import api_guard as guard
 from . import reports
 from .api_guard import Refused
 from .auth import Viewer
+from .reports.status import Board, shown, whole
 
 DAY_S = 86_400.0
+FRESH_S = 1.0
+"""Age up to which measurements in the status are shown again."""
 PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
 
 
@@ -37,6 +41,8 @@ class Views:
 
     def __init__(self, store: Store, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]) -> None:
         self.store, self.planner, self._viewer = store, planner, viewer
+        self._lock = threading.Lock()
+        self._board: tuple[int, float, Board] = (-1, 0.0, [])
 
     def table(self) -> list[tuple[str, str, guard.Handler]]:
         """Method, address and handler of each view."""
@@ -55,7 +61,7 @@ class Views:
         """All jobs that have not ended."""
         guard.only(request)
         viewer = await self._viewer(request)
-        return guard.reply({"jobs": await run_sync(reports.status, self.store, viewer, time.time())})
+        return guard.reply({"jobs": shown(await run_sync(self._whole), viewer)})
 
     async def job(self, request: Request) -> Response:
         """One job, ended or not."""
@@ -115,6 +121,16 @@ class Views:
         since = max(0.0, now - DAY_S) if start is None else start
         return guard.reply(await run_sync(lambda: report(self.store, viewer, now, start=since, end=end, job=jobs)))
 
+    def _whole(self) -> Board:
+        """All jobs, made anew when anything but a measurement has changed, or after FRESH_S: many may watch at once."""
+        with self._lock:
+            version, now = self.store.version, time.time()
+            known, at, board = self._board
+            if known != version or not 0 <= now - at < FRESH_S:
+                board = whole(self.store, now)
+                self._board = (version, now, board)
+            return board
+
     def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
         """A dry plan as this viewer may see it."""
         if viewer.admin:
@@ -123,6 +139,8 @@ class Views:
         for row in plan.get("jobs", []):
             job = self.store.job(row["job_id"])
             own = job is not None and job.uid == viewer.uid
+            if viewer.private and not own:
+                continue
             shown = row if own else {key: value if key in PLAN_PUBLIC else None for key, value in row.items()}
             rows.append({**shown, "own": own})
         return {"at": plan.get("at"), "jobs": rows}

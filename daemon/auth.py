@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hmac
 import os
-import pwd
 import secrets
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slurm_elastic.trainer_shim import munge
-from slurm_elastic.trainer_shim.errors import NotAllowed
+from slurm_elastic.trainer_shim.errors import ConfigError, NotAllowed
 
+from .operators import uids
 from .settings import Settings
 
 
@@ -25,22 +27,31 @@ class Unauthenticated(NotAllowed):
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Someone who asks. Admins (root, Slurm's user, `admins` of the settings) see and pin everyone's jobs."""
+    """Someone who asks. Admins (root, Slurm's user and operators, `admins` of the settings) see and pin everyone's."""
 
     uid: int
     admin: bool = False
+    private: bool = False
+    """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
 
 
 class Authenticator:
-    """Finds out who calls. Blocking (it asks munged): call it from a thread."""
+    """Finds out who calls. Blocking (it asks munged): call it from a thread.
 
-    def __init__(self, settings: Settings) -> None:
+    operators: uids of those who are Operator or Administrator in Slurm, as known now.
+    """
+
+    def __init__(self, settings: Settings, operators: Callable[[], Collection[int]] = tuple) -> None:
+        self._operators = operators
+        self._private = _hides_jobs(munge.slurm_conf_value("PrivateData", settings.slurm_conf or None) or "")
+        self._listen_socket = settings.listen_socket
+        self._ca = _certificates(settings.tls_ca) if settings.tls_ca else ""
         self._socket = settings.munge_socket or None
         if self._socket is None and settings.slurm_conf:
             self._socket = munge.default_socket(settings.slurm_conf)
         self._only_uid = os.geteuid() if settings.user_mode else None
         self._secret = secrets.token_urlsafe(32) if settings.user_mode else None
-        self._admins = {0, os.geteuid(), *_uids((*settings.admins, _slurm_user(settings)))}
+        self._admins = {0, os.geteuid(), *uids((*settings.admins, _slurm_user(settings)))}
 
     def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
         """The caller of a request to `target` (path and query as sent).
@@ -62,15 +73,18 @@ class Authenticator:
             raise Unauthenticated(str(error)) from None
         if not hmac.compare_digest(caller.payload, munge.bind(method, target, body)):
             raise Unauthenticated("the credential was made for another request; make one for each")
-        if self._only_uid is not None and caller.uid != self._only_uid:
-            raise NotAllowed(
-                f"this selasticd serves uid {self._only_uid} only, who started it; you are uid {caller.uid}"
-            )
-        return self.viewer(caller.uid)
+        return self.local(caller.uid)
+
+    def local(self, uid: int) -> Viewer:
+        """A caller whose uid is known: MUNGE has proven it, or the kernel. Raises NotAllowed."""
+        if self._only_uid is not None and uid != self._only_uid:
+            raise NotAllowed(f"this selasticd serves uid {self._only_uid} only, who started it; you are uid {uid}")
+        return self.viewer(uid)
 
     def viewer(self, uid: int) -> Viewer:
         """What this uid may see."""
-        return Viewer(uid, uid in self._admins)
+        admin = uid in self._admins or uid in self._operators()
+        return Viewer(uid, admin, self._private and not admin)
 
     def client_values(self, url: str) -> dict[str, Any]:
         """What client.json has to hold for callers to reach and to trust this daemon.
@@ -78,6 +92,8 @@ class Authenticator:
         With a `secret` in it (user mode) the file must be readable by its owner only.
         """
         values: dict[str, Any] = {"url": url, "uid": os.geteuid()}
+        values |= {"socket": self._listen_socket} if self._listen_socket else {}
+        values |= {"ca": self._ca} if self._ca else {}
         return values if self._secret is None else {**values, "secret": self._secret}
 
 
@@ -93,14 +109,13 @@ def _slurm_user(settings: Settings) -> str:
     return munge.slurm_conf_value("SlurmUser", settings.slurm_conf or None) or "root"
 
 
-def _uids(users: tuple[str, ...]) -> set[int]:
-    found = set()
-    for user in users:
-        if user.isdigit():
-            found.add(int(user))
-        else:
-            try:
-                found.add(pwd.getpwnam(user.partition("(")[0]).pw_uid)
-            except KeyError:
-                continue  # a name that is unknown here can call nobody
-    return found
+def _hides_jobs(private: str) -> bool:
+    """Whether Slurm's PrivateData hides others' jobs."""
+    return bool({"jobs", "all"} & set(private.lower().split(",")))
+
+
+def _certificates(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tls_ca={path} cannot be read ({error}); accepted: certificates in PEM") from None

@@ -7,6 +7,7 @@ Limit: one daemon per state directory (a lock file sees to that) and one per dat
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -32,7 +33,9 @@ from .auth import Authenticator
 from .bell import Bell
 from .controller import DaemonController, Jobs
 from .leader import Leader, leading
+from .local_socket import PeerProtocol, bound
 from .notify import Notifier, stalled
+from .operators import Operators
 from .registry import Registry
 from .resize.bounds import Bounds
 from .rounds import Rounds
@@ -45,6 +48,8 @@ log = logging.getLogger(__name__)
 
 TIDY_S = 3600.0
 """Seconds between two clean-ups of the database."""
+KEEP_ALIVE_S = 75
+"""How long a connection may lie idle: longer than supervisors are silent."""
 STOP_S = 5
 """How long requests under way may take when the daemon stops."""
 
@@ -59,9 +64,11 @@ class Daemon:
         store: Store,
         bounds: Bounds | None = None,
         confirm: Callable[[], object] = lambda: None,
+        operators: Operators | None = None,
     ) -> None:
         """confirm: raises unless this daemon may act at this moment; asked before each act."""
         self.settings, self.store = settings, store
+        self.operators = operators
         self._tidied = -TIDY_S
         self._progressed = time.monotonic()
         self.bell = Bell()
@@ -75,6 +82,8 @@ class Daemon:
         if self.rounds.run():
             self.ticker.wake()  # what it changed is seen by the next one
         self._progressed = time.monotonic()
+        if self.operators is not None:
+            self.operators.look()
         if time.monotonic() - self._tidied >= TIDY_S:
             self._tidied = time.monotonic()
             self.tidy(time.time())
@@ -138,13 +147,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT."""
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)
-    with _alone(settings) as lock_file, _listening(settings) as listener:
+    with _alone(settings) as lock_file, _listening(settings) as listener, bound(settings.listen_socket) as local:
         # Before the store writes anything: who cannot prove callers' identities must not start at all.
-        authenticator = Authenticator(settings)
+        operators = Operators(CommandClient(settings.slurm_conf).operators)
+        authenticator = Authenticator(settings, lambda: operators.uids)
         notifier = Notifier()
         waiting = notifier.standing_by
         with leading(settings.database_url, lock_file, settings.lease_s, waiting) as leader:
-            _lead(settings, listener, authenticator, leader, notifier)
+            _lead(settings, [listener, *filter(None, [local])], (authenticator, operators), leader, notifier)
             lost = leader.lost
         notifier.close()
     log.info("selasticd has stopped")
@@ -152,48 +162,70 @@ def serve(settings: Settings) -> int:
 
 
 def _lead(
-    settings: Settings, listener: socket.socket, authenticator: Authenticator, leader: Leader, notifier: Notifier
+    settings: Settings,
+    listeners: list[socket.socket],
+    callers: tuple[Authenticator, Operators],
+    leader: Leader,
+    notifier: Notifier,
 ) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
-    store = Store.open(settings.database_url, leader.fence)
-    daemon = Daemon(settings, CommandClient(settings.slurm_conf), store, confirm=lambda: leader.confirm(store))
+    store, (authenticator, operators) = Store.open(settings.database_url, leader.fence), callers
+    client = CommandClient(settings.slurm_conf)
+    daemon = Daemon(settings, client, store, confirm=lambda: leader.confirm(store), operators=operators)
     try:
         app = create_app(store, daemon.controller, settings, authenticator)
-        listener.listen(2048)
-        url = address(settings, listener)
+        for listener in listeners:
+            listener.listen(2048)
+        url = address(settings, listeners[0])
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
         store.add_event(0, "started", "selasticd", {"lease": leader.fence, "url": url}, time.time())
         server = _Server(app, daemon, notifier)
         leader.on_lost(server.end)
         daemon.start()
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     finally:
         notifier.stopping()
         daemon.stop()
+
+
+def server_config(app: Any, settings: Settings) -> uvicorn.Config:
+    """How the API is served."""
+    return uvicorn.Config(
+        app,
+        http=PeerProtocol,
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=STOP_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        server_header=False,
+        # Who calls from this host must not say that it is someone else.
+        proxy_headers=False,
+    )
 
 
 class _Server(uvicorn.Server):
     """uvicorn with our signals: the first asks for a clean stop, the second for a quick one."""
 
     def __init__(self, app: Any, daemon: Daemon, notifier: Notifier) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=STOP_S,
-                timeout_keep_alive=75,
-                server_header=False,
-            )
-        )
+        super().__init__(server_config(app, daemon.settings))
         self._daemon, self._notifier = daemon, notifier
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell systemd once requests are answered."""
-        await super().startup(sockets)
+        """Serve the Unix socket too, without TLS; tell systemd once requests are answered."""
+        sockets = sockets or []
+        await super().startup([each for each in sockets if each.family != socket.AF_UNIX])
+        for each in sockets:
+            if each.family == socket.AF_UNIX and self.started:
+                server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=each, backlog=2048)
+                self.servers.append(server)
         self._notifier.ready(self._daemon.status())
+
+    def _protocol(self) -> PeerProtocol:
+        return PeerProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn's own turn, ten times a second: a sign of life from the event loop, while rounds end in time."""
@@ -306,10 +338,11 @@ def address(settings: Settings, listener: socket.socket) -> str:
     """The URL that clients are told."""
     if settings.url:
         return settings.url
+    scheme = "https" if settings.tls_cert else "http"
     host, port = settings.address[0], listener.getsockname()[1]
     if host in ("", "0.0.0.0", "::"):
         host = socket.getfqdn()
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def write_client_file(settings: Settings, values: dict[str, Any]) -> Path:

@@ -78,6 +78,21 @@ class Settings:
     url: str = text("", r"|https?://\S+", "a URL such as http://head.cluster:6850, or nothing")
     """Where clients find the daemon, as written to client.json. Empty: made from `listen`."""
 
+    listen_socket: str = text("", *_PATH)
+    """Unix socket for callers on this host, such as /run/slurm-elastic/selasticd.sock. The kernel says who they are, so
+    they need no MUNGE. Empty: none."""
+
+    tls_cert: str = text("", *_PATH)
+    """Certificate (PEM, with the chain behind it) for HTTPS on `listen`. Empty: plain HTTP. Its name must be the host
+    in `url`."""
+
+    tls_key: str = text("", *_PATH)
+    """Private key (PEM) of `tls_cert`, readable by the daemon's user alone."""
+
+    tls_ca: str = text("", *_PATH)
+    """Certificates (PEM) of who signed `tls_cert`; they reach clients in client.json. Empty: clients trust what their
+    system trusts."""
+
     state_dir: str = text("/var/lib/slurm-elastic", r"/.*", "an absolute path")
     """Directory of the database and of client.json, owned by the daemon's user, on a local disk."""
 
@@ -96,7 +111,8 @@ class Settings:
     """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
 
     admins: tuple[str, ...] = names()
-    """Users (names or uids) who see and pin everyone's jobs, beside root and Slurm's own user."""
+    """Users (names or uids) who see and pin everyone's jobs, beside root, Slurm's own user, and whoever is Operator or
+    Administrator in Slurm."""
 
     partitions: tuple[str, ...] = names()
     """Partitions whose jobs may be elastic. Empty: all."""
@@ -244,6 +260,9 @@ def check(values: Mapping[str, Any]) -> Settings:
     settings = Settings(**{key: _value(key, value) for key, value in values.items()})
     if settings.address[1] > 65535:
         raise ConfigError(f"listen={settings.listen} is not accepted; accepted: a port from 0 to 65535")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        given, missing = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
+        raise ConfigError(f"{missing} is missing; accepted: both it and {given}, or neither")
     if settings.min_round_gap_s > settings.round_interval_s:
         raise ConfigError(
             f"min_round_gap_s={settings.min_round_gap_s:g} is above round_interval_s={settings.round_interval_s:g}; "

@@ -113,6 +113,8 @@ class Database:
         self.fence: Callable[[Connection], None] | None = None
         """Called within every transaction that writes; raises where this process may write no more."""
         self.lock = threading.RLock()
+        self.version = 0
+        """Number of this process's commits that changed more than measurements."""
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -121,12 +123,17 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """A transaction that is on the disk when the block has ended, or not there at all when it raised."""
-        with self.errors(), self.lock, self._writing.begin() as connection:
-            if self.fence is not None:
-                self.fence(connection)
-            yield connection
+    def write(self, *, counts: bool = True) -> Iterator[Connection]:
+        """A transaction that is on the disk when the block has ended, or not there at all when it raised.
+
+        counts: whether `version` tells of it.
+        """
+        with self.errors(), self.lock:
+            with self._writing.begin() as connection:
+                if self.fence is not None:
+                    self.fence(connection)
+                yield connection
+            self.version += counts
 
     @contextmanager
     def errors(self) -> Iterator[None]:

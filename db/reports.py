@@ -126,13 +126,13 @@ class ReportsPart(Allocations):
         # of the memory wait for no commit: `status` of thousands of jobs would meet one at every job.
         with self._db.lock:
             try:
-                with self._db.write() as connection:
+                with self._db.write(counts=False) as connection:
                     self._insert_all(connection, batch)
                 kept = batch
             except StoreError as error:
                 if not _blames_a_record(error):
                     raise
-                with self._db.write() as connection:
+                with self._db.write(counts=False) as connection:
                     kept = [submission for submission in batch if self._insert_alone(connection, submission)]
             with self._memory:
                 for submission in kept:

@@ -52,6 +52,11 @@ class Store(Jobs, Retention, Decisions, History):
         with self._db.write():
             return
 
+    @property
+    def version(self) -> int:
+        """Changes with all that is stored here but reports: who remembers an answer sees whether it still holds."""
+        return self._db.version
+
     def close(self) -> None:
         """Commit the reports that wait, and let the database go."""
         self._writer.close()

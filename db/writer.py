@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,8 @@ from slurm_elastic.trainer_shim.wire import Report
 
 MAX_BATCH = 2_000
 """Most submissions in one transaction, so that readers of the write lock are not kept waiting."""
+GATHER_S = 0.025
+"""Shortest time between two commits while reports keep coming, so that many share what a commit costs."""
 MAX_WAITING = 20_000
 """Submissions that may wait for the disk before new ones are refused."""
 
@@ -66,9 +69,12 @@ class ReportWriter:
             self._thread.join()
 
     def _run(self) -> None:
-        closing = False
+        closing, committed = False, 0.0
         while not closing:
             item = self._waiting.get()
+            if item is not None and item.waiter is not None:
+                # Whoever waits in an event loop waits without holding anything up. A first report never waits.
+                time.sleep(max(0.0, min(GATHER_S, committed + GATHER_S - time.monotonic())))
             batch: list[Submission] = []
             while True:
                 if item is None:
@@ -82,6 +88,7 @@ class ReportWriter:
                 except queue.Empty:
                     break
             self._settle(batch)
+            committed = time.monotonic()
 
     def _settle(self, batch: list[Submission]) -> None:
         error: BaseException | None = None

@@ -1,7 +1,8 @@
 """The HTTP client of selasticd, for supervisors and the command line. Standard library only.
 
-One request, one answer, no retry: who calls knows whether and when to try again. Proxies of the environment are left
-alone (the daemon is on the cluster's own network), and redirects are refused (a token must not follow one).
+One request, one answer, no retry: who calls knows whether and when to try again. A thread keeps its connection for its
+next request; one that the daemon has closed meanwhile is made anew, which no caller notices. Proxies of the environment
+are left alone (the daemon is on the cluster's own network), and redirects are refused (a token must not follow one).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import urllib.error
-import urllib.request
+import socket
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -48,7 +49,7 @@ class Client:
         self._url = url
         self._munge_socket = munge_socket
         self._timeout = timeout
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+        self._kept = threading.local()
 
     def get(self, path: str, token: str | None = None, timeout: float | None = None) -> dict[str, Any] | None:
         """The answer's JSON; None when there is nothing (204). Raises as the module's exceptions say."""
@@ -77,44 +78,123 @@ class Client:
         self, method: str, path: str, body: bytes, token: str | None, timeout: float | None
     ) -> dict[str, Any] | None:
         url, values = self._place()
-        request = urllib.request.Request(url + path, data=body if method == "POST" else None, method=method)
-        request.add_header("Authorization", self._authorization(method, path, body, token, values))
-        request.add_header("Accept", "application/json")
-        if method == "POST":
-            request.add_header("Content-Type", "application/json")
+        timeout = self._timeout if timeout is None else timeout
         try:
-            with self._opener.open(request, timeout=self._timeout if timeout is None else timeout) as answer:
-                text = answer.read(MAX_ANSWER + 1)
-                if len(text) > MAX_ANSWER:
-                    raise ElasticError(
-                        f"selasticd at {url} answers {path} with more than {MAX_ANSWER} bytes; ask for less"
-                    )
-                return json.loads(text) if text and answer.status != 204 else None
-        except urllib.error.HTTPError as error:
-            with error:
-                _refused(url, error)
+            status, headers, text = self._exchange(method, path, body, token, (url, values), timeout)
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
+            # urllib's name for what is wrong inside an exception without words.
+            reason = str(error) or type(error).__name__
             raise DaemonUnreachable(f"selasticd at {url} does not answer ({reason}); is it running?") from None
+        if not 200 <= status < 300:
+            _refused(url, status, headers, text)
+        if len(text) > MAX_ANSWER:
+            raise ElasticError(f"selasticd at {url} answers {path} with more than {MAX_ANSWER} bytes; ask for less")
+        try:
+            return json.loads(text) if text and status != 204 else None
         except ValueError:
             raise DaemonUnreachable(f"what answers at {url} is not selasticd (its answer is not JSON)") from None
+
+    def _exchange(
+        self, method: str, path: str, body: bytes, token: str | None, place: tuple[str, dict[str, Any]], timeout: float
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """Status, headers and body of the answer. Raises OSError or HTTPException."""
+        url, values = place
+        while True:
+            connection, used = self._connection(url, values, timeout)
+            headers = {"Accept": "application/json"}
+            # Made anew for each try: a credential counts once.
+            authorization = self._authorization(method, path, body, token, values)
+            if authorization:
+                headers["Authorization"] = authorization
+            if method == "POST":
+                headers["Content-Type"] = "application/json"
+            try:
+                connection.request(method, urlsplit(url).path + path, body if method == "POST" else None, headers)
+                answer = connection.getresponse()
+                text = answer.read(MAX_ANSWER + 1)
+            except (ConnectionError, http.client.BadStatusLine):
+                self.close()
+                if not used:
+                    raise
+                continue  # closed by the daemon while it lay idle
+            except BaseException:
+                self.close()
+                raise
+            if answer.will_close or len(text) > MAX_ANSWER:
+                self.close()
+            return answer.status, answer.headers, text
+
+    def _connection(self, url: str, values: dict[str, Any], timeout: float) -> tuple[http.client.HTTPConnection, bool]:
+        """This thread's connection, and whether it has been used before."""
+        key = (os.getpid(), url, values.get("socket"))  # a child has its parent's, and must not speak on it
+        kept = getattr(self._kept, "connection", None)
+        if kept is not None and kept[0] == key:
+            connection: http.client.HTTPConnection = kept[1]
+            connection.timeout = timeout
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout)
+                return connection, True
+            return connection, False
+        if kept is not None and kept[0][0] == key[0]:
+            kept[1].close()
+        connection = _made(url, values, timeout)
+        self._kept.connection = (key, connection)
+        return connection, False
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        kept = getattr(self._kept, "connection", None)
+        if kept is not None and kept[0][0] == os.getpid():
+            kept[1].close()
+        self._kept.connection = None
 
     def _authorization(self, method: str, path: str, body: bytes, token: str | None, values: dict[str, Any]) -> str:
         if token is not None:
             return f"Bearer {token}"
+        if _unix(values):
+            return ""  # the kernel tells the daemon who calls
         if "secret" in values:
             return f"Secret {values['secret']}"
         credential = munge.encode(munge.bind(method, path, body), self._munge_socket, only_uid=values.get("uid"))
         return f"MUNGE {credential}"
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
+def _unix(values: dict[str, Any]) -> str:
+    """The Unix socket to call the daemon by: the one that the client file names, where it is on this host."""
+    path = str(values.get("socket", ""))
+    return path if path and os.access(path, os.W_OK) else ""
+
+
+def _made(url: str, values: dict[str, Any], timeout: float) -> http.client.HTTPConnection:
+    """A connection that is not open yet."""
+    path, parts = _unix(values), urlsplit(url)
+    if path:
+        return _UnixConnection(path, timeout)
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=timeout)
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cadata=values.get("ca"))
+    except (ssl.SSLError, ValueError, TypeError) as error:
+        raise ConfigError(f"ca of the client file cannot be read ({error}); accepted: certificates in PEM") from None
+    return http.client.HTTPSConnection(str(parts.hostname), parts.port, timeout=timeout, context=context)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("selasticd", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def _file() -> dict[str, Any]:
-    """The first client file that is there: `url`, and optionally `uid` (the daemon's) and `secret` (user mode)."""
+    """The first client file that is there: `url`, and optionally `uid` (the daemon's), `secret` (user mode), `socket`
+    (a Unix socket on the daemon's own host) and `ca` (who signed the daemon's certificate, PEM)."""
     named = os.environ.get("SELASTIC_CLIENT_CONF")
     for place in [named] if named else [SITE_FILE, USER_FILE]:
         path = Path(os.path.expanduser(place))  # noqa: PTH111 - Path.expanduser raises where there is no home
@@ -136,20 +216,20 @@ def _file() -> dict[str, Any]:
 _FORM = '{"url": "http://HOST:PORT"}'
 
 
-def _refused(url: str, error: urllib.error.HTTPError) -> NoReturn:
+def _refused(url: str, status: int, headers: http.client.HTTPMessage, text: bytes) -> NoReturn:
     try:
-        sentence = str(json.loads(error.read(1 << 16))["error"])
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
-        sentence = f"selasticd at {url} answers {error.code} {error.reason}"
-    if error.code == 401:
+        sentence = str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        sentence = f"selasticd at {url} answers {status} {http.client.responses.get(status, '')}".rstrip()
+    if status == 401:
         raise TokenRefused(sentence)
-    if error.code == 403:
+    if status == 403:
         raise NotAllowed(sentence)
-    if error.code == 404:
+    if status == 404:
         raise NotFound(sentence)
-    if error.code in (429, 503):
-        after = error.headers.get("Retry-After", "")
+    if status in (429, 503):
+        after = headers.get("Retry-After", "")
         raise Busy(sentence, float(after) if after.isdigit() else 5.0)
-    if error.code >= 500:
-        raise DaemonUnreachable(f"selasticd at {url} has failed ({error.code}: {sentence})")
+    if status >= 500:
+        raise DaemonUnreachable(f"selasticd at {url} has failed ({status}: {sentence})")
     raise ElasticError(sentence)

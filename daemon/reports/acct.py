@@ -44,6 +44,8 @@ def acct(
         if owner is None:
             continue
         seen = may_see(viewer, owner)
+        if viewer.private and not seen:
+            continue
         if user and not (seen and user in (owner.user, str(owner.uid))):
             continue
         state = _state(allocation, following, owner)

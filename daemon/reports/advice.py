@@ -122,7 +122,8 @@ class Waited:
 def advice(
     store: Store, viewer: Viewer, now: float, *, start: float, end: float | None = None, job: Iterable[int] = ()
 ) -> dict[str, Any]:
-    """`moves`, `jobs` and `waited` of the jobs that the viewer may see, `cluster`: the sums over all of them.
+    """`moves`, `jobs` and `waited` of the jobs that the viewer may see, `cluster`: the sums over all of them
+    (over one's own where Slurm hides others').
 
     start, end: the window in unix seconds; job: only these ids (empty: all), also in the sums.
     """
@@ -134,22 +135,25 @@ def advice(
         for stretch in stretched(store.decisions_within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
-    total, rows, moves = Sum(), [], []
+    total, rows, moves, counted = Sum(), list[dict[str, Any]](), list[dict[str, Any]](), 0
     for job_id, some in groupby(stretches, key=lambda stretch: stretch.decision.job_id):
         mine, whole = list(some), Sum()
         for stretch in mine:
             whole.add(stretch)
-        total.merge(whole)
         owner = jobs[job_id]
-        if may_see(viewer, owner):
+        seen = may_see(viewer, owner)
+        if seen or not viewer.private:
+            total.merge(whole)
+            counted += 1
+        if seen:
             who = _who(owner, viewer)
             rows.append(who | whole.told() | _means(whole))
             moves += [who | _move(run) for run in runs(mine)]
     acted = sum(stretch.decision.mode == "act" for stretch in stretches)
-    seen = [entry.told() for entry in waited(stretches) if _visible(viewer, jobs.get(entry.job_id))]
-    cluster = total.told() | {"jobs": len({stretch.decision.job_id for stretch in stretches})}
+    known = [entry.told() for entry in waited(stretches) if _visible(viewer, jobs.get(entry.job_id))]
+    cluster = total.told() | {"jobs": counted}
     return {"start": start, "end": end, "acted": acted, "cluster": cluster, "jobs": rows, "moves": moves,
-            "waited": seen}  # fmt: skip
+            "waited": known}  # fmt: skip
 
 
 def stretched(decisions: Sequence[DecisionRow], start: float, end: float, jobs: Mapping[int, JobRow]) -> list[Stretch]:

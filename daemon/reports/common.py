@@ -1,6 +1,7 @@
 """What every report shares: who may see what, the reason's words, a row per job.
 
-Promise: a row of another user's job holds its id, its state and its number of GPUs, and None everywhere else.
+Promise: a row of another user's job holds its id, its state and its number of GPUs, and None everywhere else; where
+Slurm's PrivateData hides jobs there is no such row.
 Limit: the viewer is taken at its word; the API says who it is.
 """
 
@@ -39,6 +40,11 @@ class Viewer(Protocol):
     @property
     def admin(self) -> bool: ...
 
+    @property
+    def private(self) -> bool:
+        """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
+        ...
+
 
 def may_see(viewer: Viewer, job: JobRow) -> bool:
     """Whether the viewer sees all of this job: its owner and admins do."""
@@ -72,6 +78,8 @@ def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
     """The job, for someone who may see all of it. Raises NotFound or NotAllowed with one sentence."""
     job = known_job(store, job_id)
     if not may_see(viewer, job):
+        if viewer.private:
+            raise NotFound(not_known([job_id]))
         raise NotAllowed(f"job {job_id} belongs to another user; only its owner and admins see why it has what it has")
     return job
 

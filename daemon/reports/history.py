@@ -61,6 +61,8 @@ def plan(store: Store, viewer: Viewer) -> dict[str, Any]:
         job = jobs.get(decision.job_id)
         if job is None:
             continue
+        if viewer.private and not may_see(viewer, job):
+            continue
         times.append(decision.at)
         row = plan_row(decision, job) | {"own": viewer.uid == job.uid}
         if not may_see(viewer, job):

@@ -7,14 +7,15 @@ job is as old as the daemon's last round.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_elastic.trainer_shim import request as elastic_request
 from slurm_elastic.trainer_shim.errors import RequestError
 
 from ..reasons import bottleneck_text
 from . import evidence
-from .common import Viewer, known_job, may_see, reason_text, redacted
+from .common import Viewer, known_job, may_see, reason_text, redacted, visible_job
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, JobRow
@@ -28,6 +29,13 @@ _PROGRESS = (
 """What comes from a job's last report."""
 
 
+class HasUid(Protocol):
+    """A viewer, or a job as its own owner."""
+
+    @property
+    def uid(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What the store says of a job besides its record: read for all jobs at once, or for one."""
@@ -37,12 +45,44 @@ class Standing:
     opened: IntentRow | None
 
 
+@lru_cache(maxsize=8192)
+def _asked(text: str) -> dict[str, int | None]:
+    """Bounds of a request's text; it never changes, and thousands are shown at once."""
+    keys = ("min_gpus", "max_gpus", "min_batch", "max_batch")
+    try:
+        request = elastic_request.parse(text)
+    except RequestError:
+        return dict.fromkeys(keys)
+    return {key: getattr(request, key) for key in keys}
+
+
 def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -> list[dict[str, Any]]:
     """A row per job by job id; times in unix seconds, durations in seconds, rates over the whole job.
 
     Another user's row keeps its id, state and GPUs only.
     """
-    rows = []
+    return shown(whole(store, now, active_only), viewer)
+
+
+Board = list[tuple["JobRow", dict[str, Any]]]
+"""Every job with its row in full, for nobody's eyes yet."""
+
+
+def shown(board: Board, viewer: Viewer) -> list[dict[str, Any]]:
+    """What of it this viewer may see."""
+    found = []
+    for job, row in board:
+        mine = row | {"own": viewer.uid == job.uid}
+        if may_see(viewer, job):
+            found.append(mine)
+        elif not viewer.private:
+            found.append(redacted(mine))
+    return found
+
+
+def whole(store: Store, now: float, active_only: bool = True) -> Board:
+    """The rows of `status`, in full."""
+    rows: Board = []
     opened = {intent.directive.job_id: intent for intent in store.open_intents()}
     used = store.all_in_use()
     decided = {decision.job_id: decision for decision in store.current_decisions()}
@@ -52,19 +92,18 @@ def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -
             decided.get(job.job_id) if active_only else store.decision(job.job_id),
             opened.get(job.job_id),
         )
-        row = job_row(store, job, viewer, now, standing)
-        rows.append(row if may_see(viewer, job) else redacted(row))
+        rows.append((job, job_row(store, job, job, now, standing)))
     return rows
 
 
 def job(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, Any]:
     """The row of one job, ended or not. Raises NotFound."""
-    found = known_job(store, job_id)
+    found = visible_job(store, job_id, viewer) if viewer.private else known_job(store, job_id)
     row = job_row(store, found, viewer, now)
     return row if may_see(viewer, found) else redacted(row)
 
 
-def job_row(store: Store, job: JobRow, viewer: Viewer, now: float, standing: Standing | None = None) -> dict[str, Any]:
+def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, standing: Standing | None = None) -> dict[str, Any]:
     """Everything known about one job, in one object."""
     standing = standing or Standing(store.in_use(job.job_id), store.decision(job.job_id), store.open_intent(job.job_id))
     used, decision = standing.used, standing.decision
@@ -86,7 +125,7 @@ def job_row(store: Store, job: JobRow, viewer: Viewer, now: float, standing: Sta
         "detail": job.detail,
         "pinned": store.pinned(job.job_id),
     }
-    row |= _bounds(job) | _held(job, used, decision) | _progress(store, job)
+    row |= _asked(job.request) | _held(job, used, decision) | _progress(store, job)
     row |= _target(job, decision, standing.opened)
     row["speedup"] = _speedup(store, job, decision, row)
     return row
@@ -96,15 +135,6 @@ def _elapsed(job: JobRow, now: float) -> float | None:
     if job.start_time is None:
         return None
     return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)
-
-
-def _bounds(job: JobRow) -> dict[str, Any]:
-    keys = ("min_gpus", "max_gpus", "min_batch", "max_batch")
-    try:
-        request = elastic_request.parse(job.request)
-    except RequestError:
-        return dict.fromkeys(keys)
-    return {key: getattr(request, key) for key in keys}
 
 
 def _held(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> dict[str, Any]:

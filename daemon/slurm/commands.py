@@ -140,6 +140,14 @@ class CommandClient:
             if not _NO_RESERVATION.search(str(error)):
                 raise
 
+    def operators(self) -> frozenset[str]:
+        """Names of the users who are Operator or Administrator in Slurm; none without slurmdbd."""
+        done = self._run(["sacctmgr", "-n", "-P", "show", "user", "format=User,AdminLevel"])
+        if done.returncode != 0:
+            raise _no_answer(done, "sacctmgr")
+        rows = (line.partition("|") for line in done.stdout.splitlines())
+        return frozenset(name for name, _, level in rows if level.lower().startswith(("operator", "admin")))
+
     def _update(self, job_id: int, *what: str) -> None:
         self._scontrol(["update", f"JobId={_job_id(job_id)}", *what], f"change job {job_id}")
 

@@ -9,6 +9,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.sandbox.config import ACCOUNT
+from slurm_elastic.daemon.slurm import CommandClient
 
 OWNER, DAEMON = "games", "nobody"
 """Who has the job, and as whom the daemon runs."""
@@ -105,3 +106,5 @@ def test_an_operator_can_too(cluster: Cluster) -> None:
     assert all(cluster.actions(job).values())
     assert not cluster.drains()
     assert not cluster.may("scontrol", "reconfigure")
+    # As selasticd learns whom else to take for an admin.
+    assert DAEMON in CommandClient(str(cluster.sandbox.layout.slurm_conf)).operators()

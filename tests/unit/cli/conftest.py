@@ -27,6 +27,7 @@ class Viewer:
 
     uid: int
     admin: bool = False
+    private: bool = False
 
 
 def at(clock: str) -> float:

@@ -1,0 +1,61 @@
+"""The daemon's Unix socket: callers of this host, known by the kernel's word.
+
+Promise: a uid comes from SO_PEERCRED of the connection and from nothing that the caller sends. Limit: Linux.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from slurm_elastic.trainer_shim.errors import ConfigError
+
+PREFIX = "uid:"
+_HTTP: Any = AutoHTTPProtocol
+
+
+class PeerProtocol(_HTTP):  # type: ignore[misc]  # uvicorn chooses the class when it is imported
+    """HTTP, with "uid:NUMBER" as the client of a connection over a Unix socket."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """A new connection."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family == socket.AF_UNIX:
+            self.client = (f"{PREFIX}{peer(connection)}", 0)
+
+
+def peer(connection: socket.socket) -> int:
+    """uid of the process at the other end, as it was when it connected."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)
+
+
+@contextlib.contextmanager
+def bound(path: str) -> Iterator[socket.socket | None]:
+    """The socket at this path, open to every user; None without a path. The caller holds the daemon's lock, so what is
+    there already is left from before. Raises ConfigError."""
+    if not path:
+        yield None
+        return
+    place = Path(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if place.is_socket():
+                place.unlink()
+            listener.bind(path)
+            place.chmod(0o666)
+        except OSError as error:
+            raise ConfigError(f"listen_socket={path} cannot be used ({error.strerror or error})") from None
+        try:
+            yield listener
+        finally:
+            place.unlink(missing_ok=True)

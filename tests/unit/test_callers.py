@@ -1,0 +1,236 @@
+"""How callers reach selasticd and are known: kept connections, Unix socket, TLS; Slurm's operators and PrivateData.
+
+A real server (uvicorn, as the daemon runs it) and the real client; MUNGE is in tests/cluster/test_auth.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from api_world import ADA, BOB, FakeController, job
+from waiting import wait_until
+
+from slurm_elastic.daemon import reports
+from slurm_elastic.daemon.api import create_app
+from slurm_elastic.daemon.auth import Authenticator, Viewer
+from slurm_elastic.daemon.local_socket import bound
+from slurm_elastic.daemon.notify import Notifier
+from slurm_elastic.daemon.operators import Operators
+from slurm_elastic.daemon.service import _Server
+from slurm_elastic.daemon.settings import Settings, check
+from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.client import Client
+from slurm_elastic.trainer_shim.errors import ConfigError, DaemonUnreachable, NotFound, SlurmUnreachable
+
+
+class Seen(FakeController):
+    """A daemon with one job of ours."""
+
+    def owner(self, job_id: int) -> tuple[int, str] | None:
+        return (os.geteuid(), "me") if job_id == 7 else None
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[_Server, int]]]:
+    """Serves the API with these settings on a free port and the settings' Unix socket."""
+    running: list[tuple[_Server, threading.Thread]] = []
+    listeners: list[Any] = []
+    store = Store.open(f"sqlite:///{tmp_path / 'a.db'}")
+    store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
+
+    def start(**values: object) -> tuple[_Server, int]:
+        settings = Settings(**values)  # type: ignore[arg-type]
+        app = create_app(store, Seen(), settings, Authenticator(settings))
+        daemon = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", bell=SimpleNamespace(close=int))
+        server = _Server(app, daemon, Notifier({}))  # type: ignore[arg-type]
+        tcp = socket.create_server(("127.0.0.1", 0))
+        local = bound(settings.listen_socket)
+        unix = local.__enter__()
+        if unix is not None:
+            unix.listen(16)
+        listeners.append((tcp, local))
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [tcp, *filter(None, [unix])]})
+        thread.start()
+        running.append((server, thread))
+        return server, tcp.getsockname()[1]
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(60)
+    for tcp, local in listeners:
+        tcp.close()
+        local.__exit__(None, None, None)
+    store.close()
+
+
+def test_a_connection_is_kept_and_made_anew(serve: Callable[..., tuple[_Server, int]]) -> None:
+    """Requests of a thread share a connection; one that the daemon has closed is replaced without anyone noticing."""
+    server, port = serve()
+    client = Client(f"http://127.0.0.1:{port}")
+    for _ in range(3):
+        assert client.get("/v1/health", token="x")["status"] == "ok"
+    assert len(server.server_state.connections) == 1
+    other: list[Any] = []
+    thread = threading.Thread(target=lambda: other.append(client.get("/v1/health", token="x")))
+    thread.start()
+    thread.join()
+    assert other[0]["status"] == "ok"
+    for connection in list(server.server_state.connections):
+        connection.loop.call_soon_threadsafe(connection.transport.close)
+    wait_until(lambda: not server.server_state.connections, 60)
+    assert client.get("/v1/health", token="x")["status"] == "ok"
+    client.close()
+    wait_until(lambda: not server.server_state.connections, 60)
+
+
+def client_file(path: Path, monkeypatch: pytest.MonkeyPatch, **values: object) -> Client:
+    """A client that reads this file."""
+    (path / "client.json").write_text(json.dumps(values))
+    monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(path / "client.json"))
+    monkeypatch.delenv("SELASTIC_URL", raising=False)
+    return Client()
+
+
+def test_the_unix_socket_knows_its_callers(
+    serve: Callable[..., tuple[_Server, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No MUNGE, no secret: the kernel says who calls, and a caller's own word for it counts nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = f"{folder}/s.sock"
+        _, port = serve(listen_socket=path)
+        client = client_file(Path(folder), monkeypatch, url=f"http://127.0.0.1:{port}", socket=path)
+        rows = {row["job_id"]: row for row in client.get("/v1/jobs")["jobs"]}
+        assert rows[7]["own"] and not rows[8]["own"]
+        assert client.post("/v1/wake") == {}
+        if os.geteuid() == 0:
+            child = "import os; from slurm_elastic.trainer_shim.client import Client; os.setuid(65534); "
+            child += "print([row['own'] for row in Client().get('/v1/jobs')['jobs']])"
+            code = [sys.executable, "-c", child]
+            said = subprocess.run(code, capture_output=True, text=True, timeout=60, check=False)
+            assert said.stdout.strip() == "[False, False]", said.stderr
+    with socket.create_connection(("127.0.0.1", port)) as tcp:
+        tcp.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: uid:0\r\nConnection: close\r\n\r\n")
+        assert b" 401 " in tcp.recv(4096)
+
+
+def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    """What a killed daemon left is replaced; what is no socket is left alone, and said."""
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    with bound(str(path)) as fresh:
+        assert fresh is not None and path.stat().st_mode & 0o777 == 0o666
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="cannot be used"), bound(str(path)):
+        pass
+    assert path.read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate of localhost, and its key."""
+    if shutil.which("openssl") is None:
+        subprocess.run(["apt-get", "install", "-y", "-qq", "openssl"], check=True, timeout=280)
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+               "-keyout", key, "-out", cert]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return str(cert), str(key)
+
+
+def test_tls(
+    serve: Callable[..., tuple[_Server, int]],
+    certificate: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """HTTPS with the site's own authority, named in client.json; who does not know it does not speak; the Unix socket
+    of the same daemon needs no TLS."""
+    cert, key = certificate
+    path = str(tmp_path / "s.sock")
+    _, port = serve(tls_cert=cert, tls_key=key, tls_ca=cert, listen_socket=path)
+    values = Authenticator(Settings(tls_ca=cert)).client_values(f"https://localhost:{port}")
+    assert client_file(tmp_path, monkeypatch, **values).get("/v1/health", token="x")["status"] == "ok"
+    with pytest.raises(DaemonUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
+        client_file(tmp_path, monkeypatch, url=f"https://localhost:{port}").get("/v1/health", token="x")
+    with pytest.raises(DaemonUnreachable):
+        client_file(tmp_path, monkeypatch, url=f"http://localhost:{port}").get("/v1/health", token="x")
+    local = client_file(tmp_path, monkeypatch, url=f"https://localhost:{port}", socket=path)
+    assert local.get("/v1/jobs")["jobs"]
+    with pytest.raises(ConfigError, match="ca of the client file"):
+        client_file(tmp_path, monkeypatch, url="https://localhost:1", ca="nonsense").get("/v1/health", token="x")
+
+
+def test_half_of_tls_is_refused() -> None:
+    """A certificate without its key is a mistake that is said before anything starts."""
+    with pytest.raises(ConfigError, match="tls_key is missing; accepted: both it and tls_cert, or neither"):
+        check({"tls_cert": "/a.pem"})
+    with pytest.raises(ConfigError, match=r"tls_ca=/none\.pem cannot be read"):
+        Authenticator(Settings(tls_ca="/none.pem"))
+
+
+def test_slurms_operators_are_admins() -> None:
+    """Whoever slurmdbd calls Operator or Administrator; what it last said counts while it does not answer."""
+    now, names, asked = [0.0], [{"root", "nobody", "no-such-user"}], threading.Semaphore(0)
+
+    def ask() -> set[str]:
+        asked.release()
+        if not names:
+            raise SlurmUnreachable("slurmdbd is away")
+        return names.pop()
+
+    operators = Operators(ask, clock=lambda: now[0])
+    authenticator = Authenticator(Settings(), lambda: operators.uids)
+    assert not authenticator.viewer(65534).admin
+    operators.look()
+    wait_until(lambda: authenticator.viewer(65534).admin, 60)
+    operators.look()
+    now[0] += 61
+    operators.look()
+    assert asked.acquire(timeout=60) and asked.acquire(timeout=60)
+    assert authenticator.viewer(65534).admin and not authenticator.viewer(ADA).admin
+
+
+def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
+    """Where Slurm hides jobs so does selasticd, from all but owners and admins: no row, no id, no sum."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("PrivateData=accounts,Jobs,users\n")
+    settings = Settings(slurm_conf=str(conf))
+    viewer = Authenticator(settings).viewer
+    assert viewer(ADA) == Viewer(ADA, False, True) and viewer(0) == Viewer(0, True, False)
+    conf.write_text("PrivateData=usage\n")
+    assert not Authenticator(settings).viewer(ADA).private
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        store.set_in_use(8, 1, (), 64, 10.0)
+        store.save_decisions(1.0, [DecisionRow(8, 1.0, 4, 8, 64, 64, "grow_idle", None, None, mode="advise")])
+        hidden, seen = Viewer(ADA, False, True), Viewer(ADA)
+        assert [row["job_id"] for row in reports.status(store, hidden, 9.0)] == [7]
+        assert [row["job_id"] for row in reports.status(store, seen, 9.0)] == [7, 8]
+        assert reports.acct(store, hidden, 9.0) == [] and len(reports.acct(store, seen, 9.0)) == 1
+        assert reports.plan(store, hidden) == {"at": None, "jobs": []}
+        assert reports.advice(store, hidden, 9.0, start=0.0)["cluster"]["jobs"] == 0
+        assert reports.advice(store, seen, 9.0, start=0.0)["cluster"]["jobs"] == 1
+        for report in (reports.job, reports.explain):
+            with pytest.raises(NotFound, match="job 8 is not known"):
+                report(store, 8, hidden, 9.0)
