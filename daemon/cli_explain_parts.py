@@ -212,8 +212,13 @@ def next_steps(facts: Facts) -> list[str]:
     if known.text(evidence, "next"):
         lines.append(known.text(evidence, "next"))
     cooldown, blocked = known.number(evidence, "cooldown_until"), known.number(evidence, "blocked_until")
+    often = known.whole(evidence, "resizes_in_hour")
     if cooldown and cooldown > facts["now"]:
-        lines.append(f"may be resized again after {words.clock(facts, cooldown)} (cooldown)")
+        why = f"{often} resizes within an hour, as many as the site allows" if often else "cooldown"
+        lines.append(f"may be resized again after {words.clock(facts, cooldown)} ({why})")
+    asked, counts = known.number(evidence, "weight_asked"), known.number(evidence, "weight_counts")
+    if asked and counts:
+        lines.append(f"its weight={asked:g} counts as {counts:g}, the most that the site allows (max_weight)")
     failed = facts.get("last_order")
     if failed and failed["state"] == "failed":
         lines.append(

@@ -28,6 +28,7 @@ from .optimizer.models import fit as fit_model
 from .optimizer.policies import Cache
 from .optimizer.prior import Prior
 from .planner import Inputs, JobState, Plan, plan_round
+from .planner.standing import HOUR_S
 from .priors import Priors
 from .reasons import Reason
 from .registry import Registry
@@ -192,8 +193,11 @@ class Rounds:
         self.store.add_event(0, "tripped", "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock())
 
     def _plan(self, seen: Seen, now: float) -> Plan:
+        resized = self.store.resized_since(now - HOUR_S)
         states = {
-            job_id: self._state(job_id, seen.in_use.get(job_id), seen.intents.get(job_id))
+            job_id: replace(
+                self._state(job_id, seen.in_use.get(job_id), seen.intents.get(job_id)), resized=resized.get(job_id, ())
+            )
             for job_id, job in seen.roster.elastic.items()
             if job.running
         }

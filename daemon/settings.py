@@ -190,6 +190,13 @@ class Settings:
     max_resizes_per_round: int = number(16, 1, 10000)
     """Most resizes that one round begins."""
 
+    max_resizes_per_job_hour: int = number(12, 1, 3600)
+    """Most resizes of one job within an hour. Making room for a waiting job is not held up by it."""
+
+    max_weight: float = number(1.0, 0.001, 1000)
+    """Largest `weight` of an elastic request that counts; a larger one counts as this. 1: nobody can take what others
+    would get by asking for more weight."""
+
     rigid_reserve_gpus: int = number(0, 0, 1000000)
     """Idle GPUs that elastic jobs leave alone in each partition, so that small ordinary jobs start at once."""
 
@@ -246,7 +253,14 @@ def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings
         raise ConfigError("user_mode is not a setting of the file; accepted: selasticd --user")
     if user_mode:
         home = str(Path(os.path.expanduser("~")) / ".slurm-elastic")  # noqa: PTH111 - no error without a home
-        values = {"listen": "127.0.0.1:0", "state_dir": home, "mode": "act", **values, "user_mode": True}
+        values = {
+            "listen": "127.0.0.1:0",
+            "state_dir": home,
+            "mode": "act",
+            "max_weight": 1000.0,
+            **values,
+            "user_mode": True,
+        }
     return check(values)
 
 

@@ -158,6 +158,15 @@ class Allocations(Part):
         with self._db.read() as connection:
             return [AllocationRow(**{n: row._mapping[n] for n in _FIELDS}) for row in connection.execute(query)]
 
+    def resized_since(self, start: float) -> dict[int, tuple[float, ...]]:
+        """When jobs were resized by order after `start`, by job, the earliest first."""
+        query = select(_ROWS.c.job_id, _ROWS.c.start).where(_ROWS.c.start > start, _ROWS.c.directive > 0)
+        found: dict[int, tuple[float, ...]] = {}
+        with self._db.read() as connection:
+            for row in connection.execute(query.order_by(_ROWS.c.start)):
+                found[row.job_id] = (*found.get(row.job_id, ()), row.start)
+        return found
+
     def mean_pause(self, job_id: int) -> float | None:
         """Mean measured pause of the job's resizes but those by requeue, in seconds; None: it has had none."""
         return self._means(job_id).get(False)

@@ -40,6 +40,7 @@ slurm_conf = "{slurm_conf}"
 round_interval_s = 0.5
 min_round_gap_s = 0.05
 cooldown_grow_s = 1.0
+max_resizes_per_job_hour = 3600
 cooldown_shrink_s = 0.5
 min_gain = 0.01
 assumed_pause_s = 0.05

@@ -26,7 +26,12 @@ USER = "games"
 
 def settings(**more: object) -> Settings:
     """Acting, with short cooldowns."""
-    values: dict[str, object] = {"mode": "act", "cooldown_grow_s": 20.0, "cooldown_shrink_s": 10.0}
+    values: dict[str, object] = {
+        "mode": "act",
+        "cooldown_grow_s": 20.0,
+        "cooldown_shrink_s": 10.0,
+        "max_resizes_per_job_hour": 3600,
+    }
     return Settings(**{**values, **more})  # type: ignore[arg-type]
 
 

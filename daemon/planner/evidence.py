@@ -19,7 +19,7 @@ from ..reasons import Reason
 from ..settings import Settings
 from .moves import Move
 from .sharing import Member, Shared
-from .standing import Standing
+from .standing import Standing, weight_of
 from .ways import cost, passed_over
 
 MOST_OTHERS = 16
@@ -151,6 +151,11 @@ def _common(standing: Standing, context: Context) -> dict[str, Any]:
     if standing.until is not None and standing.until > context.now:
         failed = state.last is not None and state.last.state != "done"
         found["blocked_until" if failed else "cooldown_until"] = standing.until
+    if len(state.resized) >= settings.max_resizes_per_job_hour:
+        found["resizes_in_hour"] = len(state.resized)
+    weight = standing.job.request.weight
+    if weight_of(standing.job.request, settings) < weight:
+        found |= {"weight_asked": weight, "weight_counts": settings.max_weight}
     if state.intent is not None:
         found["resize"] = state.intent.directive.id
     if context.met:

@@ -17,7 +17,7 @@ from ..optimizer.models import Observation
 from ..optimizer.policies import JobView, Model, PlanResult, Target
 from ..optimizer.prior import Prior
 from ..settings import Settings
-from .standing import Standing, batches, sizes
+from .standing import Standing, batches, sizes, weight_of
 
 Fit = Callable[[Sequence[Observation], Prior | None], Model]
 
@@ -161,7 +161,7 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
         current_batch=standing.batch,
         reference_gpus=max(1, gpus),
         reference_batch=max(1, batch),
-        weight=request.weight,
+        weight=weight_of(request, settings),
         pause_s=pause,
         horizon_s=horizon,
         noise_scale=trusted_noise(state.observations),

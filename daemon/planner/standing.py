@@ -18,6 +18,8 @@ from ..optimizer.prior import Prior
 from ..reasons import Reason
 from ..settings import Settings
 
+HOUR_S = 3600.0
+
 
 @dataclass(frozen=True, slots=True)
 class JobState:
@@ -40,6 +42,8 @@ class JobState:
     """What is believed of it before it is measured; None: what is shipped."""
     prior_words: str = ""
     """Where that comes from."""
+    resized: tuple[float, ...] = ()
+    """When it was resized within the last HOUR_S, the earliest first."""
     reported_at: float | None = None
     """Time of its youngest report."""
 
@@ -95,8 +99,8 @@ def stand(job: ElasticJob, state: JobState, settings: Settings, now: float) -> S
         pieces = job.pieces
     standing = Standing(job, state, pieces, _loose(job, state, used) if registered else {})
     frozen = _frozen(standing, registered)
-    standing = replace(standing, frozen=frozen, giver=_giver(standing))
-    return standing if frozen else _cooled(standing, settings, now)
+    standing = replace(standing, frozen=frozen, giver=_giver(standing, weight_of(job.request, settings)))
+    return standing if frozen else _rested(_cooled(standing, settings, now), settings, now)
 
 
 def sizes(job: ElasticJob) -> frozenset[int]:
@@ -124,6 +128,22 @@ def _frozen(standing: Standing, registered: bool) -> Reason | None:
     if state.pinned is not None and (state.pinned == standing.gpus or state.pinned not in sizes(standing.job)):
         return Reason.KEEP_PINNED
     return None
+
+
+def weight_of(request: ElasticRequest, settings: Settings) -> float:
+    """The request's weight as far as the site lets it count."""
+    return min(request.weight, settings.max_weight)
+
+
+def _rested(standing: Standing, settings: Settings, now: float) -> Standing:
+    """Apply the limit of resizes within an hour."""
+    limit, times = settings.max_resizes_per_job_hour, standing.state.resized
+    if len(times) < limit:
+        return standing
+    free = times[-limit] + HOUR_S
+    if now >= free:
+        return standing
+    return replace(standing, may_grow=False, may_shrink=False, until=max(free, standing.until or 0.0))
 
 
 def _cooled(standing: Standing, settings: Settings, now: float) -> Standing:
@@ -163,7 +183,7 @@ def _loose(job: ElasticJob, state: JobState, used: set[tuple[int, str]]) -> dict
     }
 
 
-def _giver(standing: Standing) -> Giver:
+def _giver(standing: Standing, weight: float) -> Giver:
     job = standing.job
     return Giver(
         job_id=job.job_id,
@@ -172,5 +192,5 @@ def _giver(standing: Standing) -> Giver:
         sizes=sizes(job),
         via=job.request.via,
         share={held.job.job_id: per_node(held.job) for held in job.held},
-        weight=job.request.weight,
+        weight=weight,
     )

@@ -20,6 +20,8 @@ evidence
     pause_s                     float  what the resize is taken to cost;   pause_measured   bool
     horizon_s                   float  over which the gain has to pay for the pause
     cooldown_until, blocked_until   float  unix time before which no resize of this job is considered
+    resizes_in_hour             int    resizes of the job within an hour, where that is as many as the site allows
+    weight_asked, weight_counts float  the request's weight, where the site's max_weight counts less of it
     pinned                      int    GPUs that the job is pinned to
     next                        str    one sentence: what is tried next, or what stands in the way
     passed_over                 list   of {mechanism, why}: the ways to resize it that were not taken

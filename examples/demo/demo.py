@@ -43,6 +43,7 @@ slurm_conf = "{slurm_conf}"
 # A demo is over in minutes; a site's cooldowns and horizon are minutes to hours (see docs/settings.md).
 round_interval_s = 2
 cooldown_grow_s = 6
+max_resizes_per_job_hour = 60
 cooldown_shrink_s = 3
 horizon_s = 60
 report_interval_s = 1

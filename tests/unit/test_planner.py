@@ -14,9 +14,11 @@ from slurm_elastic.daemon.optimizer.models import Observation
 from slurm_elastic.daemon.optimizer.policies import Cache
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.sharing import observation
+from slurm_elastic.daemon.planner.standing import weight_of
 from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, ObservationRow
+from slurm_elastic.trainer_shim.request import parse
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
 
 REQUEST = "elastic:gpus=2-16,batch=240-256"
@@ -338,6 +340,36 @@ def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
     assert row(plan, 1).evidence["cooldown_until"] == NOW + 50
     world.cluster.wait(9, 3)
     assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_a_job_is_resized_so_often_and_no_more() -> None:
+    """The limit within an hour holds growth and shares back, not the room for waiting jobs, and lapses by itself."""
+    world = World(4)
+    world.settings = replace(SETTINGS, max_resizes_per_job_hour=2)
+    world.job(1, "n1 n2")
+    assert world.plan().directives != ()
+    world.state(1, resized=(NOW - 3000, NOW - 2000))
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
+    assert row(plan, 1).evidence["cooldown_until"] == NOW + 600 and row(plan, 1).evidence["resizes_in_hour"] == 2
+    world.cluster.wait(9, 3)
+    assert row(world.plan(), 1).gpus_to == 4
+    world = World(4)
+    world.settings = replace(SETTINGS, max_resizes_per_job_hour=2)
+    world.job(1, "n1 n2")
+    world.state(1, resized=(NOW - 3601, NOW - 2000))
+    assert world.plan().directives != ()
+
+
+def test_a_weight_counts_as_far_as_the_site_allows() -> None:
+    """Whoever asks for more weight than `max_weight` gets no more for it, and is told."""
+    request = parse("gpus=4-16,batch=256-4096,weight=5")
+    assert (weight_of(request, SETTINGS), weight_of(request, replace(SETTINGS, max_weight=3.0))) == (1.0, 3.0)
+    assert weight_of(parse("gpus=4-16,batch=256-4096,weight=0.5"), SETTINGS) == 0.5
+    world = World(4)
+    world.job(1, "n1 n2", "elastic:gpus=4-16,batch=256-4096,weight=5")
+    evidence = row(world.plan(), 1).evidence
+    assert (evidence["weight_asked"], evidence["weight_counts"]) == (5.0, 1.0)
 
 
 def test_shrinking_for_another_elastic_job_waits_for_its_own_cooldown() -> None:
