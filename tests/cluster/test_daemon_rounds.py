@@ -44,6 +44,31 @@ def test_grow_give_way_take_back_and_end(selasticd: Selasticd) -> None:
     assert explained is not None
 
 
+def test_rigid_jobs_start_as_they_would_without_the_daemon(selasticd: Selasticd) -> None:
+    """Three ordinary jobs that fit beside an elastic one at its minimum: with all 32 GPUs in its hands they start in
+    the time that their room takes to be made, not later, and so do all three."""
+
+    def waits() -> list[float]:
+        jobs = [selasticd.rigid(nodes) for nodes in (3, 3, 1)]
+        wait_until(lambda: all(selasticd.jobs()[job].running for job in jobs), 90, selasticd.log)
+        found = [selasticd.jobs()[job] for job in jobs]
+        selasticd.sandbox.run(["scancel", *map(str, jobs)])
+        wait_until(lambda: not set(jobs) & selasticd.jobs().keys(), 60, selasticd.log)
+        return [job.start_time - job.submit_time for job in found if job.start_time is not None]
+
+    selasticd.kill(signal.SIGTERM)
+    job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment="elastic:gpus=4-32,step=4,batch=240-3840")
+    wait_until(lambda: selasticd.held(job) == 4, 60, selasticd.log)
+    alone = waits()
+    selasticd.start()
+    selasticd.settles_at(job, 32, 90)
+    beside = waits()
+    print("waits of rigid jobs in s, without and with the daemon:", alone, beside)
+    assert len(alone) == len(beside) == 3
+    # Seconds: the order, the agreed step, the release, and Slurm's next look at its queue.
+    assert max(b - a for a, b in zip(alone, beside, strict=True)) <= 20
+
+
 def test_a_base_is_shrunk_in_place_for_a_rigid_job(selasticd: Selasticd) -> None:
     """No companion to give: the base itself gives up its second node, and keeps its batch host."""
     job = selasticd.submit("-N2", "--gres=gpu:a100:4", comment="elastic:gpus=4-8,step=4,batch=240-3840")

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from small_training import TRAIN
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.daemon.slurm import CommandClient, Size
 from slurm_elastic.trainer_shim import audit
 from slurm_elastic.trainer_shim.wire import Piece, Shape
 
@@ -181,16 +183,19 @@ def test_base_that_is_killed_leaves_no_companion(start: Callable[..., Job], tmp_
         wait_until(lambda: not job.others(), 40, job.others)
 
 
-def test_cancelled_job_writes_a_checkpoint_and_requeue_goes_on(start: Callable[..., Job]) -> None:
-    """A requeued job finds its directory again: the second run continues from the checkpoint of the first."""
-    job = start("-N1 --gres=gpu:2 --requeue", "train.py 8000 1 0.1")
+def test_requeued_at_another_size_it_goes_on_from_its_checkpoint(start: Callable[..., Job]) -> None:
+    """As selasticd requeues: told to end it writes a checkpoint; on two nodes, not one, it finds its directory and goes
+    on from there, every sample seen once."""
+    job = start("-N1 --gres=gpu:2", "train.py 8000 1 0.1")
+    slurm = CommandClient(job.sandbox.env["SLURM_CONF"])
     job.says("generation 1: 2 workers")
-    job.slurm("scancel", "--signal=USR1", "--batch", str(job.id))
-    wait_until(lambda: list(job.folder.glob(".selastic/*/checkpoints/step-*/checkpoint.json")), 30, job.text)
-    job.slurm("scontrol", "requeue", str(job.id))
+    slurm.requeue(job.id)
     wait_until(lambda: job.field("JobState") == "PENDING", 60, lambda: job.field("JobState"))
-    job.slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")
-    job.says("generation 2: 2 workers", 90)
+    settled = time.time() + 2.0  # as Slurm demands: see SlurmClient.resize_waiting
+    wait_until(lambda: time.time() > settled)
+    assert list(job.folder.glob(".selastic/*/checkpoints/step-*/checkpoint.json")), job.text()
+    slurm.resize_waiting(job.id, Size(2, 2))
+    job.says("generation 2: 4 workers", 90)
     job.go()
     job.ends()
     assert "from checkpoint" in job.text()
