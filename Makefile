@@ -69,6 +69,12 @@ hooks:  ## build the SPANK plugin against this machine's Slurm headers
 	@packaging/install-build-deps-debian
 	$(MAKE) -C slurm_hooks
 
+test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
+	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/test_api_schema.py
+
+test-kills: ready  ## kill -9 under load, a hundred rounds: nothing acknowledged is lost
+	SELASTIC_KILL_ROUNDS=100 $(BIN)/python -m pytest --timeout=1800 tests/unit/test_store_durability.py
+
 test-browser: ready  ## the page of `selastic report` in a real browser; leaves a picture in build/report.png
 	@packaging/install-build-deps-debian --browser
 	SELASTIC_TEST_BROWSER=1 $(BIN)/python -m pytest tests/browser

@@ -174,7 +174,14 @@ def test_installing_starts_nothing(installed: Root) -> None:
     assert installed.at("/usr/lib/systemd/system/selasticd.service").exists()
     assert not list(installed.at("/etc/systemd/system").glob("*/selasticd.service"))
     assert not installed.at(f"{STATE}/client.json").exists()
-    for page in ("/usr/share/man/man1/selastic.1.gz", "/usr/share/bash-completion/completions/selastic"):
+    for page in (
+        "/usr/share/man/man1/selastic.1.gz",
+        "/usr/share/man/man8/selasticd.8.gz",
+        "/usr/share/man/man5/selasticd.toml.5.gz",
+        "/usr/share/bash-completion/completions/selastic",
+        "/usr/share/bash-completion/completions/selasticd",
+        "/usr/share/slurm-elastic/monitoring/alerts.yml",
+    ):
         assert installed.at(page).stat().st_size > 200
 
 
