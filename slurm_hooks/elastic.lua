@@ -11,11 +11,12 @@ local elastic = {}
 
 local LARGEST = 1000000000
 local MOST_GPUS = 100000
+local MOST_GUARD = 100
 local PREFIX = "[Ee][Ll][Aa][Ss][Tt][Ii][Cc]:"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
-local KEYS = { "gpus", "batch", "step", "group", "lr", "weight", "via", "until" }
+local KEYS = { "gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard" }
 local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
 local MECHANISMS = { "shrink", "companion", "component", "requeue", "expand" }
 local ENDS = { "epochs", "quality" }
@@ -145,6 +146,7 @@ local function parse(text)
 		r.via[#r.via + 1] = one_of("via", word, MECHANISMS)
 	end
 	r["until"] = one_of("until", given["until"] or "epochs", ENDS)
+	r.guard = given.guard and whole("guard", given.guard, MOST_GUARD) or 0
 	check_feasible(r)
 	return r
 end

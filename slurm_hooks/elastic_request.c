@@ -9,6 +9,7 @@
 
 #define LARGEST INT64_C(1000000000)
 #define MOST_GPUS INT64_C(100000)
+#define MOST_GUARD INT64_C(100)
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* A part of the request's text; not terminated. */
@@ -22,9 +23,9 @@ struct report {
 	size_t size;
 };
 
-enum key { GPUS, BATCH, STEP, GROUP, LR, WEIGHT, VIA, UNTIL, KEYS };
+enum key { GPUS, BATCH, STEP, GROUP, LR, WEIGHT, VIA, UNTIL, GUARD, KEYS };
 
-static const char *const key_names[KEYS] = {"gpus", "batch", "step", "group", "lr", "weight", "via", "until"};
+static const char *const key_names[KEYS] = {"gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard"};
 static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
 static const char *const ends[] = {"epochs", "quality"};
 static const char *const mechanisms[] = {"shrink", "companion", "component", "requeue", "expand"};
@@ -284,6 +285,7 @@ static int feasible(const struct sizes *s, struct report report)
 static int check_values(const struct span *values, struct report report)
 {
 	struct sizes s = {.step = 1, .group = 1};
+	int64_t guard;
 
 	if (bounds("gpus", values[GPUS], MOST_GPUS, &s.min_gpus, &s.max_gpus, report) ||
 	    bounds("batch", values[BATCH], LARGEST, &s.min_batch, &s.max_batch, report))
@@ -300,6 +302,8 @@ static int check_values(const struct span *values, struct report report)
 	if (values[VIA].at && via(values[VIA], report))
 		return -1;
 	if (values[UNTIL].at && one_of("until", values[UNTIL], ends, COUNT(ends), report))
+		return -1;
+	if (values[GUARD].at && whole("guard", values[GUARD], MOST_GUARD, &guard, report))
 		return -1;
 	return feasible(&s, report);
 }

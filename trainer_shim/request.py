@@ -1,6 +1,7 @@
 """The elastic request: what sizes and batches a job accepts. One grammar and one parser, for every part of the product.
 
     elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,lr=sqrt][,weight=2][,via=companion+shrink][,until=quality]
+            [,guard=80]
 
 The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it out.
 Pure: no I/O, standard library only. It knows nothing of the cluster: whether a partition can hold such a job is
@@ -24,7 +25,8 @@ DEFAULT_VIA = ("shrink", "companion", "component")
 LARGEST = 1_000_000_000
 MOST_GPUS = 100_000
 """Bounds `sizes()`: whoever writes a comment must not be able to fill the daemon's memory."""
-KEYS = ("gpus", "batch", "step", "group", "lr", "weight", "via", "until")
+MOST_GUARD = 100
+KEYS = ("gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class ElasticRequest:
     until: str = "epochs"
     """What ends the training: a number of epochs, or a quality that is reached. Then samples that a large batch wastes
     are paid for, and the planner counts them."""
+    guard: int = 0
+    """Per cent of its worth at the first batch that a sample keeps at least, by the measured gradient noise; until that
+    is measured no larger batch than the first is taken. 0: every batch in the range is as good as another."""
 
     def sizes(self) -> tuple[int, ...]:
         """Every accepted number of GPUs, ascending."""
@@ -83,6 +88,7 @@ class ElasticRequest:
             ("weight", self.weight, 1.0),
             ("via", "+".join(self.via), "+".join(DEFAULT_VIA)),
             ("until", self.until, "epochs"),
+            ("guard", self.guard, 0),
         )
         words += [f"{key}={value}" for key, value, default in defaults if value != default]
         return PREFIX + ",".join(words)
@@ -118,6 +124,7 @@ def parse(text: str) -> ElasticRequest:
         weight=_weight(words.get("weight", "1")),
         via=tuple(_one_of("via", word, MECHANISMS) for word in words.get("via", "+".join(DEFAULT_VIA)).split("+")),
         until=_one_of("until", words.get("until", "epochs"), ENDS),
+        guard=_whole("guard", words["guard"], MOST_GUARD) if "guard" in words else 0,
     )
     _check_feasible(request)
     return request

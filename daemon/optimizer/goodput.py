@@ -25,18 +25,18 @@ def efficiency(batch: int, reference: int, noise_scale: float | None) -> float:
     return (noise_scale + reference) / (noise_scale + batch)
 
 
-def band(batches: tuple[int, ...], reference: int, share: float) -> tuple[int, ...]:
-    """The batches within +-share of the reference; the nearest one when there is none."""
-    inside = tuple(b for b in batches if abs(b - reference) <= share * reference)
-    return inside or nearest(batches, reference)
-
-
 def nearest(batches: tuple[int, ...], reference: int) -> tuple[int, ...]:
     """The batch nearest to the reference by ratio, as a tuple of one; empty when there are none."""
     return (min(batches, key=lambda b: (abs(math.log(b / reference)), b)),) if batches else ()
 
 
 def guarded(batches: tuple[int, ...], reference: int, noise_scale: float | None, least: float) -> tuple[int, ...]:
-    """The batches at which a sample keeps at least the share `least` of its worth; the smallest when none does."""
-    kept = tuple(b for b in batches if efficiency(b, reference, noise_scale) >= least)
+    """The batches at which a sample keeps at least the share `least` of its worth; the smallest when none does.
+
+    While the noise is not known, none above the reference: a guard that is blind lets nothing pass.
+    """
+    if noise_scale is None:
+        kept = tuple(b for b in batches if b <= reference)
+    else:
+        kept = tuple(b for b in batches if efficiency(b, reference, noise_scale) >= least)
     return kept or batches[:1]

@@ -11,7 +11,7 @@ from slurm_elastic.trainer_shim.request import ElasticRequest
 
 from ..capacity.anew import whole_sizes
 from ..capacity.units import Unit, shrinks
-from ..optimizer import policies
+from ..optimizer import goodput, policies
 from ..optimizer.caps import Cap
 from ..optimizer.models import Observation
 from ..optimizer.policies import JobView, Model, PlanResult, Target
@@ -136,15 +136,21 @@ class _Batches:
     settled: bool
     gpus: int
     batch: int
+    reference: int
+    noise_scale: float | None
+    """Read only where the request guards its range."""
 
     def __call__(self, size: int) -> tuple[int, ...]:
         if self.settled and size == self.gpus and self.batch > 0:
             return (self.batch,)
-        return batches(self.request, size)
+        found = batches(self.request, size)
+        if not self.request.guard:
+            return found
+        return goodput.guarded(found, self.reference, self.noise_scale, self.request.guard / 100)
 
 
 def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fit: Fit) -> JobView:
-    state, request = standing.state, standing.job.request
+    state, request, noise = standing.state, standing.job.request, trusted_noise(standing.state.observations)
     gpus, batch = state.reference or (standing.gpus, standing.batch)
     left = standing.job.base.time_left_s
     pause = settings.assumed_pause_s if state.pause_s is None else state.pause_s
@@ -156,7 +162,9 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
         label=str(standing.job_id),
         model=fit([observation(row) for row in state.observations if row.step_time > 0], state.prior),
         choices=tuple(sorted(choices.items())),
-        batches=_Batches(request, settled, standing.gpus, standing.batch),
+        batches=_Batches(
+            request, settled, standing.gpus, standing.batch, max(1, batch), noise if request.guard else None
+        ),
         current_gpus=standing.gpus,
         current_batch=standing.batch,
         reference_gpus=max(1, gpus),
@@ -164,7 +172,7 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
         weight=weight_of(request, settings),
         pause_s=pause,
         horizon_s=horizon,
-        noise_scale=trusted_noise(state.observations),
+        noise_scale=noise,
         quality=request.until == "quality",
     )
 

@@ -38,6 +38,7 @@ GOOD = (
     "gpus=1,batch=1000000000",
     "gpus=2-32,batch=256-8192,until=epochs",
     "until=quality,gpus=2-32,batch=256-8192",
+    "gpus=2-32,batch=256-8192,guard=80",
     *(f"gpus=2-32,batch=256-8192,lr={rule}" for rule in LR_RULES),
 )
 BAD = (
@@ -103,6 +104,9 @@ BAD = (
     "gpus=2-32,batch=256,via=shrink,companion",
     "gpus=2-32,batch=256,via=teleport",
     "gpus=2-32,batch=256,until=dawn",
+    "gpus=2-32,batch=256,guard=0",
+    "gpus=2-32,batch=256,guard=101",
+    "gpus=2-32,batch=256,guard=0.8",
     "gpus=2-32,batch=256,until=quality,until=epochs",
     "gpus=2-3,batch=256,group=4",
     "gpus=3-11,batch=256,group=4,step=4",
@@ -222,6 +226,7 @@ values = {
     "weight": st.one_of(numbers, st.floats(0, 2000).map(lambda x: f"{x:.6f}"), junk),
     "via": st.lists(st.sampled_from((*MECHANISMS, "x", "")), min_size=1, max_size=4).map("+".join),
     "until": st.sampled_from((*ENDS, "dawn")),
+    "guard": st.sampled_from(("80", "100", "101", "0", "0.8")),
 }
 words = st.sampled_from(KEYS).flatmap(lambda key: values[key].map(lambda value: f"{key}={value}"))
 nearly = st.tuples(spans, spans, st.lists(words, max_size=3)).map(

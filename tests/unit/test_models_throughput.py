@@ -138,6 +138,20 @@ def test_a_larger_batch_takes_longer_and_never_trains_fewer_samples_per_second(s
         assert times == sorted(times)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_more_gpus_of_the_same_kind_of_place_never_shorten_a_step(seed: int) -> None:
+    """At a fixed micro batch, whatever was reported, a step takes as long or longer with more GPUs of a node, with more
+    GPUs of several nodes, and with more micro batches."""
+    rng = random.Random(seed)
+    for _ in range(25):
+        model, micro = fit(random_observations(rng)), rng.randint(1, 256)
+        for nodes, sizes in ((1, (1, 2, 3, 5, 8)), (2, (2, 3, 8, 64, 1024))):
+            times = [model.step_time(k, nodes, k * micro, micro) for k in sizes]
+            assert all(a <= b * (1 + 1e-12) for a, b in pairwise(times))
+        once, twice, four = (model.step_time(8, 2, 8 * micro * n, micro) for n in (1, 2, 4))
+        assert once < twice < four
+
+
 def test_accumulation_costs_compute_but_not_synchronisation() -> None:
     """Four micro batches with one all-reduce take less than four steps and more than three computes."""
     model = fit([observe(8, 2, 64), observe(8, 2, 64, 4), observe(4, 1, 64)])

@@ -302,11 +302,11 @@ def test_efficiency_is_one_at_the_reference_and_falls() -> None:
 
 
 def test_batch_contracts() -> None:
-    """A band keeps what is within it or the nearest; a guard keeps what the noise scale allows or the smallest."""
-    assert goodput.band((200, 256, 270, 512), 256, 0.1) == (256, 270)
-    assert goodput.band((100, 600), 256, 0.1) == (600,)
+    """A guard keeps what the measured noise allows, what is not above the reference before that, or the smallest."""
     assert goodput.guarded((256, 512, 4096), 256, 1000.0, 0.8) == (256, 512)
     assert goodput.guarded((512, 4096), 256, 0.0, 0.8) == (512,)
+    assert goodput.guarded((128, 256, 512), 256, None, 0.8) == (128, 256)
+    assert goodput.guarded((512, 1024), 256, None, 0.8) == (512,)
 
 
 def test_curves_read_at_once_are_the_models_own() -> None:

@@ -607,6 +607,21 @@ def test_only_a_job_until_quality_gives_up_a_large_batch_for_its_noise() -> None
     assert said["quality", 9] < 256 < said["epochs", 9] == said["quality", 2]
 
 
+def test_a_guarded_range_ends_where_samples_lose_their_worth() -> None:
+    """guard=80 takes no batch at which a sample keeps less than 80 %, and none above the first while the noise is
+    not known; without a guard the range is all there is."""
+    said = {}
+    for guard, noise in (("", 1000.0), (",guard=80", 1000.0), (",guard=80", 0.0), (",guard=80", 1e9)):
+        world = World(1)
+        world.job(1, "n1", f"elastic:gpus=4,batch=64-4096{guard}")
+        reports = [replace(seen(4, step, batch, 9), noise_scale=noise) for step, batch in ((1.0, 256), (1.5, 512))]
+        world.state(1, observations=tuple(reports))
+        said[guard, noise] = row(world.plan(), 1).batch_to
+    assert said["", 1000.0] == said[",guard=80", 1e9] == 4096
+    assert said[",guard=80", 1000.0] == 512
+    assert said[",guard=80", 0.0] <= 256
+
+
 # --- limits, partitions, GPU types --------------------------------------------------------------------------------
 
 

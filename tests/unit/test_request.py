@@ -108,6 +108,7 @@ def requests(draw: st.DrawFn) -> ElasticRequest:
         weight=draw(st.sampled_from((0.5, 1.0, 2.0, 12.25))),
         via=tuple(draw(st.lists(st.sampled_from(MECHANISMS), min_size=1, max_size=3, unique=True))),
         until=draw(st.sampled_from(ENDS)),
+        guard=draw(st.sampled_from((0, 1, 80, 100))),
     )
 
 
