@@ -49,6 +49,10 @@ class Rate:
     lr: float
     k: float
 
+    @property
+    def changes_nothing(self) -> bool:
+        return self.lr == 1 and (self.rule != "sde" or self.k == 1)
+
     def group(self, group: dict[str, Any]) -> dict[str, Any]:
         """The entries of an optimizer's parameter group that differ while a step is taken at this rate."""
         changed: dict[str, Any] = {} if self.lr == 1 else {"lr": group["lr"] * self.lr}

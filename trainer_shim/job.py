@@ -269,7 +269,9 @@ class Job(Facts):
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
             raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
         scale = batches.loss_scale(micro.weight, course.model().averaged_over, micro.total)
-        spoken = self._backward(micro, course.optimizers().scale(loss * scale))
+        if scale != 1:  # with equal shares it is 1, and a product in every step's graph for nothing
+            loss = loss * scale
+        spoken = self._backward(micro, course.optimizers().scale(loss))
         if spoken is None:
             return False
         course.optimizers().step(course.model().clip, clip_norm, self._state.progress)

@@ -149,7 +149,7 @@ class Replicated:
             self._norms.micro_done(self.module)
             if said is None:
                 return None
-            sums = Sums.of_mean(1, said.words())
+            sums = Sums.of_one(said)
             return lambda: sums
         self._outer.say(said.words())
         if not self._at_outputs:

@@ -38,7 +38,7 @@ def seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
-    random.seed(seed)
+    random.seed(seed & 0xFFFFFFFF)  # one word: twice as quick, and this runs for every sample
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)

@@ -32,6 +32,8 @@ class Speech:
             return None
         if self._pending is not None:
             self._pending.wait()
-        mean = self._said.words() if self._pending is None else (self._words / self._ranks).tolist()
-        sums = Sums.of_mean(self._ranks, mean)
+        if self._pending is None:
+            sums = Sums.of_one(self._said)
+        else:
+            sums = Sums.of_mean(self._ranks, (self._words / self._ranks).tolist())
         return lambda: sums

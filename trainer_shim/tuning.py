@@ -44,6 +44,7 @@ class Tuning:
         self.wants_noise = False
         """Whether steps of a single rank are cut in two now and then, so that the noise scale can be measured."""
         self._optimizers: list[Any] = []
+        self._known: tuple[tuple[float, float], Rate] | None = None
 
     def limit(self) -> int | None:
         """Most samples a rank computes at a time in the current world; None: no limit."""
@@ -100,12 +101,18 @@ class Tuning:
     def _rate_at(self, progress: Progress, batch: float) -> Rate:
         # A measured scale fluctuates. Rules that are capped by it look once, at a change; the gain follows it.
         noise = self.noise(progress).scale if self.rule == "adascale" else progress.noise_at_change
-        return rate(self.rule, batch or self.base, self.base, noise)
+        key = (batch, noise)
+        if self._known is None or self._known[0] != key:
+            self._known = (key, rate(self.rule, batch or self.base, self.base, noise))
+        return self._known[1]
 
     @contextmanager
     def applied(self, progress: Progress) -> Iterator[None]:
         """The optimizers' groups changed for one step."""
         current = self.rate(progress)
+        if current.changes_nothing:
+            yield
+            return
         undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
         try:
             for optimizer in self._optimizers:

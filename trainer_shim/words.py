@@ -46,6 +46,11 @@ class Sums:
     """Added up."""
 
     @classmethod
+    def of_one(cls, said: Said) -> Sums:
+        """What one rank alone says is what all say."""
+        return cls(said.holds > 0, said.save, said.stop, said.square)
+
+    @classmethod
     def of_mean(cls, ranks: int, mean: list[float]) -> Sums:
         """From the words' mean over the ranks. One dissenting rank moves a sign's sum by 1 or 2."""
         sums = [word * ranks for word in mean]
