@@ -24,6 +24,7 @@ from .errors import TrainingError
 from .facts import Facts
 from .link import Coming
 from .membership import Membership
+from .misuse import check_wrap
 from .once import on_rank_0, share
 from .optimization import Optimization
 from .probe import Probe
@@ -120,9 +121,8 @@ class Job(Facts):
         self._before_start("wrap")
         if self._course.strategy is not None:
             raise TrainingError("job.wrap() was called twice; wrap one model (an nn.Module may hold several)")
-        if not isinstance(model, torch.nn.Module):
-            raise TrainingError(f"job.wrap() was given a {type(model).__name__}; accepted: a torch.nn.Module")
         optimization = Optimization(self._tuning, optimizer, scheduler, scaler)
+        check_wrap(model, optimization.optimizers, optimization.schedulers)
         parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards)
         parallel.on_error = self._course.membership.broken
         parallel.measures = not optimization.scaled
@@ -172,6 +172,7 @@ class Job(Facts):
             raise TrainingError("job.epochs() was called before job.wrap(model, optimizer); wrap the model first")
         self._begun = True
         self._course.begin()
+        self._course.optimizers().watch(self._state.parts.values(), lambda: self._micro is not None)
         self._in_epochs = True
         try:
             while self._state.progress.epoch < count and not self._stopped:
@@ -320,6 +321,8 @@ class Job(Facts):
     def close(self) -> None:
         """Take leave of the group and of the supervisor; also called at exit."""
         atexit.unregister(self.close)
+        if self._course.optimization is not None:
+            self._course.optimization.end()
         self._course.close()
         self._feeds.clear()
         if self in _current:

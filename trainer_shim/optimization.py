@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from .errors import TrainingError
+from .misuse import Advanced, Watch
 from .state import Progress, State
 from .tuning import Tuning
 
@@ -18,22 +20,33 @@ class Optimization:
     def __init__(self, tuning: Tuning, optimizers: Any, schedulers: Any, scaler: Any) -> None:
         self._tuning = tuning
         self.optimizers: list[torch.optim.Optimizer] = _listed(optimizers)
-        self._schedulers = _listed(schedulers)
+        self.schedulers = _listed(schedulers)
         self._scaler = scaler
         for entry in self.optimizers:
             if not isinstance(entry, torch.optim.Optimizer):
                 raise TrainingError(f"job.wrap() was given the optimizer {type(entry).__name__}; accepted: torch.optim")
-        for entry in self._schedulers:
+        for entry in self.schedulers:
             if isinstance(entry, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(entry, "step"):
                 raise TrainingError(
                     f"job.wrap() cannot advance a {type(entry).__name__} by samples; give it to job.keep() and step it "
                     "yourself, on every rank"
                 )
         tuning.use(self.optimizers)
+        self._advanced = Advanced(self.schedulers)
+        self._watch: Watch | None = None
+
+    def watch(self, kept: Iterable[Any], training: Callable[[], bool]) -> None:
+        """From now on nobody else steps an optimizer while a batch is out; see misuse.Watch."""
+        self._watch = Watch(self.optimizers, kept, training)
+
+    def end(self) -> None:
+        """The training is over."""
+        if self._watch is not None:
+            self._watch.end()
 
     def keep_in(self, state: State) -> None:
         """Have everything here survive."""
-        for kind, parts in (("Optimizer", self.optimizers), ("Scheduler", self._schedulers)):
+        for kind, parts in (("Optimizer", self.optimizers), ("Scheduler", self.schedulers)):
             for number, part in enumerate(parts):
                 state.keep(f"{kind}{number}", part)
         if self._scaler is not None:
@@ -57,7 +70,7 @@ class Optimization:
             for optimizer in self.optimizers if self._scaler is not None else ():
                 self._scaler.unscale_(optimizer)
             clip(clip_norm)
-        with self._tuning.applied(progress):
+        with self._tuning.applied(progress), self._watch or nullcontext():
             for optimizer in self.optimizers:
                 if self._scaler is None:
                     optimizer.step()
@@ -70,9 +83,10 @@ class Optimization:
 
     def schedule(self, progress: Progress) -> None:
         """Advance the schedulers to where the samples are: one step per base batch."""
+        self._advanced.check(progress.schedule)
         due = progress.samples // self._tuning.base
         for _ in range(due - progress.schedule):
-            for scheduler in self._schedulers:
+            for scheduler in self.schedulers:
                 scheduler.step()
         progress.schedule = due
 

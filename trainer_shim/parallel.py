@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .errors import TrainingError
 from .norms import Norms
 from .sampling import Micro
 from .words import WORDS, Reader, Said, Sums
@@ -84,6 +85,7 @@ class Replicated:
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
         self._ranks = 1
+        self._called = False
         self._bypass = 0
         self._norms = Norms()
         first = next((p for p in module.parameters() if p.is_floating_point()), None)
@@ -118,6 +120,7 @@ class Replicated:
             self._bypass -= 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._called = self._called or (not self._bypass and torch.is_grad_enabled())
         if self._ddp is None or self._bypass or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         try:
@@ -131,11 +134,17 @@ class Replicated:
         return self._ranks
 
     def expect(self, micro: Micro) -> None:
+        self._called = False
         self._norms.begin(micro.measured and self.measures)
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = micro.last
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        if not self._called:
+            raise TrainingError(
+                "job.step(loss): this loss was not computed by what job.wrap() returned, so that no other rank would "
+                "learn from it; call that object instead of the model, or of one of the model's methods"
+            )
         # On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
         try:
             return self._backward(loss, said)

@@ -192,6 +192,60 @@ def test_wrong_uses_in_the_loop(made: list[elastic.Job]) -> None:
         next(batches)
 
 
+def test_what_belongs_to_another_model_or_optimizer_is_not_wrapped(made: list[elastic.Job]) -> None:
+    """An optimizer of other parameters, a scheduler of another optimizer, a model that is wrapped already."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    model, other = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    right, wrong = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (model, other))
+    with refused("the SGD holds no parameter of this model"):
+        job.wrap(model, wrong)
+    with refused("a StepLR of another optimizer, whose state would not survive"):
+        job.wrap(model, right, torch.optim.lr_scheduler.StepLR(wrong, 1))
+    with refused("a DataParallel; give it the model inside"):
+        job.wrap(torch.nn.DataParallel(model), right)
+    job.wrap(model, right)
+
+
+def test_a_loss_that_no_other_rank_would_learn_from(made: list[elastic.Job]) -> None:
+    """The model called instead of what wrap() returned, and a loader of the script's own: noticed at the first step."""
+    job, net, _ = wrapped(made)
+    before = net.weight.detach().clone()
+    for _ in job.epochs(1):
+        for batch in torch.utils.data.DataLoader(DATA, 8):
+            with refused("without a batch of job.loader"):
+                job.step(loss_of(net, batch))
+            break
+        for batch in job.loader(DATA):
+            with refused("not computed by what job.wrap"):
+                job.step(loss_of(net.module, batch))
+            job.stop()
+            break
+    assert torch.equal(net.weight, before) and job.global_step == 0
+
+
+def test_steps_of_the_scripts_own_are_noticed(made: list[elastic.Job]) -> None:
+    """optimizer.step() and scheduler.step() in the loop, of wrapped and of forgotten ones; a kept one is let be."""
+    job, net, optimizer = wrapped(made, scheduler=True)
+    critic = torch.nn.Linear(3, 1)
+    forgotten, own = (torch.optim.Adam(critic.parameters()) for _ in range(2))
+    job.keep(critic=critic, own=own)
+    for _ in job.epochs(1):
+        forgotten.step()  # outside of the loop over a loader
+        for batch in job.loader(DATA):
+            own.step()
+            with refused(r"step\(\) of a SGD"):
+                optimizer.step()
+            with refused(r"step\(\) of a Adam"):
+                forgotten.step()
+            loss = loss_of(net, batch)
+            job._course.optimizers().schedulers[0].step()
+            with refused(r"step\(\) of the LinearLR"):
+                job.step(loss)
+            job.stop()
+            break
+
+
 def test_importing_the_shim_does_not_import_torch() -> None:
     """The command line and the daemon import the request's grammar in milliseconds, without torch."""
     code = "import sys, slurm_elastic.trainer_shim.request, slurm_elastic.trainer_shim; print('torch' in sys.modules)"
