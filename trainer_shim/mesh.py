@@ -19,8 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 try:
     from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    CUTS_TWICE = True
+    """Whether fully_shard can give the state of a model that is tensor parallel already: from torch 2.5 on."""
 except ImportError:  # where torch 2.4 has them
     from torch.distributed._tensor import DTensor, Partial, Replicate  # type: ignore[attr-defined]
+
+    CUTS_TWICE = False
 
 from .world import World
 

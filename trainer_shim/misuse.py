@@ -28,12 +28,16 @@ def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedule
                 "make it of model.parameters()"
             )
     for scheduler in schedulers:
-        driven = getattr(scheduler, "optimizer", None)
-        if driven is not None and all(driven is not optimizer for optimizer in optimizers):
+        driven = getattr(scheduler, "optimizer", None)  # perhaps in a framework's wrapping: its parameters tell
+        if driven is not None and not any(_first(driven) is _first(optimizer) for optimizer in optimizers):
             raise TrainingError(
                 f"job.wrap() was given a {type(scheduler).__name__} of another optimizer, whose state would not "
                 "survive; give wrap() that optimizer too"
             )
+
+
+def _first(optimizer: Any) -> Any:
+    return optimizer.param_groups[0]["params"][0]
 
 
 class Watch:

@@ -20,7 +20,18 @@ import torch.distributed as dist
 from torch import nn
 
 from .errors import TrainingError
-from .mesh import PLACES, REPLICAS, DeviceMesh, DTensor, clip, local_of, mesh_of, part_like, settle_gradients
+from .mesh import (
+    CUTS_TWICE,
+    PLACES,
+    REPLICAS,
+    DeviceMesh,
+    DTensor,
+    clip,
+    local_of,
+    mesh_of,
+    part_like,
+    settle_gradients,
+)
 from .sampling import Micro
 from .speech import Speech
 from .words import Reader, Said
@@ -44,6 +55,11 @@ class Sharded:
         self._shard: Callable[[nn.Module], Any] | None = options.pop("shard", self._shard_blocks)
         if not replicas_shard:
             self._shard = None
+        if replicas_shard and (unit or 1) > 1 and not CUTS_TWICE:
+            raise TrainingError(
+                f"job.wrap(strategy='fsdp') with join(unit={{'tp': {unit}}}) needs torch 2.5, and this is "
+                f"{torch.__version__}; accepted there: strategy='ddp', which keeps a replica in every unit"
+            )
         self._parallelize = _parallelizer(options.pop("parallelize", None), unit)
         if options:
             name, accepted = next(iter(options)), "shard, parallelize" if replicas_shard else "parallelize"

@@ -10,9 +10,13 @@ from shim_harness import Control, Start, Zygote, alone, difference, result
 
 from slurm_elastic.trainer_shim import audit, checkpoint
 from slurm_elastic.trainer_shim.errors import TrainingError
+from slurm_elastic.trainer_shim.mesh import CUTS_TWICE
+
+BOTH = "fsdp" if CUTS_TWICE else "ddp"
+"""The strategy that is tried beside tensor parallelism wherever torch has both."""
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", sorted({"ddp", BOTH}))
 def test_a_tensor_parallel_training_equals_one_process(
     zygote: Zygote, start: Start, tmp_path: Path, strategy: str
 ) -> None:
@@ -48,7 +52,7 @@ STOP = ("--stop", "40")
 def saved_by_two_by_two(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job directory whose newest checkpoint was written in parts by (dp, tp) = (2, 2)."""
     directory = tmp_path_factory.mktemp("parts")
-    control = Control(zygote, directory, ["--pace", "0.2", "--tp", "2", "--strategy", "fsdp", *ENDLESS])
+    control = Control(zygote, directory, ["--pace", "0.2", "--tp", "2", "--strategy", BOTH, *ENDLESS])
     try:
         control.start(*"abcd")
         control.send("b", {"type": "checkpoint"})
@@ -66,8 +70,8 @@ def saved_by_two_by_two(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize(
     ("workers", "options"),
     [
-        ("ab", ("--tp", "2", "--strategy", "fsdp")),
-        ("abcdef", ("--tp", "2", "--strategy", "fsdp")),
+        ("ab", ("--tp", "2", "--strategy", BOTH)),
+        ("abcdef", ("--tp", "2", "--strategy", BOTH)),
         ("abcd", ("--tp", "1", "--strategy", "fsdp")),
         ("abcd", ("--tp", "4")),
         ("ab", ("--strategy", "ddp")),
