@@ -20,6 +20,8 @@ from .world import World
 
 SAVE_WAIT_S = 20.0
 """How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
+PARTS_WAIT_S = 600.0
+"""How long a switch waits for parts that are being written; a checkpoint that takes longer is lost, not the switch."""
 
 
 class Snapshots:
@@ -49,7 +51,7 @@ class Snapshots:
         """
         model, self._copying = self._model(), None
         if model.sharded:
-            self.saving.wait()  # what is being written in parts needs the group that is about to go
+            self.saving.wait(PARTS_WAIT_S)  # what is being written in parts needs the group that is about to go
             self._group = None
             self._carried = self.take(rank_0)
             return self._carried
