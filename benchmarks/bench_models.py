@@ -26,10 +26,12 @@ from slurm_elastic.daemon.optimizer.models import Observation, fit, fit_many
 from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, to_plain
 from slurm_elastic.daemon.optimizer.solver import Option, solve
 from slurm_elastic.daemon.optimizer.step_form import step_time
+from slurm_elastic.daemon.priors import PROGRAM_COUNTS
 
 MICROS = (4, 8, 16, 32, 64, 128)
 NOISE = 0.03
 SHOWN = 30
+RAN_BEFORE = "ours, it ran before"
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 WIDE = Prior(ASSUMED.mean, tuple(tuple(4.0 * (i == j) for j in range(7)) for i in range(7)), noise=0.1, noise_apart=0.1)
 Truth = Callable[[int, int, float], float]
@@ -63,6 +65,19 @@ def learned(profile: Profile, all_: Sequence[Profile]) -> Prior:
 
 
 _priors: dict[tuple[str, str], Prior] = {}
+
+
+def ran_before(profile: Profile, all_: Sequence[Profile]) -> Prior:
+    """The same when the program itself has run once before, from 1 to 16 GPUs at the user's micro batch."""
+    key = profile.cluster, profile.app
+    if key not in _again:
+        rng = random.Random(f"earlier {profile.cluster} {profile.app}")
+        earlier = [noisy(o, rng) for o in order(profile, "growth", rng)[:5]]
+        _again[key] = learn([earlier], None, learned(profile, all_), PROGRAM_COUNTS)
+    return _again[key]
+
+
+_again: dict[tuple[str, str], Prior] = {}
 
 
 def learned_from(profiles: Sequence[Profile], cluster: str = "") -> Prior:
@@ -113,7 +128,7 @@ def error_table(profiles: list[Profile], repeats: int) -> None:
     for kind in ("growth", "explore", "random"):
         print(f"\nerror of the step time, {kind} order, median of programs (%)   observations: {counts}")
         for label in ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit", "ours, assumed prior",
-                      "ours, learned prior"):  # fmt: skip
+                      "ours, learned prior", RAN_BEFORE):  # fmt: skip
             cells = []
             for n in counts:
                 errors = []
@@ -130,7 +145,7 @@ def fitter_of(label: str, profile: Profile, profiles: Sequence[Profile]):  # typ
              "ours, assumed prior": peers.ours(ASSUMED)}  # fmt: skip
     if label in table:
         return table[label]
-    return peers.ours(learned(profile, profiles))
+    return peers.ours((ran_before if label == RAN_BEFORE else learned)(profile, profiles))
 
 
 def one_error(profile: Profile, kind: str, n: int, fitter, seed: int) -> float:  # type: ignore[no-untyped-def]
