@@ -6,7 +6,7 @@ Companions are pinned to their nodes, so that they do not land on what is kept f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from slurm_elastic.trainer_shim.wire import Shape
@@ -45,9 +45,12 @@ class Like:
         return gpus
 
 
-def place(ledger: Ledger, gpus: int, like: Like, nodes: Iterable[str], soon: bool = False) -> tuple[Shape, ...] | None:
+def place(
+    ledger: Ledger, gpus: int, like: Like, nodes: Iterable[str], soon: bool = False, near: Collection[str] = ()
+) -> tuple[Shape, ...] | None:
     """Shapes that hold exactly `gpus` further GPUs; None when they do not fit. Takes nothing from the ledger.
 
+    `near`: nodes to take before others with as many free GPUs, for they lie next to the job's own.
     `soon`: count what is being released as well; such a plan can only be carried out later.
     """
     free, known = {}, dict[Amount, int]()
@@ -59,7 +62,7 @@ def place(ledger: Ledger, gpus: int, like: Like, nodes: Iterable[str], soon: boo
             free[name] = known[amount]
     taken: dict[str, int] = {}
     left = gpus
-    for name in sorted(free, key=lambda name: (-free[name], name)):
+    for name in sorted(free, key=lambda name: (-free[name], name not in near, name)):
         if left >= free[name]:
             taken[name] = free[name]
             left -= free[name]
@@ -68,7 +71,7 @@ def place(ledger: Ledger, gpus: int, like: Like, nodes: Iterable[str], soon: boo
         spare = [name for name in free if name not in taken and free[name] >= left]
         if not spare:
             return None
-        taken[min(spare, key=lambda name: (free[name], name))] = left
+        taken[min(spare, key=lambda name: (free[name], name not in near, name))] = left
     return _shapes(taken, like)
 
 

@@ -6,8 +6,9 @@ companion, which has no batch host, gives up any node or all. A GPU of a node go
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slurm_elastic.trainer_shim.wire import Piece
 
@@ -34,6 +35,10 @@ class Giver:
     share: Mapping[int, Amount]
     """By Slurm job id: what a node given up by it gives back."""
     weight: float = 1.0
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Node -> the lowest switch over it, where the site describes its network."""
+    wanted: frozenset[str] = frozenset()
+    """Nodes that waiting jobs ask for by name."""
 
     @property
     def gpus(self) -> int:
@@ -94,8 +99,7 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: Collection[Unit]) -> li
     if _NEEDS_VIA[piece.kind] not in giver.via:
         return [(piece, 0)]
     fixed = _kept_alive(giver, piece)
-    # From the end of the node list, so that what is kept stays a prefix and ranks move least.
-    order = gone + [node for node in reversed(piece.nodes) if node not in gone and node != fixed]
+    order = gone + [node for node in first_to_go(giver, piece.nodes) if node not in gone and node != fixed]
     unit_cost = _COST[piece.kind] * (1 + min(rank, 900)) * piece.gpus_per_node
     cuts: list[tuple[Piece | None, int]] = []
     for count in range(len(gone), len(order) + 1):
@@ -105,6 +109,18 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: Collection[Unit]) -> li
     if fixed is None or piece.kind == "component":
         cuts.append((None, unit_cost * len(piece.nodes)))
     return cuts
+
+
+def first_to_go(giver: Giver, nodes: Iterable[str]) -> list[str]:
+    """The nodes of a piece, those to give up first: what a waiting job asks for by name, then what lies furthest from
+    the rest of the job (under the switch with the fewest of its nodes), then the end of the list, so that what is kept
+    stays a prefix and ranks move least."""
+    order = list(reversed(tuple(nodes)))
+    if not giver.switches and not giver.wanted:
+        return order
+    held = {node for piece in giver.pieces for node in piece.nodes}
+    near = Counter(giver.switches.get(node, "") for node in held)
+    return sorted(order, key=lambda node: (node not in giver.wanted, near[giver.switches.get(node, "")]))
 
 
 def _kept_alive(giver: Giver, piece: Piece) -> str | None:

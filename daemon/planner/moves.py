@@ -113,11 +113,13 @@ def _grow(wish: Wish, ledger: Ledger, nodes: Collection[str]) -> Move:
     standing = wish.standing
     keep = without(standing.pieces, wish.forced)
     like = Like.base(standing.job.base)
-    rest = sum(piece.gpus for piece in keep)
+    rest, switches = sum(piece.gpus for piece in keep), standing.giver.switches
+    home = {switches[node] for piece in keep for node in piece.nodes if node in switches}
+    near = {node for node in nodes if switches.get(node) in home} if home else set[str]()
     for gpus in _tries(standing, rest, wish.gpus):
         smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
         for soon in (False, True):
-            shapes = place(ledger, gpus - rest, like, nodes, soon)
+            shapes = place(ledger, gpus - rest, like, nodes, soon, near)
             if shapes is not None:
                 take(ledger, shapes)
                 return Move(smaller, keep, shapes, "the GPUs are still being released" if soon else "")

@@ -88,6 +88,12 @@ def plan_round(inputs: Inputs) -> Plan:
     ledger = _ledger(snapshot, standings.values())
     take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in standings))
     waiting = needs(snapshot, inputs.roster, inputs.passed)
+    wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
+    if wanted or inputs.site.switches:
+        standings = {
+            job_id: replace(s, giver=replace(s.giver, switches=inputs.site.switches, wanted=wanted))
+            for job_id, s in standings.items()
+        }
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     settled = unexplained(snapshot) == 0
     givers = [s.giver for s in standings.values() if settled and s.frozen is None and s.state.pinned is None]

@@ -74,7 +74,10 @@ class CommandClient:
         if site.enforces_limits(self._shown("show", "config")):
             limits, parents = site.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"))
         kept = site.reservations(self._shown("-o", "show", "reservation"), expand)
-        return Site(at, tuple(limits), parents, kept)
+        switches: dict[str, str] = {}
+        with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
+            switches = site.switches(self._shown("show", "topology"), expand)
+        return Site(at, tuple(limits), parents, kept, switches)
 
     def _shown(self, *words: str) -> str:
         done = self._run(["scontrol", *words])

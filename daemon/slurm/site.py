@@ -52,6 +52,8 @@ class Site:
     parents: Mapping[str, str] = field(default_factory=dict)
     """Account -> the account above it."""
     reservations: tuple[Reservation, ...] = ()
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Node -> the lowest switch over it; empty where the site describes no tree."""
 
     def within(self, account: str, above: str) -> bool:
         """Whether an account is `above` or lies below it."""
@@ -149,3 +151,13 @@ def reservations(text: str, expand: Callable[[str], tuple[str, ...]]) -> tuple[R
         held = expand(nodes) if nodes not in ("", "(null)") else ()
         found.append(Reservation(words["ReservationName"], held, start, end))
     return tuple(found)
+
+
+def switches(text: str, expand: Callable[[str], tuple[str, ...]]) -> dict[str, str]:
+    """Node -> leaf switch, of `scontrol show topology`; of other kinds of topology than trees nothing is known."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        words: dict[str, str] = dict(_WORD.findall(line))
+        if "SwitchName" in words and words.get("Level") == "0" and words.get("Nodes"):
+            found.update(dict.fromkeys(expand(words["Nodes"]), words["SwitchName"]))
+    return found

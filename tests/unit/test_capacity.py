@@ -206,6 +206,27 @@ def test_small_companions_make_small_steps_possible() -> None:
     assert set(shrinks(held(BASE, small))) == {4, 5, 8, 9}
 
 
+def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
+    """Without a network the last node; with one that under the lonely switch; before both one that is asked for."""
+    piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
+    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), ("shrink",), {1: Amount(4)})
+    assert shrinks(plain)[12][0].nodes == ("n1", "n2", "n3")
+    switched = replace(plain, switches={"n1": "s1", "n2": "s2", "n3": "s1", "n4": "s1"})
+    assert shrinks(switched)[12][0].nodes == ("n1", "n3", "n4")
+    assert shrinks(switched)[8][0].nodes == ("n1", "n3")
+    asked = replace(switched, wanted=frozenset({"n3", "n1"}))
+    assert shrinks(asked)[12][0].nodes == ("n1", "n2", "n4")  # the batch host never goes
+
+
+def test_growth_prefers_nodes_next_to_the_jobs_own() -> None:
+    """Of nodes with as many free GPUs those under the same switch are taken."""
+    cluster = Cluster(4)
+    like = Like.base(cluster.run(1, "n1"))
+    ledger = Ledger.of(cluster.snapshot())
+    shapes = place(ledger, 4, like, ["n2", "n3", "n4"], near={"n4"})
+    assert shapes is not None and shapes[0].node_list == ("n4",)
+
+
 def test_forced_units_are_gone_from_every_size() -> None:
     """What a waiting job needs goes, even where something gentler would reach the same size."""
     old, new = Piece(5, "companion", ("n3",), 4, TYPE), Piece(6, "companion", ("n4",), 4, TYPE)

@@ -11,7 +11,15 @@ from worlds import World
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
 from slurm_elastic.daemon.capacity.limits import gpu_limits
 from slurm_elastic.daemon.slurm import expand
-from slurm_elastic.daemon.slurm.site import Reservation, Site, SlurmLimit, enforces_limits, limits, reservations
+from slurm_elastic.daemon.slurm.site import (
+    Reservation,
+    Site,
+    SlurmLimit,
+    enforces_limits,
+    limits,
+    reservations,
+    switches,
+)
 from slurm_elastic.trainer_shim.errors import SlurmUnparsable
 
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
@@ -94,6 +102,15 @@ def test_reservations_are_read() -> None:
     line = "ReservationName=maint StartTime=1795207802 EndTime=1795211402 Duration=01:00:00 Nodes=n[7-8] NodeCnt=2"
     assert reservations(line, expand) == (Reservation("maint", ("n7", "n8"), 1795207802.0, 1795211402.0),)
     assert reservations("No reservations in the system\n", expand) == ()
+
+
+def test_leaf_switches_are_read() -> None:
+    """The lowest switch over each node; switches of switches say nothing more."""
+    text = (
+        "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=s2 Level=0 LinkSpeed=1 Nodes=n3\n"
+        "SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=s[1-2]\n"
+    )
+    assert switches(text, expand) == {"n1": "s1", "n2": "s1", "n3": "s2"}
 
 
 def left(*rules: SlurmLimit, parents: dict[str, str] | None = None) -> dict[str, int]:
