@@ -19,6 +19,8 @@ from .rows import PriorRow, RunRow
 _PROGRAMS, _PRIORS = schema.programs, schema.priors
 _FIELDS = tuple(PriorRow.__dataclass_fields__)
 LONGEST = 255
+LOOKED_AT = 4
+"""Jobs looked at for each run wanted: some end before anything was measured of them."""
 AT_ONCE = 500
 """Jobs whose observations one query reads."""
 
@@ -59,7 +61,8 @@ class History(Part):
         jobs, found = schema.jobs, list[RunRow]()
         query = select(_PROGRAMS).join(jobs, jobs.c.job_id == _PROGRAMS.c.job_id).where(jobs.c.ended.is_(True))
         with self._db.read() as connection:
-            rows = connection.execute(query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc())).all()
+            newest = query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc()).limit(LOOKED_AT * limit)
+            rows = connection.execute(newest).all()
         for start in range(0, len(rows), AT_ONCE):
             some = rows[start : start + AT_ONCE]
             numbers = select(jobs.c.job_id).where(jobs.c.job_id.in_([row.job_id for row in some]))
