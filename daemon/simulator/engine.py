@@ -17,7 +17,7 @@ from ..optimizer.admission import admitted
 from ..optimizer.models import Observation, fit
 from ..optimizer.policies import POLICIES, Cache, JobView, Row, choose
 from .jobs import Job, Settings, Sizes, prepare
-from .placement import Places
+from .placement import Outlook, Places
 from .programs import Program
 from .trace import TraceJob
 
@@ -70,7 +70,8 @@ class Simulation:
         self.random = random.Random(settings.seed)
         self.fixed = policy in ("static", "feedback")
         """Every job at the size that it asked for, on the shape that it needs."""
-        self.placed: dict[tuple[int, int, int], tuple[Sizes, Sizes]] = {}
+        self.shapes: dict[tuple[int, Sizes], Sizes] = {}
+        self.placed: dict[tuple[int, Outlook], tuple[Sizes, Sizes]] = {}
         self.places = Places(settings.gpus, settings.gpus_per_node)
 
     def run(self) -> Outcome:
@@ -304,14 +305,13 @@ class Simulation:
         job, settings = self.jobs[i], self.settings
         if i not in self.running:
             job.noise_scale = job.program.noise_scale(job.program.base_batch, 0.0)
-        key = job.held, job.batch, frozen, job.noise_scale, id(job.model), self.places.nodes(i)
+        outlook = self.places.outlook(i)
+        sizes = self._as_placed(job.sizes, outlook) if i in self.running else job.sizes
+        key = job.held, job.batch, frozen, job.noise_scale, id(job.model), id(sizes)
         if job.view is not None and job.view_key == key:
             return job.view
-        sizes = job.sizes
         if self.policy == "static" and i not in self.running:
             sizes = ((job.asked, -(-job.asked // settings.gpus_per_node)),)
-        if i in self.running:
-            sizes = self._as_placed(sizes, job.held, key[-1])
         job.view_key = key
         job.view = JobView(
             label=job.trace.job_id,
@@ -332,13 +332,17 @@ class Simulation:
         )
         return job.view
 
-    def _as_placed(self, sizes: Sizes, held: int, nodes: int) -> Sizes:
-        """The sizes with the present one on the nodes that it is really on; jobs alike share the tuple."""
-        key = id(sizes), held, nodes
+    def _as_placed(self, sizes: Sizes, outlook: Outlook) -> Sizes:
+        """The sizes on the nodes that the job would then sit on; jobs alike share the tuple.
+
+        One node and several are told apart, as the step form does; more of them would make every list its own.
+        """
+        key = id(sizes), outlook
         known = self.placed.get(key)
         if known is None:
-            made = sizes if (held, nodes) in sizes else tuple((k, nodes if k == held else n) for k, n in sizes)
-            known = self.placed[key] = made, sizes
+            made = tuple((k, 2 if n == 1 < self.places.nodes_at(outlook, k) else n) for k, n in sizes)
+            shared = self.shapes.setdefault((id(sizes), made), sizes if made == sizes else made)
+            known = self.placed[key] = shared, sizes
         return known[0]
 
     def _curve(self, program: Program) -> TrueCurve:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+Outlook = tuple[tuple[int, ...], int]
 Taken = dict[int, int]
 """Node -> GPUs."""
 
@@ -27,9 +28,24 @@ class Places:
         """Nodes that a job sits on."""
         return len(self.held.get(job, ()))
 
-    def least_nodes(self, gpus: int) -> int:
-        """Nodes that so many GPUs need where nothing is in the way."""
-        return -(-gpus // self.per_node)
+    def outlook(self, job: int) -> Outlook:
+        """What a job's next sizes depend on: its pieces, the smallest first, and the GPUs free beside them."""
+        own = self.held.get(job, {})
+        return tuple(sorted(own.values())), sum(map(self.free.__getitem__, own))
+
+    def nodes_at(self, outlook: Outlook, gpus: int) -> int:
+        """Nodes that a job with this outlook would sit on at another size, by the rules of `shrink` and `grow`."""
+        pieces, beside = outlook
+        spare = sum(pieces) - gpus
+        if spare <= 0:
+            return len(pieces) + max(0, -(-(-spare - beside) // self.per_node))
+        left = len(pieces)
+        for piece in pieces:
+            if piece > spare:
+                break
+            spare -= piece
+            left -= 1
+        return left
 
     def grow(self, job: int, gpus: int) -> None:
         """Add GPUs: on its own nodes, whole nodes, then what fits best; in as many pieces as it takes."""

@@ -416,3 +416,28 @@ def test_multilevel_feedback_serves_the_least_served_first() -> None:
     assert second.start_s == 8000.0 and second.end_s == 8100.0 and second.moves == 0
     assert first.moves == 1 and math.isclose(first.end_s, 10_000 + 100.0 + 10.0)
     assert outcome([long, short], "static", settings).jobs[1].start_s == pytest.approx(10_000.0)
+
+
+def test_spread_jobs_do_not_chase_a_compactness_that_no_resize_brings() -> None:
+    """With a decision at every event jobs that growth has spread over nodes are not moved to and fro for it."""
+    result = outcome(trace_of(150, spacing=12.0), "auto", Settings(gpus=64, gpus_per_node=8, interval_s=0.0))
+    row = summary(result)
+    assert row.spread > 0.0 and row.restarts < 4.0
+
+
+def test_what_a_size_would_be_spread_over_is_what_it_then_is() -> None:
+    """The nodes that the planner is told for another size are those that the next shrink or growth really gives."""
+    rng = random.Random(9)
+    for _ in range(300):
+        places = Places(32, 8)
+        for job in range(5):
+            places.grow(job, rng.randint(1, 6))
+        size = sum(places.held[2].values())
+        gpus = rng.randint(1, size + 6)
+        said = places.nodes_at(places.outlook(2), gpus)
+        if gpus > size:
+            places.grow(2, gpus - size)
+            assert said <= places.nodes(2)  # a growth may find no whole node
+        elif gpus < size:
+            places.shrink(2, size - gpus)
+            assert said == places.nodes(2)
