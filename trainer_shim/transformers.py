@@ -108,7 +108,8 @@ class _Hold:
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         scheduler, plateau = trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
         counted = None if isinstance(scheduler, plateau) else scheduler
-        net.call = job.wrap(trainer.model, optimizer, counted, scaler=trainer.accelerator.scaler)
+        options: dict[str, Any] = trainer.accelerator.ddp_handler.to_kwargs()  # the Trainer's ddp_... arguments
+        net.call = job.wrap(trainer.model, optimizer, counted, scaler=trainer.accelerator.scaler, **options)
         if counted is None:
             job.keep(scheduler=scheduler)
         else:
@@ -273,8 +274,8 @@ class _Steps(TrainerCallback):
         self._hold = hold
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        driven, part = self._hold.driven, self._hold.driven
-        samples, batch, progress = driven.feed.samples, driven.job.batch, part.progress
+        driven = self._hold.driven
+        samples, batch, progress = driven.feed.samples, driven.job.batch, driven.progress
         left = -(-(samples - progress.cursor) // batch)
         epochs = int(args.num_train_epochs) - progress.epoch - 1
         state.max_steps = state.global_step + left + epochs * -(-samples // batch)
@@ -316,7 +317,7 @@ class _State:
         for name, value in state["state"].items():
             setattr(trainer.state, name, value)
         for name, value in state["counted"].items():
-            setattr(trainer, name, value)
+            setattr(trainer, name, value.to(trainer.args.device) if isinstance(value, torch.Tensor) else value)
         for name, entry in self._callbacks():
             for attribute, value in state["callbacks"].get(name, {}).items():
                 setattr(entry, attribute, value)
