@@ -11,6 +11,7 @@ never changed: its state_dict has no prefix and knows nothing of the hidden para
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,11 @@ from .norms import Norms
 from .sampling import Micro
 from .words import WORDS, Reader, Said, Sums
 from .world import World
+
+UNSYNCED: dict[str, Any] = (
+    {"init_sync": False} if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters else {}
+)
+"""Has the constructor broadcast nothing; torch 2.4 broadcasts the model, which is right too and takes longer."""
 
 
 class _Attach(torch.autograd.Function):
@@ -100,7 +106,7 @@ class Replicated:
             return
         hidden = nn.Parameter(torch.zeros(WORDS, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden, self._at_outputs)
-        self._ddp = DistributedDataParallel(self._outer, init_sync=False, **self._options)
+        self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self._options)
         if self.measures:
             self._norms.hidden = hidden
             # A lambda: torch compares a hook's annotations with its own types, which ours, being strings, are not.
