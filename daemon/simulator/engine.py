@@ -305,10 +305,12 @@ class Simulation:
         job, settings = self.jobs[i], self.settings
         if i not in self.running:
             job.noise_scale = job.program.noise_scale(job.program.base_batch, 0.0)
-        outlook = self.places.outlook(i)
-        sizes = self._as_placed(job.sizes, outlook) if i in self.running else job.sizes
-        key = job.held, job.batch, frozen, job.noise_scale, id(job.model), id(sizes)
-        if job.view is not None and job.view_key == key:
+        key = job.held, job.batch, frozen, job.noise_scale, id(job.model)
+        if job.view is not None and job.view_key == key and i not in self.places.changed:
+            return job.view
+        self.places.changed.discard(i)
+        sizes = self._as_placed(job.sizes, self.places.outlook(i)) if i in self.running else job.sizes
+        if job.view is not None and job.view_key == key and job.view.choices is sizes:
             return job.view
         if self.policy == "static" and i not in self.running:
             sizes = ((job.asked, -(-job.asked // settings.gpus_per_node)),)

@@ -20,6 +20,9 @@ class Places:
         self.per_node = per_node
         self.free = [min(per_node, gpus - start) for start in range(0, gpus, per_node)]
         self.held: dict[int, Taken] = {}
+        self.changed = set[int]()
+        """Jobs whose outlook may have changed; the reader takes out those that it has looked at."""
+        self._on = [set[int]() for _ in self.free]
         self._with = [set[int]() for _ in range(per_node + 1)]
         for node, free in enumerate(self.free):
             self._with[free].add(node)
@@ -129,6 +132,7 @@ class Places:
     def _take(self, job: int, node: int, gpus: int) -> None:
         own = self.held.setdefault(job, {})
         own[node] = own.get(node, 0) + gpus
+        self._on[node].add(job)
         self._count(node, -gpus)
 
     def _give(self, job: int, node: int, gpus: int) -> None:
@@ -139,9 +143,12 @@ class Places:
             if not own:
                 del self.held[job]
         self._count(node, gpus)
+        if node not in own:
+            self._on[node].discard(job)
 
     def _count(self, node: int, more: int) -> None:
         free = self.free[node]
         self._with[free].discard(node)
         self.free[node] = free + more
         self._with[free + more].add(node)
+        self.changed |= self._on[node]
