@@ -217,6 +217,8 @@ def my_cnf(at: Layout) -> str:
             "innodb_doublewrite=0",
             "innodb_use_native_aio=0",
             "innodb_lock_wait_timeout=900",
+            # On by default from 11.6, and nothing that slurmdbd knows of; "loose": older ones do not know it.
+            "loose-innodb-snapshot-isolation=OFF",
             "key_buffer_size=1M",
             "aria_pagecache_buffer_size=8M",
             "aria_log_file_size=8M",
