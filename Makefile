@@ -46,6 +46,7 @@ SEED ?= 1
 soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, nodes, routes (ROUNDS= SEED= KINDS=)
 	SELASTIC_SOAK_ROUNDS=$(ROUNDS) SELASTIC_SOAK_SEED=$(SEED) SELASTIC_SOAK_KINDS=$(KINDS) \
 		$(BIN)/python -m pytest -s tests/cluster/test_killing.py
+	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/test_resize_everywhere.py
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
 bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round: \

@@ -6,6 +6,7 @@ Never goes back: a database newer than the code is refused, since it may hold wh
 from __future__ import annotations
 
 import sqlite3
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -54,7 +55,14 @@ def check(database: Database) -> None:
 
 def head() -> str:
     """The newest revision that this code knows."""
-    return str(ScriptDirectory.from_config(_config()).get_current_head())
+    return _revisions()[0]
+
+
+@cache
+def _revisions() -> tuple[str, ...]:
+    """Every revision that this code knows, the newest first; reading them takes longer than opening a database."""
+    scripts = ScriptDirectory.from_config(_config())
+    return tuple(script.revision for script in scripts.walk_revisions())
 
 
 def revision(database: Database) -> str | None:
@@ -119,8 +127,7 @@ def _revision(connection: Connection) -> str | None:
 
 def _refuse_newer(database: Database, connection: Connection) -> None:
     found = _revision(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if found is not None and found not in known:
+    if found is not None and found not in _revisions():
         raise StoreError(
             f"database {database.name} has schema {found}, newer than this version of slurm-elastic ({head()}); "
             "install the newer version again, or choose another database_url"

@@ -293,8 +293,8 @@ class Campaign:
             print(f"round {number + 1}: {' + '.join(chosen)} at {at}", flush=True)
             self.counts.stages[at] += 1
             found = {kind: getattr(self, f"kill_{kind}")() for kind in chosen}
-            # A node cannot come back before there is a slurmctld to come back to.
-            heals = [found[kind] for kind in sorted(found, key=HEALED_FIRST.count, reverse=True) if found[kind]]
+            order = sorted(found, key=lambda kind: HEALED_FIRST.find(kind) % len(HEALED_FIRST))
+            heals = [found[kind] for kind in order if found[kind]]
             time.sleep(self.chance.choice((0.0, 0.0, 0.3, 1.5)))  # how long it stays dead, not a wait for anything
             for heal in heals:
                 heal()
@@ -408,7 +408,8 @@ class Campaign:
         return lambda: victims.heal_cut(job.address)
 
 
-HEALED_FIRST = ("slurmctld", "slurmdbd")
+HEALED_FIRST = "slurmdbd slurmctld "
+"""A slurmctld that died young has no other source of its TRES, and a node needs one to come back to."""
 KINDS = (*("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "cut"),)
 
 

@@ -11,7 +11,7 @@ from live_daemon import live_daemon
 from slurm_elastic.daemon.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif("SELASTIC_SOAK_ROUNDS" not in os.environ, reason="only under make soak for now")
-ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("SELASTIC_SOAK_ROUNDS", "6"))
 SEED = int(os.environ.get("SELASTIC_SOAK_SEED", "7"))
 KILLS = int(os.environ.get("SELASTIC_SOAK_KILLS", "3"))
 
