@@ -293,8 +293,7 @@ class Campaign:
             print(f"round {number + 1}: {' + '.join(chosen)} at {at}", flush=True)
             self.counts.stages[at] += 1
             found = {kind: getattr(self, f"kill_{kind}")() for kind in chosen}
-            order = sorted(found, key=lambda kind: HEALED_FIRST.find(kind) % len(HEALED_FIRST))
-            heals = [found[kind] for kind in order if found[kind]]
+            heals = [found[kind] for kind in (*HEALED_FIRST, *chosen) if found.get(kind)]
             time.sleep(self.chance.choice((0.0, 0.0, 0.3, 1.5)))  # how long it stays dead, not a wait for anything
             for heal in heals:
                 heal()
@@ -408,9 +407,12 @@ class Campaign:
         return lambda: victims.heal_cut(job.address)
 
 
-HEALED_FIRST = "slurmdbd slurmctld "
-"""A slurmctld that died young has no other source of its TRES, and a node needs one to come back to."""
-KINDS = (*("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "cut"),)
+HEALED_FIRST = ("slurmdbd", "slurmctld")
+"""A slurmctld that died young has no other source of its TRES, and a node needs one to come back to. Healed again in
+their own turn, they only answer."""
+KINDS = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "cut")
+ALL_KINDS = (*KINDS, "base")
+"""With the death of a base's node, which Slurm answers with a requeue: slower, and so for the long campaign."""
 
 
 def _pieces(value: Any) -> list[dict[str, Any]]:
