@@ -107,6 +107,11 @@ class Driven:
         self._course.finish(finished=True)
 
 
+def rank_to_show(job: Job) -> int:
+    """This worker's rank; one that waits for its first world is anything but the rank that logs and writes."""
+    return job.rank if job.rank >= 0 else 1
+
+
 def taken_over(loader: Any, seed: int) -> tuple[Feed, bool]:
     """A feed in place of a framework's DataLoader, and whether it shuffles.
 

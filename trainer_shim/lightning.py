@@ -32,13 +32,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from .data import to_device
-from .driven import Driven, Part, taken_over
+from .driven import Driven, Part, rank_to_show, taken_over
 from .errors import TrainingError
 from .job import Job, join
-
-NO_RANK = 1
-"""What a worker that waits for its first world says of itself: anything but the rank that logs and writes."""
 
 
 class ElasticStrategy(Strategy):
@@ -68,7 +64,7 @@ class ElasticStrategy(Strategy):
 
     @property
     def global_rank(self) -> int:
-        return self.job.rank if self.job.rank >= 0 else NO_RANK
+        return rank_to_show(self.job)
 
     @property
     def local_rank(self) -> int:
@@ -200,11 +196,6 @@ class ElasticStrategy(Strategy):
         """As Lightning's loop does with the first."""
         samples = self.precision_plugin.convert_input(samples)
         return self.batch_to_device(self.lightning_module._on_before_batch_transfer(samples, dataloader_idx=0))
-
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        if self.lightning_module is None:
-            return to_device(batch, device or self.root_device)
-        return super().batch_to_device(batch, device, dataloader_idx)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         module, driven, micro = self.lightning_module, self._driven, self._parts[-1][0]

@@ -27,12 +27,10 @@ from transformers import Trainer, TrainerCallback
 from transformers import __version__ as version
 from transformers.trainer_callback import ExportableState
 
-from .driven import Driven, Part, taken_over
+from .driven import Driven, Part, rank_to_show, taken_over
 from .errors import TrainingError
 from .job import Job, join
 
-NO_RANK = 1
-"""What a worker that waits for its first world says of itself: anything but the rank that logs and writes."""
 OWN = ("is_local_process_zero", "is_world_process_zero", "max_steps", "stateful_callbacks")
 """What of the Trainer's state belongs to one worker, or is computed anew."""
 COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
@@ -98,7 +96,7 @@ class _Hold:
 
     def tell_rank(self) -> None:
         """Only rank 0 logs and writes."""
-        rank = self.job.rank if self.job.rank >= 0 else NO_RANK
+        rank = rank_to_show(self.job)
         self.trainer.args.distributed_state.process_index = rank
         self.trainer.state.is_world_process_zero = rank == 0
         self.trainer.state.is_local_process_zero = rank == 0
