@@ -128,7 +128,7 @@ class Membership:
             return False
         link.send({"type": "quiesced", "generation": coming.generation, **position})
         drop()
-        worlds.leave()
+        worlds.leave(later=True)
         if gate is None:
             self.go()
         self.world = worlds.in_units(worlds.form(gate), self.unit)

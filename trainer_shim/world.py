@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -178,10 +179,23 @@ def settled(world: World) -> None:
         change(COLLECTIVE_TIMEOUT, None)
 
 
-def leave() -> None:
-    """Destroy the process group. Every DistributedDataParallel object of it has to be gone by now."""
+def leave(later: bool = False) -> None:
+    """Destroy the process group. Every DistributedDataParallel object of it has to be gone by now.
+
+    later: the process goes on, and need not wait for the group's own threads to end.
+    """
     if dist.is_initialized():
-        dist.destroy_process_group()
+        destroy(dist.group.WORLD, later)
+
+
+def destroy(group: Any, later: bool) -> None:
+    """Destroy a group; `later` leaves its destructor, which waits 20 ms in gloo without the GIL, to a thread."""
+    held = [group]
+    del group
+    dist.destroy_process_group(held[0])
+    # Not with NCCL beside it: there a communicator that ends while another begins can race (pytorch issue 119196).
+    if later and not torch.cuda.is_available():
+        threading.Thread(target=held.clear, name="selastic-group-end", daemon=True).start()
 
 
 def agree_all(world: World, yes: bool) -> bool:
@@ -240,8 +254,9 @@ class Channel:
                     tensor.copy_(part.view(tensor.shape))
 
     def close(self) -> None:
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
+        group, self._group = self._group, None
+        if group is not None:
+            destroy(group, later=True)
 
 
 def buckets_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
