@@ -186,7 +186,9 @@ class Allocations(Part):
             if self._pauses is None:
                 # All jobs at once: one by one they would take seconds.
                 active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
-                self._pauses = self._load_means(_ROWS.c.job_id.in_(active))
+                with self._db.read() as connection:
+                    none: dict[int, dict[bool, float]] = {number: {} for number in connection.execute(active).scalars()}
+                self._pauses = none | self._load_means(_ROWS.c.job_id.in_(active))
             if job_id not in self._pauses:
                 self._pauses |= {job_id: {}, **self._load_means(_ROWS.c.job_id == job_id)}
             return self._pauses[job_id]

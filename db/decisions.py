@@ -135,7 +135,9 @@ class Decisions(Part):
         with self._db.lock:
             if self._closed is None:
                 # All jobs at once: one by one they would take seconds.
-                self._closed = self._load_closed(_INTENTS.c.job_id.in_(_active()))
+                with self._db.read() as connection:
+                    none: dict[int, IntentRow | None] = dict.fromkeys(connection.execute(_active()).scalars())
+                self._closed = none | self._load_closed(_INTENTS.c.job_id.in_(_active()))
             if job_id not in self._closed:
                 self._closed |= {job_id: None, **self._load_closed(_INTENTS.c.job_id == job_id)}
             return self._closed[job_id]
