@@ -71,4 +71,5 @@ def test_a_preempted_job_trains_on_what_is_left(selasticd: Selasticd, tiers: Non
     selasticd.settles_at(job, 8, 110)
     jobs = selasticd.jobs()
     began, back = jobs[urgent].start_time, jobs[job].start_time
+    print(f"requeued {jobs[job].restarts} times, runs {(back or 0) - (began or 0):.0f} s after the other's start")
     assert jobs[urgent].running and began is not None and back is not None and back - began < BEGIN_S
