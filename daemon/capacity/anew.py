@@ -23,9 +23,15 @@ SETTLE_S = 2.0
 
 
 def can_start_anew(job: ElasticJob) -> bool:
-    """Whether Slurm can give the job another whole size."""
+    """Whether Slurm can give the job another whole size. One in a reservation of its owner's stays as it is."""
     base = job.base
-    return bool(base.asked_per_node) and not job.components and not base.het_job_id and not base.array_job_id
+    ordinary = bool(base.asked_per_node) and not job.components and not base.het_job_id and not base.array_job_id
+    return ordinary and base.reservation in ("", reservation_of(job.job_id))
+
+
+def reservation_of(job_id: int) -> str:
+    """The name of the reservation that keeps nodes for a job while a resize puts it back."""
+    return f"selastic-{job_id}"
 
 
 def whole_sizes(gpus: int, most: int) -> Iterator[Size]:

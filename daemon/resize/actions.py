@@ -82,8 +82,3 @@ class Close:
 Act = Shrink | Cancel | Requeue | Resume | Free
 """What Slurm is asked for."""
 Action = Act | Advance | Close
-
-
-def reservation(job_id: int) -> str:
-    """The name of the reservation that keeps nodes for a job while it is put back."""
-    return f"selastic-{job_id}"

@@ -15,8 +15,9 @@ from typing import Protocol
 
 from slurm_elastic.trainer_shim.errors import SlurmError, SlurmRefused, SlurmUnreachable
 
+from ..capacity.anew import reservation_of
 from ..slurm.types import Size
-from .actions import Act, Action, Advance, Cancel, Close, Free, Requeue, Resume, Shrink, reservation
+from .actions import Act, Action, Advance, Cancel, Close, Free, Requeue, Resume, Shrink
 
 log = logging.getLogger(__name__)
 
@@ -139,16 +140,16 @@ class Executor:
             self._keep_nodes(action)
             client.requeue(slurm_id)
         elif isinstance(action, Resume):
-            client.resize_waiting(slurm_id, action.size, reservation(slurm_id) if action.intent else "")
+            client.resize_waiting(slurm_id, action.size, reservation_of(slurm_id) if action.intent else "")
         else:
             # Whoever may not make reservations may not end one either, and then there is none.
             with contextlib.suppress(SlurmRefused):
-                client.unreserve(reservation(slurm_id), slurm_id)
+                client.unreserve(reservation_of(slurm_id), slurm_id)
 
     def _keep_nodes(self, action: Requeue) -> None:
         """Where the site does not let us, another job may take them in the seconds in which nobody has them."""
         try:
-            self.client.reserve(reservation(action.slurm_job_id), action.nodes, action.user, RESERVED_MIN)
+            self.client.reserve(reservation_of(action.slurm_job_id), action.nodes, action.user, RESERVED_MIN)
         except SlurmRefused as error:
             log.info("job %d is put back without its nodes being kept for it: %s", action.job_id, error)
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from slurm_elastic.db.rows import IntentRow, InUse
 from slurm_elastic.trainer_shim.wire import Shape
 
-from ..capacity.anew import SETTLE_S
+from ..capacity.anew import SETTLE_S, reservation_of
 from ..capacity.elastic import ElasticJob
 from ..capacity.needs import SOON_S
 from ..capacity.units import units_of
 from ..slurm.types import Job, Size
-from .actions import Action, Advance, Close, Free, Requeue, Resume, reservation
+from .actions import Action, Advance, Close, Free, Requeue, Resume
 from .bounds import Bounds
 
 
@@ -110,7 +110,7 @@ def _requeue(base: Job, intent: IntentRow) -> Requeue:
 
 
 def _free(base: Job) -> Free:
-    return Free(base.job_id, base.job_id, f"it has its nodes ({reservation(base.job_id)})")
+    return Free(base.job_id, base.job_id, f"it has its nodes ({reservation_of(base.job_id)})")
 
 
 def _close(base: Job, intent: IntentRow, state: str, detail: str) -> list[Action]:

@@ -9,7 +9,7 @@ import pytest
 from snapshots import TYPE, Cluster
 from worlds import World
 
-from slurm_elastic.daemon.capacity.anew import comes_back_at, place_anew, put_back, whole_sizes
+from slurm_elastic.daemon.capacity.anew import can_start_anew, comes_back_at, place_anew, put_back, whole_sizes
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
 from slurm_elastic.daemon.capacity.growth import Like
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
@@ -130,6 +130,18 @@ def test_only_what_slurm_put_back_is_touched(changes: dict[str, object], ours: b
     cluster = Cluster(2)
     values: dict[str, object] = {"restarts": 1, "reason": "BeginTime", "eligible_time": NOW + 60, **changes}
     assert put_back(cluster.wait(1, 2, 4, VIA, asked_per_node=4, **values), NOW) is ours
+
+
+def test_only_ordinary_jobs_start_anew() -> None:
+    """Not one that asked for its GPUs otherwise, a part of an array, or one in a reservation of its owner's."""
+    cluster = Cluster(2)
+    changes: list[dict[str, object]] = [
+        {}, {"reservation": "selastic-2"}, {"asked_per_node": 0}, {"array_job_id": 9}, {"reservation": "course"}
+    ]  # fmt: skip
+    for number, more in enumerate(changes, 1):
+        cluster.wait(number, 1, 4, VIA, **{"asked_per_node": 4, **more})
+    roster = sort_jobs(cluster.snapshot())
+    assert [can_start_anew(roster.elastic[number]) for number in range(1, 6)] == [True, True, False, False, False]
 
 
 def test_it_comes_back_at_the_largest_size_that_fits() -> None:
