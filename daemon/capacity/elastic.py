@@ -138,13 +138,15 @@ def sort_jobs(
     scope, asked = scope or Scope(), asked or {}
     elastic: dict[int, ElasticJob] = {}
     unmanaged: dict[int, Unmanaged] = {}
-    components = _components(snapshot)
+    components, reached = _components(snapshot), dict[str, tuple[int, frozenset[str]] | None]()
     for job in snapshot.jobs.values():
         text = asked.get(job.job_id) or find(job.comment)
         if text is None or not _in_scope(job, scope) or job.het_offset > 0 or companion_tag(job) is not None:
             continue
         parts = tuple(components.get(job.job_id, ()))
-        verdict = _judge(snapshot, scope, job, parts, text, started=job.job_id in accepted)
+        if job.partition not in reached:  # most jobs share one
+            reached[job.partition] = _reached(snapshot, job.partition)
+        verdict = _judge(reached[job.partition], scope, job, parts, text, started=job.job_id in accepted)
         if isinstance(verdict, Unmanaged):
             unmanaged[job.job_id] = verdict
         else:
@@ -154,7 +156,12 @@ def sort_jobs(
 
 
 def _judge(
-    snapshot: Snapshot, scope: Scope, job: Job, parts: tuple[Job, ...], text: str, started: bool
+    reached: tuple[int, frozenset[str]] | None,
+    scope: Scope,
+    job: Job,
+    parts: tuple[Job, ...],
+    text: str,
+    started: bool,
 ) -> ElasticRequest | Unmanaged:
     if scope.partitions and not set(job.partition.split(",")) & set(scope.partitions):
         return Unmanaged(job, text, Reason.NOT_ALLOWED, f"partition {job.partition} is not open to elastic jobs")
@@ -166,19 +173,26 @@ def _judge(
             check_start(request, job.gpus + sum(part.gpus for part in parts))
     except RequestError as error:
         return Unmanaged(job, text, Reason.MALFORMED, str(error))
-    sentence = _impossible(snapshot, job, parts, request)
+    sentence = _impossible(reached, job, parts, request)
     return Unmanaged(job, text, Reason.IMPOSSIBLE, sentence) if sentence else request
 
 
-def _impossible(snapshot: Snapshot, job: Job, parts: tuple[Job, ...], request: ElasticRequest) -> str:
+def _reached(snapshot: Snapshot, partition: str) -> tuple[int, frozenset[str]] | None:
+    """GPUs and their types on the nodes of a job's partitions; None: those have no nodes."""
+    names = set(partition.split(","))
+    nodes = [node for node in snapshot.nodes.values() if names & set(node.partitions)]
+    types = frozenset(node.gpu_type for node in nodes if node.gpus)
+    return (sum(node.gpus for node in nodes), types) if nodes else None
+
+
+def _impossible(
+    reached: tuple[int, frozenset[str]] | None, job: Job, parts: tuple[Job, ...], request: ElasticRequest
+) -> str:
     """Why this cluster can never meet the request; empty when it can."""
-    partitions = set(job.partition.split(","))
-    nodes = [node for node in snapshot.nodes.values() if partitions & set(node.partitions)]
-    total = sum(node.gpus for node in nodes)
-    if nodes and request.min_gpus > total:
+    total, types = reached or (0, frozenset())
+    if reached and request.min_gpus > total:
         return f"gpus={request.min_gpus}-{request.max_gpus}: partition {job.partition} has {total} GPUs in all"
-    types = {node.gpu_type for node in nodes if node.gpus}
-    if nodes and job.gpu_type and job.gpu_type not in types:
+    if reached and job.gpu_type and job.gpu_type not in types:
         return f"GPU type {job.gpu_type}: partition {job.partition} has {', '.join(sorted(types)) or 'none'}"
     for part in (job, *parts):
         if part.state == "RUNNING" and part.gpus != len(part.nodes) * part.gpus_per_node:
