@@ -29,6 +29,8 @@ class Wish:
     gain: float
     """Orders growths on as many nodes: the largest first."""
     forced: frozenset[Unit] = frozenset()
+    elsewhere: bool = False
+    """It is to leave the nodes it has, whatever its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,9 @@ def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Collection
     growing, anew = [], []
     for wish in wishes:
         kept = shrinks(wish.standing.giver, wish.forced)
-        if wish.gpus in kept or (wish.gpus == wish.standing.gpus and not wish.forced):
+        if wish.elsewhere:
+            anew.append(wish)
+        elif wish.gpus in kept or (wish.gpus == wish.standing.gpus and not wish.forced):
             keep = kept[wish.gpus] if wish.gpus != wish.standing.gpus else wish.standing.pieces
             found[wish.standing.job_id] = Move(wish, keep)
             _free(ledger, wish, keep)

@@ -230,6 +230,8 @@ class _Round:
             # An owner's word does not wait for a cooldown.
             batch = nearest_batch(standing.job.request.batches(pinned), standing.batch)
             return Wish(standing, pinned, batch, Reason.KEEP_PINNED, float("inf"))
+        if not forced and self._leaves(standing):
+            return Wish(standing, standing.gpus, standing.batch, Reason.SHRINK_CAPACITY, 0.0, elsewhere=True)
         if standing.measured:
             return None
         if not forced:
@@ -237,6 +239,14 @@ class _Round:
         rest = max(rests(standing, forced))
         batch = nearest_batch(standing.job.request.batches(rest), standing.batch)
         return Wish(standing, rest, batch, self._why_forced(standing), 0.0, forced)
+
+    def _leaves(self, standing: Standing) -> bool:
+        """Whether one of its base's nodes is being drained, and it may be requeued elsewhere."""
+        nodes = self.inputs.snapshot.nodes
+        may = standing.may_start_anew and standing.may_grow and standing.may_shrink
+        return may and any(
+            {"DRAIN", "DRAINING"} & nodes[name].flags for name in standing.job.base.nodes if name in nodes
+        )
 
     def _members(self, pool: Pool, movable: list[Standing], idle: int) -> list[Member]:
         node_gpus = max(

@@ -35,6 +35,8 @@ def _why_not(move: Move, settings: Settings, name: str) -> str:
     kinds = {piece.kind for piece in standing.pieces}
     if name == "expand":
         return "Slurm refuses it for a job that holds GPUs"
+    if move.wish.elsewhere:
+        return "one of its own nodes is being drained: the base itself has to leave it"
     if name == "component" and "component" not in kinds:
         return "it is no heterogeneous job"
     if name not in job.request.via:

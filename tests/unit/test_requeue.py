@@ -184,6 +184,21 @@ def test_a_pin_below_a_node_is_reached_by_requeue(tmp_path: Path) -> None:
     assert world.store.mean_requeue(job.job_id) == row.pause_s and world.store.mean_pause(job.job_id) != row.pause_s
 
 
+def test_it_leaves_a_node_that_is_drained(tmp_path: Path) -> None:
+    """Its batch host is being drained: it starts anew on another node, at its size; with none free it stays."""
+    world = World(tmp_path, nodes=2)
+    job, other = world.elastic(comment=VIA), world.rigid()
+    world.round()
+    world.round()
+    world.slurm.set_node_state("n1", "MIXED", "DRAIN")
+    world.settle()
+    assert world.snapshot().jobs[job.job_id].nodes == ("n1",)
+    world.slurm.finish(other)
+    world.settle()
+    base = world.snapshot().jobs[job.job_id]
+    assert (base.nodes, base.restarts, job.gpus) == (("n2",), 1, 4)
+
+
 def test_without_via_requeue_nothing_is_requeued(tmp_path: Path) -> None:
     """The request decides: by default a job is never ended to be resized."""
     world = World(tmp_path, nodes=2)
