@@ -18,8 +18,6 @@ quiet systemctl enable --now selasticd
 for _ in $(seq 120); do [ -e /etc/slurm-elastic/client.json ] && break; sleep 0.5; done
 section active
 systemctl is-active selasticd
-section journal
-journalctl -u selasticd --no-pager -o cat
 section status_root
 selastic status; echo "rc=$?"
 section status_nobody
@@ -39,6 +37,8 @@ systemctl show -P NRestarts -P ActiveState selasticd
 rm /run/systemd/system/selasticd.service.d/quick.conf
 quiet systemctl daemon-reload
 quiet systemctl restart selasticd
+section journal
+journalctl -u selasticd --no-pager -o cat
 section pid_before
 systemctl show -P MainPID selasticd
 quiet dpkg -i /root/new.deb

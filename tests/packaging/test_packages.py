@@ -211,7 +211,7 @@ def test_the_shim_is_importable_from_any_python(installed: Root) -> None:
 
 
 OPEN = "import sys; from slurm_elastic.db.store import Store; s = Store.open(sys.argv[1]); "
-EVENT = OPEN + "s.add_event(7, 'pin', 'test', {'n': 1}, 1e9); s.close()"
+EVENT = OPEN + "import time; s.add_event(7, 'pin', 'test', {'n': 1}, time.time()); s.close()"
 EVENTS = OPEN + "print([e.kind for e in s.events(7)]); s.close()"
 
 
