@@ -82,6 +82,7 @@ class Control:
         self.zygote, self.directory, self.args, self.script = zygote, directory, args, script
         self.prefix = f"{os.getpid()}-{time.monotonic_ns()}."
         self.audit = directory / "audit"
+        self.hold = directory / "hold"
         self.generation = 0
         self.members: list[str] = []
         self.said: list[tuple[str, Message]] = []
@@ -94,6 +95,8 @@ class Control:
     # -- workers -------------------------------------------------------------------------------------------------
 
     def spawn(self, *names: str, **environ: str) -> None:
+        if not self.hold.exists():
+            self.hold.touch()
         host, port = self._server.getsockname()
         for name in names:
             variables = {
@@ -154,6 +157,8 @@ class Control:
         return self.running(self.world(*members, batch=batch, source=source))
 
     def exits(self, *names: str, timeout_s: float = 90) -> list[int]:
+        """Their exit codes, when they have ended; a training with --hold may end from now on."""
+        self.hold.unlink(missing_ok=True)
         return [self.zygote.wait(self.prefix + name, timeout_s) for name in names]
 
     def kill(self, name: str, number: int = 9) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ parser.add_argument("--micro", type=int)
 parser.add_argument("--lr", default="auto")
 parser.add_argument("--optimizer", default="AdamW")
 parser.add_argument("--pace", type=float, default=0.004, help="seconds per micro batch")
+parser.add_argument(
+    "--hold", choices=["steps", "evaluation"], help="what does not end before the test waits for the end"
+)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that an evaluation takes; negative: none")
 parser.add_argument("--unused", action="store_true")
@@ -38,6 +42,7 @@ parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 parser.add_argument("out")
 args = parser.parse_args()
+HOLD = Path(args.out) / "hold"
 
 
 class Net(torch.nn.Module):
@@ -115,16 +120,31 @@ data = Data()
 source = InShards(data) if args.shards else data
 
 
+def hold() -> None:
+    """Take for a step an eighth of the time that the test's hold lasts: as slow as its machine, so it does not end."""
+    with contextlib.suppress(FileNotFoundError):
+        began = HOLD.stat().st_mtime
+        until = time.time() + (time.time() - began) / 8
+        while HOLD.exists() and time.time() < until:
+            time.sleep(0.01)
+
+
 def evaluate() -> float:
+    while args.hold == "evaluation" and HOLD.exists():
+        time.sleep(0.01)
     time.sleep(args.evaluate)
     with torch.no_grad():
         net.eval()
         return float(((net(data.x) - data.y) ** 2).mean())
 
 
+held = -1
 for epoch in job.epochs(args.epochs):
     for x, y in job.loader(source, num_workers=args.workers):
         time.sleep(args.pace)
+        if args.hold == "steps" and held != job.global_step:
+            held = job.global_step
+            hold()
         if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
             raise ValueError("this script fails")
         loss = ((net(x) - y) ** 2).mean()

@@ -24,9 +24,10 @@ KEPT = ("lr", "steps", "global_step", "samples")
 def test_resized_training_equals_an_unresized_one(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """1 -> 3 -> 2 -> 3 -> 1 -> 2 workers, every first member replaced, slices and remainders that do not divide, with
     accumulation: every sample once per epoch, parameters, schedule and user state as without a resize (float64)."""
-    control = start("--pace", "0.01", "--micro", "12")
+    control = start("--hold", "steps", "--pace", "0.01", "--micro", "12")
     control.start("a")
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e", "ef")]
+    assert min(pauses) > 0
     assert control.exits(*"abcdef") == [0] * 6, control.story()
     found = audit.check(control.audit, samples=1003, epochs=3)
     assert found.ok and found.worlds == 6 and found.steps == 63, found
@@ -34,7 +35,6 @@ def test_resized_training_equals_an_unresized_one(zygote: Zygote, start: Start, 
     assert difference(ours, theirs) < 1e-12
     assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
     assert ours["steps"] == 63
-    assert max(pauses) < 5
 
 
 @pytest.mark.parametrize(("seed", "shards"), [(1, 0), (2, 47)])
@@ -43,7 +43,7 @@ def test_random_resizes_with_loader_workers(start: Start, tmp_path: Path, seed: 
     order: still every sample exactly once."""
     generator = random.Random(seed)
     sizes = ["--samples", "601", "--epochs", "3", "--shards", str(shards)]
-    control = start("--pace", "0.02", "--workers", "1", "--batch", "37", *sizes)
+    control = start("--hold", "steps", "--pace", "0.01", "--workers", "1", "--batch", "37", *sizes)
     pool = iter("bcdefghijklmnop")
     control.start("a")
     members = ["a"]
@@ -58,7 +58,7 @@ def test_random_resizes_with_loader_workers(start: Start, tmp_path: Path, seed: 
 
 def test_a_batch_changes_without_a_change_of_members(start: Start, tmp_path: Path) -> None:
     """The same workers go on with another global batch; log and messages say it."""
-    control = start("--pace", "0.01", "--optimizer", "SGD", "--samples", "2000")
+    control = start("--hold", "steps", "--optimizer", "SGD", "--samples", "2000")
     control.start("a", "b")
     running = control.resize("a", "b", batch=100)
     assert running["batch"] == 100
@@ -91,7 +91,7 @@ def test_more_workers_than_samples_in_a_step(zygote: Zygote, start: Start, tmp_p
 
 def test_unused_parameters_are_passed_through(start: Start) -> None:
     """wrap(find_unused_parameters=True) works, and agreement on a step with it."""
-    control = start("--unused", "--pace", "0.01", "--micro", "9")
+    control = start("--hold", "steps", "--unused", "--micro", "9")
     control.start("a", "b")
     control.resize("b", "c")
     assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
@@ -100,7 +100,7 @@ def test_unused_parameters_are_passed_through(start: Start) -> None:
 
 def test_a_killed_world_goes_on_from_the_checkpoint(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """All workers killed after a checkpoint: fresh ones of another number restore it; nothing lost, nothing twice."""
-    control = start("--pace", "0.01")
+    control = start("--hold", "steps")
     control.start("a", "b")
     control.send("a", {"type": "checkpoint"})
     saved = control.wait(lambda _, message: message["type"] == "saved")
@@ -179,7 +179,7 @@ def test_without_a_supervisor_workers_leave(start: Start) -> None:
 
 def test_a_world_called_off_leaves_the_old_one_alone(start: Start) -> None:
     """A grow that is aborted before its joiner is there never happens; the next one, with another number, does."""
-    control = start("--pace", "0.01")
+    control = start("--hold", "steps")
     control.start("a")
     called_off = control.world("a", "z", tell=False)  # z does not exist: it will never arrive
     control.wait(lambda _, message: message["type"] == "store" and message["generation"] == called_off)
@@ -192,7 +192,7 @@ def test_a_world_called_off_leaves_the_old_one_alone(start: Start) -> None:
 
 def test_a_world_that_does_not_form_lets_the_old_one_go_on(start: Start) -> None:
     """A joiner that never arrives: after the timeout the old world trains on, undisturbed, and says so."""
-    control = start("--pace", "0.01")
+    control = start("--hold", "steps")
     control.start("a", "b")
     control.world("a", "b", "z", timeout_s=1.0, tell=False)
     failed = control.wait(lambda _, message: message["type"] == "failed")
@@ -205,7 +205,7 @@ def test_a_world_that_does_not_form_lets_the_old_one_go_on(start: Start) -> None
 
 def test_a_joiner_waits_for_another_world_when_its_first_is_called_off(start: Start) -> None:
     """A joiner, and a survivor, already waiting for one who never comes go back, and the next generation forms."""
-    control = start("--pace", "0.01")
+    control = start("--hold", "steps")
     control.start("a")
     control.spawn("b")
     control.ready("b")
@@ -231,7 +231,7 @@ def test_a_joiner_whose_world_is_incomplete_leaves_with_75(start: Start) -> None
 
 def test_an_evaluation_is_made_once_per_epoch(start: Start) -> None:
     """Resizes in the middle of epochs, joiners included, repeat no evaluation; every epoch has one."""
-    control = start("--pace", "0.01", "--evaluate", "0", "--epochs", "4")
+    control = start("--hold", "steps", "--evaluate", "0", "--epochs", "4")
     control.start("a")
     control.resize("a", "b", "c")
     control.resize("c", "d")
@@ -241,13 +241,13 @@ def test_an_evaluation_is_made_once_per_epoch(start: Start) -> None:
 
 def test_a_checkpoint_is_written_during_an_evaluation(start: Start) -> None:
     """Asked to hurry while rank 0 evaluates for seconds: the checkpoint of the last step is on disk before its end."""
-    control = start("--pace", "0", "--evaluate", "4", "--epochs", "1")
+    control = start("--hold", "evaluation", "--evaluate", "0", "--epochs", "1")
     control.start("a", "b")
     # Both ranks have recorded all 21 steps: the evaluation has begun.
     wait_until(lambda: sum("indices" in line for line in audit.read(control.audit)) == 42)
     for name in "ab":
         control.send(name, {"type": "hurry", "deadline_s": 3})
-    saved = control.wait(lambda _, message: message["type"] == "saved", 3.5)
+    saved = control.wait(lambda _, message: message["type"] == "saved")
     assert saved["step"] == 21 and "evaluated" not in control.story()
     assert control.exits("a", "b") == [0, 0]
 
@@ -304,7 +304,7 @@ def test_rank_0_reports_what_it_measures(start: Start) -> None:
 
 def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """strategy="fsdp" over 1 -> 3 -> 2 -> 3 -> 1 workers, every first member replaced: as one unsharded process."""
-    control = start("--pace", "0.01", "--strategy", "fsdp", "--micro", "20")
+    control = start("--hold", "steps", "--strategy", "fsdp", "--micro", "20")
     control.start("a")
     for names in ("abc", "bc", "cde", "e"):
         control.resize(*names)
@@ -318,7 +318,7 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
 
 def test_snapshots_of_shards_are_not_changed_by_training(start: Start) -> None:
     """Every switch of a sharded training writes a checkpoint beside the steps that follow; all of them verify."""
-    control = start("--pace", "0.002", "--strategy", "fsdp", "--epochs", "20")
+    control = start("--hold", "steps", "--strategy", "fsdp", "--epochs", "20")
     control.start("a")
     for names in ("ab", "a", "ac", "c"):
         control.resize(*names)
