@@ -195,7 +195,8 @@ def destroy(group: Any, later: bool) -> None:
     dist.destroy_process_group(held[0])
     # Not with NCCL beside it: there a communicator that ends while another begins can race (pytorch issue 119196).
     if later and not torch.cuda.is_available():
-        threading.Thread(target=held.clear, name="selastic-group-end", daemon=True).start()
+        # Not a daemon thread: one that comes back from gloo into an interpreter that ends aborts the process.
+        threading.Thread(target=held.clear, name="selastic-group-end").start()
 
 
 def agree_all(world: World, yes: bool) -> bool:
