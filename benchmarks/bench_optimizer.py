@@ -20,10 +20,11 @@ import peers
 from instances import ADVERSARIAL, FAMILIES, SIZES, Instance, curve, make, size_rules
 
 from slurm_elastic.daemon.optimizer.models import Observation, fit
-from slurm_elastic.daemon.optimizer.policies import Cache, JobView, plan
+from slurm_elastic.daemon.optimizer.plans import Cache, plan
 from slurm_elastic.daemon.optimizer.pools import PoolOption, solve_pools
 from slurm_elastic.daemon.optimizer.solver import Option, solve, solve_table
 from slurm_elastic.daemon.optimizer.table import from_arrays
+from slurm_elastic.daemon.optimizer.views import JobView
 
 TARGET_S = {(100, 512): 0.001, (1000, 4096): 0.006, (2000, 16384): 0.02, (10000, 100000): 0.08}
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 
-from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES, JobView, choose
+from slurm_elastic.daemon.optimizer.plans import choose
+from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
+from slurm_elastic.daemon.optimizer.views import JobView
 from slurm_elastic.daemon.simulator.cli import load_profiles
 from slurm_elastic.daemon.simulator.engine import TrueCurve, simulate
 from slurm_elastic.daemon.simulator.jobs import Settings

@@ -25,7 +25,7 @@ from .capacity.elastic import Roster
 from .capacity.units import Unit
 from .optimizer.models import Observation, ThroughputModel
 from .optimizer.models import fit as fit_model
-from .optimizer.policies import Cache
+from .optimizer.plans import Cache
 from .optimizer.prior import Prior
 from .planner import Inputs, JobState, Plan, plan_round
 from .planner.standing import HOUR_S

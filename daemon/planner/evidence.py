@@ -14,7 +14,7 @@ from slurm_elastic.db.rows import DecisionRow
 
 from ..capacity.elastic import ElasticJob
 from ..capacity.room import Met
-from ..optimizer.policies import Target
+from ..optimizer.targets import Target
 from ..reasons import Reason
 from ..settings import Settings
 from .moves import Move

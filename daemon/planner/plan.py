@@ -24,7 +24,8 @@ from ..capacity.room import Met, Room, make_room
 from ..capacity.units import Unit
 from ..optimizer.errors import InfeasiblePlan, PlanInputError
 from ..optimizer.models import fit as fit_model
-from ..optimizer.policies import Cache, Target
+from ..optimizer.plans import Cache
+from ..optimizer.targets import Target
 from ..reasons import Reason
 from ..settings import Settings
 from ..slurm.site import Site

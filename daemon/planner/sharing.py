@@ -11,11 +11,14 @@ from slurm_elastic.trainer_shim.request import ElasticRequest
 
 from ..capacity.anew import whole_sizes
 from ..capacity.units import Unit, shrinks
-from ..optimizer import goodput, policies
+from ..optimizer import goodput
 from ..optimizer.caps import Cap
+from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.models import Observation
-from ..optimizer.policies import JobView, Model, PlanResult, Target
+from ..optimizer.plans import Cache, plan_pools
 from ..optimizer.prior import Prior
+from ..optimizer.targets import PlanResult, Target
+from ..optimizer.views import JobView, Model
 from ..settings import Settings
 from .standing import Standing, batches, sizes, weight_of
 
@@ -157,7 +160,7 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
     # Close to its time limit a job has little time to earn back a pause.
     horizon = max(1.0, settings.horizon_s if left is None else min(settings.horizon_s, left))
     # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
-    settled = not (standing.may_grow and standing.may_shrink) or pause / horizon > policies.BATCH_GAIN
+    settled = not (standing.may_grow and standing.may_shrink) or pause / horizon > BATCH_GAIN
     return JobView(
         label=str(standing.job_id),
         model=fit([observation(row) for row in state.observations if row.step_time > 0], state.prior),
@@ -182,15 +185,15 @@ def share(
     capacities: Sequence[int],
     caps: Sequence[Cap],
     settings: Settings,
-    cache: policies.Cache | None = None,
+    cache: Cache | None = None,
 ) -> list[Shared]:
     """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little.
 
     `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
     """
     policy = settings.policy
-    bests = policies.plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
-    stays = policies.plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy, cache)
+    bests = plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
+    stays = plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy, cache)
     gains = [best.value - stay.value for best, stay in zip(bests, stays, strict=True)]
     still = _held_back(pools, bests, stays, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
     rows = zip(pools, bests, stays, gains, strict=True)

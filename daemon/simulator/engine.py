@@ -1,6 +1,6 @@
 """The simulation: events in time order, progress computed only when a rate changes, a decision only when one is due.
 
-Promise: deterministic for a seed; decisions are the optimizer's own (`policies.choose`), charged with the costs the
+Promise: deterministic for a seed; decisions are the optimizer's own (`plans.choose`), charged with the costs the
 mechanisms have: a pause at every change of size, a wait until a grow takes effect, a cooldown.
 Limit: nodes are of one kind; a job's speed depends on the nodes that it is spread over, not on its neighbours.
 """
@@ -15,7 +15,9 @@ from operator import itemgetter
 
 from ..optimizer.admission import admitted
 from ..optimizer.models import Observation, fit
-from ..optimizer.policies import POLICIES, Cache, JobView, Row, choose
+from ..optimizer.plans import Cache, choose
+from ..optimizer.policies import POLICIES, Row
+from ..optimizer.views import JobView
 from .jobs import Job, Settings, Sizes, prepare
 from .placement import Outlook, Places
 from .programs import Program

@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ..optimizer.policies import Cache, JobView, Row, choices
+from ..optimizer.plans import Cache, choices_of
+from ..optimizer.policies import Row
+from ..optimizer.views import JobView
 
 OBJECTIVE = "log-goodput"
 
@@ -23,7 +25,7 @@ class Evolution:
 
     def __call__(self, jobs: Sequence[JobView], capacity: int, policy: str, cache: Cache) -> list[Row]:
         """The fittest schedule found within the generations given."""
-        made = [choices(job, OBJECTIVE, cache) for job in jobs]
+        made = [choices_of(job, OBJECTIVE, cache) for job in jobs]
         sizes = [[o.gpus for o in column] for _, column in made]
         values = [[o.value for o in column] for _, column in made]
         keep = [_index_at(row, job.current_gpus) for job, row in zip(jobs, sizes, strict=True)]

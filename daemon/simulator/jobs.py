@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..optimizer.models import Observation, ThroughputModel
-from ..optimizer.policies import JobView
+from ..optimizer.views import JobView
 from .programs import BatchLadder, Program, rigid, size_ladder
 from .trace import TraceError, TraceJob
 

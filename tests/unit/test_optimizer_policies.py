@@ -11,7 +11,9 @@ import pytest
 from slurm_elastic.daemon.optimizer import curves, goodput
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
 from slurm_elastic.daemon.optimizer.models import Observation, fit
-from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES, Cache, JobView, plan
+from slurm_elastic.daemon.optimizer.plans import Cache, plan
+from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
+from slurm_elastic.daemon.optimizer.views import JobView
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from snapshots import Cluster
 
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
 from slurm_elastic.daemon.optimizer.models import Observation
-from slurm_elastic.daemon.optimizer.policies import Cache
+from slurm_elastic.daemon.optimizer.plans import Cache
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.sharing import observation
 from slurm_elastic.daemon.planner.standing import weight_of

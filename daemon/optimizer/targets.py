@@ -1,0 +1,105 @@
+"""A solved allocation in words: what each job is to have, its gain, why, and what else it might have had.
+
+Promise: one target for each job, in the jobs' order, with one reason.
+Limit: a reason says what the allocation as a whole did (took, gave, made room), not which job took whose GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .policies import Row, reference_speed, speedup_at
+from .solver import Option, Solution
+from .views import JobView, nodes_at
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one job is to have."""
+
+    label: str
+    gpus: int
+    batch: int
+    value: float
+    """Its term in the objective."""
+    gain: float
+    """Relative change of progress against the current allocation; for a job that starts, its speedup."""
+    reason: str
+    """A code of daemon/reasons.py, or "start" / "keep_frozen"."""
+    alternatives: tuple[tuple[int, int, float], ...] = ()
+    """The next best sizes at the plan's price of a GPU: (GPUs, batch, value)."""
+    measured: bool = True
+    """Whether this size was measured; False: predicted."""
+    limit: str = ""
+    """The limit that keeps it from more; empty when none does."""
+    unlimited: int = 0
+    """GPUs it would have without that limit; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """Targets in the order of the jobs, their value, and what no plan can exceed."""
+
+    targets: tuple[Target, ...]
+    value: float
+    bound: float
+    price: float = 0.0
+    stopped: str = ""
+
+
+def explained(
+    jobs: Sequence[JobView],
+    tables: Sequence[list[Row]],
+    options: Sequence[list[Option]],
+    answer: Solution,
+    capacity: int,
+    policy: str,
+) -> PlanResult:
+    """Targets with their reasons from a solved allocation."""
+    chosen = [table[i] for table, i in zip(tables, answer.choice, strict=True)]
+    used = sum(job.current_gpus for job in jobs)
+    grown = sum(max(0, row.gpus - job.current_gpus) for job, row in zip(jobs, chosen, strict=True))
+    starts = any(job.current_gpus == 0 < row.gpus for job, row in zip(jobs, chosen, strict=True))
+    shrink = "shrink_capacity" if used > capacity else "shrink_for_elastic" if starts else "shrink_share"
+    grow = "grow_idle" if grown <= capacity - used else "grow_share"
+    targets = []
+    for job, row, i, column in zip(jobs, chosen, answer.choice, options, strict=True):
+        others = sorted((o for o in column if o.gpus != row.gpus), key=lambda o: answer.price * o.gpus - o.value)
+        targets.append(
+            Target(
+                label=job.label,
+                gpus=row.gpus,
+                batch=row.batch,
+                value=column[i].value,
+                gain=_gain(job, row, policy),
+                reason=_reason(job, row, grow, shrink),
+                alternatives=tuple((o.gpus, o.batch, o.value) for o in others[:3]),
+                measured=job.model is not None and row.gpus in job.model.sizes_seen,
+            )
+        )
+    return PlanResult(tuple(targets), answer.value, answer.bound, answer.price, answer.stopped)
+
+
+def _gain(job: JobView, row: Row, policy: str) -> float:
+    if job.current_gpus == 0:
+        return row.speedup
+    if (row.gpus, row.batch) == (job.current_gpus, job.current_batch):
+        return 0.0
+    batch = job.current_batch if job.current_batch > 0 else row.batch
+    nodes = nodes_at(job, job.current_gpus)
+    return row.speedup / speedup_at(job, policy, reference_speed(job), job.current_gpus, nodes, batch) - 1.0
+
+
+def _reason(job: JobView, row: Row, grow: str, shrink: str) -> str:
+    if job.current_gpus == 0:
+        return "start" if row.gpus else "waiting"
+    if row.gpus > job.current_gpus:
+        return grow
+    if row.gpus < job.current_gpus:
+        return shrink
+    if job.frozen:
+        return "keep_frozen"
+    if job.model is None:
+        return "keep_unmeasured"
+    return "batch" if row.batch != job.current_batch else "keep_best"
