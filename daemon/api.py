@@ -30,6 +30,7 @@ from .api_views import Views
 from .auth import Authenticator, Unauthenticated, Viewer, bearer
 from .intake import Intake, Receive, Scope, Send
 from .metrics import Metrics
+from .optimizer.prior import Prior
 from .settings import Settings
 
 MAX_WAIT_S = 60.0
@@ -57,6 +58,9 @@ class Controller(Protocol):
 
     def dry_plan(self) -> dict[str, Any]:
         """A plan computed now, in the form of `reports.plan`, with nothing stored."""
+
+    def prior(self, job_id: int) -> Prior | None:
+        """What is believed of the job before it is measured; None: the shipped prior."""
 
     def wake(self, why: str) -> None:
         """Let the next round come soon."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from anyio.to_thread import run_sync
@@ -21,6 +22,7 @@ from . import api_guard as guard
 from . import reports
 from .api_guard import Refused
 from .auth import Viewer
+from .optimizer.prior import Prior
 from .reports.status import Board, shown, whole
 
 DAY_S = 86_400.0
@@ -34,6 +36,9 @@ class Planner(Protocol):
 
     def dry_plan(self) -> dict[str, Any]:
         """A plan computed now, in the form of `reports.plan`, with nothing stored."""
+
+    def prior(self, job_id: int) -> Prior | None:
+        """What is believed of the job before it is measured; None: the shipped prior."""
 
 
 class Views:
@@ -111,7 +116,7 @@ class Views:
 
     async def report(self, request: Request) -> Response:
         """Allocations, pauses, measurements and curves."""
-        return await self._over_a_window(request, reports.course)
+        return await self._over_a_window(request, partial(reports.course, prior=self.planner.prior))
 
     async def _over_a_window(self, request: Request, report: Callable[..., dict[str, Any]]) -> Response:
         guard.only(request, "start", "end", "job")

@@ -20,6 +20,7 @@ from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Regi
 
 from .bell import Bell
 from .metrics import RoundState
+from .optimizer.prior import Prior
 from .priors import program_of
 from .registry import Registry
 from .reports import plan_row
@@ -244,6 +245,10 @@ class DaemonController:
         plan = self.rounds.dry()
         rows = [plan_row(row, self.store.job(row.job_id)) for row in plan.rows]
         return {"at": self.clock(), "jobs": rows}
+
+    def prior(self, job_id: int) -> Prior:
+        """What plans believe of the job before it is measured."""
+        return self.rounds.priors.of_job(job_id).prior
 
     def wake(self, why: str) -> None:
         """Let the next round come soon."""

@@ -67,6 +67,9 @@ class FakeController:
         rows = [{"job_id": job, "gpus_from": 1, "gpus_to": 2, "user": "x", "reason": "grow_idle"} for job in (7, 8)]
         return {"at": 1.0, "jobs": rows}
 
+    def prior(self, job_id: int) -> None:
+        return None
+
     def wake(self, why: str) -> None:
         self.calls.append(("wake", why))
 

@@ -1,13 +1,13 @@
 """How jobs have gone over a window: what `selastic report` draws.
 
-Promise: allocations, pauses and measurements as recorded; a curve is the planner's model of the same measurements, with
-its own uncertainty. Limit: jobs that the viewer may see in full, and no others; managed capacity is known for the
-moments at which a decision was stored.
+Promise: allocations, pauses and measurements as recorded; a curve is the planner's model of the same measurements under
+the same prior, with its own uncertainty. Limit: jobs that the viewer may see in full, and no others; managed capacity
+is known for the moments at which a decision was stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +24,26 @@ if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
     from ..optimizer.models import ThroughputModel
+    from ..optimizer.prior import Prior
 
 MOST_POINTS = 48
 """Sizes at which a curve is given."""
 
 
 def course(
-    store: Store, viewer: Viewer, now: float, *, start: float, end: float | None = None, job: Iterable[int] = ()
+    store: Store,
+    viewer: Viewer,
+    now: float,
+    *,
+    start: float,
+    end: float | None = None,
+    job: Iterable[int] = (),
+    prior: Callable[[int], Prior | None] = lambda job_id: None,
 ) -> dict[str, Any]:
     """`jobs` (with `measured` and `curve`), `allocations` (the rows of acct that touch the window) and `capacity`.
 
-    start, end: unix seconds; job: only these ids (empty: every job with an allocation in the window).
+    start, end: unix seconds; job: only these ids (empty: every job with an allocation in the window); prior: what the
+    planner believes of a job before it is measured (None: the shipped one).
     """
     end = now if end is None else min(end, now)
     wanted = set(job)
@@ -45,7 +54,8 @@ def course(
         if owner is not None and may_see(viewer, owner):
             shown[job_id] = owner
     jobs = [
-        job_row(store, owner, viewer, now) | scaling(owner.request, store.observations(owner.job_id))
+        job_row(store, owner, viewer, now)
+        | scaling(owner.request, store.observations(owner.job_id), prior(owner.job_id))
         for owner in shown.values()
     ]
     return {
@@ -75,13 +85,13 @@ def capacity(decisions: Iterable[DecisionRow], start: float) -> list[dict[str, f
     return found
 
 
-def scaling(request: str, observations: list[ObservationRow]) -> dict[str, Any]:
+def scaling(request: str, observations: list[ObservationRow], prior: Prior | None) -> dict[str, Any]:
     """`measured`: a row per configuration; `curve`: the model's throughput at each size, with as many samples per GPU
     as were measured last; [] without a model."""
-    return {"measured": [asdict(row) for row in observations], "curve": _curve(request, observations)}
+    return {"measured": [asdict(row) for row in observations], "curve": _curve(request, observations, prior)}
 
 
-def _curve(text: str, observations: list[ObservationRow]) -> list[dict[str, Any]]:
+def _curve(text: str, observations: list[ObservationRow], prior: Prior | None) -> list[dict[str, Any]]:
     # The command line imports this package too, and needs no optimizer.
     from ..optimizer.errors import PlanInputError
     from ..optimizer.models import fit
@@ -89,7 +99,7 @@ def _curve(text: str, observations: list[ObservationRow]) -> list[dict[str, Any]
 
     seen = [observation(row) for row in observations if row.step_time > 0]
     try:
-        request, model = elastic_request.parse(text), fit(seen)
+        request, model = elastic_request.parse(text), fit(seen, prior)
     except (RequestError, PlanInputError):
         return []
     sizes = [size for size in request.sizes() if request.batches(size)]

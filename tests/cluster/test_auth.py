@@ -59,6 +59,8 @@ class SlurmOwners:
     def dry_plan(self) -> dict[str, Any]:
         return {"at": None, "jobs": []}
 
+    def prior(self, job_id: int) -> None: ...
+
     def wake(self, why: str) -> None: ...
 
 

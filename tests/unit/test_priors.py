@@ -178,6 +178,7 @@ def test_the_daemon_starts_a_job_from_its_program_s_runs_and_says_so(tmp_path: P
     decision = world.store.decision(job)
     assert decision is not None
     assert decision.evidence["prior"] == "2 earlier runs of train.py on a100"
+    assert world.controller.prior(job) != SHIPPED.prior
     models = world.controller.health()["models"]
     assert (models["runs"], models["programs"]) == (2, 1)
 

@@ -41,6 +41,9 @@ class StoredController:
     def dry_plan(self) -> dict[str, Any]:
         return reports.plan(self.store, Viewer(0, admin=True))
 
+    def prior(self, job_id: int) -> None:
+        return None
+
     def wake(self, why: str) -> None:
         self.woken.append(why)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +14,9 @@ import afternoon
 import pytest
 
 from slurm_elastic.daemon import cli, cli_advise, cli_common, report_charts, reports
+from slurm_elastic.daemon.optimizer.models import fit
+from slurm_elastic.daemon.optimizer.shipped import DEFAULT
+from slurm_elastic.daemon.planner.sharing import observation
 from slurm_elastic.daemon.report_page import clipped, page, used
 from slurm_elastic.db.store import Store
 
@@ -58,6 +62,23 @@ def test_a_curve_passes_through_its_measurements(course: dict[str, Any]) -> None
     for seen in chars["measured"]:
         if seen["gpus"] >= 8:
             assert curve[seen["gpus"]] == pytest.approx(seen["samples_per_s"], rel=0.1)
+
+
+def test_a_curve_is_that_of_the_plans_own_prior(store: Store, viewer: Callable[..., Any]) -> None:
+    """What was learned from earlier runs bends the line where nothing was measured, as it does in the plans."""
+    afternoon.acted(store)
+    slower = replace(DEFAULT, mean=tuple(x + 1.0 for x in DEFAULT.mean))
+    priors = {13: slower}
+
+    def drawn(**prior: Any) -> dict[int, list[dict[str, Any]]]:
+        told = reports.course(store, viewer(0, True), afternoon.END, start=afternoon.START, **prior)
+        return {job["job_id"]: job["curve"] for job in told["jobs"]}
+
+    shipped, learned = drawn(), drawn(prior=priors.get)
+    assert learned[11] == shipped[11] and learned[13] != shipped[13]
+    model = fit([observation(row) for row in store.observations(13)], slower)
+    for point in learned[13]:
+        assert point["samples_per_s"] == model.throughput(point["gpus"], point["nodes"], point["batch"])
 
 
 def test_the_report_shows_ones_own(store: Store, viewer: Callable[..., Any]) -> None:
