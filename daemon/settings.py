@@ -127,7 +127,8 @@ class Settings:
     """Shortest time between two rounds, however much happens in between."""
 
     site_interval_s: float = number(60.0, 1, 86400)
-    """How often Slurm's limits of accounts and QOS, and its reservations, are read: three more commands."""
+    """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to four more
+    commands."""
 
     policy: str = choice(DEFAULT_POLICY, *POLICIES)
     """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
@@ -218,7 +219,8 @@ class Settings:
     learn_prior_at: str = text("03:30", r"|([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 03:30, or nothing")
     """When, each day by this host's clock, the jobs that have ended are learned from: what a job is taken to do before
     it is measured then comes from this cluster and from earlier runs of the same program on the same kind of GPU.
-    Empty: never; then all jobs start from the prior that is shipped. See docs/models.md."""
+    Empty: never; what was learned before stays in use, and without any the prior that is shipped. See
+    docs/models.md."""
 
     history_keep_days: float = number(400.0, 1, 36500)
     """How long ended jobs, with all that is known of them, and the record of actions are kept."""
