@@ -35,7 +35,9 @@ def test_every_reason_has_its_row() -> None:
     assert sorted(named) == sorted(reason.value for reason in Reason)
 
 
-@pytest.mark.parametrize("name", ["order_taken_s", "switch_s", "release_s", "unused_s"])
+@pytest.mark.parametrize(
+    "name", ["order_taken_s", "switch_s", "release_s", "unused_s", "requeue_stop_s", "requeue_start_s"]
+)
 def test_the_bounds_are_the_settings(name: str) -> None:
     """The times that an admin reads are the settings' names and defaults."""
     assert f"`{name}` ({getattr(Settings(), name):g} s)" in section("What a resize may take, and its way back")
