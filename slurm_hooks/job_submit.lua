@@ -1,4 +1,4 @@
--- Elastic jobs at this site. Goes beside slurm.conf, which says JobSubmitPlugins=lua; `scontrol reconfigure` reads it again.
+-- Elastic jobs at this site. Goes beside slurm.conf, which says JobSubmitPlugins=lua. A change counts from the next submission.
 -- A site with its own job_submit.lua takes over the dofile line, the policy, and the two calls.
 
 local elastic = dofile("/usr/share/slurm-elastic/elastic.lua")
@@ -15,7 +15,7 @@ local policy = {
 	-- Largest weight=. selasticd gives a job of weight 2 twice the say of others, so only the site should hand it out.
 	max_weight = 1,
 
-	-- Ways of resizing that jobs may allow.
+	-- Ways of resizing that jobs may allow. "requeue" ends a job and starts it again at its new size.
 	-- mechanisms = { "shrink", "companion", "component" },
 
 	-- The policy does not bind root unless it says so.
