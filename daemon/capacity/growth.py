@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from slurm_elastic.trainer_shim.wire import Shape
 
@@ -53,25 +54,24 @@ def place(
     `near`: nodes to take before others with as many free GPUs, for they lie next to the job's own.
     `soon`: count what is being released as well; such a plan can only be carried out later.
     """
-    free, known = {}, dict[Amount, int]()
-    for name in ledger.idle(nodes, soon):
-        amount = ledger.total(name) if soon else ledger.now[name]
-        if amount not in known:  # most nodes are alike
-            known[amount] = like.most(amount)
-        if known[amount] > 0:
-            free[name] = known[amount]
+    idle = ledger.alike(nodes, soon)
+    fits: dict[int, list[Amount]] = {}
+    for amount in idle.amounts:  # most nodes are alike
+        fits.setdefault(like.most(amount), []).append(amount)
+    fits.pop(0, None)
     taken: dict[str, int] = {}
     left = gpus
-    for name in sorted(free, key=lambda name: (-free[name], name not in near, name)):
-        if left >= free[name]:
-            taken[name] = free[name]
-            left -= free[name]
+    for size in sorted(fits, reverse=True):
+        for name in islice(idle.of(fits[size], near), left // size):
+            taken[name] = size
+            left -= size
     if left:
         # the remainder where it leaves least over
-        spare = [name for name in free if name not in taken and free[name] >= left]
-        if not spare:
+        spare = (name for size in sorted(fits) if size >= left for name in idle.of(fits[size], near))
+        last = next((name for name in spare if name not in taken), None)
+        if last is None:
             return None
-        taken[min(spare, key=lambda name: (free[name], name not in near, name))] = left
+        taken[last] = left
     return _shapes(taken, like)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..slurm.types import Job, Node, Snapshot
+from .alike import Alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,10 @@ class Ledger:
     def __init__(self, now: Mapping[str, Amount], soon: Mapping[str, Amount] | None = None) -> None:
         self.now = dict(now)
         self.soon = dict(soon or {})
+        self._alike: dict[tuple[frozenset[str], bool], tuple[Alike[Amount], int]] = {}
+        """By set of nodes, with how many of the changes are in it."""
+        self._changes: list[str] = []
+        """Every node of which something was taken or released, in that order."""
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Ledger:
@@ -68,18 +73,27 @@ class Ledger:
         """Free now or soon."""
         return self.now[node] + self.soon.get(node, Amount())
 
-    def idle(self, nodes: Iterable[str], soon: bool) -> list[str]:
-        """Those of the nodes that have a GPU free, or will have."""
-        now, later = self.now, self.soon if soon else {}
-        found = []
-        for name in nodes:
-            amount = now.get(name)
-            if amount is not None and amount.gpus + (later[name].gpus if name in later else 0) > 0:
-                found.append(name)
+    def alike(self, nodes: Iterable[str], soon: bool) -> Alike[Amount]:
+        """Those of the nodes that have a GPU free, or will have, by amount. Made once for a set of nodes that is asked
+        for again and again; of what `take` and `release` changed since then it only catches up."""
+        key = frozenset(nodes), soon
+        if key not in self._alike:
+            free = ((name, self._idle(name, soon)) for name in key[0] if name in self.now)
+            self._alike[key] = Alike((name, amount) for name, amount in free if amount is not None), len(self._changes)
+        found, seen = self._alike[key]
+        if seen < len(self._changes):
+            for name in set(self._changes[seen:]) & key[0]:
+                found.put(name, self._idle(name, soon))
+            self._alike[key] = found, len(self._changes)
         return found
+
+    def _idle(self, node: str, soon: bool) -> Amount | None:
+        amount = self.total(node) if soon else self.now[node]
+        return amount if amount.gpus > 0 else None
 
     def take(self, node: str, amount: Amount) -> None:
         """Count `amount` as used: what is free now first, then what will be."""
+        self._changes.append(node)
         now = self.now[node]
         first = Amount(min(now.gpus, amount.gpus), min(now.cpus, amount.cpus), min(now.mem_mb, amount.mem_mb))
         self.now[node] = now - first
@@ -90,6 +104,7 @@ class Ledger:
     def release(self, node: str, amount: Amount) -> None:
         """Count `amount` as free soon. A node that takes no work gives nothing back."""
         if node in self.now:
+            self._changes.append(node)
             self.soon[node] = self.soon.get(node, Amount()) + amount
 
     def gpus(self, nodes: Iterable[str], soon: bool = True) -> int:

@@ -99,9 +99,10 @@ def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Collection
         else:
             found[wish.standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
     places = {wish.standing.job_id: nodes.get(wish.standing.job_id, ()) for wish in growing}
+    beside = _beside(growing)
     # Who can grow on few nodes only comes first: others find room elsewhere.
     for wish in sorted(growing, key=lambda w: (len(places[w.standing.job_id]), -w.gain, w.standing.job_id)):
-        found[wish.standing.job_id] = _grow(wish, ledger, places[wish.standing.job_id])
+        found[wish.standing.job_id] = _grow(wish, ledger, places[wish.standing.job_id], beside)
     for wish in anew:
         found[wish.standing.job_id] = _start_anew(wish, ledger, tuple(nodes.get(wish.standing.job_id, ())))
     return found
@@ -113,13 +114,21 @@ def _free(ledger: Ledger, wish: Wish, keep: Sequence[Piece]) -> None:
         ledger.release(unit[1], wish.standing.giver.share[unit[0]])
 
 
-def _grow(wish: Wish, ledger: Ledger, nodes: Collection[str]) -> Move:
+def _beside(growing: Sequence[Wish]) -> dict[str, list[str]]:
+    """The nodes under each switch; the site's are the same for every job of a round."""
+    found: dict[str, list[str]] = {}
+    for node, switch in growing[0].standing.giver.switches.items() if growing else ():
+        found.setdefault(switch, []).append(node)
+    return found
+
+
+def _grow(wish: Wish, ledger: Ledger, nodes: Collection[str], beside: Mapping[str, Sequence[str]]) -> Move:
     standing = wish.standing
     keep = without(standing.pieces, wish.forced)
     like = Like.base(standing.job.base)
     rest, switches = sum(piece.gpus for piece in keep), standing.giver.switches
     home = {switches[node] for piece in keep for node in piece.nodes if node in switches}
-    near = {node for node in nodes if switches.get(node) in home} if home else set[str]()
+    near = {node for switch in home for node in beside[switch]}
     for gpus in _tries(standing, rest, wish.gpus):
         smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
         for soon in (False, True):
