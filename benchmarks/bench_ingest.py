@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from api_world import BASE, FakeController, Named, job
 
 from slurm_elastic.daemon.api import create_app
-from slurm_elastic.daemon.service import server_config
+from slurm_elastic.daemon.http_server import server_config
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.wire import Report, Reports, to_json

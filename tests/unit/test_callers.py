@@ -26,10 +26,10 @@ from waiting import wait_until
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import create_app
 from slurm_elastic.daemon.auth import Authenticator, Viewer
+from slurm_elastic.daemon.http_server import Server
 from slurm_elastic.daemon.local_socket import bound
 from slurm_elastic.daemon.notify import Notifier
 from slurm_elastic.daemon.operators import Operators
-from slurm_elastic.daemon.service import _Server
 from slurm_elastic.daemon.settings import Settings, check
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
@@ -45,18 +45,18 @@ class Seen(FakeController):
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[_Server, int]]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, int]]]:
     """Serves the API with these settings on a free port and the settings' Unix socket."""
-    running: list[tuple[_Server, threading.Thread]] = []
+    running: list[tuple[Server, threading.Thread]] = []
     listeners: list[Any] = []
     store = Store.open(f"sqlite:///{tmp_path / 'a.db'}")
     store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
 
-    def start(**values: object) -> tuple[_Server, int]:
+    def start(**values: object) -> tuple[Server, int]:
         settings = Settings(**values)  # type: ignore[arg-type]
         app = create_app(store, Seen(), settings, Authenticator(settings))
         daemon = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", bell=SimpleNamespace(close=int))
-        server = _Server(app, daemon, Notifier({}))  # type: ignore[arg-type]
+        server = Server(app, daemon, Notifier({}))  # type: ignore[arg-type]
         tcp = socket.create_server(("127.0.0.1", 0))
         local = bound(settings.listen_socket)
         unix = local.__enter__()
@@ -79,7 +79,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[_Server, int]]]:
     store.close()
 
 
-def test_a_connection_is_kept_and_made_anew(serve: Callable[..., tuple[_Server, int]]) -> None:
+def test_a_connection_is_kept_and_made_anew(serve: Callable[..., tuple[Server, int]]) -> None:
     """Requests of a thread share a connection; one that the daemon has closed is replaced without anyone noticing."""
     server, port = serve()
     client = Client(f"http://127.0.0.1:{port}")
@@ -108,7 +108,7 @@ def client_file(path: Path, monkeypatch: pytest.MonkeyPatch, **values: object) -
 
 
 def test_the_unix_socket_knows_its_callers(
-    serve: Callable[..., tuple[_Server, int]], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., tuple[Server, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No MUNGE, no secret: the kernel says who calls, and a caller's own word for it counts nothing."""
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +159,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def test_tls(
-    serve: Callable[..., tuple[_Server, int]],
+    serve: Callable[..., tuple[Server, int]],
     certificate: tuple[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

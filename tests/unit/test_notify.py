@@ -15,8 +15,8 @@ import pytest
 from waiting import wait_until
 
 from slurm_elastic.daemon import notify
+from slurm_elastic.daemon.assembly import Daemon
 from slurm_elastic.daemon.notify import Notifier, stalled, watchdog_s
-from slurm_elastic.daemon.service import Daemon
 
 
 @pytest.fixture

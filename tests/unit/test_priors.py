@@ -13,7 +13,7 @@ import pytest
 from waiting import wait_until
 from worlds import World
 
-from slurm_elastic.daemon import service
+from slurm_elastic.daemon.assembly import Daemon
 from slurm_elastic.daemon.optimizer.models import fit
 from slurm_elastic.daemon.optimizer.prior import from_plain, to_plain
 from slurm_elastic.daemon.optimizer.shipped import DEFAULT
@@ -183,7 +183,7 @@ def test_the_daemon_starts_a_job_from_its_program_s_runs_and_says_so(tmp_path: P
     assert (models["runs"], models["programs"]) == (2, 1)
 
 
-def rounds_go(daemon: service.Daemon) -> Callable[[], bool]:
+def rounds_go(daemon: Daemon) -> Callable[[], bool]:
     return lambda: daemon.rounds.last_ok > 0
 
 
@@ -194,7 +194,7 @@ def test_learning_is_due_once_a_day_and_at_a_late_start(tmp_path: Path, monkeypa
     world = World(tmp_path, mode="observe")
     for at, expected in (("", False), ("03:30", True)):
         settings = Settings(mode="observe", learn_prior_at=at, state_dir=str(tmp_path), database_url=world.url)
-        daemon = service.Daemon(settings, world.slurm.client(), Store.open(world.url))
+        daemon = Daemon(settings, world.slurm.client(), Store.open(world.url))
         daemon.start()
         try:
             wait_until(rounds_go(daemon), 60)

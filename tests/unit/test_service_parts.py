@@ -18,8 +18,10 @@ import pytest
 from waiting import wait_until
 from worlds import REQUEST, World
 
-from slurm_elastic.daemon import service
+from slurm_elastic.daemon import claims, service
+from slurm_elastic.daemon.assembly import Daemon
 from slurm_elastic.daemon.bell import Bell
+from slurm_elastic.daemon.check import check
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.daemon.slurm.fake import Want
 from slurm_elastic.daemon.ticker import Ticker
@@ -339,12 +341,12 @@ def test_two_daemons_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     """Both would act."""
     settings = Settings(state_dir=str(tmp_path))
     with (
-        service._alone(settings),
+        claims.alone(settings),
         pytest.raises(ConfigError, match="another selasticd"),
-        service._alone(settings),
+        claims.alone(settings),
     ):
         pass
-    with service._alone(settings):
+    with claims.alone(settings):
         pass
 
 
@@ -354,19 +356,19 @@ def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings = Settings(state_dir=str(tmp_path), listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), service._listening(settings):
+        with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), claims.listening(settings):
             pass
 
 
 def test_port_0_is_told_to_clients(tmp_path: Path) -> None:
     """The file has the port that was taken."""
     settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
-    with service._listening(settings) as listener:
-        url = service.address(settings, listener)
-    path = service.write_client_file(settings, {"url": url})
+    with claims.listening(settings) as listener:
+        url = claims.address(settings, listener)
+    path = claims.write_client_file(settings, {"url": url})
     assert json.loads(path.read_text()) == {"url": url} and not url.endswith(":0")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert service.address(replace(settings, url="http://head:1"), listener) == "http://head:1"
+    assert claims.address(replace(settings, url="http://head:1"), listener) == "http://head:1"
 
 
 def test_a_client_file_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
@@ -374,7 +376,7 @@ def test_a_client_file_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None
     settings = Settings(state_dir=str(tmp_path))
     before = os.umask(0)
     try:
-        path = service.write_client_file(settings, {"url": "http://x:1", "secret": "s"})
+        path = claims.write_client_file(settings, {"url": "http://x:1", "secret": "s"})
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -402,7 +404,7 @@ def test_check_names_what_does_not_work(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_users_own_daemon_is_checked_without_munge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`selasticd --user` works without MUNGE, so its check does not ask for it."""
-    service.check(Settings(state_dir=str(tmp_path), munge_socket=f"{tmp_path}/no", user_mode=True))
+    check(Settings(state_dir=str(tmp_path), munge_socket=f"{tmp_path}/no", user_mode=True))
     assert "identity: callers are known by the secret in client.json\n" in capsys.readouterr().out
 
 
@@ -418,7 +420,7 @@ def checked(state: Path, capsys: pytest.CaptureFixture[str], url: str = "") -> s
     """What `--check` says of this state directory; asserts that it leaves everything around it as it was."""
     around = next(parent for parent in state.parents if parent.is_dir())
     before = tree(around)
-    service.check(Settings(state_dir=str(state), database_url=url, user_mode=True))
+    check(Settings(state_dir=str(state), database_url=url, user_mode=True))
     assert tree(around) == before
     return capsys.readouterr().out
 
@@ -464,7 +466,7 @@ def test_check_names_a_place_that_cannot_hold_the_state(
 
 def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> None:
     """The daemon tidies its database by itself, to the settings' ages; what is young stays."""
-    daemon = service.Daemon(Settings(reports_keep_h=1.0, history_keep_days=30.0), world.slurm.client(), world.store)
+    daemon = Daemon(Settings(reports_keep_h=1.0, history_keep_days=30.0), world.slurm.client(), world.store)
     now = 100 * 86400.0
     job = JobRow(7, "ada", 1000, "t", "lab", "main", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING")
     world.store.upsert_jobs([job, replace(job, job_id=8), replace(job, job_id=9)])

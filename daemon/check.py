@@ -1,0 +1,68 @@
+"""`selasticd --check`: try everything that the daemon needs, change nothing of it.
+
+Promise: no directory is made, no database created or migrated; each part is tried, whatever came of
+those before.
+Limit: what works now may not work later; whether other hosts reach the port is not tried.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slurm_elastic.db.migrate import probe
+from slurm_elastic.trainer_shim import munge
+from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError
+
+from .auth import Authenticator
+from .settings import Settings
+from .slurm import CommandClient
+
+
+def check(settings: Settings) -> int:
+    """`--check`: try everything that the daemon needs, change nothing of it. 0 when all is well."""
+    tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
+    good = True
+    print(f"settings: mode {settings.mode}, listens on {settings.listen}")
+    for name, attempt in tries.items():
+        try:
+            print(f"{name}: {attempt(settings)}")
+        except ElasticError as error:
+            good = False
+            print(f"{name}: {error}")
+    print("all is well" if good else "selasticd would not work as it is")
+    return 0 if good else 1
+
+
+def _check_state(settings: Settings) -> str:
+    folder = Path(settings.state_dir)
+    try:
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    except OSError as error:
+        raise ConfigError(f"state_dir={folder} cannot be reached ({error.strerror})") from None
+    if not nearest.is_dir():
+        raise ConfigError(f"state_dir={folder} cannot be used: {nearest} is not a directory")
+    if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+        raise ConfigError(f"state_dir={folder} cannot be written: {nearest} is closed to uid {os.geteuid()}")
+    return f"{folder}, {'ready' if nearest == folder else 'will be created'}"
+
+
+def _check_database(settings: Settings) -> str:
+    folder = Path(settings.state_dir)
+    found = probe(settings.database_url, None if folder.exists() else folder)
+    return f"{settings.database_url.partition('://')[0]}, {found}"
+
+
+def _check_identity(settings: Settings) -> str:
+    Authenticator(settings)
+    if settings.user_mode:
+        return "callers are known by the secret in client.json"
+    where = settings.munge_socket or (munge.default_socket(settings.slurm_conf) if settings.slurm_conf else None)
+    caller = munge.decode(munge.encode(b"", where), where)
+    return f"munged answers, this is uid {caller.uid}"
+
+
+def _check_slurm(settings: Settings) -> str:
+    snapshot = CommandClient(settings.slurm_conf).snapshot()
+    gpus = sum(node.gpus for node in snapshot.nodes.values())
+    return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs"

@@ -1,0 +1,77 @@
+"""What a daemon claims on its host, and how it is found there: its lock, its port, its URL, client.json.
+
+Promise: what another daemon holds already is said at once, as a ConfigError; client.json is written whole or not at
+all.
+Limit: the lock holds on one host, or on a file system that locks for all; across hosts the database's lease decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.trainer_shim.errors import ConfigError
+
+from .settings import Settings
+
+
+@contextlib.contextmanager
+def alone(settings: Settings) -> Iterator[Path]:
+    """Hold the state directory's lock, a file whose path is given; ConfigError when another daemon does."""
+    path = Path(settings.state_dir) / "selasticd.lock"
+    try:
+        handle = path.open("a")
+    except OSError as error:
+        raise ConfigError(f"state_dir={settings.state_dir} cannot be written ({error.strerror})") from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
+        yield path
+
+
+@contextlib.contextmanager
+def listening(settings: Settings) -> Iterator[socket.socket]:
+    """The API's socket, bound before anything else, so that a port in use is said at once. A standby does not listen:
+    who calls it is refused, and not kept waiting."""
+    host, port = settings.address
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            yield listener
+    except OSError as error:
+        raise ConfigError(f"listen={settings.listen} cannot be used ({error.strerror or error})") from None
+
+
+def address(settings: Settings, listener: socket.socket) -> str:
+    """The URL that clients are told."""
+    if settings.url:
+        return settings.url
+    scheme = "https" if settings.tls_cert else "http"
+    host, port = settings.address[0], listener.getsockname()[1]
+    if host in ("", "0.0.0.0", "::"):
+        host = socket.getfqdn()
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def write_client_file(settings: Settings, values: dict[str, Any]) -> Path:
+    """Write client.json, whole or not at all; only its owner may read one that holds a secret."""
+    path = Path(settings.state_dir) / "client.json"
+    fresh = path.with_suffix(f".{os.getpid()}")
+    mode = 0o600 if "secret" in values else 0o644
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with open(descriptor, "w") as file:
+        json.dump(values, file)
+        file.write("\n")
+    fresh.chmod(mode)
+    fresh.replace(path)
+    return path

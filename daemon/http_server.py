@@ -1,0 +1,92 @@
+"""The HTTP server of a daemon: uvicorn on its TCP and Unix sockets, signs of life for systemd, a clean stop on SIGTERM.
+
+Promise: callers on the Unix socket need no TLS; the first signal stops cleanly, the second at once, and neither is
+raised again.
+Limit: `run` belongs in the main thread, the only one that signals can be caught in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from .assembly import Daemon
+from .local_socket import PeerProtocol
+from .notify import Notifier
+from .settings import Settings
+
+KEEP_ALIVE_S = 75
+"""How long a connection may lie idle: longer than supervisors are silent."""
+STOP_S = 5
+"""How long requests under way may take when the daemon stops."""
+
+
+def server_config(app: Any, settings: Settings) -> uvicorn.Config:
+    """How the API is served."""
+    return uvicorn.Config(
+        app,
+        http=PeerProtocol,
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=STOP_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        server_header=False,
+        # Who calls from this host must not say that it is someone else.
+        proxy_headers=False,
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our signals: the first asks for a clean stop, the second for a quick one."""
+
+    def __init__(self, app: Any, daemon: Daemon, notifier: Notifier) -> None:
+        super().__init__(server_config(app, daemon.settings))
+        self._daemon, self._notifier = daemon, notifier
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve the Unix socket too, without TLS; tell systemd once requests are answered."""
+        sockets = sockets or []
+        await super().startup([each for each in sockets if each.family != socket.AF_UNIX])
+        for each in sockets:
+            if each.family == socket.AF_UNIX and self.started:
+                server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=each, backlog=2048)
+                self.servers.append(server)
+        self._notifier.ready(self._daemon.status())
+
+    def _protocol(self) -> PeerProtocol:
+        return PeerProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn's own turn, ten times a second: a sign of life from the event loop, while rounds end in time."""
+        if not self._daemon.hangs:
+            self._notifier.alive(self._daemon.status)
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's own, does not raise the signal again: stopping is a success."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.end()
+
+    def end(self) -> None:
+        """Stop soon. From any thread."""
+        self.should_exit = True
+        self._daemon.bell.close()
