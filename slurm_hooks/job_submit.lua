@@ -12,7 +12,7 @@ local policy = {
 	-- Most GPUs that a job may ask for: one number, or one for each partition.
 	-- max_gpus = { gpu = 64, debug = 8 },
 
-	-- Largest weight=. selasticd gives a job of weight 2 twice the say of others, so only the site should hand it out.
+	-- Largest weight=. A job of weight 2 has twice the say of others; selasticd counts no more than its own max_weight.
 	max_weight = 1,
 
 	-- Ways of resizing that jobs may allow. "requeue" ends a job and starts it again at its new size.
