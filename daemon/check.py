@@ -1,7 +1,6 @@
 """`selasticd --check`: try everything that the daemon needs, change nothing of it.
 
-Promise: no directory is made, no database created or migrated; each part is tried, whatever came of
-those before.
+Promise: no directory is made, no database created or migrated; each part is tried, whatever came of those before.
 Limit: what works now may not work later; whether other hosts reach the port is not tried.
 """
 
