@@ -20,11 +20,12 @@ from slurm_elastic.daemon.optimizer.plans import choose
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.optimizer.views import JobView
 from slurm_elastic.daemon.simulator.cli import load_profiles
-from slurm_elastic.daemon.simulator.engine import TrueCurve, simulate
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
+from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.trace import TraceJob, read
+from slurm_elastic.daemon.simulator.views import TrueCurve
 
 TABLE = (*POLICIES, "feedback", "evolution")
 ENDINGS = {"epochs": ("epochs",), "quality": ("quality",), "half": ("epochs", "quality")}

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print; 0 when every policy ran. Raises ElasticError for what cannot be read."""
-    from . import engine, metrics, programs, trace
+    from . import metrics, programs, replay, trace
 
     name = "standard input" if str(args.trace) == "-" else str(args.trace)
     jobs = trace.read(_text(args.trace), name)
@@ -71,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
     if args.assume and args.assume not in known:
         raise ConfigError(f"--assume {args.assume}: accepted: {', '.join(sorted(known))}")
     settings = _settings(args)
-    outcomes, notes = list[engine.Outcome](), list[str]()
+    outcomes: list[Outcome] = []
+    notes: list[str] = []
     for policy in _policies(args.policy):
-        outcome, notes = engine.simulate(jobs, known, policy, settings, args.assume)
+        outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume)
         outcomes.append(outcome)
     rows = [metrics.summary(outcome, args.window) for outcome in outcomes]
     if args.json:

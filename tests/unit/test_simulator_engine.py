@@ -10,12 +10,13 @@ from itertools import pairwise
 import pytest
 
 from slurm_elastic.daemon.optimizer.policies import POLICIES
-from slurm_elastic.daemon.simulator.engine import Outcome, simulate
+from slurm_elastic.daemon.simulator.engine import Outcome
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import per_job, quantile, summary, table
 from slurm_elastic.daemon.simulator.page import page
 from slurm_elastic.daemon.simulator.placement import Places
 from slurm_elastic.daemon.simulator.programs import BatchLadder, Program, builtin, size_ladder
+from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.trace import TraceJob
 
 LINEAR = Program("linear", lambda gpus, nodes, micro: micro / 100.0, 64, 64, (1, 64), note="100 samples/s a GPU")

@@ -10,10 +10,10 @@ import pytest
 
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
 from slurm_elastic.daemon.simulator import cli
-from slurm_elastic.daemon.simulator.engine import simulate
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.measured import program
 from slurm_elastic.daemon.simulator.programs import builtin
+from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, read, write
 from slurm_elastic.trainer_shim.errors import ConfigError
 
