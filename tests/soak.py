@@ -1,4 +1,4 @@
-"""Random resizes of a real training with random kills, and the proof that nothing was lost: `make soak`.
+"""Random resizes of a real training with random kills, and the proof that nothing was lost: `make soak-training`.
 
 Promise: every sample of every epoch counted once, and parameters equal to a replay of the record by one process, so
 that neither a gradient nor the optimizer's state was lost or applied twice. Limit: `selastic run` without Slurm, on

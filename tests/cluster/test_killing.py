@@ -1,4 +1,4 @@
-"""Proof by killing: the short campaign of every test run, with a fixed seed; `make soak` runs the long one."""
+"""Proof by killing: `make soak-cluster` runs the campaign; other runs of the tests leave it out for now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random resizes with random kills of a real training: the short form of `make soak`."""
+"""Random resizes with random kills of a real training: the short form of `make soak-training`."""
 
 from __future__ import annotations
 
