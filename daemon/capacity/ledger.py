@@ -32,9 +32,10 @@ class Amount:
 
     def covers(self, need: Amount) -> bool:
         """Whether each resource is enough. A need of 0 is met whatever is there: the site may not count it."""
-        return all(
-            not wanted or have >= wanted
-            for have, wanted in ((self.gpus, need.gpus), (self.cpus, need.cpus), (self.mem_mb, need.mem_mb))
+        return (
+            (not need.gpus or self.gpus >= need.gpus)
+            and (not need.cpus or self.cpus >= need.cpus)
+            and (not need.mem_mb or self.mem_mb >= need.mem_mb)
         )
 
 
@@ -71,7 +72,8 @@ class Ledger:
 
     def total(self, node: str) -> Amount:
         """Free now or soon."""
-        return self.now[node] + self.soon.get(node, Amount())
+        later = self.soon.get(node)
+        return self.now[node] if later is None else self.now[node] + later
 
     def alike(self, nodes: Iterable[str], soon: bool) -> Alike[Amount]:
         """Those of the nodes that have a GPU free, or will have, by amount. Made once for a set of nodes that is asked

@@ -98,6 +98,8 @@ class _Maker:
                 self.bundles[unit] = (giver.job_id, bundle)
                 self.on_node.setdefault(unit[1], []).append(unit)
         self._ok: dict[tuple[int, frozenset[Unit]], bool] = {}
+        self._nodes: dict[Part, list[str]] = {}
+        self._ends = _ends(snapshot)
 
     def attempt(self, state: _Try, need: Need) -> _Try | None:
         """The state after reserving the need's whole shape; None when it cannot be completed."""
@@ -132,6 +134,12 @@ class _Maker:
         return chosen == part.nodes and part.required <= set(trial.nodes)
 
     def _candidates(self, trial: _Try, part: Part) -> list[str]:
+        """Nodes that would do for the part were they free. Waiting jobs are often alike: looked for once."""
+        if part not in self._nodes:
+            self._nodes[part] = self._large_enough(trial, part)
+        return self._nodes[part]
+
+    def _large_enough(self, trial: _Try, part: Part) -> list[str]:
         return [
             name
             for name, node in self.snapshot.nodes.items()
@@ -146,6 +154,9 @@ class _Maker:
     def _rank(self, trial: _Try, part: Part, name: str) -> _Rank | None:
         """What a node costs for a part, the cheapest first; None: it cannot be made large enough."""
         have = trial.ledger.total(name)
+        late = 0 if trial.ledger.now[name].covers(part.amount) else 1
+        if have.covers(part.amount):
+            return name not in part.required, 0, late, 0.0, have.gpus - part.amount.gpus, name, ()
         best: tuple[int, float, int, tuple[Unit, ...]] | None = None
         for units in self._ways(trial, name, part.amount, have):
             freed = self._freed(trial, units, name)
@@ -155,14 +166,10 @@ class _Maker:
                 best = key
         if best is None:
             return None
-        late = 0 if trial.ledger.now[name].covers(part.amount) else 1
         return name not in part.required, best[0], late, best[1], best[2], name, best[3]
 
     def _ways(self, trial: _Try, name: str, need: Amount, have: Amount) -> Iterable[tuple[Unit, ...]]:
         """Sets of units whose release makes the node large enough, each complete with what goes along."""
-        if have.covers(need):
-            yield ()
-            return
         here = [u for u in self.on_node.get(name, ()) if u not in trial.dropped.get(self.bundles[u][0], ())]
         tries = range(1, len(here) + 1) if len(here) <= _FEW else (1, 2, len(here))
         for count in tries:
@@ -227,5 +234,14 @@ class _Maker:
     def _free_at(self, state: _Try, name: str, part: Part) -> float:
         if self._rank(state, part, name) is not None:
             return 0.0
-        left = [job.time_left_s for job in self.snapshot.jobs.values() if name in job.nodes]
-        return max((inf if seconds is None else seconds for seconds in left), default=0.0)
+        return self._ends.get(name, 0.0)
+
+
+def _ends(snapshot: Snapshot) -> dict[str, float]:
+    """By node: seconds until the last of its jobs reaches its time limit; infinite where one has none."""
+    found: dict[str, float] = {}
+    for job in snapshot.jobs.values():
+        left = inf if job.time_left_s is None else job.time_left_s
+        for name in job.nodes:
+            found[name] = max(found.get(name, left), left)
+    return found
