@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On a CPU-only machine, point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid the CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks test-packages
+.PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks hooks-deps test-packages
 .PHONY: test-browser test-api test-kills
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round soak-training soak-cluster test-matrix
@@ -16,8 +16,10 @@ help:  ## show this list
 demo: ready slurm  ## the main job: elastic training on a private real Slurm, with a check of every sample and step
 	$(BIN)/python examples/demo/demo.py
 
-test: ready slurm lint types contracts  ## every check and test, those on a private real Slurm included
-	$(BIN)/python -m pytest --durations=12
+# Two runs side by side: those on Slurm mostly wait. Each prints when it is done; what either installs is there before.
+test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
+	@echo "tests: two runs side by side, each told when it is done (a quarter of an hour)"
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-cluster test-unit
 
 lint: ready  ## ruff
 	$(BIN)/ruff check .
@@ -30,10 +32,10 @@ contracts: ready  ## which part may import which
 	PYTHONPATH=packaging/namespace $(BIN)/lint-imports
 
 test-unit: ready  ## the tests that need no Slurm
-	$(BIN)/python -m pytest tests/unit
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/unit tests/packaging
 
 test-cluster: ready slurm  ## the tests on a private real Slurm
-	$(BIN)/python -m pytest tests/cluster tests/end_to_end
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster tests/end_to_end
 
 soak: soak-training soak-cluster  ## hundreds of kills at random points of resizes, and the proof that nothing was lost
 
@@ -66,9 +68,11 @@ bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchru
 test-matrix: ready  ## the contract with Slurm and the main job on the Slurm of Debian trixie and forky (24.11, 26.05)
 	packaging/test-matrix $(SUITES)
 
-hooks:  ## build the SPANK plugin against this machine's Slurm headers
-	@packaging/install-build-deps-debian
+hooks: hooks-deps  ## build the SPANK plugin against this machine's Slurm headers
 	$(MAKE) -C slurm_hooks
+
+hooks-deps:
+	@packaging/install-build-deps-debian
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
 	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/test_api_schema.py

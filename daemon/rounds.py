@@ -94,7 +94,7 @@ class Rounds:
         self._room: dict[int, float] = {}
         self._passed: dict[int, float] = {}
         self._said: dict[int, tuple[object, ...]] = {}
-        self._fit = lru_cache(maxsize=4096)(_fit)
+        self._fit = lru_cache(maxsize=1 << 14)(_fit)
         self._cache = Cache()
         self._site = Site()
 
