@@ -116,11 +116,21 @@ def leading(
 
 def _wait(lease: Lease, lease_s: float, standby: Callable[[str], object]) -> None:
     told = ""
-    while held := lease.try_take():
-        if held.who != told:
-            told = held.who
-            log.info("standing by: selasticd at %s has the lease (number %d)", held.who, held.fence)
-        standby(held.who)
+    while True:
+        try:
+            held = lease.try_take()
+        except StoreError as error:
+            if not told:
+                raise
+            # A database that cannot be asked for a while is what one stands by for.
+            log.warning("standing by: the lease could not be looked at: %s", error)
+        else:
+            if held is None:
+                break
+            if held.who != told:
+                told = held.who
+                log.info("standing by: selasticd at %s has the lease (number %d)", held.who, held.fence)
+            standby(held.who)
         threading.Event().wait(min(LOOK_S, lease_s / RENEWALS))
     log.info("has the lease, number %d", lease.fence)
 

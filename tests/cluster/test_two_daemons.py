@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -44,7 +45,12 @@ def test_one_stopped_through_its_lease_wakes_up_and_does_nothing(pair: tuple[Sel
     job = first.submit("-N1", "--gres=gpu:a100:4")
     first.settles_at(job, 12)
     assert first.process is not None and second.process is not None
-    first.process.send_signal(signal.SIGSTOP)
+    with sqlite3.connect(first.state / "selastic.db", timeout=60) as database:
+        # Not in the middle of a write: SQLite would keep the lock of a process that is stopped.
+        database.execute("BEGIN IMMEDIATE")
+        first.process.send_signal(signal.SIGSTOP)
+        database.rollback()
+    database.close()
     rigid = first.rigid(7)
     wait_until(lambda: (second.state / "client.json").exists(), 60, second.log)
     # What a site does with a shared path or an address that moves: supervisors find the one that leads.

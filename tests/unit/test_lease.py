@@ -20,7 +20,7 @@ from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
 from slurm_elastic.daemon.slurm.types import SlurmClient
 from slurm_elastic.db import schema
 from slurm_elastic.db.engine import Database
-from slurm_elastic.db.lease import MARGIN, Lease
+from slurm_elastic.db.lease import MARGIN, Held, Lease
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import LeaseLost, StoreError
@@ -266,4 +266,25 @@ def test_no_database_no_lease(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
     with pytest.raises(StoreError, match="does not exist"), leading(f"sqlite:///{tmp_path}/no/a.db", lock, 1.0):
+        pass
+
+
+def test_a_standby_outlasts_a_database_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stands by goes on doing so while the database is locked; who cannot even ask once is told so."""
+    lock = tmp_path / "lock"
+    lock.touch()
+    answers: list[Held | StoreError | None] = [Held(1, 1, "there", "b", 0.1), StoreError("held by another"), None]
+
+    def answer(_: Lease) -> Held | None:
+        now = answers.pop(0)
+        if isinstance(now, StoreError):
+            raise now
+        return now
+
+    monkeypatch.setattr(Lease, "try_take", answer)
+    seen: list[str] = []
+    with leading(f"sqlite:///{tmp_path}/a.db", lock, 0.1, seen.append):
+        assert seen == ["b"] and not answers
+    answers = [StoreError("held by another")]
+    with pytest.raises(StoreError, match="held by another"), leading(f"sqlite:///{tmp_path}/a.db", lock, 0.1):
         pass
