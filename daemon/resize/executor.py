@@ -122,7 +122,8 @@ class Executor:
         except SlurmError as error:
             self._note(key, action, str(error))
             if isinstance(action, Requeue | Resume) and action.intent:
-                # What was done before it stays; what fits is looked at anew in the next round.
+                # What was done before it stays, but for the nodes kept; what fits is looked at anew in the next round.
+                self._ask(Free(action.job_id, action.slurm_job_id, "its resize was refused"))
                 self._close(Close(action.job_id, action.intent, "failed", str(error)))
             return False
         self.failures = self._trips = 0

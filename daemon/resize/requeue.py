@@ -32,7 +32,8 @@ def requeue_steps(
     """What to do now about a resize by requeue."""
     base = job.base if job is not None else None
     if job is None or base is None:
-        return [Close(intent.directive.job_id, intent.directive.id, "withdrawn", "the job has ended")]
+        why, gone = "the job has ended", intent.directive.job_id
+        return [Free(gone, gone, why), Close(gone, intent.directive.id, "withdrawn", why)]
     quiet = now - intent.updated
     steps = {"issued": _issued, "accepted": _accepted, "submitted": _submitted, "granted": _granted}
     step = steps.get(intent.state)

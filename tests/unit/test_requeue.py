@@ -16,9 +16,10 @@ from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
 from slurm_elastic.daemon.resize.actions import Action, Advance, Close, Free, Requeue, Resume
 from slurm_elastic.daemon.resize.bounds import Bounds
 from slurm_elastic.daemon.resize.rules import next_actions
-from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.fake import FakeClient, Want
 from slurm_elastic.daemon.slurm.types import Size
 from slurm_elastic.db.rows import REQUEUE, IntentRow, InUse
+from slurm_elastic.trainer_shim.errors import SlurmRefused
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
 
 VIA = "elastic:gpus=1-4,batch=240-3840,via=shrink+requeue"
@@ -86,10 +87,31 @@ def test_each_state_has_a_bound(state: str, age: float, base: dict[str, object],
 
 
 def test_a_job_that_ended_is_forgotten() -> None:
-    """Nothing is asked of Slurm about a job that it does not list."""
+    """Of a job that Slurm does not list any more, cancelled meanwhile for example, only the kept nodes are let go."""
     intent = IntentRow(Directive(7, 9, (), (SHAPE,), 2, 240, "r", 60.0), "accepted", "", NOW, NOW)
     done = next_actions(sort_jobs(Cluster(1).snapshot()), {}, [intent], {}, NOW, Bounds())
-    assert done == [Close(9, 7, "withdrawn", "the job has ended")]
+    assert done == [Free(9, 9, "the job has ended"), Close(9, 7, "withdrawn", "the job has ended")]
+
+
+def test_a_refused_requeue_keeps_no_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm takes the reservation and refuses the requeue: the job runs on, and the nodes are everybody's again."""
+    world = World(tmp_path, nodes=2)
+    job = world.elastic(comment=VIA)
+    world.round()
+    kept: list[bool] = []
+
+    def refuse(_: FakeClient, job_id: int) -> None:
+        kept.append(bool(world.slurm._reserved))
+        raise SlurmRefused(f"Slurm refused to requeue job {job_id}: Access/permission denied")
+
+    monkeypatch.setattr(FakeClient, "requeue", refuse)
+    world.store.pin(job.job_id, 2)
+    for _ in range(6):
+        world.round(2.0)
+    assert kept == [True], "asked once, with its nodes kept"
+    assert not world.slurm._reserved and not world.store.open_intents()
+    base = world.snapshot().jobs[job.job_id]
+    assert base.running and base.restarts == 0 and job.gpus == 4
 
 
 # --- sizes --------------------------------------------------------------------------------------------------------
