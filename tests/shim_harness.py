@@ -117,9 +117,18 @@ class Control:
             self.wait(lambda worker, message, name=name: worker == name and message["type"] == "ready", timeout_s)
 
     def world(
-        self, *members: str, batch: int = 0, source: str = "survivor", timeout_s: float = 30.0, tell: bool = True
+        self,
+        *members: str,
+        batch: int = 0,
+        source: str = "survivor",
+        timeout_s: float = 30.0,
+        bound_s: float = 0.0,
+        tell: bool = True,
     ) -> int:
-        """Announce the next world to its members and to those who leave; the generation."""
+        """Announce the next world to its members and to those who leave; the generation.
+
+        bound_s: of one communication until its first step is done; 0: the shim's own.
+        """
         self.generation += 1
         leavers = [name for name in self.members if name not in members] if source == "survivor" else []
         self._worlds[self.generation] = [*members, *leavers]
@@ -135,6 +144,8 @@ class Control:
                     "leave": rank < 0,
                     "source": source,
                     "timeout_s": timeout_s,
+                    "forming_s": bound_s,
+                    "first_step_s": bound_s,
                 },
             )
         if tell:
@@ -156,9 +167,10 @@ class Control:
         self.ready(*members)
         return self.running(self.world(*members, batch=batch, source=source))
 
-    def exits(self, *names: str, timeout_s: float = 90) -> list[int]:
-        """Their exit codes, when they have ended; a training with --hold may end from now on."""
-        self.hold.unlink(missing_ok=True)
+    def exits(self, *names: str, timeout_s: float = 90, hold: bool = False) -> list[int]:
+        """Their exit codes, when they have ended; a training with --hold may end from now on, unless `hold`."""
+        if not hold:
+            self.hold.unlink(missing_ok=True)
         return [self.zygote.wait(self.prefix + name, timeout_s) for name in names]
 
     def kill(self, name: str, number: int = 9) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import torch
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim import course, exchange, passage, world
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--samples", type=int, default=1003)
@@ -42,6 +45,34 @@ parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 parser.add_argument("out")
 args = parser.parse_args()
+PHASES = {
+    "form": (world, "form"),
+    "formed": (passage.Passage, "connect"),
+    "fill": (exchange, "tell"),
+    "move": (exchange, "move"),
+    "entered": (course.Course, "entered"),
+    "forward": (torch.nn.Linear, "forward"),
+    "backward": (torch.autograd, "backward"),
+    "settle": (passage.Passage, "settle"),
+}
+"""What happens to a worker that comes into a world, in its order."""
+
+
+def fail_at(phase: str, number: int) -> None:
+    """Have this process send itself a signal where that phase begins."""
+    owner, name = PHASES[phase]
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def failing(*args: object, **kwargs: object) -> object:
+        os.kill(os.getpid(), number)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, failing)
+
+
+if "FAIL" in os.environ:
+    fail_at(os.environ["FAIL"].split(":")[0], int(os.environ["FAIL"].split(":")[1]))
 HOLD = Path(args.out) / "hold"
 
 
@@ -159,11 +190,11 @@ for epoch in job.epochs(args.epochs):
     if args.evaluate >= 0:
         job.log("evaluated", epoch, job.once(evaluate))
 
-state = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
+whole = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
 if job.rank == 0:
     torch.save(
         {
-            "model": state,
+            "model": whole,
             "noise_scale": job.noise_scale,
             "lr": schedule.get_last_lr(),
             "steps": average.steps,

@@ -232,6 +232,12 @@ class Supervisor:
         if self.active is None:
             return None
         jobs = self.world.snapshot().jobs
+        if self.active.requeues:
+            if self.stage == "accepted":
+                self.stage = "writing"
+                return None
+            directive, self.active, self.stage = self.active, None, ""
+            return self._tell("saved", directive.id)
         if self.stage == "accepted" and self.active.add:
             self.submitted = [(self._submit(shape), shape) for shape in self.active.add]
             self.stage = "submitted"

@@ -56,7 +56,8 @@ class AuditResult:
 def check(directory: str | Path, samples: int, epochs: int) -> AuditResult:
     """Check a record of `epochs` passes over `samples` samples.
 
-    A world restored from step s supersedes every line of an older generation beyond s. Raises TrainingError when there
+    A world restored from step s supersedes every line of an older generation beyond s, and one that did not come about
+    counts for nothing. Raises TrainingError when there
     is no record.
     """
     lines = list(read(Path(directory)))
@@ -79,7 +80,8 @@ def check(directory: str | Path, samples: int, epochs: int) -> AuditResult:
     problems = [f"step {step} is not recorded by every rank" for step in lost[:5]]
     problems += [f"step {step} was taken in two worlds" for step in sorted(twice)[:5]]
     problems += [f"sample {index} does not exist" for index in strange[:5]]
-    generations = {int(entry["generation"]) for entry in lines if "indices" in entry}
+    undone = _undone(lines)
+    generations = {int(e["generation"]) for e in lines if "indices" in e and e["generation"] not in undone}
     ok = not (missing or repeated or lost or twice or strange) and len(seen) == epochs
     return AuditResult(
         ok=ok,
@@ -108,10 +110,15 @@ def read(directory: Path) -> Iterable[Line]:
 
 
 def effective(lines: Iterable[Line]) -> list[Line]:
-    """The lines of steps that count: those that no restart has set back."""
+    """The lines of steps that count: those that no restart, and no return to an older world, has set back."""
     lines = list(lines)
-    restored = _restored(lines)
-    return [entry for entry in lines if "indices" in entry and not _superseded(entry, restored)]
+    restored, undone = _restored(lines), _undone(lines)
+    kept = [entry for entry in lines if "indices" in entry and entry["generation"] not in undone]
+    return [entry for entry in kept if not _superseded(entry, restored)]
+
+
+def _undone(lines: Iterable[Line]) -> set[int]:
+    return {int(entry["undone"]) for entry in lines if "undone" in entry}
 
 
 def _restored(lines: Iterable[Line]) -> list[tuple[int, int]]:

@@ -27,9 +27,10 @@ def slice_of(total: int, ranks: int, rank: int) -> range:
     return range(start, start + share + (rank < extra))
 
 
-def micros_of(positions: range, micro_batch: int) -> list[range]:
-    """Cut a slice into the fewest micro batches of at most `micro_batch`, of sizes that differ by one at most."""
-    count = -(-len(positions) // micro_batch)
+def micros_of(positions: range, micro_batch: int, least: int = 0) -> list[range]:
+    """Cut a slice into the fewest micro batches of at most `micro_batch`, of sizes that differ by one at most; into
+    `least` at least, some of which may then be empty."""
+    count = max(-(-len(positions) // micro_batch), least)
     parts = [slice_of(len(positions), count, index) for index in range(count)]
     return [range(positions.start + part.start, positions.start + part.stop) for part in parts]
 
@@ -67,7 +68,9 @@ class Rate:
 
 
 def resolve_rule(rule: str, optimizer_names: Iterable[str]) -> str:
-    """The rule `auto` stands for: linear for SGD, sqrt for everything that normalises by a second moment."""
+    """The rule `auto` stands for: linear for SGD (Goyal et al. 2017), sqrt for everything that normalises by a second
+    moment (Malladi et al. 2022 without its change of betas, which is steadier); docs/training.md has what was measured.
+    """
     if rule != "auto":
         return rule
     return "linear" if all(name.endswith("SGD") for name in optimizer_names) else "sqrt"

@@ -195,7 +195,7 @@ class Writer:
         self._next: Work | None = None
         self._busy = False
         self._thread: threading.Thread | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.last_at = time.monotonic()
 
     @property
@@ -208,8 +208,10 @@ class Writer:
         self._hand_over(Work(lambda: write(self.directory, snapshot), lambda: self.on_free(snapshot)))
 
     def put_parts(self, job: Callable[[], Saved | None]) -> None:
-        """Hand over a function that writes together with other ranks' writers, each of which has to come to it."""
-        self.wait()
+        """Hand over a function that writes together with other ranks' writers, each of which has to come to it.
+
+        What was handed over before has to be written by then: wait().
+        """
         self._hand_over(Work(job, lambda: None))
 
     def _hand_over(self, work: Work) -> None:
@@ -238,7 +240,9 @@ class Writer:
                 if saved is not None:
                     self._on_saved(saved)
                 self.error = None
-            except Exception as error:  # a full disk must not end the training; the older checkpoint is still there
+            # A full disk must not end the training; the older checkpoint is still there. What
+            # torch.distributed.checkpoint raises is no Exception.
+            except BaseException as error:
                 self.error = error
                 sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {error}\n")
             finally:

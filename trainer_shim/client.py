@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from . import munge
+from . import munge, secret_proof
 from .errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 
 SITE_FILE = "/etc/slurm-elastic/client.json"
@@ -82,8 +82,7 @@ class Client:
         try:
             status, headers, text = self._exchange(method, path, body, token, (url, values), timeout)
         except (OSError, http.client.HTTPException) as error:
-            # urllib's name for what is wrong inside an exception without words.
-            reason = str(error) or type(error).__name__
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise DaemonUnreachable(f"selasticd at {url} does not answer ({reason}); is it running?") from None
         if not 200 <= status < 300:
             _refused(url, status, headers, text)
@@ -154,7 +153,7 @@ class Client:
         if _unix(values):
             return ""  # the kernel tells the daemon who calls
         if "secret" in values:
-            return f"Secret {values['secret']}"
+            return f"Secret {secret_proof.prove(str(values['secret']), munge.bind(method, path, body))}"
         credential = munge.encode(munge.bind(method, path, body), self._munge_socket, only_uid=values.get("uid"))
         return f"MUNGE {credential}"
 

@@ -1,7 +1,7 @@
-"""The training's way through its worlds: beginning, agreeing on a step, switching, handing state over, saving.
+"""The training's way through its worlds: beginning, agreeing on a step, saving, ending.
 
 Everything that happens between two steps happens here, in the same order on every rank. What happens in a step is
-job.py's.
+job.py's, changing worlds passage.py's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from .data import Feed
 from .errors import TrainingError
 from .link import Coming
 from .membership import Membership
+from .norms import Squares
 from .optimization import Optimization
+from .passage import Passage
 from .reporting import Reporting
 from .sampling import Micro, Slicing
 from .snapshots import Snapshots
@@ -29,7 +31,7 @@ from .state import State
 from .strategy import Strategy
 from .tuning import Tuning
 from .words import Reader, Said, Sums
-from .world import World, WorldNotFormed
+from .world import World
 
 
 class Course:
@@ -45,10 +47,13 @@ class Course:
         self.device: torch.device = membership.device()
         self.strategy: Strategy | None = None
         self.optimization: Optimization | None = None
+        self.passage = Passage(self)
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
         self._spoken: deque[tuple[Coming | None, Reader]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
+        self._measured: tuple[Micro, Squares] | None = None
+        """A step whose norms have not been read yet."""
         self._lag = 1 if self.device.type == "cuda" else 0
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
@@ -83,10 +88,16 @@ class Course:
         return self.optimization
 
     def slicing(self) -> Slicing:
-        world = self.world()
-        tuning = self.tuning
+        world, tuning, progress = self.world(), self.tuning, self.state.progress
         return Slicing(
-            self.batch, world.replicas, world.replica, tuning.limit(), halve=tuning.wants_noise, shards=tuning.shards
+            self.batch,
+            world.replicas,
+            world.replica,
+            tuning.limit(),
+            halve=tuning.wants_noise,
+            dense_until=tuning.dense_until(progress, self.batch),
+            shards=tuning.shards,
+            together=self.model().sharded,
         )
 
     def log(self, *words: object) -> None:
@@ -98,8 +109,12 @@ class Course:
 
     def say(self) -> tuple[Coming | None, Said]:
         """What this rank tells the others with the step now ending."""
+        if self._measured is not None:
+            self._read_measured(*self._measured)
+            self._measured = None
         square = self._squares[0] if self._squares is not None else 0.0
-        return self.membership.said(self.saving.due(self.rank), self.saving.ending, square)
+        save, ready = self.snapshots.ahead(self.membership.coming(), self.rank)
+        return self.membership.said(save or self.saving.due(self.rank), self.saving.ending, square, ready)
 
     def record(self, total: int, own: list[int]) -> None:
         """For the audit, before this rank contributes to a step: the samples it trained on."""
@@ -122,12 +137,15 @@ class Course:
         self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
         self.snapshots.write_held()
 
-    def measure(self, micro: Micro, squares: tuple[float, float] | None) -> None:
+    def measure(self, micro: Micro) -> None:
+        """A measured step's backward passes are done: have its norms read with the next one, when a GPU has them."""
+        squares = self.model().squares()
+        self._measured = (micro, squares) if squares is not None else None
+
+    def _read_measured(self, micro: Micro, squares: Squares) -> None:
         """Take the squared norms of a measured step: of this rank's gradient, and of the mean over all ranks."""
-        if squares is None:
-            return
         world, total = self.world(), micro.total
-        small, large = squares
+        small, large = (float(square) for square in squares)
         if world.size == 1:
             first = len(slice_of(total, micro.count, 0))
             if micro.count > 1:
@@ -165,32 +183,17 @@ class Course:
         if sums.stop:
             self._leave_on_signal()
         if sums.switch and coming is not None:
-            self._switch(coming)
+            self.passage.switch(coming)
 
-    def _switch(self, coming: Coming) -> None:
-        """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
-        progress, model, old = self.state.progress, self.model(), self.world()
-        self.reporting.leaving(old, self.batch)
-        carried = self.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
-        try:
-            position = {"step": progress.step, "samples": progress.samples}
-            switched = self.membership.switch(coming, position, model.disconnect)
-            self._spoken.clear()
-            self._squares = None
-            if not switched:
-                self.snapshots.hold()
-                self.log(f"world {coming.generation} did not form; training goes on with {old.size} workers")
-                self.reporting.stayed()
-                return
-            self._connect(carried, has_state=not model.sharded or carried is not None)
-            self.snapshots.hold()
-            self.reporting.resumed()
-        except WorldNotFormed as error:
-            self.snapshots.hold()
-            self.membership.fail(coming.generation, str(error))
+    def forget_words(self) -> None:
+        """What was said, and measured, in another world counts no more."""
+        self._spoken.clear()
+        self._squares = self._measured = None
+
+    def note(self, line: dict[str, Any]) -> None:
+        """For the audit, on rank 0."""
         if self._audit is not None and self.rank == 0:
-            ranks = [old.size, self.world().size]
-            self._audit.write({"resize": ranks, "generation": self.world().generation, "step": progress.step})
+            self._audit.write({"generation": self.world().generation, **line})
 
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
@@ -205,16 +208,18 @@ class Course:
         world = membership.enter(limits)
         found, in_parts = None, None
         if membership.source != "survivor":
+            worlds.bound(world)  # rank 0 may read for long
             found = self._newest() if world.rank == 0 else None
             if self.model().sharded and world.grouped:
                 in_parts = worlds.share(world, found if found is not None and found[0].parts else None)
         captured = found[1] if found is not None else None
         if found is not None and found[0].parts and in_parts is None:
-            captured = self.snapshots.read_whole(found, world)
+            captured = self.snapshots.read_whole(found)
         try:
-            self._connect(captured, has_state=world.rank == 0, in_parts=in_parts)
-        except WorldNotFormed as error:
-            membership.fail(world.generation, str(error))
+            self.passage.connect(world.rank == 0, captured=captured, in_parts=in_parts)
+        except RuntimeError as error:
+            membership.broken(error)
+            raise
 
     def _newest(self) -> Found | None:
         """Rank 0 of a first world: the newest checkpoint. A world that the supervisor calls fresh takes none."""
@@ -225,40 +230,11 @@ class Course:
             self.state.check(captured)
             self.state.take_progress(captured)
             self.log(f"restored from {saved.path} at step {saved.step}, {saved.samples} samples")
-        if self._audit is not None:
-            step = self.state.progress.step
-            self._audit.write({"restored_from_step": step, "generation": self.world().generation})
+        self.note({"restored_from_step": self.state.progress.step})
         return found
 
-    def _connect(self, captured: dict[str, Any] | None, has_state: bool, in_parts: Found | None = None) -> None:
-        """In a new world: put the model together, and hand state to those without.
-
-        captured: rank 0's state where it is not in its objects: from a checkpoint, or gathered from shards.
-        in_parts: a checkpoint of which every rank reads what it needs by itself.
-        """
-        world, model = self.world(), self.model()
-        try:
-            steps, fitted = worlds.who_has(world, self.state.progress.step if has_state else -1, self.tuning.fitted)
-            self.tuning.agreed = min((size for size in fitted if size), default=0)
-            if len({step for step in steps if step >= 0}) != 1:
-                raise TrainingError(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
-            joiners = [rank for rank, step in enumerate(steps) if step < 0]
-            if model.sharded and captured is None and has_state:
-                captured = self.state.snapshot()
-            model.connect(world)
-            if in_parts is not None:
-                self.state.restore(self.snapshots.read_parts(in_parts, world))
-                joiners = []
-            elif captured is not None:
-                self.state.restore(captured, model.adapt)
-            if joiners and (world.rank == 0 or world.rank in joiners):
-                channel = worlds.Channel(world, joiners)
-                self.state.move(channel, self.device, captured, model.adapt)
-                channel.close()
-        except RuntimeError as error:
-            self.membership.broken(error)
-            raise
-        worlds.settled(world)
+    def entered(self) -> None:
+        """A world is complete, and every rank of it at one step."""
         self._set_batch()
         self.reporting.entered(self.slicing())
         if self.feed is not None:
@@ -281,17 +257,18 @@ class Course:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _leave_on_signal(self) -> NoReturn:
-        self.saving.wait()
+        self.saving.finish()
         self.log(f"stopped by a signal at step {self.state.progress.step}; the checkpoint is written")
         sys.exit(128 + 15)
 
     def finish(self, finished: bool) -> None:
         """The training is over: save it as such, and tell the supervisor."""
+        self.passage.settle()
         progress = self.state.progress
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())
         self.snapshots.save()
-        self.saving.wait()
+        self.saving.finish()
         link = self.membership.link
         if link is not None:
             fields = {"step": progress.step, "samples": progress.samples, "epoch": progress.epoch}

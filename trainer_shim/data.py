@@ -11,14 +11,16 @@ in order (streams.py). Limit: the length has to be known, and the same on every 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from .errors import TrainingError
-from .sampling import Micro, Plan, Slicing, mix, order, seed_all
+from .sampling import MASK, MIX_FROM, Micro, Plan, Slicing, mix, mix_on, order, seed_all
 from .streams import NOT_BEGUN, ShardReader, Shards, StreamPlan, Unread, sizes_of
 
 REFUSED = ("batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers", "generator", "in_order")
@@ -28,11 +30,14 @@ class _Tagged(Dataset[Any]):
     """The user's dataset, asked for whole micro batches: samples travel with the micro batch they belong to.
 
     Each sample is drawn with generators seeded by (seed, epoch, sample): augmentation is the same on whatever rank or
-    worker a sample is read.
+    worker a sample is read. A dataset that gives many at once (__getitems__) is seeded once for them all. Seeding takes
+    9 us, which samples that are slices of tensors do not need.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
+        self._together = asked_together(dataset)
+        self._sliced = of_tensors(dataset)
         self.seed = torch.tensor([seed, 0]).share_memory_()
         self.version = torch.zeros(1, dtype=torch.int64).share_memory_()
 
@@ -44,13 +49,13 @@ class _Tagged(Dataset[Any]):
         if micro.version < int(self.version):
             return micro, None  # a resize came in between: nobody will look at it
         seed, epoch = self.seed.tolist()
-        many = getattr(self.dataset, "__getitems__", None)
-        if many is not None:
+        if self._together or self._sliced:
             seed_all(mix(seed, epoch, micro.indices[0]))
-            return micro, many(list(micro.indices))
-        samples = []
+            indices = list(micro.indices)
+            return micro, self.dataset.__getitems__(indices) if self._together else [self.dataset[i] for i in indices]
+        samples, drawn = [], mix_on(MIX_FROM, seed, epoch)
         for index in micro.indices:
-            seed_all(mix(seed, epoch, index))
+            seed_all(mix_on(drawn, index) & MASK)
             samples.append(self.dataset[index])
         return micro, samples
 
@@ -123,6 +128,17 @@ class Feed:
         self._tagged.version[0] = plan.version
         self._iterator = None
 
+    def _started(self) -> Iterator[Any]:
+        try:
+            return iter(self._loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            if not self._loader.num_workers:
+                raise
+            raise TrainingError(
+                f"the {type(self.dataset).__name__} or its collate_fn cannot be sent to loader workers ({error}); "
+                "accepted: what pickles, or num_workers=0"
+            ) from error
+
     def unread(self, cursor: int) -> Unread:
         """Of shards, what is left once the steps up to `cursor` are done; nothing for map-style datasets."""
         plan = self._batches.plan
@@ -144,7 +160,7 @@ class Feed:
             if self._iterator is None:
                 if plan.exhausted:
                     return None
-                self._iterator = iter(self._loader)
+                self._iterator = self._started()
             try:
                 micro, samples = next(self._iterator)
             except StopIteration:
@@ -152,6 +168,18 @@ class Feed:
                 continue
             if micro.version == plan.version:
                 return micro, samples
+
+
+def of_tensors(dataset: Any) -> bool:
+    """Whether samples are certainly drawn without random numbers."""
+    if type(dataset) is Subset:
+        return of_tensors(dataset.dataset)
+    return type(dataset) is TensorDataset
+
+
+def asked_together(dataset: Any) -> bool:
+    """Whether the dataset itself gives many samples at once; a Subset only passes the question on."""
+    return asked_together(dataset.dataset) if type(dataset) is Subset else hasattr(dataset, "__getitems__")
 
 
 def mapped(dataset: Any) -> Any:
@@ -179,6 +207,9 @@ def check_loader(dataset: Any, options: dict[str, Any]) -> None:
                 f"job.loader({name}=...) is not accepted: the job itself shares out join(batch=...); "
                 "accepted: shuffle, num_workers, collate_fn, pin_memory and DataLoader's other options"
             )
+    for name in options:
+        if name not in inspect.signature(DataLoader.__init__).parameters:
+            raise TrainingError(f"job.loader({name}=...) is not known; accepted: shuffle, and DataLoader's options")
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -13,7 +13,7 @@ one version of torch throughout; on CPUs one thread; kernels that torch knows as
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from .errors import TrainingError
 from .fixed_order import Node, nodes_of, put, total
 from .sampling import Micro
 from .speech import Speech
-from .words import Reader, Said
+from .words import OnError, Reader, Said
 from .world import World, buckets_of
 
 Grads = list[torch.Tensor]
@@ -55,7 +55,8 @@ class Deterministic:
         self.module = module
         self.measures = False
         self.mesh: Any = None
-        self.on_error: Callable[[RuntimeError], None] = lambda error: None
+        self.on_error: OnError = lambda error: None
+        self.void = False
         self._shards = shards
         self._world: World | None = None
         self._held: dict[Node, Grads] = {}
@@ -77,11 +78,13 @@ class Deterministic:
         return self.module(*args, **kwargs)
 
     def expect(self, micro: Micro) -> None:
-        self._micro = micro
+        self._micro, self.void = micro, False
         if self._versions is None:
             self._versions = {name: buffer._version for name, buffer in self.module.named_buffers()}
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        if self.void:
+            return None
         try:
             speech = Speech(self._world, said)
             loss.backward()
@@ -90,8 +93,11 @@ class Deterministic:
                 self._add_up()
             return speech.reader()
         except RuntimeError as error:
-            self.on_error(error)
-            raise
+            undo = self.on_error(error)
+            if undo is None:
+                raise
+        undo()
+        return None
 
     def _take(self) -> None:
         """With a shard's last micro batch its gradient is whole: put it in its place."""
@@ -143,14 +149,8 @@ class Deterministic:
     def exposed_s(self) -> float:
         return 0.0
 
-    def squares(self) -> tuple[float, float] | None:
+    def squares(self) -> None:
         return None
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def adapt(self, part: Any, saved: Any) -> Any:
-        return saved
 
 
 def _exchange(own: Grads, nodes: list[list[Node]], leaves: int, like: Grads) -> torch.Tensor:

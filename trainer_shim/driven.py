@@ -8,6 +8,7 @@ over one dataset is one epoch.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,10 +18,9 @@ from . import batch as batches
 from .data import Feed
 from .errors import TrainingError
 from .job import Job
-from .link import Coming
+from .passes import Spoken
 from .sampling import Micro
 from .state import Progress
-from .words import Reader
 
 Part = tuple[Micro, Any]
 """A micro batch and its collated samples."""
@@ -35,7 +35,7 @@ class Driven:
         self.feed = feed
         self._shuffle = shuffle
         self._course = job._course
-        self._spoken: tuple[Micro, Coming | None, Reader] | None = None
+        self._spoken: Spoken | None = None
         self.begun = False
 
     @property
@@ -50,7 +50,7 @@ class Driven:
 
     def begin(self) -> None:
         """Enter the first world, with the state that this worker starts from."""
-        self.job._begun = self.job._in_epochs = self.begun = True
+        self.job._begun = self.job._passes.open = self.begun = True
         self._course.begin()
 
     def next_step(self) -> list[Part]:
@@ -60,7 +60,7 @@ class Driven:
         """
         course, feed = self._course, self.feed
         if course.feed is None:
-            self.job._begin_pass(feed, 0, self._shuffle)
+            self.job._passes.begin(feed, 0, self._shuffle)
         else:
             course.boundary()
         parts: list[Part] = []
@@ -83,8 +83,7 @@ class Driven:
 
     def backward(self, micro: Micro, loss: torch.Tensor) -> None:
         """Backward on a loss that carries its weight (and an AMP scaler's)."""
-        spoken = self.job._backward(micro, loss)
-        self._spoken = (micro, *spoken) if spoken is not None else None
+        self._spoken = self.job._passes.backward(micro, loss)
 
     def stepped(self) -> None:
         """The optimizer has been stepped: count it, advance the schedulers of job.wrap(), end the pass at its end."""
@@ -103,13 +102,49 @@ class Driven:
 
     def finish(self) -> None:
         """The training is over."""
-        self.job._in_epochs = False
+        self.job._passes.open = False
         self._course.finish(finished=True)
 
 
 def rank_to_show(job: Job) -> int:
     """This worker's rank; one that waits for its first world is anything but the rank that logs and writes."""
     return job.rank if job.rank >= 0 else 1
+
+
+class Counted:
+    """A scheduler that is advanced by samples: a framework's own calls are for nothing."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def step(self, *_: Any, **__: Any) -> None:
+        """Nothing: job.wrap()'s schedulers are advanced with the samples."""
+
+
+def check_options(options: Mapping[str, Any], adapter: str) -> None:
+    """Raise TrainingError for what join() accepts and a framework's own loop cannot go with."""
+    for name in ("unit", "deterministic"):
+        if options.get(name):
+            raise TrainingError(
+                f"{adapter}({name}=...) is not possible: a framework's loop trains whole replicas, step by step; "
+                f"accepted: a loop of your own with job.step(), and elastic.join({name}=...)"
+            )
+
+
+def check_parts(library: str, version: str, tried: str, parts: Iterable[tuple[Any, str]]) -> None:
+    """Raise TrainingError when a library lacks what its adapter takes hold of: now, not in the middle of a training.
+
+    parts: owners and the names that they have to have.
+    """
+    for owner, name in parts:
+        if not hasattr(owner, name):
+            where = getattr(owner, "__name__", type(owner).__name__)
+            raise TrainingError(
+                f"{library} {version} has no {where}.{name}, which the adapter works by; it was tried with {tried}"
+            )
 
 
 def taken_over(loader: Any, seed: int) -> tuple[Feed, bool]:

@@ -16,16 +16,16 @@ import torch
 
 
 class Exposed:
-    """`ready` in the last bucket's hook, `done` after backward, `seconds` at any time."""
+    """`ready` when all own gradients are computed, `done` after backward, `seconds` at any time."""
 
     def __init__(self) -> None:
         self._ready: Any = None
         self._passing: tuple[Any, Any] | None = None
         self._seconds = 0.0
 
-    def ready(self, gradient: torch.Tensor) -> None:
-        """This rank's own gradients are complete."""
-        self._ready = _mark(gradient.is_cuda)
+    def ready(self, cuda: bool) -> None:
+        """This rank's own gradients are complete (on a GPU: when the current stream gets there)."""
+        self._ready = _mark(cuda)
 
     def done(self) -> None:
         """The mean over all ranks is there (on a GPU: for whatever comes next in its stream)."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,23 +17,19 @@ import torch
 
 from . import batch as batches
 from .course import Course
-from .data import Feed, mapped, to_device
+from .data import Feed, mapped
 from .deterministic import prepare
 from .errors import TrainingError
 from .facts import Facts
-from .link import Coming
 from .membership import Membership
 from .misuse import check_wrap
-from .once import on_rank_0, share
+from .once import on_rank_0
 from .optimization import Optimization
+from .passes import Passes
 from .probe import Probe
-from .sampling import Micro, mix, seed_all
+from .sampling import seed_all
 from .strategy import Wrapped, strategy_of
 from .tuning import Tuning
-from .words import Reader
-
-MAX_FEEDS = 4
-"""Datasets whose loader workers are kept."""
 
 _current: list[Job] = []
 
@@ -87,11 +82,9 @@ class Job(Facts):
     def __init__(self, course: Course, unit: int | None) -> None:
         super().__init__(course)
         self._unit = unit
-        self._feeds: dict[tuple[int, str], Feed] = {}
-        self._micro: Micro | None = None
-        self._own: list[int] = []
-        self._in_epochs = self._begun = self._stopped = False
-        self._loaders = self._onces = 0
+        self._passes = Passes(course)
+        self._begun = False
+        self._onces = 0
         self.device: torch.device = course.device
         """Where this worker computes."""
         seed_all(self._tuning.seed)
@@ -124,7 +117,7 @@ class Job(Facts):
         optimization = Optimization(self._tuning, optimizer, scheduler, scaler)
         check_wrap(model, optimization.optimizers, optimization.schedulers)
         parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards)
-        parallel.on_error = self._course.membership.broken
+        parallel.on_error = self._course.passage.broke
         parallel.measures = not optimization.scaled
         self._tuning.wants_noise = not optimization.scaled and (
             self._course.membership.link is not None or self._tuning.rule == "adascale"
@@ -170,25 +163,26 @@ class Job(Facts):
             raise TrainingError("job.epochs() was called twice; one loop over the epochs is one training")
         if self._course.strategy is None:
             raise TrainingError("job.epochs() was called before job.wrap(model, optimizer); wrap the model first")
-        self._begun = True
+        self._begun = self._course.passage.repeats_steps = True
         self._course.begin()
-        self._course.optimizers().watch(self._state.parts.values(), lambda: self._micro is not None)
-        self._in_epochs = True
+        passes = self._passes
+        self._course.optimizers().watch(self._state.parts.values(), lambda: passes.micro is not None)
+        passes.open = True
         try:
-            while self._state.progress.epoch < count and not self._stopped:
-                self._loaders = self._onces = 0
+            while self._state.progress.epoch < count and not passes.stopped:
+                passes.number = self._onces = 0
                 yield self._state.progress.epoch
-                if not self._stopped:
+                if not passes.stopped:
                     self._state.progress.next_epoch()
         finally:
-            self._in_epochs = False
+            passes.open = False
             over = self._state.progress.epoch >= count
-            if over or self._stopped or isinstance(sys.exc_info()[1], GeneratorExit):
+            if over or passes.stopped or isinstance(sys.exc_info()[1], GeneratorExit):
                 self._course.finish(finished=over)
 
     def stop(self) -> None:
         """End the training before its last epoch: the loops over loader and epochs end. Call it on every rank."""
-        self._stopped = True
+        self._passes.stopped = True
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> Loader:
         """One pass over the dataset, instead of DistributedSampler and DataLoader: this rank's micro batches, on its
@@ -196,105 +190,24 @@ class Job(Facts):
         the order only. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share out
         work.
         """
-        if not self._in_epochs:
+        if not self._passes.open:
             raise TrainingError("job.loader() was called outside the loop over job.epochs(); call it inside")
-        key = (id(dataset), repr(sorted((name, repr(value)) for name, value in options.items())))
-        feed = self._feeds.get(key)
-        if feed is None or feed.dataset is not dataset:
-            feed = Feed(dataset, self._tuning.seed, options)
-            if feed.lanes and self._tuning.shards:
-                raise TrainingError("join(deterministic=True) needs a dataset with __len__ and __getitem__")
-            while len(self._feeds) >= MAX_FEEDS:  # a dataset made anew for every epoch: the oldest's workers end
-                del self._feeds[next(iter(self._feeds))]
-            self._feeds[key] = feed
-        return Loader(self, feed, shuffle)
-
-    def _iterate(self, feed: Feed, shuffle: bool) -> Iterator[Any]:
-        course = self._course
-        if not self._in_epochs or course.feed is not None:
-            raise TrainingError("a job.loader() was iterated outside job.epochs() or inside another loader's loop")
-        ordinal = self._loaders
-        self._loaders += 1
-        if ordinal < self._state.progress.loader:
-            return  # done before the restart, or before this worker joined
-        self._begin_pass(feed, ordinal, shuffle)
-        try:
-            while not self._stopped:
-                asked = time.perf_counter()
-                got = feed.next()
-                if got is None:
-                    break
-                course.reporting.meter.waited(time.perf_counter() - asked)
-                yield self._hand_out(*got)
-                if self._micro is not None:
-                    raise TrainingError("job.step(loss) was not called for a batch of job.loader(); call it for each")
-                course.boundary()
-        finally:
-            course.feed = self._micro = None
-            self._own = []
-        self._state.progress.next_pass(ordinal + 1)
-
-    def _begin_pass(self, feed: Feed, ordinal: int, shuffle: bool) -> None:
-        course = self._course
-        if self._state.progress.pass_samples not in (0, feed.samples):
-            raise TrainingError(
-                f"the dataset has {feed.samples} samples here and {self._state.progress.pass_samples} where the "
-                "training began; every worker needs the same dataset"
-            )
-        course.boundary()  # a loop that was left early leaves a step's words unread
-        progress = self._state.progress
-        if feed.lanes and not progress.pass_samples:  # the pass is new to all ranks
-            progress.unread = (share(course, feed.lanes), 0, ())
-        progress.pass_samples = feed.samples
-        feed.start(progress.epoch, ordinal, shuffle, progress.cursor, course.slicing(), progress.unread)
-        course.feed = feed
-        course.reporting.meter.resume()
-
-    def _hand_out(self, micro: Micro, samples: Any) -> Any:
-        self._micro = micro
-        self._course.model().expect(micro)
-        value = to_device(samples, self.device)
-        who = (micro.shard, micro.place) if micro.shard >= 0 else (self._course.world().replica, micro.index)
-        seed_all(mix(self._tuning.seed, self._state.progress.step, *who, 1))
-        return value
+        return Loader(self, self._passes.feed(dataset, options), shuffle)
 
     def step(self, loss: torch.Tensor, clip_norm: float | None = None) -> bool:
         """Backward, and with the last micro batch of a step: clip, optimizer step, zero_grad, schedule.
 
         loss: the mean over the batch that the loader just gave (a scalar). clip_norm: as clip_grad_norm_.
-        Returns whether an optimizer step was taken. A resize, when there is one, comes with the loader's next batch.
+        Returns whether an optimizer step was taken: a step that failed with a new world is done anew by the old one.
+        A resize, when there is one, comes with the loader's next batch.
         """
-        micro, course = self._micro, self._course
-        if micro is None:
-            raise TrainingError("job.step() was called without a batch of job.loader(); call it once for each batch")
-        if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
-            raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
-        scale = batches.loss_scale(micro.weight, course.model().averaged_over, micro.total)
-        if scale != 1:  # with equal shares it is 1, and a product in every step's graph for nothing
-            loss = loss * scale
-        spoken = self._backward(micro, course.optimizers().scale(loss))
-        if spoken is None:
+        course = self._course
+        spoken = self._passes.learn(loss)
+        if spoken is None or not course.passage.settle():
             return False
         course.optimizers().step(course.model().clip, clip_norm, self._state.progress)
-        course.stepped(micro, *spoken)
+        course.stepped(*spoken)
         return True
-
-    def _backward(self, micro: Micro, loss: torch.Tensor) -> tuple[Coming | None, Reader] | None:
-        """Backward on a loss that carries its weight; with a step's last micro batch, what was said with it."""
-        course, parallel = self._course, self._course.model()
-        self._micro = None
-        self._own += micro.own
-        coming, said = None, None
-        if micro.last:
-            coming, said = course.say()
-            course.record(micro.total, self._own)
-            self._own = []
-        reader = parallel.backward(loss, said)
-        if reader is None:
-            return None
-        if micro.measured:
-            course.measure(micro, parallel.squares())
-        return coming, reader
 
     # -- once, and the end ---------------------------------------------------------------------------------------
 
@@ -309,10 +222,12 @@ class Job(Facts):
             raise TrainingError("job.once() was called before job.epochs(); there is no world yet to call it once in")
         progress, ordinal = self._state.progress, self._onces
         self._onces += 1
-        if self._in_epochs and ordinal in progress.once:
+        if self._passes.open and ordinal in progress.once:
             return progress.once[ordinal]
+        self._course.passage.settle()
+        progress = self._state.progress  # the old world's, where it goes on
         result = on_rank_0(self._course, function, args, kwargs)
-        if self._in_epochs:
+        if self._passes.open:
             progress.once[ordinal] = result
             self._course.snapshots.save()
         self._course.reporting.meter.resume()
@@ -324,7 +239,7 @@ class Job(Facts):
         if self._course.optimization is not None:
             self._course.optimization.end()
         self._course.close()
-        self._feeds.clear()
+        self._passes.close()
         if self in _current:
             _current.remove(self)
 
@@ -336,7 +251,7 @@ class Loader:
         self._job, self._feed, self._shuffle = job, feed, shuffle
 
     def __iter__(self) -> Iterator[Any]:
-        return self._job._iterate(self._feed, self._shuffle)
+        return self._job._passes.iterate(self._feed, self._shuffle)
 
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""

@@ -25,6 +25,11 @@ _DEVICES = (
 )
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 TAG = "selastic:companion-of="
+STEP_S = 5
+"""Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
+that was started again meanwhile does not owe it, and asks anew only after SlurmctldTimeout."""
+_NO_STEP = ("Unable to create step", "Unable to confirm allocation")
+_FOR_NOW = ("busy", "prolog", "temporarily", "contact slurm controller", "timed out", "Zero Bytes")
 
 
 def scrubbed(env: Mapping[str, str], in_slurm: bool = True) -> dict[str, str]:
@@ -81,6 +86,7 @@ def srun(step: Step, command: Sequence[str]) -> list[str]:
         "--wait=0",
         "--no-kill",
         "--overlap",
+        f"--immediate={STEP_S}",
         "--mem=0",
         "--mpi=none",
         "--cpu-bind=none",
@@ -94,6 +100,11 @@ def srun(step: Step, command: Sequence[str]) -> list[str]:
     if set(piece.nodes) != set(step.job.nodes):
         words.append(f"--nodelist={','.join(piece.nodes)}")
     return [*words, *command]
+
+
+def worth_again(tail: Sequence[str]) -> bool:
+    """Whether srun, by its last lines, ended because Slurm could not create the step just then."""
+    return any(any(word in line for word in _NO_STEP) and any(word in line for word in _FOR_NOW) for line in tail[-2:])
 
 
 def comment(base: int, directive: int) -> str:

@@ -22,19 +22,33 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning import __version__ as version
 from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.fabric.utilities.distributed import _all_gather_ddp_if_available, _sync_ddp_if_available
+from lightning.fabric.utilities import distributed
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
-from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.loops import loop as loops
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from .driven import Driven, Part, rank_to_show, taken_over
+from .driven import Driven, Part, check_options, check_parts, rank_to_show, taken_over
 from .errors import TrainingError
 from .job import Job, join
+
+TRIED = "2.6"
+PRIVATE: list[tuple[Any, str]] = [
+    (distributed, "_all_gather_ddp_if_available"),
+    (distributed, "_sync_ddp_if_available"),
+    (loops, "_Loop"),
+    (call, "_call_callbacks_on_load_checkpoint"),
+    (call, "_call_callbacks_load_state_dict"),
+    (call, "_call_lightning_module_hook"),
+]
+"""What the adapter works by, beside the public interface; of a Trainer: TRAINER, before it trains."""
+TRAINER = ("_checkpoint_connector", "fit_loop", "val_check_batch", "val_check_interval", "enable_validation")
+FIT_LOOP = ("_data_fetcher", "epoch_loop", "max_batches", "_restarting")
 
 
 class ElasticStrategy(Strategy):
@@ -45,6 +59,8 @@ class ElasticStrategy(Strategy):
 
     def __init__(self, batch: int, max_batch: int | None = None, *, ddp: dict[str, Any] | None = None, **options: Any):
         super().__init__()
+        check_parts("lightning", version, TRIED, PRIVATE)
+        check_options(options, "ElasticStrategy")
         self.job: Job = join(batch, max_batch, **options)
         self._seed = int(options.get("seed", 0))
         self._ddp = ddp or {}
@@ -78,10 +94,12 @@ class ElasticStrategy(Strategy):
         self.model.to(self.root_device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return _sync_ddp_if_available(tensor, group, reduce_op) if isinstance(tensor, torch.Tensor) else tensor
+        return (
+            distributed._sync_ddp_if_available(tensor, group, reduce_op) if isinstance(tensor, torch.Tensor) else tensor
+        )
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> Any:
-        return _all_gather_ddp_if_available(tensor, group=group, sync_grads=sync_grads)
+        return distributed._all_gather_ddp_if_available(tensor, group=group, sync_grads=sync_grads)
 
     def barrier(self, name: str | None = None) -> None:
         if dist.is_initialized():
@@ -121,6 +139,7 @@ class ElasticStrategy(Strategy):
             config.interval = "samples"
         scaler = getattr(self.precision_plugin, "scaler", None)
         schedulers = [config.scheduler for config in counted]
+        _no_skips(self.lightning_module)
         self._net = self.job.wrap(self.lightning_module, self.optimizers, schedulers, scaler=scaler, **self._ddp)
         others = [config.scheduler for config in self.lr_scheduler_configs if config not in counted]
         self.job.keep(**{f"scheduler{number}": part for number, part in enumerate(others)}, lightning=_Loops(trainer))
@@ -180,9 +199,11 @@ class ElasticStrategy(Strategy):
         for number, (micro, samples) in enumerate(self._parts):
             if number:
                 batch = self._prepared(samples)
-            self.job._hand_out(micro, None)
+            self.job._passes.hand_out(micro, None)
             with self.precision_plugin.train_step_context():
                 output = self._forward_redirection(self._net, module, "training_step", batch, *args, **kwargs)
+            if output is None:
+                raise TrainingError("training_step() returned None, which skips a batch; accepted: a loss for each one")
             if not micro.last:
                 loss = output if isinstance(output, torch.Tensor) else output["loss"]
                 driven.backward(micro, self.precision_plugin.pre_backward(loss * driven.scale(micro), module))
@@ -271,13 +292,29 @@ def _go_on(loop: Any) -> None:
     """This loop is in the middle of its run, not about to be restarted."""
     loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
     for inner in vars(loop).values():
-        if isinstance(inner, _Loop):
+        if isinstance(inner, loops._Loop):
             _go_on(inner)
+
+
+def _no_skips(module: Any) -> None:
+    """on_train_batch_start() may return -1, to skip the rest of an epoch: this rank's samples would be lost."""
+    hook = module.on_train_batch_start
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        answer = hook(*args, **kwargs)
+        if answer == -1:
+            raise TrainingError("on_train_batch_start() returned -1, which skips the rest of an epoch; accepted: None")
+        return answer
+
+    if is_overridden("on_train_batch_start", module):
+        module.on_train_batch_start = asked
 
 
 def check(trainer: Any) -> None:
     """Raise TrainingError for a Trainer or a module that cannot be trained elastically."""
     module = trainer.lightning_module
+    check_parts("lightning", version, TRIED, [(trainer, name) for name in TRAINER])
+    check_parts("lightning", version, TRIED, [(trainer.fit_loop, name) for name in FIT_LOOP])
     wrong = [
         (not module.automatic_optimization, "manual optimization", "automatic_optimization = True"),
         (is_overridden("backward", module), "LightningModule.backward()", "the one of Lightning"),

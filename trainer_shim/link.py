@@ -46,6 +46,11 @@ class Coming:
     leave: bool
     source: str
     timeout_s: float
+    """For everyone's arrival."""
+    forming_s: float = 30.0
+    """For one communication while the group forms and state is handed over."""
+    first_step_s: float = 600.0
+    """For one communication in the first step."""
     store: tuple[str, int] | None = None
     server: object = field(default=None, repr=False)
     """The store itself, where this worker is the new rank 0."""
@@ -68,7 +73,7 @@ class Link:
         self._coming: Coming | None = None
         self._stores: dict[int, tuple[str, int]] = {}
         self._save_wanted = False
-        self._last_generation = -1
+        self._last_generation = self._off = -1
         self.lost = False
         self.report_s = 0.0
         """Seconds between two reports, as the supervisor wants it; 0: it has not said."""
@@ -85,6 +90,11 @@ class Link:
         self._thread.start()
 
     # -- what the training thread asks --------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is wanted of this worker, as nearly always: asked in every step, and without the lock."""
+        return self._coming is None and not self._save_wanted
 
     def held(self) -> Coming | None:
         """The announced world, once this worker holds all it needs to switch to it."""
@@ -113,6 +123,11 @@ class Link:
         """Whether nobody has called this world off."""
         with self._changed:
             return self._coming is coming
+
+    def called_off(self, generation: int) -> bool:
+        """Whether the supervisor wants nothing more of a world, even of one already left for."""
+        with self._changed:
+            return generation == self._off
 
     def save_wanted(self) -> bool:
         with self._changed:
@@ -228,6 +243,8 @@ class Link:
             leave=bool(message.get("leave", False)),
             source=str(message.get("source", "survivor")),
             timeout_s=float(message.get("timeout_s") or 60.0),
+            forming_s=float(message.get("forming_s") or 30.0),
+            first_step_s=float(message.get("first_step_s") or 600.0),
         )
         self.report_s = float(message.get("report_s") or 0.0)
         with self._changed:
@@ -252,6 +269,7 @@ class Link:
     def _aborted(self, generation: int) -> None:
         with self._changed:
             self._last_generation = max(self._last_generation, generation)
+            self._off = generation
             if self._coming is not None and self._coming.generation == generation:
                 self._coming = None
             self._changed.notify_all()

@@ -7,6 +7,7 @@ last one changes. Nothing here knows a model; the caller drops what refers to th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -20,8 +21,29 @@ import torch
 from . import world as worlds
 from .errors import TrainingError
 from .link import EXIT_LOST, Coming, Link, Message, leave_lost
-from .words import Said
+from .words import NOTHING_SAID, Said
 from .world import Gate, World, WorldNotFormed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WayBack:
+    """What a world was left for, and what it takes to form it again."""
+
+    old: World
+    coming: Coming
+    batch: int
+    source: str
+    open: bool
+    """Whether there is a way back: everybody of the old world is in the new one too."""
+
+    def again(self, patience_s: float) -> Coming:
+        """The old world, announced once more. Its store is still there: World holds it."""
+        old = self.old
+        return dataclasses.replace(
+            self.coming, generation=old.generation, rank=old.rank, size=old.size, store=None, server=old.store,
+            timeout_s=patience_s,
+        )  # fmt: skip
+
 
 BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")
 
@@ -36,6 +58,7 @@ class Membership:
         self.link: Link | None = None
         self.batch = int(environ.get("SELASTIC_BATCH") or 0)
         self.source = ""
+        self.forming_s = self.first_step_s = worlds.COLLECTIVE_TIMEOUT.total_seconds()
         self.on_leave: Callable[[], None] = lambda: None
         """What to finish before this process ends, in bounded time."""
         control = environ.get("SELASTIC_CONTROL")
@@ -85,33 +108,45 @@ class Membership:
         if coming.source == "survivor":
             gate.wait_switch(called_off)
         gate.wait_open(called_off)
-        return worlds.form(gate)
+        return self._formed(gate)
 
     def _settle(self, coming: Coming) -> None:
         if self.link is not None:
             self.link.taken(coming)
         self.batch, self.source = coming.batch, coming.source
+        self.forming_s, self.first_step_s = coming.forming_s, coming.first_step_s
 
-    def said(self, save: bool, stop: bool, square: float) -> tuple[Coming | None, Said]:
-        """What to tell the other ranks with the step now ending, and the world it is about."""
-        if self.link is None:
-            return None, Said(save=save, stop=stop, square=square)
-        coming = self.link.held()
+    def coming(self) -> Coming | None:
+        """The world that this worker could switch to."""
+        return self.link.held() if self.link is not None and not self.link.idle else None
+
+    def said(self, save: bool, stop: bool, square: float, ready: bool = True) -> tuple[Coming | None, Said]:
+        """What to tell the other ranks with the step now ending, and the world it is about.
+
+        ready: to switch to a world that is coming.
+        """
+        if self.link is None or self.link.idle:
+            return None, Said(save=save, stop=stop, square=square) if save or stop or square else NOTHING_SAID
+        coming = self.link.held() if ready else None
         if self.link.save_wanted():
             self.link.save_taken()
             save = True
         return coming, Said(coming.generation if coming is not None else 0, save, stop, square)
 
-    def switch(self, coming: Coming, position: Message, drop: Callable[[], None]) -> bool:
-        """Go from the current world to the coming one; every member of the current one calls this at the same step.
+    def leave(
+        self, coming: Coming, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]
+    ) -> tuple[WayBack, Gate] | None:
+        """Leave the current world for the coming one; every member of the current one calls this at the same step.
 
-        `drop` lets go of all that refers to the old group. False: the coming world is not complete, and the old one,
-        still whole, goes on. A leaver does not return. Raises WorldNotFormed when it is too late to go back: that is
-        what `quiesced` with the `position` tells the supervisor.
+        `rescue` is called in the old world once it is certain that it ends, with the new rank of every old one (-1 for
+        one that leaves). `drop` lets go of all that refers to the old group. None: the coming world is not complete,
+        and the old one, still whole, goes on. A leaver does not return. `quiesced` with the `position` tells the
+        supervisor that the old world is left.
         """
-        link = self.link
-        if link is None or self.world is None:
+        link, old = self.link, self.world
+        if link is None or old is None:
             raise AssertionError("only a world under the supervisor changes")
+        worlds.bound(old, coming.timeout_s + coming.forming_s)
         gate, problem = None, ""
         if not coming.leave:
             try:
@@ -121,19 +156,48 @@ class Membership:
                 gate.wait_open(lambda: link.lost or not link.still_coming(coming))
             except WorldNotFormed as error:
                 problem = str(error)
-        if not worlds.agree_all(self.world, not problem):
+        calls = worlds.gather(old, int(not problem), -1 if coming.leave else coming.rank)
+        if not all(arrived for arrived, _ in calls):
             link.taken(coming)
-            reason = problem or f"world {coming.generation} did not form"
-            link.send({"type": "failed", "generation": coming.generation, "error": reason, "survived": True})
-            return False
+            self.stayed(coming, problem or f"world {coming.generation} did not form")
+            worlds.bound(old)
+            return None
+        new_ranks = [rank for _, rank in calls]
+        way = WayBack(old, coming, self.batch, self.source, min(new_ranks) >= 0)
+        rescue(new_ranks)
         link.send({"type": "quiesced", "generation": coming.generation, **position})
         drop()
         worlds.leave(later=True)
         if gate is None:
             self.go()
-        self.world = worlds.in_units(worlds.form(gate), self.unit)
         self._settle(coming)
-        return True
+        return way, gate
+
+    def form(self, gate: Gate) -> None:
+        """The group of those who have arrived. Raises WorldNotFormed."""
+        self.world = worlds.in_units(self._formed(gate), self.unit)
+
+    def _formed(self, gate: Gate) -> World:
+        link, generation = self.link, gate.coming.generation
+        return worlds.form(gate, lambda: link is not None and (link.lost or link.called_off(generation)))
+
+    def back(self, way: WayBack, patience_s: float) -> None:
+        """The old world again, in this process and under its old number; each of its members calls this.
+
+        patience_s: how much later than this rank another may find out. Raises WorldNotFormed.
+        """
+        worlds.leave(later=True, broken=True)
+        self.batch, self.source = way.batch, way.source
+        gate = Gate(way.again(patience_s), f".{way.coming.generation}")
+        gate.arrive()
+        gate.wait_open(lambda: self.link is not None and self.link.lost)
+        self.form(gate)
+
+    def stayed(self, coming: Coming, reason: str) -> None:
+        """Say that the coming world is not to be had, and that the old one goes on."""
+        if self.link is not None:
+            fields = {"generation": coming.generation, "error": reason, "survived": True}
+            self.link.send({"type": "failed", **fields})
 
     def check_lost(self) -> None:
         """Leave when the supervisor is gone."""
@@ -150,14 +214,20 @@ class Membership:
         self.link.send({"type": "failed", "generation": generation, "error": error})
         self.go(EXIT_LOST)
 
-    def broken(self, error: RuntimeError) -> None:
-        """A collective failed. Under the supervisor the dead rank is its business, and this worker leaves quietly."""
+    def what_broke(self, error: RuntimeError) -> str:
+        """In one line, when this error is a collective's in a world that changes; else nothing."""
         text = str(error).lower()
         if self.link is None or self.world is None or self.world.size == 1:
-            return
+            return ""
         if not isinstance(error, torch.distributed.DistError) and not any(word in text for word in BROKEN_WORDS):
-            return
-        self.fail(self.world.generation, f"world {self.world.generation} broke: {str(error).splitlines()[0]}")
+            return ""
+        return f"world {self.world.generation} broke: {str(error).splitlines()[0]}"
+
+    def broken(self, error: RuntimeError) -> None:
+        """A collective failed. Under the supervisor the dead rank is its business, and this worker leaves quietly."""
+        why = self.what_broke(error)
+        if why and self.world is not None:
+            self.fail(self.world.generation, why)
 
     def go(self, code: int = 0) -> NoReturn:
         """Leave at once: what a torch process does at exit takes longer than many a resize."""

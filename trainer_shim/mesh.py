@@ -10,6 +10,7 @@ numbers groups, and keeps what it knows of a mesh by its shape, so worlds of one
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,8 +28,12 @@ except ImportError:  # where torch 2.4 has them
 
     CUTS_TWICE = False
 
+from .resharding import Cut
 from .world import World
 
+CUTS_ON_CPUS = hasattr(torch.cpu.Stream, "record_event")
+"""Whether fully_shard computes without GPUs: torch 2.4 to 2.6 do not; it fails there in the first forward pass."""
+_NUMBERS = itertools.count(1)
 REPLICAS = "dp"
 PLACES = "tp"
 
@@ -40,31 +45,29 @@ def mesh_of(world: World, device: torch.device, units: bool) -> DeviceMesh | Non
     """
     if not world.grouped:
         return None
-    if not units:
-        return init_device_mesh(device.type, (world.size,), mesh_dim_names=(REPLICAS,))
-    return init_device_mesh(device.type, (world.replicas, world.unit), mesh_dim_names=(REPLICAS, PLACES))
+    if units:
+        mesh = init_device_mesh(device.type, (world.replicas, world.unit), mesh_dim_names=(REPLICAS, PLACES))
+    else:
+        mesh = init_device_mesh(device.type, (world.size,), mesh_dim_names=(REPLICAS,))
+    # torch remembers by mesh what an operation gives, with the mesh in it: a rank that has another place in an equal
+    # mesh would get its old place back.
+    mesh._thread_id = -next(_NUMBERS)
+    mesh._hash = None
+    return mesh
 
 
-def part_like(value: Any, parameter: Any) -> Any:
-    """A copy of this rank's part of a whole tensor, laid out as `parameter` is, where it is a part of that shape.
-
-    Each rank cuts for itself: no communication, so ranks may do this at different times.
-    """
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-        return value.clone()
-    mesh, placements = parameter.device_mesh, parameter.placements
-    local = value.to(parameter.to_local().device)
+def cuts_of(tensor: torch.Tensor) -> tuple[Cut, ...]:
+    """How this rank's part comes about from the whole tensor; nothing for a tensor that is whole."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    mesh, found = tensor.device_mesh, []
+    names = mesh.mesh_dim_names or tuple("" for _ in tensor.placements)
     # The last dimension first: fully_shard cuts what a tensor-parallel rank holds, not the other way round.
-    for dimension, placement in reversed(list(enumerate(placements))):
+    for dimension, placement in reversed(list(enumerate(tensor.placements))):
         along = _cut_along(placement)
         if along is not None:
-            parts = local.chunk(mesh.size(dimension), along)
-            rank = mesh.get_local_rank(dimension)
-            local = parts[rank] if rank < len(parts) else local.narrow(along, 0, 0)
-    own = local.clone(memory_format=torch.contiguous_format)
-    return DTensor.from_local(own, mesh, placements, run_check=False, shape=value.shape, stride=value.stride())
+            found.append(Cut(along, names[dimension], mesh.size(dimension), mesh.get_local_rank(dimension)))
+    return tuple(found)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,4 +122,4 @@ def _groups(tensor: DTensor) -> list[Any]:
     return [mesh.get_group(dimension) for dimension in cut]
 
 
-__all__ = ["DTensor", "DeviceMesh", "clip", "local_of", "mesh_of", "part_like", "settle_gradients"]
+__all__ = ["DTensor", "DeviceMesh", "clip", "cuts_of", "local_of", "mesh_of", "settle_gradients"]

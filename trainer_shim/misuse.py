@@ -16,6 +16,8 @@ WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel
 
 def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedulers: Iterable[Any]) -> None:
     """Before the loop. Raises TrainingError for what job.wrap() was given by mistake."""
+    if type(model).__name__ == "Wrapped":
+        raise TrainingError("job.wrap() was given what an earlier job.wrap() returned; give it the model, once")
     if not isinstance(model, nn.Module):
         raise TrainingError(f"job.wrap() was given a {type(model).__name__}; accepted: a torch.nn.Module")
     if type(model).__name__ in WRAPPERS:

@@ -13,10 +13,14 @@ import dataclasses
 from collections.abc import Sequence
 
 EVERY = 10
-"""Steps between two measurements."""
+"""Steps between two measurements, until there are enough to go by."""
+SELDOM = 100
+"""And from then on: the scale changes slowly, and one rank alone computes a measured step in two halves."""
 DECAY = 0.95
-ENOUGH = 1 - DECAY**10
-"""Weight of ten measurements; with fewer, no scale is given."""
+FEWEST = 10
+"""Measurements; with fewer, no scale is given."""
+ENOUGH = 1 - DECAY**FEWEST
+"""Their weight."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,9 +53,14 @@ class Noise:
         )
 
     @property
+    def known(self) -> bool:
+        """Whether enough steps have been measured."""
+        return self.weight >= ENOUGH - 1e-9
+
+    @property
     def scale(self) -> float:
         """B_noise in samples; 0 when nothing usable has been measured."""
-        if self.weight < ENOUGH - 1e-9 or self.trace <= 0:
+        if not self.known or self.trace <= 0:
             return 0.0
         # A signal below what can be told from noise would make the scale infinite.
         return self.trace / max(self.signal, 1e-6 * self.trace)

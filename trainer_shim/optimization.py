@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class Optimization:
             for optimizer in self.optimizers if self._scaler is not None else ():
                 self._scaler.unscale_(optimizer)
             clip(clip_norm)
-        with self._tuning.applied(progress), self._watch or nullcontext():
+        with self.stepping(progress):
             for optimizer in self.optimizers:
                 if self._scaler is None:
                     optimizer.step()
@@ -80,6 +80,12 @@ class Optimization:
             self._scaler.update()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def stepping(self, progress: Progress) -> Iterator[None]:
+        """While this lasts optimizers may be stepped, and hold the rates that belong to the batch."""
+        with self._tuning.applied(progress), self._watch or nullcontext():
+            yield
 
     def schedule(self, progress: Progress) -> None:
         """Advance the schedulers to where the samples are: one step per base batch."""

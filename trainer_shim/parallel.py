@@ -21,15 +21,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import TrainingError
-from .norms import Norms
+from .exposed import Exposed
+from .norms import Norms, Squares
 from .sampling import Micro
-from .words import WORDS, Reader, Said, Sums
+from .words import SILENCE, WORDS, OnError, Reader, Said, Sums
 from .world import World
 
 UNSYNCED: dict[str, Any] = (
     {"init_sync": False} if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters else {}
 )
 """Has the constructor broadcast nothing; torch 2.4 broadcasts the model, which is right too and takes longer."""
+
+
+OWN = ("self", "module", "process_group", "device_mesh", "init_sync")
+ACCEPTED = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - frozenset(OWN)
+"""Options that a script may give; the others are the job's."""
 
 
 class _Attach(torch.autograd.Function):
@@ -55,7 +61,7 @@ class _Outer(nn.Module):
         self.hidden = hidden
         self._at_outputs = at_outputs
         self.words = torch.zeros_like(hidden, requires_grad=False)
-        self._said = [0.0] * WORDS
+        self._said = SILENCE
 
     def say(self, words: list[float]) -> None:
         """Set what the next backward carries; nearly always it is what the last one did."""
@@ -82,10 +88,17 @@ class Replicated:
     sharded = False
 
     def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
+        for name in ddp_options:
+            if name not in ACCEPTED:
+                raise TrainingError(
+                    f"job.wrap({name}=...) is not known; accepted: strategy, scaler, parallelize, and of "
+                    f"DistributedDataParallel's {', '.join(sorted(ACCEPTED))}"
+                )
         self.module = module
         self.measures = False
         self.mesh: Any = None
-        self.on_error: Callable[[RuntimeError], None] = lambda error: None
+        self.on_error: OnError = lambda error: None
+        self.void = False
         self._options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         self._ddp: DistributedDataParallel | None = None
@@ -94,6 +107,7 @@ class Replicated:
         self._called = False
         self._bypass = 0
         self._norms = Norms()
+        self._exposed = Exposed()
         first = next((p for p in module.parameters() if p.is_floating_point()), None)
         # In the parameters' own type it shares their first bucket; half precision would not hold the sums exactly.
         self._dtype = first.dtype if first is not None and first.dtype.itemsize >= 4 else torch.float32
@@ -102,15 +116,15 @@ class Replicated:
     def connect(self, world: World) -> None:
         # Nothing is broadcast here: that all ranks hold the same parameters before the first step is the caller's care.
         self._ranks = world.size
+        self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
         hidden = nn.Parameter(torch.zeros(WORDS, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden, self._at_outputs)
         self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self._options)
-        if self.measures:
-            self._norms.hidden = hidden
-            # A lambda: torch compares a hook's annotations with its own types, which ours, being strings, are not.
-            self._ddp.register_comm_hook(self._norms, lambda norms, bucket: norms.reduce(bucket))
+        # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
+        # and before DistributedDataParallel, which queues later, waits for their means.
+        hidden.register_post_accumulate_grad_hook(lambda _: _engine().queue_callback(self._computed))
 
     def disconnect(self) -> None:
         self._ddp = self._outer = self.mesh = None
@@ -127,25 +141,30 @@ class Replicated:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._called = self._called or (not self._bypass and torch.is_grad_enabled())
-        if self._ddp is None or self._bypass or not torch.is_grad_enabled():
+        if self._ddp is None or self._bypass or self.void or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         try:
             return self._ddp(*args, **kwargs)
         except RuntimeError as error:  # buffers and buckets are agreed on in the forward pass
-            self.on_error(error)
-            raise
+            undo = self.on_error(error)
+            if undo is None:
+                raise
+        undo()
+        return self.module(*args, **kwargs)
 
     @property
     def averaged_over(self) -> int:
         return self._ranks
 
     def expect(self, micro: Micro) -> None:
-        self._called = False
-        self._norms.begin(micro.measured and self.measures)
-        if self._ddp is not None:
+        self._called = self.void = False
+        self._norms.begin(micro.measured and self.measures, micro.last)
+        if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
             self._ddp.require_backward_grad_sync = micro.last
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        if self.void:
+            return None
         if not self._called:
             raise TrainingError(
                 "job.step(loss): this loss was not computed by what job.wrap() returned, so that no other rank would "
@@ -155,59 +174,67 @@ class Replicated:
         try:
             return self._backward(loss, said)
         except RuntimeError as error:
-            self.on_error(error)
-            raise
+            undo = self.on_error(error)
+            if undo is None:
+                raise
+        undo()
+        return None
 
     def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        if said is None or self._outer is None:
+        outer = self._outer
+        if said is None or outer is None:
             loss.backward()
-            self._norms.micro_done(self.module)
+            self._norms.micro_done()
             if said is None:
                 return None
             sums = Sums.of_one(said)
             return lambda: sums
-        self._outer.say(said.words())
-        if not self._at_outputs:
-            (loss,) = _Attach.apply(self._outer.hidden, self._outer.words, loss)
-        loss.backward()
-        self._norms.exposed.done()
-        self._outer.say([0.0] * WORDS)
-        return self._reader(self._outer.hidden)
+        outer.say(said.words())
+        if self._at_outputs:
+            loss.backward()
+        else:
+            torch.autograd.backward((loss, outer.hidden), (None, outer.words))
+        self._exposed.done()
+        self._norms.micro_done()
+        if said.loud:
+            outer.say(SILENCE)
+        return self._reader(outer.hidden)
+
+    def _computed(self) -> None:
+        self._exposed.ready(self._device.type == "cuda")
 
     def clip(self, limit: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
 
     def exposed_s(self) -> float:
-        return self._norms.exposed.seconds() if self._outer is not None else 0.0
+        return self._exposed.seconds() if self._outer is not None else 0.0
 
-    def squares(self) -> tuple[float, float] | None:
-        return self._norms.squares(self.module)
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def adapt(self, part: Any, saved: Any) -> Any:
-        return saved
+    def squares(self) -> Squares | None:
+        return self._norms.squares()
 
     def _reader(self, hidden: nn.Parameter) -> Reader:
         mean, ranks = hidden.grad, self._ranks
         if mean is None:
             raise AssertionError("the hidden parameter got no gradient")
-        if mean.is_cuda:
-            copy = torch.empty(WORDS, dtype=mean.dtype, pin_memory=True)
-            copy.copy_(mean, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record()
-        else:
-            copy, done = mean.clone(), None
         hidden.grad = None
+        if not mean.is_cuda:
+            sums = Sums.of_mean(ranks, mean.tolist())
+            return lambda: sums
+        copy = torch.empty(WORDS, dtype=mean.dtype, pin_memory=True)
+        copy.copy_(mean, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
 
         def read() -> Sums:
-            if done is not None:
-                done.synchronize()
+            done.synchronize()
             return Sums.of_mean(ranks, copy.tolist())
 
         return read
+
+
+def _engine() -> Any:
+    """Of autograd; fully_shard queues with it too."""
+    return torch.autograd.Variable._execution_engine
 
 
 def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from . import checkpoint
@@ -31,9 +31,9 @@ TIMEOUT = datetime.timedelta(minutes=10)
 """Bound of a single collective of a save: the slowest rank's writing."""
 
 
-def group_of(ranks: list[int] | None) -> Any:
-    """A process group for saving or loading; None: of all ranks, each of which calls this at the same time."""
-    return dist.new_group(ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=ranks is not None)
+def group_of_all() -> Any:
+    """A process group for saving or loading; all ranks call this at the same time."""
+    return dist.new_group(timeout=TIMEOUT, backend="gloo")
 
 
 def copy(captured: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
@@ -64,7 +64,7 @@ def write(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: An
 def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str, Any]:
     """The capture, with tensors laid out as those that `state` holds; without a state whole ones, in host memory.
 
-    Every rank of the group calls this with the same checkpoint; without torch.distributed group is None.
+    Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself.
     """
     slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
     places = dict(_places(skeleton, state)) if state is not None else {}
@@ -73,8 +73,11 @@ def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str
         if slot.number not in places:
             tensors[slot.number] = torch.zeros(slot.shape, dtype=slot.dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without a process group DCP says that it assumes a single process
-        load(_named(tensors), storage_reader=FileSystemReader(path), process_group=group)
+        warnings.simplefilter("ignore")  # the only call that reads without a group in torch 2.4 is to be replaced
+        if group is None:
+            load_state_dict(_named(tensors), FileSystemReader(path), no_dist=True)
+        else:
+            load(_named(tensors), storage_reader=FileSystemReader(path), process_group=group)
     captured: dict[str, Any] = unpack(skeleton, tensors)
     return captured
 

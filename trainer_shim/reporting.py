@@ -52,6 +52,7 @@ class Reporting:
     def stayed(self) -> None:
         """The switch did not come about."""
         self._left = None
+        self._announce = False
         self.meter.resume()
 
     def resumed(self) -> None:

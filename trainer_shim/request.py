@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 
 from .errors import RequestError
 
@@ -101,6 +102,7 @@ def find(comment: str) -> str | None:
     return match.group(1) if match else None
 
 
+@lru_cache(maxsize=1 << 14)
 def parse(text: str) -> ElasticRequest:
     """Read a request, with or without its prefix, which may stand in any case.
 

@@ -21,16 +21,21 @@ from . import noise
 from .batch import micros_of, slice_of
 
 MASK = (1 << 63) - 1
+MIX_FROM = 0x9E3779B97F4A7C15
 
 
 def mix(*numbers: int) -> int:
     """A 63-bit seed from counters (splitmix64's finaliser, Steele et al. 2014): neighbours give unrelated seeds."""
-    state = 0x9E3779B97F4A7C15
+    return mix_on(MIX_FROM, *numbers) & MASK
+
+
+def mix_on(state: int, *numbers: int) -> int:
+    """The state behind mix(), after more counters: seeds that begin alike share the work for what they begin with."""
     for number in numbers:
         state = (state ^ (number & ((1 << 64) - 1))) * 0xBF58476D1CE4E5B9 & ((1 << 64) - 1)
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB & ((1 << 64) - 1)
         state ^= state >> 31
-    return state & MASK
+    return state
 
 
 def seed_all(seed: int) -> None:
@@ -62,8 +67,12 @@ class Slicing:
     micro_batch: int | None = None
     halve: bool = False
     """Whether one rank alone computes a measured step in two micro batches: the noise scale needs two sizes."""
+    dense_until: int = 0
+    """The noise scale is not known yet: up to this cursor every noise.EVERY-th step is measured."""
     shards: int = 0
     """Parts of a deterministic step, each computed by itself, and not cut otherwise; 0: an ordinary step."""
+    together: bool = False
+    """Whether ranks communicate in every pass through the model: then all have the same number of micro batches."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,11 +113,18 @@ class Micro:
 
 
 def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
-    """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order; empty: no share."""
+    """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order; none, or none but
+    empty ones: no share."""
     total = min(slicing.batch, samples - cursor)
     own = slice_of(total, slicing.ranks, slicing.rank)
     shifted = range(cursor + own.start, cursor + own.stop)
-    return micros_of(shifted, micro_limit(cursor, total, len(own), slicing)) if len(own) else []
+    return micros_of(shifted, micro_limit(cursor, total, len(own), slicing), least(total, slicing))
+
+
+def least(total: int, slicing: Slicing) -> int:
+    """Micro batches that every rank has of a step at least; the first rank's slice is the largest."""
+    largest = len(slice_of(total, slicing.ranks, 0))
+    return -(-largest // min(slicing.micro_batch or total, largest)) if slicing.together else 0
 
 
 def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[range, int, int, bool]]:
@@ -126,7 +142,7 @@ def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[rang
 
 def micro_limit(cursor: int, total: int, own: int, slicing: Slicing) -> int:
     """Most samples in one micro batch of a rank with `own` of the step's `total`."""
-    limit = min(slicing.micro_batch or total, own)
+    limit = max(1, min(slicing.micro_batch or total, own))
     if slicing.halve and slicing.ranks == 1 and is_measured(cursor, slicing):
         limit = min(limit, -(-total // 2))
     return limit
@@ -134,7 +150,7 @@ def micro_limit(cursor: int, total: int, own: int, slicing: Slicing) -> int:
 
 def is_measured(cursor: int, slicing: Slicing) -> bool:
     """Whether the noise scale is measured in the step at `cursor`; the same on every rank."""
-    return cursor // slicing.batch % noise.EVERY == 0
+    return cursor // slicing.batch % (noise.EVERY if cursor < slicing.dense_until else noise.SELDOM) == 0
 
 
 class Plan:
@@ -174,9 +190,9 @@ class Plan:
         self._cursor += total
         places = positions_of(cursor, self.samples, self._slicing)
         measured = is_measured(cursor, self._slicing)
-        if not places:  # one or two samples (batch normalisation refuses one), without weight
-            company = self._take(range(cursor, cursor + min(2, total)))
-            return [Micro(self.version, cursor, total, 0, 1, company, measured, 0)]
+        # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
+        company = range(cursor, cursor + min(2, total))
+        places = places or [(range(0), -1, 0, False)]
         return [
             Micro(
                 self.version,
@@ -184,7 +200,7 @@ class Plan:
                 total,
                 number,
                 len(places),
-                self._take(part),
+                self._take(part or company),
                 measured,
                 len(part),
                 shard,

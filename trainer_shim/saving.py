@@ -16,6 +16,9 @@ from typing import Any
 from .checkpoint import Found, Saved, Writer, load_newest
 from .errors import TrainingError
 
+LAST_S = 1800.0
+"""How long the end of a training waits for its last checkpoint."""
+
 
 class Background(threading.Thread):
     """One function on a thread, and its result."""
@@ -85,10 +88,18 @@ class Saving:
         if self.writer is not None:
             self.writer.put(snapshot)
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until what was put is on disk."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait until what was put is on disk, or has failed; no longer than this."""
         if self.writer is not None:
             self.writer.wait(timeout_s)
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint. Raises TrainingError when the file system does not come to an end."""
+        if self.writer is not None and not self.writer.wait(LAST_S):
+            raise TrainingError(
+                f"the last checkpoint in {self.writer.directory} is not written after {LAST_S:.0f} s; look whether "
+                "that file system answers, then run the job again: it goes on from the checkpoint before"
+            )
 
     def newest(self, must: bool) -> Found | None:
         """The newest readable checkpoint. Raises TrainingError when there `must` be one and is none."""

@@ -1,7 +1,7 @@
 """A module whose parameters are cut up over ranks, resized in place: fully_shard (FSDP2), tensor parallelism, or both.
 
-At a resize the parts are gathered into whole tensors in the new rank 0's host memory, the module is taken back to its
-whole form, cut up anew over the new ranks, and filled from there. Limits: the whole state has to fit into that memory;
+At a resize the module is taken back to its whole form, cut up anew over the new ranks, and every rank gets the parts
+that it is to hold (handover.py). Limits: a rank's old parts stay in host memory until the new world's first step;
 submodules become new objects (the root stays the same object).
 """
 
@@ -25,16 +25,14 @@ from .mesh import (
     PLACES,
     REPLICAS,
     DeviceMesh,
-    DTensor,
     clip,
     local_of,
     mesh_of,
-    part_like,
     settle_gradients,
 )
 from .sampling import Micro
 from .speech import Speech
-from .words import Reader, Said
+from .words import OnError, Reader, Said
 from .world import World, buckets_of
 
 try:
@@ -66,12 +64,18 @@ class Sharded:
             raise TrainingError(f"job.wrap({name}=...) is not known here; accepted: {accepted}")
         self.module = module
         self.measures = False
-        self.on_error: Callable[[RuntimeError], None] = lambda error: None
+        self.on_error: OnError = lambda error: None
+        self.void = False
         self.mesh: DeviceMesh | None = None
         self._optimizers = optimizers
         self._plain_class = module.__class__
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self._blank = _on_meta(module)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._names = [
+            [[names.get(id(p), "") for p in group["params"]] for group in o.param_groups] for o in optimizers
+        ]
+        """Of what the optimizers hold, by optimizer and group."""
         self._units = unit is not None
         self._world: World | None = None
         self._grouped = False
@@ -83,37 +87,40 @@ class Sharded:
         self.mesh = mesh_of(world, self._device, self._units)
         if self.mesh is None:
             return
-        before = dict(self.module.named_parameters())
         if world.unit > 1:
             self._parallelize(self.module, self.mesh[PLACES])
         if self._shard is not None:
             self._shard(self.module)
-        self._swap(before)
+        self._swap()
 
     def disconnect(self) -> None:
-        """Back to a whole module, with its values undefined: they are filled from the gathered state."""
+        """Back to a whole module, with its parameters undefined: they are filled from the parts held; buffers stay."""
         self.mesh = None
         if not self._grouped:
             return
-        before = dict(self.module.named_parameters())
+        buffers = dict(self.module.named_buffers())
         fresh = copy.deepcopy(self._blank).to_empty(device=self._device)
         _forget(self.module)
         self.module.__class__ = self._plain_class
         self.module.__dict__ = fresh.__dict__
-        self._swap(before)
+        for name, buffer in buffers.items():
+            owner, _, last = name.rpartition(".")
+            self.module.get_submodule(owner)._buffers[last] = buffer
+        self._swap()
         for optimizer in self._optimizers:
-            optimizer.state.clear()  # parts of the old world; the gathered state comes back
+            optimizer.state.clear()  # parts of the old world; what they are to be comes back
         self._grouped = False
 
-    def _swap(self, before: dict[str, nn.Parameter]) -> None:
+    def _swap(self) -> None:
         """Have the optimizers hold the parameters that the module holds now, by name."""
         now = dict(self.module.named_parameters())
-        place = {id(parameter): now[name] for name, parameter in before.items()}
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["params"] = [place.get(id(parameter), parameter) for parameter in group["params"]]
-            for old in [old for old in optimizer.state if id(old) in place]:
-                optimizer.state[place[id(old)]] = optimizer.state.pop(old)
+        for optimizer, groups in zip(self._optimizers, self._names, strict=True):
+            for group, names in zip(optimizer.param_groups, groups, strict=True):
+                before = group["params"]
+                group["params"] = [now.get(name, old) for name, old in zip(names, before, strict=True)]
+                for old, new in zip(before, group["params"], strict=True):
+                    if old is not new and old in optimizer.state:
+                        optimizer.state[new] = optimizer.state.pop(old)
 
     def _shard_blocks(self, model: nn.Module) -> None:
         mesh = self.mesh
@@ -127,22 +134,38 @@ class Sharded:
         yield  # a part alone computes nothing: whoever calls the model does so on every rank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.void:
+            return self._stand_in(*args, **kwargs)
         try:
             return self.module(*args, **kwargs)
         except RuntimeError as error:
-            self.on_error(error)
-            raise
+            undo = self.on_error(error)
+            if undo is None:
+                raise
+        undo()
+        return self._stand_in(*args, **kwargs)
+
+    def _stand_in(self, *args: Any, **kwargs: Any) -> Any:
+        """Of a whole model of zeros: something for the rest of a void step, in which ranks cannot compute together."""
+        model = copy.deepcopy(self._blank).to_empty(device=self._device)
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                tensor.zero_()
+        return model(*args, **kwargs)
 
     @property
     def averaged_over(self) -> int:
         return self._world.replicas if self._world is not None else 1
 
     def expect(self, micro: Micro) -> None:
+        self.void = False
         if self._grouped and self._shard is not None:
             self.module.set_requires_gradient_sync(micro.last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
         # fully_shard reduces inside its own streams, where a word of ours cannot ride along.
+        if self.void:
+            return None
         try:
             speech = Speech(self._world, said)
             loss.backward()
@@ -150,8 +173,11 @@ class Sharded:
                 self._reduce()
             return speech.reader()
         except RuntimeError as error:
-            self.on_error(error)
-            raise
+            undo = self.on_error(error)
+            if undo is None:
+                raise
+        undo()
+        return None
 
     def _reduce(self) -> None:
         """The mean of the gradients over the replicas, where fully_shard does not see to it."""
@@ -174,28 +200,8 @@ class Sharded:
     def exposed_s(self) -> float:
         return 0.0  # fully_shard's own streams do not tell
 
-    def squares(self) -> tuple[float, float] | None:
+    def squares(self) -> None:
         return None
-
-    # -- state -----------------------------------------------------------------------------------------------------
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def adapt(self, part: Any, saved: Any) -> Any:
-        """Cut whole tensors into this rank's parts, like the parameters they belong to."""
-        if part is self.module:
-            like = self.module.state_dict()
-            return {name: part_like(value, like.get(name)) for name, value in saved.items()}
-        if isinstance(part, torch.optim.Optimizer):
-            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-            # Copies: optimizers take over the tensors that they are given, and these may still have to be written.
-            state = {
-                number: {name: part_like(value, parameters[number]) for name, value in entries.items()}
-                for number, entries in saved["state"].items()
-            }
-            return {**saved, "state": state}
-        return copy.deepcopy(saved)
 
 
 def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -1,17 +1,21 @@
 """Copies of the training's state, taken between two steps, and who writes them: this rank, in the background.
 
-At a switch the copy is taken while the new world forms and written after its first step; periodic ones at a step that
-all ranks agreed on; during an evaluation on rank 0, when no step comes, on the link's thread.
+At a switch of replicas the copy is taken while the new world forms and written after its first step; where every rank
+holds parts they are written before it. Periodic ones at a step that all ranks agreed on; during an evaluation on rank
+0, when no step comes, on the link's thread.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from . import world as worlds
 from .checkpoint import Found, Saved, Writer
+from .link import Coming
 from .membership import Membership
 from .saving import Background, Saving
 from .state import State
@@ -20,8 +24,10 @@ from .world import World
 
 SAVE_WAIT_S = 20.0
 """How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
-PARTS_WAIT_S = 600.0
-"""How long a switch waits for parts that are being written; a checkpoint that takes longer is lost, not the switch."""
+AHEAD_S = 60.0
+"""How long a switch is put off, while training goes on, until the checkpoint before it is written."""
+PARTS_WAIT_S = 5.0
+"""How long a switch waits for parts that are still being written; such a checkpoint is lost, not the switch."""
 
 
 class Snapshots:
@@ -33,7 +39,7 @@ class Snapshots:
         self.saving = Saving(directory, every_s, self._saved)
         self._membership, self._state, self._model = membership, state, model
         self._held: dict[str, Any] | None = None
-        self._carried: dict[str, Any] | None = None
+        self._ahead, self._ahead_until, self._ahead_saved = 0, 0.0, False
         self._copying: Background | None = None
         self._group: tuple[World, Any] | None = None
         self._still = threading.Lock()
@@ -44,27 +50,33 @@ class Snapshots:
 
     # -- at a switch -----------------------------------------------------------------------------------------------
 
-    def begin(self, rank_0: bool) -> dict[str, Any] | None:
-        """Start copying for a switch; every rank calls this. rank_0: this will be rank 0 of the new world.
+    def ahead(self, coming: Coming | None, rank: int) -> tuple[bool, bool]:
+        """Before a switch of a model that is cut up: whether rank 0 wants a checkpoint for it, and whether the switch
+        may come. Written while training goes on, it is what a switch that fails falls back to."""
+        writer = self.saving.writer
+        if coming is None or rank != 0 or writer is None or not self._model().sharded:
+            return False, True
+        if self._ahead != coming.generation:
+            self._ahead, self._ahead_until, self._ahead_saved = coming.generation, time.monotonic() + AHEAD_S, False
+            return True, False
+        written = self._ahead_saved and not writer.busy
+        return False, written or time.monotonic() >= self._ahead_until
 
-        Returns the whole state on that rank, where ranks hold shards of it only: the new world is filled from it.
-        """
-        model, self._copying = self._model(), None
-        if model.sharded:
+    def begin(self, rank_0: bool) -> None:
+        """Start copying for a switch; every rank calls this. rank_0: this will be rank 0 of the new world."""
+        self._copying = None
+        if self._model().sharded:
             self.saving.wait(PARTS_WAIT_S)  # what is being written in parts needs the group that is about to go
             self._group = None
-            self._carried = self.take(rank_0)
-            return self._carried
-        if rank_0 and self.saving.writer is not None:
+        elif rank_0 and self.saving.writer is not None:
             captured = self._state.capture()
             # Replicas are copied while the new world forms: until its first step nothing changes them.
             self._copying = Background(lambda: self._state.copy(captured))
-        return None
 
     def hold(self) -> None:
         """Have the snapshot of a switch complete before the next step, and written after it: writing takes time too."""
-        self._held = self._copying.result() if self._copying is not None else self._carried
-        self._carried = self._copying = None
+        self._held = self._copying.result() if self._copying is not None else None
+        self._copying = None
 
     def write_held(self) -> None:
         """A step has been done."""
@@ -81,28 +93,34 @@ class Snapshots:
     def save(self) -> None:
         """Copy the state and have it written; every rank calls this at the same step."""
         self._held = None  # an older one
+        self._ahead_saved = True
         writer, world = self.saving.writer, self._membership.world
         if writer is None or world is None:
             return
         if self._model().sharded and world.grouped:
             self._save_parts(writer, world)
         elif world.rank == 0:
-            self.saving.put(self._state.snapshot() or {})
+            self.saving.put(self._state.snapshot())
 
     def _save_parts(self, writer: Writer, world: World) -> None:
         """Every rank has its own parts written, none of them gathered."""
         from . import parts
 
-        writer.wait()  # the earlier one's memory is still in use, and writers of all ranks have to keep one order
+        # The earlier one's memory is still in use, and writers of all ranks have to keep one order.
+        free = writer.wait(SAVE_WAIT_S)
+        if not all(answer for (answer,) in worlds.gather(world, int(free))):
+            step = self._state.progress.step
+            print(f"no checkpoint of step {step}: the one before is not written after {SAVE_WAIT_S:.0f} s", flush=True)
+            return
         skeleton, tensors = parts.copy(self._state.capture())
         group = self.group(world)
         writer.put_parts(lambda: parts.write(writer.directory, skeleton, tensors, group))
 
-    def read_whole(self, found: Found, world: World) -> dict[str, Any]:
+    def read_whole(self, found: Found) -> dict[str, Any]:
         """What a checkpoint in parts holds, of whole tensors: on one rank, for a model that is not cut up."""
         from . import parts
 
-        return parts.read(found[0].path, found[1], None, parts.group_of([world.rank]) if world.grouped else None)
+        return parts.read(found[0].path, found[1], None, None)
 
     def read_parts(self, found: Found, world: World) -> dict[str, Any]:
         """What a checkpoint in parts holds, cut up as this world's model is; every rank calls this."""
@@ -115,15 +133,8 @@ class Snapshots:
         from . import parts
 
         if self._group is None or self._group[0] is not world:
-            self._group = (world, parts.group_of(None))
+            self._group = (world, parts.group_of_all())
         return self._group[1]
-
-    def take(self, keep: bool) -> dict[str, Any] | None:
-        """A copy in host memory, on the rank that keeps it. Shards are gathered: then every rank has to take part."""
-        model = self._model()
-        if not keep and not model.sharded:
-            return None
-        return self._state.snapshot(model.full, keep)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -143,7 +154,7 @@ class Snapshots:
         with self._still:
             if self._quiet and not self._model().sharded and self.saving.writer is not None:
                 link.save_taken()
-                self.saving.put(self._state.snapshot() or {})
+                self.saving.put(self._state.snapshot())
 
     # -- on the writer's thread ------------------------------------------------------------------------------------
 

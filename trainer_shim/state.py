@@ -1,13 +1,13 @@
 """What survives: the position, the model, optimizers, schedulers, scaler, and whatever the script asked to keep.
 
 One State object is the only thing that is saved, restored, and handed to joining ranks. It copies; it does not write
-files (checkpoint.py) and does not know what a world is: the channel that moves tensors is handed in.
+files (checkpoint.py), and does not know what a world is (handover.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any, Protocol
 
 import torch
@@ -63,16 +63,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-class Moves(Protocol):
-    """What carries state from rank 0 to the ranks that have none."""
-
-    sends: bool
-
-    def value(self, value: Any) -> Any: ...
-
-    def tensors(self, tensors: list[torch.Tensor]) -> None: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
     """A tensor's place in a structure whose tensors travel separately."""
@@ -81,18 +71,6 @@ class Slot:
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: str
-
-
-Full = Callable[[torch.Tensor], torch.Tensor]
-Adapt = Callable[[Stateful, Any], Any]
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _as_it_is(_part: Stateful, saved: Any) -> Any:
-    return saved
 
 
 class State:
@@ -120,23 +98,15 @@ class State:
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         return {"format": FORMAT, "progress": dataclasses.asdict(self.progress), "parts": parts}
 
-    def snapshot(self, full: Full = _itself, keep: bool = True) -> dict[str, Any] | None:
-        """A copy of everything in host memory, which later steps do not change; None where it is not kept.
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of everything in host memory, which later steps do not change."""
+        return self.copy(self.capture())
 
-        full: gathers a tensor of which this rank holds a shard, which takes part of every rank.
-        """
-        return self.copy(self.capture(), full, keep)
-
-    def copy(self, captured: dict[str, Any], full: Full = _itself, keep: bool = True) -> dict[str, Any] | None:
+    def copy(self, captured: dict[str, Any]) -> dict[str, Any]:
         """The copying half of snapshot(); may run beside anything that changes nothing of the capture's tensors."""
         tensors: list[torch.Tensor] = []
         skeleton = pack(captured, tensors)
-        copies = []
-        for tensor in tensors:
-            whole = full(tensor)
-            if keep:
-                copies.append(self._place(whole).copy_(whole))
-        copied: dict[str, Any] | None = unpack(skeleton, copies) if keep else None
+        copied: dict[str, Any] = unpack(skeleton, [self._place(tensor).copy_(tensor) for tensor in tensors])
         return copied
 
     def _place(self, like: torch.Tensor) -> torch.Tensor:
@@ -167,38 +137,30 @@ class State:
         """Take over the position only."""
         self.progress = Progress(**captured["progress"])
 
-    def restore(self, captured: dict[str, Any], adapt: Adapt = _as_it_is, skip_model: bool = False) -> None:
+    def restore(self, captured: dict[str, Any], only: set[str] | None = None, skip: Set[str] = frozenset()) -> None:
         """Take over a capture. Raises TrainingError naming the part that does not fit this script.
 
-        adapt: turns whole tensors into those that the part holds.
+        only: parts to take over, and not the position; None: everything. skip: parts that are as captured already.
         """
         self.check(captured)
         saved = captured["parts"]
         for name, part in self.parts.items():
-            if skip_model and name == "Model":
+            if name in skip or (only is not None and name not in only):
                 continue
             try:
-                part.load_state_dict(adapt(part, saved[name]))
+                part.load_state_dict(saved[name])
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 raise TrainingError(f"the state of '{name}' does not fit this script: {error}") from error
-        self.take_progress(captured)
+        if only is None:
+            self.take_progress(captured)
 
-    def move(self, channel: Moves, device: torch.device, captured: dict[str, Any] | None, adapt: Adapt) -> None:
-        """Hand everything from rank 0 to the ranks without state, and take it over there.
-
-        captured: whole tensors to hand over, where the parts on rank 0 hold shards of them only.
-        """
-        tensors: list[torch.Tensor] = []
-        skeleton = channel.value(pack(captured or self.capture(), tensors) if channel.sends else None)
-        if channel.sends:
-            channel.tensors(tensors)
-            return
+    def receive(self, skeleton: Any, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        """Tensors for what a packed capture names, by slot, to be filled: the model's own where they fit. And what to
+        call then, to take over the capture."""
         found: list[torch.Tensor] = []
         own_model = pack(self.parts["Model"].state_dict(), found) if "Model" in self.parts else None
-        # A subclass (a shard) is not the whole tensor, whatever shape it shows.
-        own_tensors = [tensor if type(tensor) is torch.Tensor else None for tensor in found]
         places: dict[int, torch.Tensor] = {}
-        _match(skeleton["parts"].get("Model"), own_model, own_tensors, places)
+        _match(skeleton["parts"].get("Model"), own_model, found, places)
         slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
         tensors = [
             places[slot.number]
@@ -206,9 +168,8 @@ class State:
             else torch.empty(slot.shape, dtype=slot.dtype, device=device if slot.device != "cpu" else "cpu")
             for slot in slots
         ]
-        channel.tensors(tensors)
-        in_place = len(places) == len(own_tensors)
-        self.restore(unpack(skeleton, tensors), adapt, skip_model=in_place)
+        skip = {"Model"} if len(places) == len(found) else set()
+        return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)
 
 
 def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -248,7 +209,7 @@ def slots_of(value: Any) -> Iterator[Slot]:
             yield from slots_of(entry)
 
 
-def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor | None], places: dict[int, torch.Tensor]) -> None:
+def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[int, torch.Tensor]) -> None:
     """Where their model tensor and ours have one name, kind and shape, receive into ours without a copy."""
     if not isinstance(theirs, dict) or not isinstance(own, dict):
         return
@@ -257,7 +218,7 @@ def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor | None], places
         if isinstance(slot, Slot) and isinstance(mine, Slot):
             same = (slot.shape, slot.dtype, slot.device) == (mine.shape, mine.dtype, mine.device)
             place = own_tensors[mine.number]
-            if same and place is not None and place.is_contiguous():
+            if same and place.is_contiguous():
                 places[slot.number] = place
         elif isinstance(slot, dict):
             _match(slot, mine, own_tensors, places)

@@ -5,7 +5,6 @@ What a script calls in place of its model stays one object, whatever becomes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -13,9 +12,10 @@ import torch
 from torch import nn
 
 from .errors import TrainingError
+from .norms import Squares
 from .parallel import Replicated
 from .sampling import Micro
-from .words import Reader, Said
+from .words import OnError, Reader, Said
 from .world import World
 
 
@@ -29,8 +29,10 @@ class Strategy(Protocol):
     """Whether to measure gradient norms in the steps that ask for it."""
     mesh: Any
     """The world's DeviceMesh, where the strategy needs one."""
-    on_error: Callable[[RuntimeError], None]
-    """Told of an error in a pass that includes communication, before it is raised."""
+    on_error: OnError
+    """Asked about an error in a pass that includes communication: see OnError."""
+    void: bool
+    """The step under way is to be done anew in another world: until the next micro batch nothing is communicated."""
 
     def connect(self, world: World) -> None:
         """Take part in a world."""
@@ -59,15 +61,9 @@ class Strategy(Protocol):
     def exposed_s(self) -> float:
         """Seconds of a step, lately, in which gradients travelled and nothing was computed; 0: not known."""
 
-    def squares(self) -> tuple[float, float] | None:
+    def squares(self) -> Squares | None:
         """Of the step just measured: |g|^2 of this rank's own mean gradient (one rank: of its first micro batch's),
         and of the mean over all. Both are as the loss was scaled; None when not measured."""
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor, which may take all ranks."""
-
-    def adapt(self, part: Any, saved: Any) -> Any:
-        """A part's saved state, of whole tensors, as this strategy's objects take it."""
 
 
 def strategy_of(
@@ -87,7 +83,15 @@ def strategy_of(
         return Deterministic(module, options, shards)
     if name == "ddp" and unit is None and "parallelize" not in options:
         return Replicated(module, options)
+    from .mesh import CUTS_ON_CPUS
     from .sharded import Sharded
+
+    on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+    if name == "fsdp" and on_cpu and not CUTS_ON_CPUS:
+        raise TrainingError(
+            f"job.wrap(strategy='fsdp') of a model on the CPU needs a newer torch than {torch.__version__}, whose "
+            "fully_shard computes on GPUs only; accepted here: strategy='ddp', or a model on a GPU"
+        )
 
     return Sharded(module, optimizers, options, unit, replicas_shard=name == "fsdp")
 
@@ -109,6 +113,12 @@ class Wrapped:
 
     def __repr__(self) -> str:
         return repr(self._parallel.module)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TrainingError(
+            "what job.wrap() returned belongs to this worker's world and cannot be copied, saved or sent; take the "
+            "model itself, or its state_dict()"
+        )
 
     @property
     def module(self) -> nn.Module:

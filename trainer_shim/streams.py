@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from .batch import micros_of, slice_of
 from .errors import TrainingError
-from .sampling import Micro, Slicing, is_measured, micro_limit
+from .sampling import Micro, Slicing, is_measured, least, micro_limit
 
 Run = tuple[int, int, int]
 """Shard, first sample, end."""
@@ -179,15 +179,14 @@ class StreamPlan:
         total = self._ahead.cursor - cursor
         measured = is_measured(cursor, self._slicing)
         own = self._numbers(runs[self._slicing.rank])
-        if not own:  # one or two samples of rank 0's, without weight
-            company = self._numbers(runs[0])[:2]
-            return [Micro(self.version, cursor, total, 0, 1, tuple(company), measured, 0)]
-        parts = micros_of(range(len(own)), micro_limit(cursor, total, len(own), self._slicing))
+        # Where a rank has no share: one or two samples of rank 0's, without weight.
+        company = tuple(self._numbers(runs[0])[:2])
+        limit = micro_limit(cursor, total, len(own), self._slicing)
+        parts = micros_of(range(len(own)), limit, max(1, least(total, self._slicing)))
+        chosen = [tuple(own[part.start : part.stop]) or company for part in parts]
         return [
-            Micro(
-                self.version, cursor, total, number, len(parts), tuple(own[part.start : part.stop]), measured, len(part)
-            )
-            for number, part in enumerate(parts)
+            Micro(self.version, cursor, total, number, len(parts), samples, measured, len(part))
+            for number, (part, samples) in enumerate(zip(parts, chosen, strict=True))
         ]
 
     def _numbers(self, runs: Iterable[Run]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import fleet as fleets
+from . import supervisor_return
 from .fleet import Mode, Worker, World
 from .supervisor_events import Exit, Hurry, Kill, Say, Send, WorkerExit
 
@@ -29,6 +30,8 @@ class Lives:
         """Some world has trained: an error is no longer one that would only come again."""
         self.stop_code: int | None = None
         """The job is to end with this code as soon as a checkpoint is written."""
+        self._owed_s: float | None = None
+        """A checkpoint is to be written in this time as soon as there is something to write."""
         self._failures = 0
         self._failed_at: int | None = None
         self._broken = ""
@@ -92,7 +95,7 @@ class Lives:
         machine = self._machine
         machine.mode = Mode.RESTARTING
         machine.world = None
-        for name in ("checkpoint", "culprit"):
+        for name in ("checkpoint", "culprit", supervisor_return.TIMER):
             machine.timers.pop(name, None)
         for worker in [worker for worker in machine.fleet.workers.values() if worker.exited]:
             del machine.fleet.workers[worker.name]
@@ -129,7 +132,7 @@ class Lives:
                 machine.timers.pop(f"kill {worker.agent[0]} {worker.agent[1]}", None)
             self.respawn_if_dead()
         elif machine.resizing.owns(worker):
-            machine.resizing.fail(f"worker {event.worker} ended while warming up ({_how(event)})")
+            machine.resizing.joiner_lost(f"worker {event.worker} ended before its first step ({_how(event)})")
         elif machine.resizing.leaves(worker) and (event.code == 0 or worker.quiesced):
             machine.resizing.left(worker)
         elif event.code == 0 and event.signal == 0:
@@ -197,7 +200,10 @@ class Lives:
             self.end(1)
 
     def hurry(self, event: Hurry) -> None:
-        """Checkpoint at once. With `stop` a second call, or the deadline, ends the job without it."""
+        """Checkpoint at once, or once there is something to write.
+
+        With `stop` a second call, or the deadline, ends the job without it.
+        """
         machine, active = self._machine, self._machine.resizing.active
         twice = self.stop_code is not None and event.stop
         machine.ending = True
@@ -208,11 +214,23 @@ class Lives:
         if event.stop and (twice or machine.mode is not Mode.RUNNING):
             self.end(event.code)
         elif machine.mode is Mode.RUNNING:
-            machine.do(Say("the job is about to end: writing a checkpoint"))
-            for worker in machine.members():  # a world just agreed on has its rank 0 among them
-                machine.do(Send(worker.name, {"type": "hurry", "deadline_s": event.deadline_s}))
+            self._save_now(event.deadline_s)
             if event.stop:
                 machine.timers["stop"] = machine.now + event.deadline_s
+        else:
+            self._owed_s = event.deadline_s
+
+    def trains(self) -> None:
+        """A world has begun to train: it owes the checkpoint that was asked for when there was none."""
+        owed, self._owed_s = self._owed_s, None
+        if owed is not None:
+            self._save_now(owed)
+
+    def _save_now(self, deadline_s: float) -> None:
+        machine = self._machine
+        machine.do(Say("the job is about to end: writing a checkpoint"))
+        for worker in machine.members():  # a world just agreed on has its rank 0 among them
+            machine.do(Send(worker.name, {"type": "hurry", "deadline_s": deadline_s}))
 
     def saved(self) -> None:
         """A checkpoint is on disk."""

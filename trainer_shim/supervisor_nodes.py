@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import fleet as fleets
+from . import launch
 from .fleet import Mode
 from .supervisor_events import AgentKey, AgentUp, Hurry, LaunchAgents, QuitAgent, Say, StepEnded
 from .wire import Piece
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from .supervisor_state import Machine
 
 SIGKILLED = 128 + 9
+AGAIN_S = 2.0
+"""Pause before a launch that Slurm had no step for is tried again."""
 
 
 class Nodes:
@@ -29,6 +32,8 @@ class Nodes:
         """Agents that the world to come waits for; those of a companion are the resize's."""
         self._launches = 0
         self._launched: dict[AgentKey, int] = {}
+        self._pieces: dict[int, Piece] = {}
+        """By launch, until its step has ended."""
 
     def start(self) -> None:
         """Start the agents of all pieces."""
@@ -43,7 +48,17 @@ class Nodes:
         self._launches += 1
         for key in fleets.keys([piece]):
             self._launched[key] = self._launches
+        self._pieces[self._launches] = piece
         self._machine.do(LaunchAgents(piece, self._launches))
+
+    def launch_again(self, number: int) -> None:
+        """Slurm had no step for this launch: once more, for the nodes of it that are still waited for."""
+        piece = self._pieces.pop(number, None)
+        if piece is None:
+            return
+        nodes = tuple(key[1] for key in fleets.keys([piece]) if self._waits_for(key))
+        if nodes:
+            self.launch(replace(piece, nodes=nodes))
 
     def relaunch_batch_host(self) -> None:
         """If it is not there and not awaited."""
@@ -95,7 +110,7 @@ class Nodes:
         if agent.quitting:
             machine.lives.respawn_if_dead()
         elif machine.resizing.owns_agent(key):
-            machine.resizing.fail(f"node {key[1]} of job {key[0]} was lost while its workers warmed up")
+            machine.resizing.joiner_lost(f"node {key[1]} of job {key[0]} was lost before its workers' first step")
         elif machine.mode is Mode.FINISHING and all(worker.exited or worker.done for worker in gone):
             machine.lives.finish_if_over()
         else:
@@ -116,12 +131,19 @@ class Nodes:
         """The agents of a launch cannot come any more: those still awaited never will."""
         machine = self._machine
         keys = {key for key, number in self._launched.items() if number == event.number}
+        if launch.worth_again(event.tail) and any(self._waits_for(key) for key in keys):
+            machine.timers[f"launch {event.number}"] = machine.now + AGAIN_S  # until the time for all of it is over
+            return
+        self._pieces.pop(event.number, None)
         if machine.resizing.expects_any(keys):
             machine.resizing.fail(f"the companion's agents did not start (exit code {event.code})")
         if missing := self.awaited & keys:
             for line in event.tail:
                 machine.do(Say(f"  agent| {line}"))
             self._give_up_on(missing, f"exit code {event.code}")
+
+    def _waits_for(self, key: AgentKey) -> bool:
+        return key in self.awaited or self._machine.resizing.expects_any({key})
 
     def silent(self) -> None:
         """The time for agents to connect is over."""

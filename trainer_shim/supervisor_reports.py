@@ -24,6 +24,8 @@ class Reporting:
         self._machine = machine
         self.every_s = 0.0
         """Seconds between two reports, as selasticd wants it; 0: it has not said."""
+        self.step = 0
+        """The training's last step that was reported."""
 
     def registered(self, every_s: float) -> None:
         """selasticd has said how often it wants a report."""
@@ -50,6 +52,8 @@ class Reporting:
         if machine.mode not in (Mode.RUNNING, Mode.FINISHING) or machine.world is None:
             return
         self.pace(worker, message)
+        step = message.get("step")
+        self.step = step if isinstance(step, int) else 0
         report = {name: value for name, value in message.items() if name not in ("type", "pace")}
         nodes = len({node for piece in machine.pieces for node in piece.nodes})
         machine.do(Forward(report | self._compared(), len(machine.world.members), nodes))

@@ -1,7 +1,9 @@
 """One resize at a time: companions asked for, their workers warmed up, a new world agreed on. Pure, like the machine.
 
 Until the new world's first step everything can be undone, and is: companions are dropped, their workers killed, the
-old world goes on. What a directive drops is only left here; giving it back to Slurm is selasticd's work.
+old world goes on. After the agreement on a step that takes its members, who go back to it by themselves when nobody
+leaves (supervisor_return); where somebody does, a restart. What a directive drops is only left here; giving it back to
+Slurm is selasticd's work.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .supervisor_events import (
     Send,
     SubmitCompanion,
 )
+from .supervisor_return import Returning
 from .wire import Directive, Piece
 
 if TYPE_CHECKING:
@@ -51,6 +54,10 @@ class Resize:
     agents: set[AgentKey] = field(default_factory=set)
     world: World | None = None
     agreed: bool = False
+    returns: bool = False
+    """Everybody of the old world is in the new one too: together they can go back."""
+    doubt: str = ""
+    """Why the new world cannot come any more; its members are to go back, and have not said so yet."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -66,6 +73,7 @@ class Resizing:
         self._waiting: Directive | None = None
         self._last_id = 0
         self._aborted: dict[int, Resize] = {}
+        self.returning = Returning(machine, self)
 
     # --- questions of the machine -----------------------------------------------------------------------------
 
@@ -122,7 +130,7 @@ class Resizing:
         """Go on without these pieces while their workers can still take part in the agreement."""
         machine = self._machine
         if self.active is not None and any(piece.slurm_job_id in job_ids for piece in self.active.added.values()):
-            self.fail(reason)
+            self.joiner_lost(reason)
         keep = tuple(piece for piece in machine.pieces if piece.slurm_job_id not in job_ids)
         if machine.mode is not Mode.RUNNING or len(keep) == len(machine.pieces):
             return
@@ -136,6 +144,10 @@ class Resizing:
 
     def _begin(self, directive: Directive) -> None:
         machine = self._machine
+        if directive.requeues and directive.add:
+            machine.saving.begin(directive)
+            return
+        machine.saving.forget()
         try:
             keep = fleets.kept(machine.pieces, directive.keep)
             gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in directive.add)
@@ -228,6 +240,7 @@ class Resizing:
         machine.kill([worker for worker in inside if worker.name not in (*names, *(member.name for member in old))])
         world = World(machine.next_generation(), names, active.batch, "survivor")
         active.world = world
+        active.returns = active.awaited > 0 and {worker.name for worker in old} <= set(names)
         machine.send_world(world, [worker for worker in old if worker.name not in names])
 
     def quiesced(self, worker: Worker, generation: int) -> None:
@@ -240,13 +253,32 @@ class Resizing:
             return
         if self.active is None and not aborted.agents:
             self.active, aborted.agreed = aborted, True
+        elif aborted.returns:
+            self.returning.begin(generation)
         else:
             self._machine.lives.restart(f"generation {generation} was agreed on before it could be called off", 1)
 
     def survived(self, generation: int, error: str) -> None:
-        """The coming world was not complete; the old one, still whole, goes on."""
-        if self.coming(generation) is not None:
-            self.fail(error)
+        """The coming world did not come about; the old one, whole, goes on."""
+        active = self.active
+        self.returning.ended(generation)
+        if active is not None and self.coming(generation) is not None:
+            active.agreed = False
+            self.fail(active.doubt or error)
+            for worker in self._machine.members():
+                worker.quiesced = False
+
+    def joiner_lost(self, detail: str) -> None:
+        """A worker, or the whole of a companion, was lost before the new world's first step."""
+        active, machine = self.active, self._machine
+        if active is None or not (active.agreed and active.returns):
+            self.fail(detail)
+        elif not active.doubt:
+            active.doubt = detail
+            machine.do(Say(f"{detail}: waiting for the old world to go on"))
+            self._call_off(active)
+            machine.kill(machine.fleet.on(active.agents))  # the rest of them would only be waited for
+            self.returning.begin(0)
 
     def left(self, worker: Worker) -> None:
         """A worker that the new world does without has gone."""
@@ -268,6 +300,7 @@ class Resizing:
         if active is None or world is None:
             return
         self.active = None
+        self.returning.ended(0)
         machine.timers.pop("resize", None)
         dropped = set(fleets.keys(machine.pieces)) - set(fleets.keys(active.pieces))
         before, batch_before = sum(piece.gpus for piece in machine.pieces), machine.batch
@@ -286,6 +319,8 @@ class Resizing:
         if batch_before != machine.batch:
             text += f", batch {batch_before} -> {machine.batch}"
         machine.do(Say(text + (f", pause {pause:.2f} s" if isinstance(pause, float) else "")))
+        if active.doubt:
+            machine.lives.restart(active.doubt, 1)
         self.next()
 
     # --- undoing ----------------------------------------------------------------------------------------------
@@ -296,7 +331,13 @@ class Resizing:
             self._machine.tell(directive, "withdrawn", "before it began")
         elif self.active is not None and self.active.directive == directive and not self.active.agreed:
             self.fail("selasticd took it back", phase="withdrawn")
+        self._machine.saving.forget(directive)
         self._last_id = max(self._last_id, directive)
+
+    def _call_off(self, active: Resize) -> None:
+        if active.world is not None:
+            for worker in self._machine.members():
+                self._machine.do(Send(worker.name, {"type": "abort", "generation": active.world.generation}))
 
     def fail(self, detail: str, phase: str = "failed") -> None:
         """Undo the resize under way, if there is one: the old pieces are what the job goes on with."""
@@ -304,11 +345,11 @@ class Resizing:
         if active is None:
             return
         self.active = None
+        self.returning.ended(0)
         machine.timers.pop("resize", None)
         if active.world is not None:
             self._aborted[active.world.generation] = active
-            for worker in machine.members():
-                machine.do(Send(worker.name, {"type": "abort", "generation": active.world.generation}))
+        self._call_off(active)
         machine.kill(machine.fleet.on(active.agents))
         machine.nodes.quit(sorted(active.agents))
         if active.awaited:

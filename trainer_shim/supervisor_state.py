@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import supervisor_return
 from .fleet import Fleet, Mode, Worker, World
 from .supervisor_events import (
     Action,
@@ -42,6 +43,7 @@ from .supervisor_lives import Lives
 from .supervisor_nodes import Nodes
 from .supervisor_reports import Reporting
 from .supervisor_resize import Resizing
+from .supervisor_saving import Saving
 from .wire import Phase, Piece
 
 
@@ -54,7 +56,11 @@ class Limits:
     kill_s: float = 15.0
     """From a kill to the process's end; a node that stays silent longer is given up."""
     world_s: float = 120.0
-    """How long a process group may take to form."""
+    """How long the workers of a coming world may take to arrive; and, when it fails, those of the old one to go on."""
+    forming_s: float = 30.0
+    """Longest time for one communication while a process group forms and state is handed over."""
+    first_step_s: float = 600.0
+    """Longest time for one communication in a new world's first step: it may compile."""
     checkpoint_s: float = 600.0
     """Longest time without a checkpoint; what a lost node costs at most."""
     failures: int = 3
@@ -86,6 +92,7 @@ class Machine:
         self.lives = Lives(self)
         self.resizing = Resizing(self)
         self.reporting = Reporting(self)
+        self.saving = Saving(self)
         self.timers: dict[str, float] = {}
         self.exit_code: int | None = None
         self.ending = False
@@ -150,6 +157,8 @@ class Machine:
             "batch": world.batch,
             "source": world.source,
             "timeout_s": self.limits.world_s,
+            "forming_s": self.limits.forming_s,
+            "first_step_s": self.limits.first_step_s,
             "report_s": self.reporting.every_s,
         }
         for rank, name in enumerate(world.members):
@@ -207,10 +216,12 @@ class Machine:
         self.lives.worked = True
         self.reporting.entered()
         self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
+        self.saving.ask()
         first = self.fleet.workers[world.members[0]]
         self.do(Follow(first.name, first.agent))
         micro_batch = int(_number(first.config.get("micro_batch")))
         self.do(InUse(world.generation, pieces, self.batch, micro_batch))
+        self.lives.trains()
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -246,6 +257,8 @@ class Machine:
         kind, _, rest = name.partition(" ")
         if kind == "agents":
             self.nodes.silent()
+        elif kind == "launch":
+            self.nodes.launch_again(int(rest))
         elif kind == "kill":
             job, _, node = rest.partition(" ")
             self.nodes.undying((int(job), node))
@@ -257,6 +270,8 @@ class Machine:
             self.lives.stop_now()
         elif kind == "resize":
             self.resizing.timed_out()
+        elif kind == supervisor_return.TIMER:
+            self.resizing.returning.timed_out()
         elif kind == "checkpoint" and self.mode is Mode.RUNNING:
             self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
             if self.world and self.world.members[0] in self.fleet.workers:
@@ -327,6 +342,7 @@ class Machine:
     def _saved(self, message: Message) -> None:
         self.saved_step = max(self.saved_step or 0, int(_number(message.get("step"))))
         self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
+        self.saving.saved(int(_number(message.get("step"))))
         self.lives.saved()
 
     def _report(self, worker: Worker, message: Message) -> None:

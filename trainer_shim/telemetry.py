@@ -50,8 +50,7 @@ class Shape:
     own: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """How far the training is."""
 
     step: int

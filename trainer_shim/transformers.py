@@ -27,12 +27,18 @@ from transformers import Trainer, TrainerCallback
 from transformers import __version__ as version
 from transformers.trainer_callback import ExportableState
 
-from .driven import Driven, Part, rank_to_show, taken_over
+from .driven import Counted, Driven, Part, check_options, check_parts, rank_to_show, taken_over
 from .errors import TrainingError
 from .job import Job, join
 
 OWN = ("is_local_process_zero", "is_world_process_zero", "max_steps", "stateful_callbacks")
 """What of the Trainer's state belongs to one worker, or is computed anew."""
+TRIED = "5.23"
+PRIVATE = (
+    "_get_num_items_in_batch", "_prepare_for_training", "_run_epoch", "_track_num_input_tokens", "_wrap_model",
+    "accelerator", "floating_point_ops", "get_batch_samples", "get_train_dataloader", "training_step",
+)  # fmt: skip
+"""What the adapter changes, or calls, of a Trainer."""
 COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 
 
@@ -43,6 +49,7 @@ def elastic(trainer: Any, max_batch: int | None = None, *, batch: int | None = N
     Raises TrainingError for a Trainer that cannot be trained elastically.
     """
     check(trainer)
+    check_options(options, "elastic")
     args = trainer.args
     if args.gradient_accumulation_steps > 1:
         options.setdefault("micro_batch", args.per_device_train_batch_size)
@@ -63,9 +70,8 @@ def check(trainer: Any) -> None:
     """Raise TrainingError for a Trainer that cannot be trained elastically."""
     if not isinstance(trainer, Trainer):
         raise TrainingError(f"elastic() was given a {type(trainer).__name__}; accepted: a transformers.Trainer")
-    for method in ("_run_epoch", "_prepare_for_training", "get_batch_samples"):
-        if not hasattr(trainer, method):
-            raise TrainingError(f"transformers {version} has no Trainer.{method}; accepted: 5.x")
+    check_parts("transformers", version, TRIED, [(trainer, name) for name in PRIVATE])
+    check_parts("transformers", version, TRIED, [(trainer.args, "distributed_state"), (trainer, "callback_handler")])
     args = trainer.args
     wrong = [
         (args.max_steps > 0, "max_steps", "num_train_epochs: steps are not of one size"),
@@ -111,7 +117,7 @@ class _Hold:
         if counted is None:
             job.keep(scheduler=scheduler)
         else:
-            trainer.lr_scheduler = trainer.callback_handler.lr_scheduler = _Counted(scheduler)
+            trainer.lr_scheduler = trainer.callback_handler.lr_scheduler = Counted(scheduler)
         job.keep(trainer=_State(trainer))
 
 
@@ -198,7 +204,7 @@ class _Elastic:
         for part in inputs:
             hold.part = part
             micro, samples = part
-            hold.job._hand_out(micro, None)
+            hold.job._passes.hand_out(micro, None)
             loss = super().training_step(model, samples, num_items_in_batch)  # type: ignore[misc]
             share = (
                 hold.job.world_size if hold.normalised else len(micro.indices) / sum(len(m.indices) for m, _ in inputs)
@@ -250,19 +256,6 @@ class _Loader:
         epoch = self.driven.progress.epoch
         while self.driven.progress.epoch == epoch:
             yield self.driven.next_step()
-
-
-class _Counted:
-    """A scheduler that is advanced by samples: the Trainer's own calls are for nothing."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
-
-    def step(self, *_: Any) -> None:
-        """Nothing: job.wrap()'s schedulers are advanced with the samples."""
 
 
 class _Steps(TrainerCallback):

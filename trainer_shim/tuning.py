@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from . import noise
 from .batch import Ramp, Rate, check_batch, rate, resolve_rule
 from .errors import TrainingError
 from .noise import Noise
@@ -44,6 +45,7 @@ class Tuning:
         self.wants_noise = False
         """Whether steps of a single rank are cut in two now and then, so that the noise scale can be measured."""
         self._optimizers: list[Any] = []
+        self._noise = ((0.0, 0.0, 0.0), Noise())
         self._known: tuple[tuple[float, float], Rate] | None = None
 
     def limit(self) -> int | None:
@@ -83,12 +85,20 @@ class Tuning:
         progress.batch, progress.base = batch, self.base
 
     def noise(self, progress: Progress) -> Noise:
-        return Noise(*progress.noise)
+        """What the noise scale is computed from; asked for in every step."""
+        if self._noise[0] is not progress.noise:
+            self._noise = (progress.noise, Noise(*progress.noise))
+        return self._noise[1]
+
+    def dense_until(self, progress: Progress, batch: int) -> int:
+        """The cursor up to which noise is measured often, from where the training is; see noise.py."""
+        missing = 0 if self.noise(progress).known else noise.FEWEST * noise.EVERY
+        return progress.cursor + missing * batch
 
     def measured(self, progress: Progress, small: float, large: float, sizes: Sequence[int], total: int) -> None:
         """Take one measurement of the noise scale; see noise.py. The same on every rank."""
-        noise = self.noise(progress).updated(small, large, sizes, total)
-        progress.noise = (noise.trace, noise.signal, noise.weight)
+        now = self.noise(progress).updated(small, large, sizes, total)
+        progress.noise = (now.trace, now.signal, now.weight)
 
     def rate(self, progress: Progress) -> Rate:
         """The rate for the step after `progress`."""
@@ -100,10 +110,10 @@ class Tuning:
 
     def _rate_at(self, progress: Progress, batch: float) -> Rate:
         # A measured scale fluctuates. Rules that are capped by it look once, at a change; the gain follows it.
-        noise = self.noise(progress).scale if self.rule == "adascale" else progress.noise_at_change
-        key = (batch, noise)
+        scale = self.noise(progress).scale if self.rule == "adascale" else progress.noise_at_change
+        key = (batch, scale)
         if self._known is None or self._known[0] != key:
-            self._known = (key, rate(self.rule, batch or self.base, self.base, noise))
+            self._known = (key, rate(self.rule, batch or self.base, self.base, scale))
         return self._known[1]
 
     @contextmanager
@@ -132,5 +142,5 @@ class Tuning:
         batch = " -> ".join(str(entry) for entry in dict.fromkeys(batches))
         lr = " -> ".join(dict.fromkeys(f"{entry:.3g}" for entry in lrs))
         scale = self.noise(progress).scale
-        noise = f", noise scale {scale:.0f}" if scale else ""
-        return f"batch {batch} on {gpus} GPUs, lr {lr} ({self.rule}){noise}, pause {pause_s:.2f} s"
+        measured = f", noise scale {scale:.0f}" if scale else ""
+        return f"batch {batch} on {gpus} GPUs, lr {lr} ({self.rule}){measured}, pause {pause_s:.2f} s"

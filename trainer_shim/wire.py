@@ -158,12 +158,12 @@ class Directive:
     def requeues(self) -> bool:
         """It keeps nothing: the job is put back into Slurm's queue and starts anew in the one shape that is added.
 
-        The daemon carries that out; a supervisor is not told, it sees its job end.
+        The supervisor writes a checkpoint and says `saved`; the daemon does the rest, and the job is told to end.
         """
         return not self.keep
 
 
-PHASES = ("accepted", "submitted", "granted", "ready", "running", "failed", "withdrawn", "finished")
+PHASES = ("accepted", "saved", "submitted", "granted", "ready", "running", "failed", "withdrawn", "finished")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from collections.abc import Callable
 BITS = 5
 """Generations are told apart modulo 2^BITS; two that are held at one time are never that far from each other."""
 WORDS = BITS + 3
+SILENCE = [0.0] * WORDS
 Reader = Callable[[], "Sums"]
+OnError = Callable[[RuntimeError], "Callable[[], None] | None"]
+"""About an error of a step: what to call once the error is gone, after which the step is void; None: raise it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +30,14 @@ class Said:
     stop: bool = False
     square: float = 0.0
 
+    @property
+    def loud(self) -> bool:
+        """Whether there is anything to say."""
+        return bool(self.holds or self.save or self.stop or self.square)
+
     def words(self) -> list[float]:
+        if not self.loud:
+            return SILENCE
         signs = [(1.0 if self.holds >> bit & 1 else -1.0) if self.holds else 0.0 for bit in range(BITS)]
         return [*signs, float(self.save), float(self.stop), self.square]
 
@@ -48,11 +58,17 @@ class Sums:
     @classmethod
     def of_one(cls, said: Said) -> Sums:
         """What one rank alone says is what all say."""
-        return cls(said.holds > 0, said.save, said.stop, said.square)
+        return cls(said.holds > 0, said.save, said.stop, said.square) if said.loud else NOTHING
 
     @classmethod
     def of_mean(cls, ranks: int, mean: list[float]) -> Sums:
         """From the words' mean over the ranks. One dissenting rank moves a sign's sum by 1 or 2."""
+        if mean == SILENCE:
+            return NOTHING
         sums = [word * ranks for word in mean]
         agreed = all(abs(total) > ranks - 0.5 for total in sums[:BITS])
         return cls(agreed, sums[BITS] > 0.5, sums[BITS + 1] > 0.5, sums[BITS + 2])
+
+
+NOTHING_SAID = Said()
+NOTHING = Sums(switch=False, save=False, stop=False, square=0.0)

@@ -23,16 +23,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from .errors import TrainingError
 from .link import Coming
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
-MIN_FORMING_S = 30.0
-"""Least bound of a collective while a world forms, in seconds."""
 POLL_S = 1.0
+LOOK_S = 0.02
+"""Longest time between two looks at whether a member has come, and whether the world has been called off."""
 BUCKET_BYTES = 32 << 20
 ALONE_BYTES = 1 << 20
 """From this size on a tensor travels by itself: putting it beside others would cost two copies."""
@@ -52,6 +52,8 @@ class World:
     grouped: bool
     store: object = None
     """Held as long as the world lives: rank 0's handle is the server."""
+    patient: object = None
+    """Held because torch does not hold it."""
     unit: int = 1
     """Ranks that hold one replica of the model together; neighbours in rank."""
 
@@ -109,17 +111,19 @@ def open_store(host: str) -> tuple[str, int, object]:
 class Gate:
     """Everyone's arrival for one generation. Usable before, and independent of, any process group."""
 
-    def __init__(self, coming: Coming) -> None:
-        if coming.store is None:
+    def __init__(self, coming: Coming, prefix: str = "") -> None:
+        """prefix: what sets this gate apart from an earlier one in the same store."""
+        if coming.store is None and coming.server is None:
             raise WorldNotFormed(f"world {coming.generation} has no store; its rank 0 has to open one")
         self.coming = coming
         timeout = datetime.timedelta(seconds=coming.timeout_s)
         try:
-            base: Any = coming.server or TCPStore(*coming.store, is_master=False, timeout=timeout)
+            host, port = coming.store or ("", 0)
+            base: Any = coming.server or TCPStore(host, port, is_master=False, timeout=timeout)
         except (RuntimeError, OSError) as error:
             raise WorldNotFormed(f"the store of world {coming.generation} cannot be reached: {error}") from None
         self.base = base
-        self.store = PrefixStore(f"g{coming.generation}", base)
+        self.store = PrefixStore(f"g{coming.generation}{prefix}", base)
 
     def arrive(self) -> None:
         """Check in. The last to arrive opens the gate."""
@@ -159,63 +163,111 @@ class Gate:
         return True
 
 
-def form(gate: Gate) -> World:
-    """Make the group once the gate is open."""
+class Patient(Store):
+    """A store that waits no longer than the world is wanted; torch's own wait for as long as a collective may take."""
+
+    def __init__(self, store: Any, give_up: Callable[[], bool]) -> None:
+        super().__init__()
+        self._store, self._give_up = store, give_up
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        seconds = (timeout if timeout is not None else self._store.timeout).total_seconds()
+        deadline, pause_s = time.monotonic() + seconds, 0.0005
+        while not self._store.check(keys):
+            if self._give_up():
+                raise dist.DistStoreError("the world was called off")
+            if time.monotonic() >= deadline:
+                raise dist.DistStoreError(f"a member did not take part within {seconds:g} s")
+            time.sleep(pause_s)  # wait() with a short timeout would print a warning each time
+            pause_s = min(2 * pause_s, LOOK_S)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value: bytes = self._store.get(key)
+        return value
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def add(self, key: str, value: int) -> int:
+        total: int = self._store.add(key, value)
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        there: bool = self._store.check(keys)
+        return there
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        value: bytes = self._store.compare_set(key, expected, desired)
+        return value
+
+    def delete_key(self, key: str) -> bool:
+        was: bool = self._store.delete_key(key)
+        return was
+
+
+def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
+    """Make the group once the gate is open. Raises WorldNotFormed, soon when give_up says so."""
     coming = gate.coming
-    store = PrefixStore("pg", gate.store)
+    store = Patient(PrefixStore("pg", gate.store), give_up)
     try:
-        # Everyone has checked in, so forming and handing over state are short; settled() then allows for long waits.
-        timeout = datetime.timedelta(seconds=max(MIN_FORMING_S, coming.timeout_s))
+        # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
+        timeout = datetime.timedelta(seconds=coming.forming_s)
         dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None
-    return World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base)
+    return World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base, patient=store)
 
 
-def settled(world: World) -> None:
-    """From now on a collective may take as long as an evaluation on rank 0 does."""
+def bound(world: World, seconds: float = COLLECTIVE_TIMEOUT.total_seconds()) -> None:
+    """The longest that a single collective may take from now on; at least as long as an evaluation on rank 0 does."""
     change = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
     if world.grouped and world.store is not None and change is not None:
-        change(COLLECTIVE_TIMEOUT, None)
+        change(datetime.timedelta(seconds=seconds), None)
 
 
-def leave(later: bool = False) -> None:
+def leave(later: bool = False, broken: bool = False) -> None:
     """Destroy the process group. Every DistributedDataParallel object of it has to be gone by now.
 
-    later: the process goes on, and need not wait for the group's own threads to end.
+    later: the process goes on, and need not wait for the group's own threads to end. broken: nor may the other members
+    wait for this one: its connections close now.
     """
     if dist.is_initialized():
-        destroy(dist.group.WORLD, later)
+        destroy(dist.group.WORLD, later, broken)
 
 
-def destroy(group: Any, later: bool) -> None:
-    """Destroy a group; `later` leaves its destructor, which waits 20 ms in gloo without the GIL, to a thread."""
+_left: list[Any] = []
+"""The group that was left last."""
+
+
+def destroy(group: Any, later: bool, broken: bool = False) -> None:
+    """Destroy a group; `later` leaves its destructor, which waits 20 ms for gloo's threads, to a thread of its own.
+
+    Unless it is broken, that is done with the next call only: just left, the group's threads may still let go of a
+    tensor, which takes the GIL, and torch 2.4 holds that while it waits for them to end. By then they are idle.
+    """
     held = [group]
     del group
     dist.destroy_process_group(held[0])
     # Not with NCCL beside it: there a communicator that ends while another begins can race (pytorch issue 119196).
     if later and not torch.cuda.is_available():
+        if broken:
+            ending = held
+        else:
+            ending, _left[:] = list(_left), held
+            held = []
         # Not a daemon thread: one that comes back from gloo into an interpreter that ends aborts the process.
-        threading.Thread(target=held.clear, name="selastic-group-end").start()
+        threading.Thread(target=ending.clear, name="selastic-group-end").start()
 
 
-def agree_all(world: World, yes: bool) -> bool:
-    """Whether every member says yes."""
+def gather(world: World, *own: int) -> list[list[int]]:
+    """Every rank's numbers, by rank."""
     if not world.grouped or world.size == 1:
-        return yes
-    votes = torch.tensor([int(yes)])
-    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
-    return bool(votes.item())
-
-
-def who_has(world: World, step: int, fitted: int) -> tuple[list[int], list[int]]:
-    """Every rank's step of its state (-1 where it has none) and fitted micro batch. A new world's first collective."""
-    if not world.grouped or world.size == 1:
-        return [step], [fitted]
-    own = torch.tensor([step, fitted], dtype=torch.int64)
-    out = [torch.zeros_like(own) for _ in range(world.size)]
-    dist.all_gather(out, own)
-    return [int(entry[0]) for entry in out], [int(entry[1]) for entry in out]
+        return [list(own)]
+    mine = torch.tensor(own, dtype=torch.int64)
+    out = [torch.zeros_like(mine) for _ in range(world.size)]
+    dist.all_gather(out, mine)
+    return [entry.tolist() for entry in out]
 
 
 def share(world: World, value: Any) -> Any:
@@ -225,39 +277,6 @@ def share(world: World, value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
-
-
-class Channel:
-    """Rank 0 and the ranks without state: survivors take no part and need not wait."""
-
-    def __init__(self, world: World, joiners: list[int]) -> None:
-        self.sends = world.rank == 0
-        everyone = len(joiners) + 1 == world.size
-        self._group = None if everyone else dist.new_group([0, *joiners], use_local_synchronization=True)
-
-    def value(self, value: Any) -> Any:
-        """Rank 0's picklable value."""
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._group, device=torch.device("cpu"))
-        return box[0]
-
-    def tensors(self, tensors: list[torch.Tensor]) -> None:
-        """Fill the joiners' tensors, in place, with rank 0's. Small ones travel together."""
-        for bucket in buckets_of(tensors):
-            if len(bucket) == 1 and bucket[0].is_contiguous():
-                dist.broadcast(bucket[0], src=0, group=self._group)
-                continue
-            # The layout in memory may differ between ranks; the order of elements that travels does not.
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.broadcast(flat, src=0, group=self._group)
-            if not self.sends:
-                for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-                    tensor.copy_(part.view(tensor.shape))
-
-    def close(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            destroy(group, later=True)
 
 
 def buckets_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from slurm_elastic.trainer_shim.data import Feed, to_device
+from slurm_elastic.trainer_shim.data import Feed, asked_together, of_tensors, to_device
 from slurm_elastic.trainer_shim.errors import TrainingError
 from slurm_elastic.trainer_shim.sampling import Micro, Plan, Slicing, mix, order
 
@@ -141,13 +141,14 @@ def test_loader_workers_lose_and_repeat_nothing_over_resizes(workers: int) -> No
     assert len(pids) <= 3 * workers
 
 
-def test_augmentation_does_not_depend_on_who_reads() -> None:
+@pytest.mark.parametrize("dataset", [Squares(23), Subset(Squares(40), range(10, 33))], ids=["dataset", "subset"])
+def test_augmentation_does_not_depend_on_who_reads(dataset: Dataset[Any]) -> None:
     """A sample's random numbers come from (seed, epoch, sample): the same for 0 and 2 workers, 1 and 2 ranks."""
 
     def drawn(workers: int, ranks: int) -> dict[int, float]:
         found = {}
         for rank in range(ranks):
-            feed = Feed(Squares(23), 4, {"num_workers": workers})
+            feed = Feed(dataset, 4, {"num_workers": workers})
             feed.start(1, 0, True, 0, Slicing(6, ranks, rank))
             while (got := feed.next()) is not None:
                 micro, (indices, _, numbers) = got
@@ -158,6 +159,40 @@ def test_augmentation_does_not_depend_on_who_reads() -> None:
     alone = drawn(0, 1)
     assert len(alone) == 23 and len(set(alone.values())) == 23
     assert drawn(2, 2) == alone
+
+
+class Together(Squares):
+    """Gives many samples at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, int, torch.Tensor]]:
+        return [self[index] for index in indices]
+
+
+class NoNumbers(TensorDataset):
+    """Draws at random, tensors or not."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(())
+
+
+def test_what_is_seeded_by_sample() -> None:
+    """Everything but slices of tensors, and datasets that give many samples at once: those by micro batch."""
+    tensors = TensorDataset(torch.zeros(9))
+    assert of_tensors(tensors) and of_tensors(Subset(tensors, [1]))
+    assert not of_tensors(NoNumbers(torch.zeros(9))) and not of_tensors(Squares(9))
+    assert asked_together(Together(9)) and asked_together(Subset(Together(9), [1]))
+    assert not asked_together(Subset(Squares(9), [1]))
+
+
+def test_noise_is_measured_often_only_until_it_is_known() -> None:
+    """Every 10th step up to the given cursor, then every 100th; one rank halves those steps, and no others."""
+    plan = Plan(range(4000), 0, Slicing(4, 1, 0, halve=True, dense_until=400))
+    measured = []
+    for step in range(1000):
+        micros = one_step(plan)
+        assert len(micros) == (2 if micros[0].measured else 1)
+        measured += [step] if micros[0].measured else []
+    assert measured == [*range(0, 100, 10), *range(100, 1000, 100)]
 
 
 class Stream(IterableDataset[int]):

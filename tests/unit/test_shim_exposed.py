@@ -15,7 +15,7 @@ def test_on_a_cpu_it_is_the_time_from_the_last_gradient_to_the_mean(monkeypatch:
     monkeypatch.setattr(exposed.time, "perf_counter", lambda: next(now))
     measure = Exposed()
     assert measure.seconds() == 0.0
-    measure.ready(torch.zeros(1))
+    measure.ready(cuda=False)
     measure.done()
     assert measure.seconds() == 0.25
     measure.done()
@@ -42,19 +42,15 @@ class Event:
         return other.at - self.at
 
 
-class OnGpu:
-    is_cuda = True
-
-
 def test_on_a_gpu_nothing_waits_for_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until they have passed the last value stands, and no second pair is begun; then it is theirs, in seconds."""
     Event.made = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     measure = Exposed()
-    measure.ready(OnGpu())  # type: ignore[arg-type]
+    measure.ready(cuda=True)
     measure.done()
     assert measure.seconds() == 0.0
-    measure.ready(OnGpu())  # type: ignore[arg-type]
+    measure.ready(cuda=True)
     measure.done()
     for event in Event.made[:2]:
         event.passed = True

@@ -1,4 +1,4 @@
-"""Lightning and Transformers scripts resized while they train: as an unresized run, sample by sample."""
+"""Lightning, Transformers and Accelerate scripts resized while they train: as an unresized run, sample by sample."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from waiting import wait_until
 
 from slurm_elastic.trainer_shim import audit
 
-SCRIPTS = {name: Path(__file__).parents[1] / f"{name}_train.py" for name in ("lightning", "transformers")}
-ROUNDING = {"lightning": 1e-12, "transformers": 1e-7}
+SCRIPTS = {name: Path(__file__).parents[1] / f"{name}_train.py" for name in ("lightning", "transformers", "accelerate")}
+ROUNDING = {"lightning": 1e-12, "transformers": 1e-7, "accelerate": 1e-12}
 """A language model's loss is computed in single precision, whatever the model's is."""
 Start = Callable[..., Control]
 
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    zygote = Zygote("lightning.pytorch", "transformers.trainer")
+    zygote = Zygote("lightning.pytorch", "transformers.trainer", "accelerate")
     yield zygote
     zygote.close()
 
@@ -152,9 +152,11 @@ from slurm_elastic.trainer_shim.errors import TrainingError
 class Module(pl.LightningModule):
     def __init__(self, manual=False):
         super().__init__()
-        self.automatic_optimization, self.net = not manual, torch.nn.Linear(1, 1)
+        self.automatic_optimization, self.net, self.skips = manual is not True, torch.nn.Linear(1, 1), manual
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if self.skips == "rest" else None
     def training_step(self, batch, batch_idx):
-        return self.net(batch[0]).mean()
+        return None if self.skips == "step" else self.net(batch[0]).mean()
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 data = TensorDataset(torch.ones(8, 1))
@@ -165,6 +167,8 @@ for options, manual, loader in [
     (dict(max_epochs=1, accumulate_grad_batches=2), False, DataLoader(data)),
     (dict(max_epochs=1, limit_train_batches=2), False, DataLoader(data)),
     (dict(max_epochs=1), True, DataLoader(data)),
+    (dict(max_epochs=1), "rest", DataLoader(data)),
+    (dict(max_epochs=1), "step", DataLoader(data)),
     (dict(max_epochs=1), False, DataLoader(data, sampler=weighted)),
     (dict(max_epochs=1), False, [DataLoader(data), DataLoader(data)]),
 ]:
@@ -175,6 +179,17 @@ for options, manual, loader in [
         print(error)
     strategy.job.close()
 
+def tell(make):
+    try:
+        make()
+    except TrainingError as error:
+        print(error)
+
+import slurm_elastic.trainer_shim.lightning as adapter
+tell(lambda: ElasticStrategy(batch=4, unit={"tp": 2}))
+adapter.PRIVATE.append((adapter.call, "_gone"))
+tell(lambda: ElasticStrategy(batch=4))
+
 from transformers import Trainer, TrainingArguments
 from slurm_elastic.trainer_shim.transformers import elastic
 net = torch.nn.Linear(1, 1)
@@ -183,12 +198,45 @@ for make in [
     lambda: elastic(net),
     lambda: elastic(Trainer(net, TrainingArguments(**args, max_steps=5))),
     lambda: elastic(Trainer(net, TrainingArguments(**args, num_train_epochs=1.5))),
+    lambda: elastic(Trainer(net, TrainingArguments(**args)), unit={"tp": 2}),
     lambda: elastic(Trainer(net, TrainingArguments(**args, num_train_epochs=1))).train("checkpoint-5"),
 ]:
+    tell(make)
+import slurm_elastic.trainer_shim as shim
+shim.job._current[0].close()
+
+from accelerate import Accelerator
+from slurm_elastic.trainer_shim.accelerate import elastic
+again = Accelerator(cpu=True)
+again.prepare(torch.nn.Linear(1, 1))
+def train(order, *parts):
+    accelerator = Accelerator(cpu=True)
+    job = elastic(accelerator, batch=4)
     try:
-        make()
-    except TrainingError as error:
-        print(error)
+        net = torch.nn.Linear(1, 1)
+        sgd = torch.optim.SGD(net.parameters(), 0.1)
+        net, *rest = accelerator.prepare(net, *(part(net) if callable(part) else part for part in parts))
+        for _ in job.epochs(1):
+            for (x,) in rest[1]:
+                for word in order:
+                    if word == "backward":
+                        accelerator.backward(net(x).mean())
+                    else:
+                        rest[0].step()
+    finally:
+        job.close()
+sgd = lambda net: torch.optim.SGD(net.parameters(), 0.1)
+for make in [
+    lambda: elastic(net, batch=4),
+    lambda: elastic(Accelerator(cpu=True), batch=4, deterministic=True),
+    lambda: elastic(again, batch=4),
+    lambda: train(["backward", "step"], sgd),
+    lambda: train(["backward", "step"], DataLoader(data)),
+    lambda: train(["backward"], sgd, DataLoader(data)),
+    lambda: train(["step", "backward"], sgd, DataLoader(data)),
+    lambda: train([], sgd, DataLoader(data)),
+]:
+    tell(make)
 """
 
 
@@ -197,8 +245,17 @@ def test_what_cannot_be_done_elastically_is_refused() -> None:
     one's own, two loaders, a framework's checkpoint: one sentence each, before any training."""
     env = {"PYTHONPATH": str(NAMESPACE), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", WRONG], env=env, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stdout.splitlines() if "accepted: " in line]
-    named = ("max_steps", "accumulate_grad_batches", "limit_train_batches", "manual", "WeightedRandomSampler", "one")
-    named += ("Linear", "max_steps", "part of an epoch", "resume_from_checkpoint")
+    said = done.stdout.splitlines()
+    named: tuple[str, ...] = ("max_steps", "accumulate_grad_batches", "limit_train_batches", "manual", "returned -1")
+    named += (
+        "returned None",
+        "WeightedRandomSampler",
+        "one",
+        "unit",
+        "_gone, which the adapter works by; it was tried",
+    )
+    named += ("Linear", "max_steps", "part of an epoch", "elastic(unit=...)", "resume_from_checkpoint")
+    named += ("Linear", "elastic(deterministic=...)", "after prepare()", "without the DataLoader", "0 optimizers")
+    named += ("step() was not called after", "step() was called before", "for a batch")
     assert len(said) == len(named), done.stdout + done.stderr
     assert all(word in line for word, line in zip(named, said, strict=True)), said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from shim_harness import NAMESPACE
 from torch.utils.data import TensorDataset
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim import mesh
 from slurm_elastic.trainer_shim.errors import TrainingError
+from slurm_elastic.trainer_shim.misuse import check_wrap
 
 DATA = TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
 
@@ -205,6 +208,68 @@ def test_what_belongs_to_another_model_or_optimizer_is_not_wrapped(made: list[el
     with refused("a DataParallel; give it the model inside"):
         job.wrap(torch.nn.DataParallel(model), right)
     job.wrap(model, right)
+
+
+class NotSent(torch.utils.data.Dataset[Any]):
+    """A dataset that only this process can read."""
+
+    def __init__(self) -> None:
+        self.read = lambda index: torch.zeros(3)
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.read(index)
+
+
+def test_what_a_stranger_tries_first(made: list[elastic.Job]) -> None:
+    """Options of nobody's, a wrapped model wrapped, evaluation by job.loader(), backward by the script, a dataset that
+    loader workers cannot be given: one sentence in place of a traceback, or of a failure after the first resize."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for options in ({"find_unused": True}, {"process_group": None}):
+        with refused(r"is not known; accepted: strategy, .*find_unused_parameters"):
+            job.wrap(model, optimizer, **options)
+    net = job.wrap(model, optimizer)
+    with refused("what an earlier job.wrap"):
+        check_wrap(net, [optimizer], [])
+    for _ in job.epochs(1):
+        with refused(r"job.loader\(num_worker=...\) is not known"):
+            job.loader(DATA, num_worker=2)
+        with refused("NotSent or its collate_fn cannot be sent to loader workers"):
+            next(iter(job.loader(NotSent(), num_workers=1, multiprocessing_context="spawn")))
+        for batch in job.loader(DATA):
+            loss = loss_of(net, batch)
+            loss.backward()
+            with refused(r"backward\(\) had run on this loss already"):
+                job.step(loss)
+            break
+        with refused("evaluate with a DataLoader of your own"):
+            for _ in job.loader(DATA):
+                pass
+        job.stop()
+
+
+def test_an_old_torch_cuts_up_no_model_on_cpus(made: list[elastic.Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fully_shard needs GPUs strategy="fsdp" is refused in wrap(), not in the first forward pass."""
+    monkeypatch.setattr(mesh, "CUTS_ON_CPUS", False)
+    model = torch.nn.Linear(3, 1)
+    job = elastic.join(batch=8)
+    made.append(job)
+    with refused("strategy='fsdp'.*needs a newer torch than"):
+        job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="fsdp")
+
+
+def test_what_wrap_returned_is_not_copied(made: list[elastic.Job], tmp_path: Path) -> None:
+    """torch.save, deepcopy and averages of it would take a worker's world with them; the model itself is for that."""
+    _, net, _ = wrapped(made)
+    for copied in (lambda: copy.deepcopy(net), lambda: torch.save(net, tmp_path / "net.pt")):
+        with refused("cannot be copied, saved or sent; take the model itself"):
+            copied()
+    assert copy.deepcopy(net.module).weight.equal(net.weight)
 
 
 def test_a_loss_that_no_other_rank_would_learn_from(made: list[elastic.Job]) -> None:

@@ -105,6 +105,16 @@ def test_hurry_without_stop_trains_on() -> None:
     assert drive.phases(1) == ["withdrawn"]
 
 
+def test_hurry_without_stop_before_any_world_is_remembered() -> None:
+    """SIGUSR1 while workers warm up: the checkpoint is written once there is something to write."""
+    drive = Drive()
+    drive(Hurry(60.0, stop=False))
+    assert not drive.new(Send)
+    drive.up()
+    hurried = [send.worker for send in drive.new(Send) if send.message["type"] == "hurry"]
+    assert hurried == list(drive.members())
+
+
 def test_checkpoints_are_asked_for_in_time() -> None:
     """Rank 0 is asked when the last checkpoint is too old, and only then."""
     drive = Drive(limits=Limits(checkpoint_s=100.0)).up()

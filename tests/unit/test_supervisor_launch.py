@@ -128,6 +128,22 @@ def test_srun_outlives_its_tasks_and_names_no_gpu_type() -> None:
     assert not any(word.startswith("--nodelist") for word in words)
 
 
+@pytest.mark.parametrize(
+    ("line", "again"),
+    [
+        ("srun: error: Unable to create step for job 11: Requested nodes are busy", True),
+        ("srun: error: Unable to confirm allocation for job 11: Socket timed out on send/recv operation", True),
+        ("srun: error: Unable to create step for job 11: Job/step already completing or completed", False),
+        ("srun: error: Unable to create step for job 11: More processors requested than permitted", False),
+        ("ImportError: the nodes are busy", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_srun_is_asked_again_only_for_what_passes(line: str, again: bool) -> None:
+    """A step that Slurm had no room for just then; not one that it will never create, nor an agent that failed."""
+    assert launch.worth_again(("srun: cluster configuration lacks support for cpu binding", line)) is again
+
+
 def test_srun_on_a_part_names_its_nodes() -> None:
     """An agent that is started again runs where the lost one was."""
     part = Piece(7, "base", ("n1",), 2)

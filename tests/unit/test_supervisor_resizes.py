@@ -26,7 +26,8 @@ from slurm_elastic.trainer_shim.supervisor_events import (
     Tell,
     WorkerExit,
 )
-from slurm_elastic.trainer_shim.wire import Directive, Piece
+from slurm_elastic.trainer_shim.supervisor_state import Limits
+from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
 
 
 def test_grow_goes_through_all_phases() -> None:
@@ -169,15 +170,20 @@ def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
     assert drive.machine.mode is Mode.RUNNING
 
 
-def test_withdrawal_crossing_the_agreement_of_a_grow() -> None:
-    """The joiners are dead by then: the only safe way is back to the checkpoint."""
+@pytest.mark.parametrize("back", [True, False])
+def test_withdrawal_crossing_the_agreement_of_a_grow(back: bool) -> None:
+    """The joiners are dead by then: the members go back to their old world, or are started again."""
     drive = Drive().up()
     directive = drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive.ready(drive.agents_up(COMPANION))
     drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
     drive.quiesce(("10.n1.0",))
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.machine.mode is Mode.RUNNING
+    if back:
+        drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
+    drive.wait(drive.machine.limits.world_s + 1)
+    assert drive.machine.mode is (Mode.RUNNING if back else Mode.RESTARTING)
 
 
 def test_newer_directive_replaces_an_unfinished_one() -> None:
@@ -280,21 +286,71 @@ def test_joiner_dies_before_the_agreement(ready: bool) -> None:
     assert bool([send for send in drive.new(Send) if send.message["type"] == "abort"]) is ready
 
 
-def test_joiner_dies_after_the_agreement() -> None:
-    """The old world is gone and the new one cannot come: everybody starts again, on the old pieces and batch."""
-    drive = Drive().up()
+def agreed_grow(drive: Drive) -> list[str]:
+    """A grow whose joiners are ready and whose members have agreed on a step; the joiners."""
     drive.order(1, (BASE,), (SHAPE,), batch=96)
     drive(CompanionGranted(1, 0, COMPANION))
     joiners = drive.agents_up(COMPANION)
     drive.ready(joiners)
     drive.quiesce(("10.n1.0",))
+    return joiners
+
+
+def test_joiner_dies_after_the_agreement() -> None:
+    """The members are waited for, the other joiner is ended; once the members are back the resize has failed, with the
+    joiner's end as its reason, on the old pieces and batch, and nobody was started again."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    spawned = len(drive.every(Spawn))
+    drive(WorkerExit(joiners[0], 0, 9))
+    assert [kill.worker for kill in drive.new(Kill)] == [joiners[1]]
+    assert drive.phases(1)[-1] == "ready"
+    drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
+    drive.say("10.n1.1", "failed", generation=2, error="connection reset", survived=True)
+    assert drive.phases(1)[-1] == "failed"
+    [detail] = [tell.phase.detail for tell in drive.every(Tell) if tell.phase.phase == "failed"]
+    assert joiners[0] in detail and "killed by signal 9" in detail
+    drive.die_when_killed()
+    drive.wait(1000.0)
+    assert (drive.machine.mode, drive.machine.pieces, drive.machine.batch) == (Mode.RUNNING, (BASE,), 64)
+    assert len(drive.every(Spawn)) == spawned
+    assert DropCompanions(1) in drive.done
+
+
+def test_members_that_do_not_go_on_are_started_again() -> None:
+    """No word from the old world in the time that forming may take: everybody starts again from the checkpoint."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
     drive.say("10.n1.0", "saved", step=5, samples=50, path="p")
     drive(WorkerExit(joiners[0], 0, 9))
+    drive.wait(drive.machine.limits.world_s - 1)
+    assert drive.machine.mode is Mode.RUNNING
+    drive.wait(2.0)
     assert drive.phases(1)[-1] == "failed"
     drive.die_when_killed()
     drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
     worlds = drive.worlds(3)
     assert {(m["size"], m["batch"], m["source"]) for m in worlds.values()} == {(4, 64, "checkpoint")}
+
+
+def test_joiner_dies_just_after_the_first_step() -> None:
+    """Its end was seen before the word of the first step: the world had come, and has broken like any other."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    drive(WorkerExit(joiners[0], 0, 9))
+    drive.running(2)
+    assert drive.phases(1)[-1] == "running"
+    assert drive.machine.mode is Mode.RESTARTING
+
+
+def test_member_dies_while_the_old_world_goes_back() -> None:
+    """Then there is no old world to go back to: a restart at once."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    drive(WorkerExit(joiners[0], 0, 9))
+    drive(WorkerExit("10.n2.0", 0, 9))
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.machine.mode is Mode.RESTARTING
 
 
 def test_world_that_survivors_gave_up() -> None:
@@ -351,3 +407,34 @@ def test_a_worker_without_a_whole_unit_leaves_and_is_no_accident() -> None:
     for worker in ("10.n2.1", "11.n3.0", "11.n3.1"):
         drive(WorkerExit(worker, 0))
     assert drive.machine.mode is Mode.RUNNING and drive.phases(1)[-1] == "running"
+
+
+def test_before_a_requeue_a_checkpoint_is_written() -> None:
+    """An order that keeps nothing asks for a checkpoint: `saved` is said once it is on disk, not for one from before,
+    and the training goes on meanwhile."""
+    drive = Drive().up()
+    drive.say("10.n1.0", "report", step=40)
+    sent = len(drive.every(Send))
+    drive.order(1, (), (Shape(1, 1),))
+    assert [(s.worker, s.message) for s in drive.every(Send)[sent:]] == [("10.n1.0", {"type": "checkpoint"})]
+    assert drive.phases(1) == ["accepted"]
+    drive.say("10.n1.0", "saved", step=30)  # was being written when the order came
+    assert drive.phases(1) == ["accepted"]
+    drive.say("10.n1.0", "saved", step=41)
+    drive.say("10.n1.0", "saved", step=50)
+    assert drive.phases(1) == ["accepted", "saved"] and not drive.exits()
+
+
+def test_a_checkpoint_for_a_requeue_is_asked_for_again_by_a_new_world() -> None:
+    """The world that was asked broke before it had written: the next one is asked, and a withdrawal ends it."""
+    drive = Drive(limits=Limits(checkpoint_s=1e9)).up()
+    drive.order(1, (), (Shape(1, 1),))
+    drive(WorkerExit(drive.members()[-1], 1, 9))
+    drive.die_when_killed()
+    sent = len(drive.every(Send))
+    drive.settle()
+    asked = [send for send in drive.every(Send)[sent:] if send.message == {"type": "checkpoint"}]
+    assert [send.worker for send in asked] == [drive.members()[0]]
+    drive(DirectiveCame(Directive(1, 10, (), (Shape(1, 1),), 1, 64, "keep_pinned", 30.0, withdrawn=True)))
+    drive.say(drive.members()[0], "saved", step=50)
+    assert drive.phases(1) == ["accepted"]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from supervisor_drive import BASE, COMPANION, Drive
+from supervisor_drive import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.trainer_shim import fleet as fleets
-from slurm_elastic.trainer_shim.supervisor_events import AgentUp, LaunchAgents, QuitAgent, Remember, Send, StepEnded
+from slurm_elastic.trainer_shim.supervisor_events import (
+    AgentUp,
+    CompanionGranted,
+    LaunchAgents,
+    QuitAgent,
+    Remember,
+    Send,
+    StepEnded,
+)
 from slurm_elastic.trainer_shim.supervisor_state import Limits
 from slurm_elastic.trainer_shim.wire import Piece
 
@@ -65,6 +73,47 @@ def test_batch_host_is_tried_again_a_bounded_number_of_times() -> None:
         drive(StepEnded(drive.every(LaunchAgents)[-1].number, 1))
     assert drive.exits() == [1]
     assert len(drive.every(LaunchAgents)) == Limits().failures
+
+
+BUSY = ("srun: error: Unable to create step for job 10: Requested nodes are busy",)
+
+
+def test_a_step_that_slurm_could_not_create_is_asked_for_again() -> None:
+    """While slurmctld comes back it has no step to give: that is no failure of the job, and is tried again, for the
+    nodes that are still missing, until the time for their agents is over."""
+    drive = Drive()
+    drive.agents_up(Piece(10, "base", ("n1",), 2))
+    for _ in range(2 * Limits().failures):
+        number = drive.every(LaunchAgents)[-1].number
+        assert not [a for a in drive(StepEnded(number, 1, BUSY)) if isinstance(a, LaunchAgents)]  # not in a hurry
+        drive.wait(3.0)
+        assert [(a.piece.nodes, a.number) for a in drive.new(LaunchAgents)] == [(("n2",), number + 1)]
+    drive.ready([*drive.agents_up(Piece(10, "base", ("n2",), 2)), "10.n1.0", "10.n1.1"])
+    assert len(drive.worlds(1)) == 4 and drive.exits() == []
+
+
+def test_a_step_that_slurm_never_creates_ends_the_waiting() -> None:
+    """Trying again does not prolong the time after which a job without agents is given up."""
+    drive = Drive()
+    seconds = 0.0
+    while not drive.exits() and seconds < 10 * Limits().agents_s:
+        drive(StepEnded(drive.every(LaunchAgents)[-1].number, 1, BUSY))
+        drive.wait(5.0)
+        seconds += 5.0
+    assert drive.exits() == [1] and seconds <= Limits().failures * (Limits().agents_s + 10.0)
+
+
+def test_a_companions_step_is_asked_for_again() -> None:
+    """The same for a resize: it is not given up over one answer, and its own time bounds it."""
+    drive = Drive().up()
+    drive.order(1, drive.machine.pieces, (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(StepEnded(drive.new(LaunchAgents)[0].number, 1, BUSY))
+    drive.wait(3.0)
+    assert [launch.piece for launch in drive.new(LaunchAgents)] == [COMPANION]
+    drive.ready(drive.agents_up(COMPANION))
+    drive.running(drive.machine.generation)
+    assert drive.phases(1)[-1] == "running"
 
 
 def test_agent_nobody_waits_for_is_sent_away() -> None:

@@ -1,0 +1,83 @@
+"""An Accelerate script as a user would write one, with the knobs that the tests turn."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from slurm_elastic.trainer_shim.accelerate import elastic
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--pace", type=float, default=0.004)
+parser.add_argument("--samples", type=int, default=403)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--micro", type=int)
+parser.add_argument("--lr", default="auto")
+parser.add_argument("--name", default="final")
+parser.add_argument("out")
+args = parser.parse_args()
+
+
+class Average:
+    """User state: steps seen."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+torch.manual_seed(0)
+x = torch.randn(args.samples, 6, dtype=torch.float64)
+data = TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))
+net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+adam = torch.optim.AdamW(net.parameters(), lr=1e-2, eps=1e-4)
+accelerator = Accelerator(cpu=True)
+job = elastic(accelerator, batch=20, max_batch=80, lr=args.lr, micro_batch=args.micro)
+cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=job.steps(args.epochs, args.samples))
+shuffled = DataLoader(data, batch_size=20, shuffle=True)
+model, optimizer, loader, scheduler = accelerator.prepare(net, adam, shuffled, cosine)
+held_out = accelerator.prepare(DataLoader(TensorDataset(*data[:20]), batch_size=20))
+average = Average()
+accelerator.register_for_checkpointing(average)
+evaluated: list[int] = []
+val_loss = 0.0
+for epoch in job.epochs(args.epochs):
+    for inputs, labels in loader:
+        with accelerator.accumulate(model):
+            time.sleep(args.pace)
+            loss = nn.functional.mse_loss(model(inputs), labels)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                average.steps += 1
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        val_loss = sum(float(nn.functional.mse_loss(model(inputs), labels)) for inputs, labels in held_out)
+    model.train()
+    evaluated.append(epoch)
+accelerator.wait_for_everyone()
+if accelerator.is_main_process:
+    facts = {
+        "model": accelerator.unwrap_model(model).state_dict(),
+        "lr": scheduler.get_last_lr(),
+        "evaluated": evaluated[-1:],
+        "steps": average.steps,
+        "epoch": job.epoch,
+        "global_step": job.global_step,
+        "val_loss": val_loss,
+    }
+    torch.save(facts, Path(args.out) / f"{args.name}.pt")

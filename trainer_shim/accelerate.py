@@ -1,0 +1,207 @@
+"""Accelerate: `job = elastic(accelerator, batch=256, max_batch=4096)` before `accelerator.prepare(...)`.
+
+    job = elastic(Accelerator(), batch=256, max_batch=4096)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for epoch in job.epochs(90):  # instead of range(90)
+        for batch in loader: ...  # as it was: backward, clip_grad_norm_, step, zero_grad
+
+The loop stays the script's; what a step trains on, its rate and the worlds are the job's. One prepare() takes the
+model, its optimizer, schedulers, and first of the DataLoaders the one that is trained on. accelerator.sync_gradients
+tells of a step's last micro batch, as it does with accumulation. To Accelerate every worker is a process alone: each
+runs the whole evaluation, and gather() gives back what it gets, but under torchrun.
+
+Limits: data parallel replicas, one model, one optimizer, one training DataLoader. Takes the place of some of the
+Accelerator's public methods, and writes the rank into its state; tested with 1.15.
+"""
+
+# mypy: disallow-subclassing-any=False
+# The library's types are not looked at: it need not be installed.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate import __version__ as version
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.utils.data import DataLoader
+
+from .driven import Counted, check_options, check_parts, rank_to_show, taken_over
+from .errors import TrainingError
+from .job import Job, join
+from .passes import Spoken
+
+TRIED = "1.15"
+REPLACED = (
+    "prepare",
+    "backward",
+    "accumulate",
+    "unwrap_model",
+    "register_for_checkpointing",
+    "save_state",
+    "load_state",
+)
+USED = ("prepare_model", "prepare_optimizer", "sync_gradients", "scaler", "ddp_handler", "state", *REPLACED)
+
+
+def elastic(accelerator: Any, batch: int, max_batch: int | None = None, **options: Any) -> Job:
+    """Make an Accelerator elastic, in place, and return the job. The other arguments are those of join().
+
+    batch: the global batch, in samples, that the learning rate was tuned for; the DataLoader's own is not used.
+    Raises TrainingError for an Accelerator that cannot be trained with elastically.
+    """
+    check(accelerator)
+    check_options(options, "elastic")
+    hold = _Hold(accelerator, join(batch, max_batch, **options), int(options.get("seed", 0)))
+    for name in REPLACED:
+        setattr(accelerator, name, getattr(hold, name))
+    hold.tell_rank()
+    return hold.job
+
+
+def check(accelerator: Any) -> None:
+    """Raise TrainingError for an Accelerator that cannot be trained with elastically."""
+    if not isinstance(accelerator, Accelerator):
+        raise TrainingError(f"elastic() was given a {type(accelerator).__name__}; accepted: an accelerate.Accelerator")
+    check_parts("accelerate", version, TRIED, [(accelerator, name) for name in USED])
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    wrong = [
+        (kind not in ("NO", "MULTI_CPU", "MULTI_GPU"), f"distributed_type {kind}", "data parallel replicas"),
+        (accelerator.gradient_accumulation_steps != 1, "gradient_accumulation_steps", "elastic(micro_batch=...)"),
+        (bool(accelerator._models), "elastic(accelerator) after prepare()", "elastic() before prepare()"),
+    ]
+    for found, what, accepted in wrong:
+        if found:
+            raise TrainingError(f"{what} is not possible with elastic(accelerator); accepted: {accepted}")
+
+
+class _Hold:
+    """What takes the place of an Accelerator's methods; those named in REPLACED."""
+
+    def __init__(self, accelerator: Any, job: Job, seed: int) -> None:
+        self.accelerator, self.job = accelerator, job
+        self._seed = seed
+        self._prepare, self._unwrap = accelerator.prepare, accelerator.unwrap_model
+        self._net: Any = None
+        self._kept = 0
+        self.spoken: Spoken | None = None
+        """Gradients are complete, and the optimizer has not been stepped."""
+
+    def tell_rank(self) -> None:
+        """Only rank 0 prints and writes."""
+        for state in (self.accelerator.state, PartialState()):
+            state.process_index = rank_to_show(self.job)
+            if self.accelerator.num_processes == 1:  # under `selastic run`; else Accelerate knows by itself
+                state.local_process_index = rank_to_show(self.job)
+
+    def prepare(self, *parts: Any, device_placement: Any = None) -> Any:
+        models = [part for part in parts if isinstance(part, torch.nn.Module)]
+        if not models:  # of an evaluation, say
+            return self._prepare(*parts, device_placement=device_placement)
+        ready = self._wrap(parts, models)
+        return ready[0] if len(ready) == 1 else tuple(ready)
+
+    def _wrap(self, parts: tuple[Any, ...], models: list[Any]) -> list[Any]:
+        accelerator, job = self.accelerator, self.job
+        optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+        loaders = [part for part in parts if isinstance(part, DataLoader)]
+        schedulers = [part for part in parts if isinstance(part, torch.optim.lr_scheduler.LRScheduler)]
+        for name, found in (("model", models), ("optimizer", optimizers)):
+            if len(found) != 1:
+                raise TrainingError(f"accelerator.prepare() was given {len(found)} {name}s at a time; accepted: one")
+        if not loaders:
+            raise TrainingError("accelerator.prepare() was given a model without the DataLoader that it is trained on")
+        # For mixed precision; evaluation_mode keeps it from being wrapped for a world of Accelerate's.
+        model = accelerator.prepare_model(models[0], evaluation_mode=True)
+        optimizer = accelerator.prepare_optimizer(optimizers[0])
+        optimizer.__class__ = type("ElasticOptimizer", (_Optimizer, AcceleratedOptimizer), {"_hold": self})
+        handler = accelerator.ddp_handler
+        options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
+        self._net = job.wrap(model, optimizer.optimizer, schedulers, scaler=accelerator.scaler, **options)
+        taken = {id(models[0]): self._net, id(optimizers[0]): optimizer, id(loaders[0]): _Loader(self, loaders[0])}
+        taken |= {id(scheduler): Counted(scheduler) for scheduler in schedulers}
+        return [taken[id(part)] if id(part) in taken else self._prepare(part) for part in parts]
+
+    def backward(self, loss: torch.Tensor, **_: Any) -> None:
+        spoken = self.job._passes.learn(loss)
+        if spoken is not None and not self.job._course.passage.settle():
+            spoken = None  # the world that this step began in is no more: it comes anew
+            self.accelerator.sync_gradients = False
+        self.spoken = spoken
+
+    @contextmanager
+    def accumulate(self, *_: Any) -> Iterator[None]:
+        yield  # the job cuts micro batches, and says which is a step's last one
+
+    def unwrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._unwrap(model.module if model is self._net else model, *args, **kwargs)
+
+    def register_for_checkpointing(self, *parts: Any) -> None:
+        for part in parts:
+            self.job.keep(**{f"registered{self._kept}": part})
+            self._kept += 1
+
+    def save_state(self, *_: Any, **__: Any) -> None:
+        raise TrainingError(
+            "accelerator.save_state() is not possible with elastic(accelerator); accepted: none, the job writes "
+            "checkpoints of its own; save what you want to keep with save_model() or torch.save()"
+        )
+
+    def load_state(self, *_: Any, **__: Any) -> None:
+        raise TrainingError(
+            "accelerator.load_state() is not possible with elastic(accelerator); accepted: none, an elastic job goes "
+            "on from its own checkpoints"
+        )
+
+    def stepped(self, spoken: Spoken) -> None:
+        self.spoken = None
+        self.job._course.stepped(*spoken)
+
+
+class _Optimizer:
+    """Mixed into AcceleratedOptimizer."""
+
+    _hold: _Hold
+
+    def step(self, closure: Any = None) -> None:
+        hold = self._hold
+        if hold.job._passes.micro is not None:
+            raise TrainingError("optimizer.step() was called before accelerator.backward(loss); call it after")
+        if hold.spoken is None:
+            return  # in the middle of a step, or of nothing
+        with hold.job._course.optimizers().stepping(hold.job._state.progress):
+            super().step(closure)  # type: ignore[misc]
+        super().zero_grad()  # type: ignore[misc]
+        hold.stepped(hold.spoken)
+
+    def zero_grad(self, set_to_none: Any = None) -> None:
+        """Nothing: gradients are cleared with the step, and not between a step's micro batches."""
+
+
+class _Loader:
+    """The training DataLoader: this rank's micro batches of one pass."""
+
+    def __init__(self, hold: _Hold, loader: Any) -> None:
+        self._hold = hold
+        self._feed, self._shuffle = taken_over(loader, hold._seed)
+        self.dataset = loader.dataset
+
+    def __len__(self) -> int:
+        """Optimizer steps of a whole pass at the current global batch."""
+        return -(-self._feed.samples // self._hold.job.batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        hold = self._hold
+        passes = hold.job._passes
+        hold.tell_rank()
+        for batch in passes.iterate(self._feed, self._shuffle):
+            hold.tell_rank()
+            hold.accelerator.sync_gradients = passes.micro is not None and passes.micro.last
+            yield batch
+            if hold.spoken is not None:
+                raise TrainingError(
+                    "optimizer.step() was not called after accelerator.backward(loss); call it for each"
+                )

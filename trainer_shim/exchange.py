@@ -1,0 +1,119 @@
+"""Parts of tensors between ranks, point to point, through host memory. Every wait is bounded.
+
+Small parts for one rank travel together, large ones by themselves without a copy where their memory allows it.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ALONE_BYTES = 1 << 20
+"""From this size on a part travels by itself: putting it beside others would cost two copies."""
+PARCEL_BYTES = 32 << 20
+OBJECTS = 1 << 20
+"""Tags from here on are those of objects."""
+Parts = Mapping[int, Sequence[torch.Tensor]]
+
+
+def move(sends: Parts, receives: Parts, seconds: float) -> None:
+    """Send and fill parts, by the other rank; for one pair of ranks both sides name them in the same order.
+
+    seconds: for all of it. Raises RuntimeError when another rank is gone, or does not take part in time.
+    """
+    deadline = time.monotonic() + seconds
+    pending: list[Any] = []
+    arriving: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+    leaving: list[torch.Tensor] = []
+    for peer in sorted(receives):
+        for tag, parcel in enumerate(parcels(receives[peer])):
+            flat = _as_bytes(parcel[0]) if _direct(parcel) else torch.empty(_bytes(parcel), dtype=torch.uint8)
+            pending.append(dist.irecv(flat, src=peer, tag=tag))
+            arriving.append((parcel, flat))
+    for peer in sorted(sends):
+        for tag, parcel in enumerate(parcels(sends[peer])):
+            flat = (
+                _as_bytes(parcel[0]) if _direct(parcel) else torch.cat([_as_bytes(_at_host(part)) for part in parcel])
+            )
+            leaving.append(flat)  # until it has been sent
+            pending.append(dist.isend(flat, dst=peer, tag=tag))
+    _wait(pending, deadline)
+    for parcel, flat in arriving:
+        if not _direct(parcel):
+            for part, data in zip(parcel, flat.split([_bytes([part]) for part in parcel]), strict=True):
+                aligned = data if len(parcel) == 1 else data.clone()
+                part.copy_(aligned.view(part.dtype).view(part.shape))
+
+
+def parcels(parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What travels together; the same on both sides, which know shapes and types only."""
+    found: list[list[torch.Tensor]] = []
+    room = 0
+    for part in parts:
+        size = _bytes([part])
+        if size == 0:
+            continue
+        if size >= ALONE_BYTES:
+            found.insert(0, [part])
+        elif size <= room:
+            found[-1].append(part)
+            room -= size
+        else:
+            found.append([part])
+            room = PARCEL_BYTES - size
+    return found
+
+
+def tell(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:
+    """The source's picklable value, on the targets too; other ranks take no part."""
+    deadline = time.monotonic() + seconds
+    if rank == source and targets:
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        length = torch.tensor([data.numel()])
+        pending = [dist.isend(length, dst=target, tag=OBJECTS) for target in targets]
+        pending += [dist.isend(data, dst=target, tag=OBJECTS + 1) for target in targets]
+        _wait(pending, deadline)
+    elif rank in targets:
+        length = torch.zeros(1, dtype=torch.int64)
+        _wait([dist.irecv(length, src=source, tag=OBJECTS)], deadline)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        _wait([dist.irecv(data, src=source, tag=OBJECTS + 1)], deadline)
+        value = pickle.loads(data.numpy().tobytes())
+    return value
+
+
+def tell_all(value: Any) -> list[Any]:
+    """Every rank's picklable value, by rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _wait(pending: Sequence[Any], deadline: float) -> None:
+    for work in pending:
+        work.wait(datetime.timedelta(seconds=max(0.01, deadline - time.monotonic())))
+
+
+def _at_host(part: torch.Tensor) -> torch.Tensor:
+    return part.to("cpu").contiguous()
+
+
+def _as_bytes(part: torch.Tensor) -> torch.Tensor:
+    return part.view(-1).view(torch.uint8)
+
+
+def _bytes(parcel: Sequence[torch.Tensor]) -> int:
+    return sum(part.numel() * part.element_size() for part in parcel)
+
+
+def _direct(parcel: Sequence[torch.Tensor]) -> bool:
+    return len(parcel) == 1 and parcel[0].device.type == "cpu" and parcel[0].is_contiguous()
