@@ -13,17 +13,16 @@ import re
 import secrets
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
-from . import parse, site, waiting
-from .nodelist import expand, fold, is_node_name
+from . import checks, parse, site, waiting
+from .nodelist import expand, fold
 from .site import Site, SlurmLimit
 from .types import Size, Snapshot
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MAX_COMMENT = 1024
 
 _NO_ANSWER = re.compile(
     r"unable to contact slurm controller|connect failure|socket timed out|zero bytes were transmitted"
@@ -36,10 +35,8 @@ _NO_ANSWER = re.compile(
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _HAS_ENDED = re.compile(r"already (?:completing or completed|finished)|job has already finished", re.IGNORECASE)
-
-
+_NOT_PERMITTED = re.compile(r"access/permission denied", re.IGNORECASE)
 _NO_RESERVATION = re.compile(r"requested reservation is invalid|reservation .*not found", re.IGNORECASE)
-_NAME = re.compile(r"[\w.@+-]*", re.ASCII)
 
 
 class CommandClient:
@@ -60,11 +57,14 @@ class CommandClient:
         if slurm_conf:
             self._environment["SLURM_CONF"] = slurm_conf
 
+    def close(self) -> None:
+        """Nothing is kept open."""
+
     def snapshot(self) -> Snapshot:
         """See SlurmClient.snapshot."""
         at = time.time()
         jobs = parse.jobs(self._listing("squeue", ["-a"], parse.JOB_FIELDS))
-        rows = self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS)
+        rows = list(self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS))
         nodes = parse.nodes(rows)
         return Snapshot(at, parse.with_gpu_types(jobs, nodes), nodes, parse.partitions(rows))
 
@@ -87,11 +87,11 @@ class CommandClient:
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""
-        self._update(job_id, f"NodeList={_nodes(nodes, f'job {job_id}')}")
+        self._update(job_id, f"NodeList={fold(checks.node_names(nodes, f'job {job_id}'))}")
 
     def cancel(self, job_id: int) -> None:
         """See SlurmClient.cancel."""
-        if self._scancel(_job_id(job_id), job_id):
+        if self._scancel(str(checks.job_number(job_id)), job_id):
             return
         # 22.05 does not know a task of an array by its raw id, says so only with -v, and calls that a success.
         name = self._array_name(job_id)
@@ -100,35 +100,39 @@ class CommandClient:
 
     def set_comment(self, job_id: int, text: str) -> None:
         """See SlurmClient.set_comment. Refused too: control characters, more than 1024 characters."""
-        if not text.isprintable() or len(text) > MAX_COMMENT:
-            raise SlurmRefused(
-                f"comment={text[:60]!r} of job {job_id}: accepted are {MAX_COMMENT} printable characters."
-            )
-        self._update(job_id, f"Comment={text}")
+        self._update(job_id, f"Comment={checks.comment(text, job_id)}")
 
     def requeue(self, job_id: int) -> None:
         """See SlurmClient.requeue."""
-        self._scontrol(["requeue", _job_id(job_id)], f"requeue job {job_id}")
+        self._scontrol(["requeue", str(checks.job_number(job_id))], f"requeue job {job_id}")
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         """See SlurmClient.resize_waiting."""
-        shown = self._run(["scontrol", "-o", "show", "job", _job_id(job_id)])
+        shown = self._run(["scontrol", "-o", "show", "job", str(checks.job_number(job_id))])
         if shown.returncode != 0:
             raise _refusal(shown, f"show job {job_id}")
-        words = waiting.size_words(waiting.record(shown.stdout, job_id), size)
+        record = waiting.record(shown.stdout, job_id)
+        words = waiting.size_words(record, size)
         try:
-            self._update(job_id, f"ReservationName={_name(reservation)}")
+            self._update(job_id, f"ReservationName={checks.plain_name(reservation)}")
         except SlurmRefused as error:
             if not _NO_RESERVATION.search(str(error)):
                 raise
-        self._update(job_id, *words, "StartTime=now")
+        try:
+            self._update(job_id, *words, "StartTime=now")
+        except SlurmRefused as error:
+            kept = waiting.size_words(record, size, keep_tasks=True)
+            if kept == words or not _NOT_PERMITTED.search(str(error)):
+                raise
+            self._update(job_id, *kept, "StartTime=now")  # the whole size once more: a part of the first was taken
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         """See SlurmClient.reserve."""
         self.unreserve(name)
+        kept, owner = fold(checks.node_names(nodes, f"reservation {name}")), checks.plain_name(user)
         words = [
-            *("create", "reservation", f"ReservationName={_name(name)}", "StartTime=now", f"Duration={int(minutes)}"),
-            *(f"Nodes={_nodes(nodes, f'reservation {name}')}", f"Users={_name(user)}", "Flags=IGNORE_JOBS,FLEX"),
+            *("create", "reservation", f"ReservationName={name}", "StartTime=now", f"Duration={int(minutes)}"),
+            *(f"Nodes={kept}", f"Users={owner}", "Flags=IGNORE_JOBS,FLEX"),
         ]
         self._scontrol(words, f"make reservation {name}")
 
@@ -138,10 +142,17 @@ class CommandClient:
             with contextlib.suppress(SlurmRefused):  # it has ended, and is in no reservation any more
                 self._update(job_id, "ReservationName=")
         try:
-            self._scontrol(["delete", f"reservation={_name(name)}"], f"end reservation {name}")
+            self._scontrol(["delete", f"reservation={checks.plain_name(name)}"], f"end reservation {name}")
         except SlurmRefused as error:
             if not _NO_RESERVATION.search(str(error)):
                 raise
+
+    def node_addresses(self) -> tuple[str, ...]:
+        """Where slurmctld reaches each node: a name or an address."""
+        done = self._run(["sinfo", "-h", "-a", "-N", "-o", "%o"])
+        if done.returncode != 0:
+            raise _no_answer(done, "sinfo")
+        return tuple(dict.fromkeys(done.stdout.split()))
 
     def operators(self) -> frozenset[str]:
         """Names of the users who are Operator or Administrator in Slurm; none without slurmdbd."""
@@ -151,8 +162,16 @@ class CommandClient:
         rows = (line.partition("|") for line in done.stdout.splitlines())
         return frozenset(name for name, _, level in rows if level.lower().startswith(("operator", "admin")))
 
+    def release(self) -> tuple[int, int]:
+        """(22, 5) when Slurm 22.05 is installed here; slurmctld is not asked."""
+        done = self._run(["scontrol", "-V"])
+        found = re.search(r"(\d+)\.(\d+)", done.stdout)
+        if found is None:
+            raise _no_answer(done, "scontrol -V")
+        return int(found[1]), int(found[2])
+
     def _update(self, job_id: int, *what: str) -> None:
-        self._scontrol(["update", f"JobId={_job_id(job_id)}", *what], f"change job {job_id}")
+        self._scontrol(["update", f"JobId={checks.job_number(job_id)}", *what], f"change job {job_id}")
 
     def _scontrol(self, words: Sequence[str], what: str) -> None:
         done = self._run(["scontrol", *words])
@@ -174,7 +193,8 @@ class CommandClient:
         """8_1 for a task of array 8; "" when there is no such job, or it is no task."""
         separator = _separator()
         fields = ("JobID", "ArrayJobID", "ArrayTaskID")
-        done = self._run(["squeue", "-h", "-a", "-j", _job_id(job_id), "-O", parse.format_of(fields, separator)])
+        words = ["squeue", "-h", "-a", "-j", str(checks.job_number(job_id))]
+        done = self._run([*words, "-O", parse.format_of(fields, separator)])
         if _UNKNOWN_JOB.search(done.stderr):
             return ""
         if done.returncode != 0:
@@ -184,7 +204,7 @@ class CommandClient:
                 return f"{int(row['ArrayJobID'])}_{int(row['ArrayTaskID'])}"
         return ""
 
-    def _listing(self, command: str, options: list[str], fields: Sequence[str]) -> list[dict[str, str]]:
+    def _listing(self, command: str, options: list[str], fields: Sequence[str]) -> Iterator[dict[str, str]]:
         separator = _separator()
         done = self._run([command, "-h", *options, "-O", parse.format_of(fields, separator)])
         if done.returncode != 0:
@@ -217,6 +237,11 @@ class CommandClient:
             raise SlurmUnreachable(f"{command[0]} cannot be run: {error}.") from error
 
 
+def says_no_answer(text: str) -> bool:
+    """Whether an error of Slurm's says that slurmctld did not decide, in place of that it refused."""
+    return _NO_ANSWER.search(text) is not None
+
+
 def _refusal(done: subprocess.CompletedProcess[str], what: str) -> SlurmRefused | SlurmUnreachable:
     if _NO_ANSWER.search(done.stderr) or done.returncode < 0:
         return _no_answer(done, "slurmctld")
@@ -230,25 +255,6 @@ def _no_answer(done: subprocess.CompletedProcess[str], who: str) -> SlurmUnreach
 def _said(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return (lines[-1] if lines else f"exit status {done.returncode}")[:300]
-
-
-def _job_id(job_id: int) -> str:
-    if isinstance(job_id, bool) or not isinstance(job_id, int) or not 0 < job_id < 2**32:
-        raise SlurmRefused(f"job_id={job_id!r}: accepted are whole numbers from 1.")
-    return str(job_id)
-
-
-def _nodes(nodes: Sequence[str], what: str) -> str:
-    strange = next((name for name in nodes if not is_node_name(name)), None)
-    if not nodes or strange is not None:
-        raise SlurmRefused(f"nodes={strange!r} of {what}: accepted are the names of one or more single nodes.")
-    return fold(nodes)
-
-
-def _name(text: str) -> str:
-    if _NAME.fullmatch(text) is None:
-        raise SlurmRefused(f"name={text[:60]!r}: accepted are letters, digits and . _ @ + -")
-    return text
 
 
 def _separator() -> str:

@@ -294,6 +294,7 @@ class FakeClient:
             slurm._jobs[job_id] = replace(
                 job,
                 reason="None",
+                required_nodes=() if size.anywhere else job.required_nodes,
                 num_nodes=size.nodes,
                 gpus=size.gpus,
                 gpus_per_node=size.gpus_per_node,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 
@@ -18,10 +19,11 @@ def is_node_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+@lru_cache(maxsize=1 << 14)
 def expand(text: str) -> tuple[str, ...]:
     """("n1", "n2", "n4") for "n[1-2,4]"; () for "". Order: by name, then by number, as Slurm has it.
 
-    SlurmUnparsable for anything that is not a node list.
+    SlurmUnparsable for anything that is not a node list. Remembered: a job's list is read anew in every round.
     """
     # ClusterShell knows more (groups, set operators, wildcards) than a node list may say.
     if not _FOLDED.fullmatch(text):

@@ -7,8 +7,10 @@ and nobody can write a comment that reads as fields or as another job.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar
 
 from slurm_elastic.trainer_shim.errors import SlurmUnparsable
@@ -36,6 +38,8 @@ _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
+KNOWN = 1 << 12
+"""Texts whose meaning is remembered: thousands of jobs share a few shapes, and are read anew in every round."""
 T = TypeVar("T")
 
 
@@ -44,9 +48,11 @@ def format_of(fields: Sequence[str], separator: str) -> str:
     return ",".join(f"{name}:0{separator}" for name in fields) + separator
 
 
-def records(output: str, fields: Sequence[str], separator: str, what: str) -> list[dict[str, str]]:
-    """Split what -O printed. SlurmUnparsable when a record is cut short or has another number of fields."""
-    found = []
+def records(output: str, fields: Sequence[str], separator: str, what: str) -> Iterator[dict[str, str]]:
+    """Split what -O printed, record by record: all of them together would be most of a daemon's memory.
+
+    SlurmUnparsable when one is cut short or has another number of fields.
+    """
     *whole, rest = output.split(f"{separator}{separator}\n")
     if rest:
         raise SlurmUnparsable(f"{what} printed a record without its end: {rest[-80:]!r}.")
@@ -54,14 +60,12 @@ def records(output: str, fields: Sequence[str], separator: str, what: str) -> li
         values = text.split(separator)
         if len(values) != len(fields):
             raise SlurmUnparsable(f"{what} printed {len(values)} fields in place of {len(fields)}: {text[:80]!r}.")
-        found.append(dict(zip(fields, values, strict=True)))
-    return found
+        yield dict(zip(fields, values, strict=True))
 
 
-def jobs(rows: list[dict[str, str]]) -> dict[int, Job]:
+def jobs(rows: Iterable[dict[str, str]]) -> dict[int, Job]:
     """Jobs by id. SlurmUnparsable names the field that is not of its form."""
-    found = [_job(row) for row in rows]
-    return {job.job_id: job for job in found}
+    return {job.job_id: job for job in map(_job, rows)}
 
 
 def nodes(rows: list[dict[str, str]]) -> dict[str, Node]:
@@ -78,7 +82,7 @@ def partitions(rows: list[dict[str, str]]) -> dict[str, Partition]:
     """Partitions by name, from the rows of their nodes: one without nodes is not among them."""
     found: dict[str, Partition] = {}
     for row in rows:
-        name = _text(row["PartitionName"])
+        name = _given(row["PartitionName"])
         if name and name not in found:
             try:
                 found[name] = Partition(name, _count(row["PriorityTier"]), row["PreemptMode"].upper())
@@ -108,30 +112,30 @@ def _job(row: dict[str, str]) -> Job:
                 f"{name}={row[name][:80]!r} of job {row['JobID'][:20]} from squeue: {error}"
             ) from None
 
-    held = read("NodeList", lambda text: expand(_text(text)))
+    held = read("NodeList", lambda text: expand(_given(text)))
     num_nodes = len(held) or read("NumNodes", _count)
     # Slurm prints what is held, and for a pending job what is asked for.
     tres = read("tres-alloc", _tres)
     gpus, per_node, gpu_type = read("tres-per-node", lambda _: _gpus(row, tres, held, num_nodes))
-    array_task = _text(row["ArrayTaskID"])
+    array_task = _given(row["ArrayTaskID"])
     pending = row["State"] == "PENDING"
     return Job(
         job_id=read("JobID", _whole),
-        state=row["State"],
-        user=row["UserName"],
+        state=_same(row["State"]),
+        user=_same(row["UserName"]),
         uid=read("UserID", _whole),
-        name=row["Name"],
-        comment="" if row["Comment"] == "(null)" else row["Comment"],
-        account=_text(row["Account"]),
-        partition=_text(row["Partition"]),
-        qos=_text(row["QOS"]),
-        reason=_text(row["Reason"]),
+        name=_same(row["Name"]),
+        comment="" if row["Comment"] == "(null)" else _same(row["Comment"]),
+        account=_same(_given(row["Account"])),
+        partition=_same(_given(row["Partition"])),
+        qos=_same(_given(row["QOS"])),
+        reason=_same(_given(row["Reason"])),
         nodes=held,
         batch_host=row["BatchHost"] if row["BatchFlag"] == "1" and row["BatchHost"] in held else "",
         num_nodes=num_nodes,
         gpus=gpus,
         gpus_per_node=per_node,
-        asked_per_node=read("tres-per-node", lambda text: sum(gres_gpus(_text(text)).values())),
+        asked_per_node=read("tres-per-node", lambda text: sum(gres_gpus(_given(text)).values())),
         gpu_type=gpu_type,
         cpus=read("NumCPUs", _count),
         mem_mb=read("tres-alloc", lambda text: int(_mib(tres.get("mem", "0")) / max(1, num_nodes))),
@@ -140,10 +144,10 @@ def _job(row: dict[str, str]) -> Job:
         array_job_id=read("ArrayJobID", _count) if array_task else 0,
         array_task=array_task,
         priority=read("PriorityLong", _count),
-        dependency=_text(row["Dependency"]),
-        features=_text(row["Feature"]),
-        required_nodes=read("ReqNodes", lambda text: expand(_text(text))),
-        reservation=_text(row["Reservation"]),
+        dependency=_same(_given(row["Dependency"])),
+        features=_same(_given(row["Feature"])),
+        required_nodes=read("ReqNodes", lambda text: expand(_given(text))),
+        reservation=_same(_given(row["Reservation"])),
         exclusive=row["OverSubscribe"] in ("NO", "EXCLUSIVE"),
         time_limit_s=read("TimeLimit", duration_s),
         time_left_s=read("TimeLeft", duration_s),
@@ -161,7 +165,7 @@ def _node(row: dict[str, str]) -> Node:
         return Node(
             name=row["NodeList"],
             flags=frozenset(row["StateComplete"].rstrip("*~#!%$@^-").upper().split("+")),
-            partitions=(row["PartitionName"],) if _text(row["PartitionName"]) else (),
+            partitions=(row["PartitionName"],) if _given(row["PartitionName"]) else (),
             gpus=sum(present.values()),
             gpus_used=sum(used.values()),
             gpu_type=next(iter(present)) if len(present) == 1 else "",
@@ -169,32 +173,38 @@ def _node(row: dict[str, str]) -> Node:
             cpus_used=allocated,
             mem_mb=_count(row["Memory"]),
             mem_alloc_mb=_count(row["AllocMem"]),
-            features=frozenset(_text(row["Features"]).split(",")) - {""},
+            features=frozenset(_given(row["Features"]).split(",")) - {""},
         )
     except ValueError as error:
         raise SlurmUnparsable(f"node {row['NodeList'][:80]!r} from sinfo: {error} in {row!r}.") from None
 
 
-def _gpus(row: dict[str, str], tres: dict[str, str], held: tuple[str, ...], num_nodes: int) -> tuple[int, int, str]:
-    """(total, per node, type) of a job, from what is allocated, else from what was asked for."""
-    asked = {name: gres_gpus(_text(row[name])) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
+def _gpus(row: dict[str, str], tres: Mapping[str, str], held: tuple[str, ...], num_nodes: int) -> tuple[int, int, str]:
+    """(total, per node, type) of a job, from what is allocated, else from what was asked for.
+
+    Where only the total that was asked for is known, nothing is said of a node: a job that has given up nodes goes on
+    asking for as much.
+    """
+    asked = {name: gres_gpus(_given(row[name])) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
     each = sum(asked["tres-per-node"].values())
     typed = {name.partition(":")[2]: _whole(count) for name, count in tres.items() if name.startswith("gres/gpu:")}
-    if "gres/gpu" in tres or typed:
+    counted = "gres/gpu" in tres or bool(typed)
+    if counted:
         total = _whole(tres["gres/gpu"]) if "gres/gpu" in tres else sum(typed.values())
     else:  # the site's AccountingStorageTRES does not name gres/gpu
         per_task = sum(asked["tres-per-task"].values())
         total = each * num_nodes or sum(asked["tres-per-job"].values()) or per_task * _count(row["NumTasks"])
-    if not each and held and total % len(held) == 0:
+    if not each and held and total % len(held) == 0 and (counted or len(held) == 1):
         each = total // len(held)
     types = set(typed) or {type for one in asked.values() for type in one if type}
     return total, each, types.pop() if len(types) == 1 and total else ""
 
 
-def gres_gpus(text: str) -> dict[str, int]:
+@lru_cache(maxsize=KNOWN)
+def gres_gpus(text: str) -> Mapping[str, int]:
     """GPUs by type in a list of generic resources: {"a100": 4} for "gpu:a100:4(IDX:0-3),shard:8"; "" is any type."""
     counts: dict[str, int] = {}
-    for part in re.split(r",(?![^(]*\))", _text(text)):
+    for part in re.split(r",(?![^(]*\))", _given(text)):
         if not part.removeprefix("gres:").removeprefix("gres/").startswith("gpu"):
             continue
         match = _GRES.fullmatch(part)
@@ -204,7 +214,7 @@ def gres_gpus(text: str) -> dict[str, int]:
         if count is None and kind.isdigit():  # gpu:4
             kind, count = "", kind
         counts[kind] = counts.get(kind, 0) + int(count if count is not None else 1)
-    return counts
+    return MappingProxyType(counts)
 
 
 def duration_s(text: str) -> int | None:
@@ -220,8 +230,9 @@ def duration_s(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _tres(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in _text(text).split(",") if part)
+@lru_cache(maxsize=KNOWN)
+def _tres(text: str) -> Mapping[str, str]:
+    return MappingProxyType(dict(part.split("=", 1) for part in _given(text).split(",") if part))
 
 
 def _mib(text: str) -> float:
@@ -231,12 +242,19 @@ def _mib(text: str) -> float:
     return float(match[1]) * _MIB[match[2]]
 
 
-def _text(text: str) -> str:
+@lru_cache(maxsize=1 << 14)
+def _same(text: str) -> str:
+    """The text itself, the same object for equal ones: what thousands of jobs say is kept once."""
+    return text
+
+
+def _given(text: str) -> str:
+    """The text; "" where Slurm says that there is none."""
     return "" if text in _ABSENT else text
 
 
 def _count(text: str) -> int:
-    return _whole(_text(text).split("-")[0] or "0")
+    return _whole(_given(text).split("-")[0] or "0")
 
 
 def _whole(text: str) -> int:
@@ -246,4 +264,4 @@ def _whole(text: str) -> int:
 
 
 def _moment(text: str) -> float | None:
-    return float(_whole(text)) if _text(text) else None
+    return float(_whole(text)) if _given(text) else None

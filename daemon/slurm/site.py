@@ -1,7 +1,8 @@
 """What changes rarely on a site: limits of accounts and QOS, reservations. From what scontrol prints; pure.
 
-Limit: limits on minutes (GrpTRESMins and the like) and on single jobs (MaxTRESPJ) are not read; a companion that Slurm
-keeps waiting for one of them is withdrawn like any that does not start.
+Limit: limits on minutes (GrpTRESMins and the like) are not read; a companion that Slurm keeps waiting for one of them
+is withdrawn like any that does not start. Where a QOS and an association limit the same, both count, though Slurm lets
+the QOS go first.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from slurm_elastic.trainer_shim.errors import SlurmUnparsable
 _WORD = re.compile(r"(?<!\S)([A-Za-z/:]+)=(\S*)")
 _COUNT = re.compile(r"(N|\d+(?:\.\d+)?)(?:\(.*\))?")
 _UID = re.compile(r".*\((\d+)\)")
+_QOS_USER = re.compile(r"(?:.*\()?(\d+)\)?")
+"""5 up to 22.05, games(5) after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmLimit:
-    """At most this much for all jobs of an account (those below it too), a user of one, a QOS, or a user in one.
+    """At most this much for all jobs of an account (those below it too), a user of one, a QOS, or a user in one; or for
+    each of these jobs by itself.
 
     Fields left empty stand for everybody.
     """
@@ -31,6 +35,8 @@ class SlurmLimit:
     """cpu, mem (MiB), node, gres/gpu, gres/gpu:a100, …"""
     jobs: int | None = None
     """Running jobs."""
+    each: bool = False
+    """For each job by itself (MaxTRESPerJob)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ def limits(text: str) -> tuple[list[SlurmLimit], dict[str, str]]:
                 # An account's own MaxJobs is what its users inherit, each for themselves.
                 jobs = ("GrpJobs",) if uid is None else ("GrpJobs", "MaxJobs")
                 found += _limit(words, "GrpTRES", jobs, account=account, uid=uid)
+            if uid is not None:  # users inherit their account's
+                found += _limit(words, "MaxTRESPJ", (), account=account, uid=uid, each=True)
         elif block.startswith("QOS="):
             found += _of_qos(block, words)
     return found, parents
@@ -94,12 +102,13 @@ def limits(text: str) -> tuple[list[SlurmLimit], dict[str, str]]:
 
 def _of_qos(block: str, words: Mapping[str, str]) -> list[SlurmLimit]:
     qos = words["QOS"].partition("(")[0]
-    found = _limit(words, "GrpTRES", ("GrpJobs",), qos=qos)
+    found = _limit(words, "GrpTRES", ("GrpJobs",), qos=qos) + _limit(words, "MaxTRESPJ", (), qos=qos, each=True)
     for heading, suffix in (("Account Limits", "PA"), ("User Limits", "PU")):
         section = re.search(rf"(?ms)^ +{heading}\n(.*?)(?=^ {{4}}\S|\Z)", block)
         for entry in re.finditer(r"(?ms)^ {6}(\S+)\n(.*?)(?=^ {6}\S|\Z)", section[1] if section else ""):
             own = dict(_WORD.findall(entry[2]))
-            account, uid = (entry[1], None) if suffix == "PA" else ("", int(entry[1]) if entry[1].isdigit() else -1)
+            user = _QOS_USER.fullmatch(entry[1])
+            account, uid = (entry[1], None) if suffix == "PA" else ("", int(user[1]) if user else -1)
             found += _limit(own, f"MaxTRES{suffix}", (f"MaxJobs{suffix}",), qos=qos, account=account, uid=uid)
     return found
 
@@ -112,6 +121,7 @@ def _limit(
     account: str = "",
     uid: int | None = None,
     qos: str = "",
+    each: bool = False,
 ) -> list[SlurmLimit]:
     """One limit, or none where nothing is limited."""
     counts = {}
@@ -123,7 +133,7 @@ def _limit(
     most_jobs = [most for name in jobs if (most := _count(words.get(name, ""))) is not None]
     if not counts and not most_jobs:
         return []
-    return [SlurmLimit(account, uid, qos, counts, int(min(most_jobs)) if most_jobs else None)]
+    return [SlurmLimit(account, uid, qos, counts, int(min(most_jobs)) if most_jobs else None, each)]
 
 
 def _count(text: str) -> float | None:

@@ -165,6 +165,8 @@ class Size:
 
     nodes: int
     gpus_per_node: int
+    anywhere: bool = False
+    """For a waiting job: the nodes that it must get are forgotten."""
 
     @property
     def gpus(self) -> int:

@@ -13,23 +13,27 @@ from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnparsable
 from .types import Size
 
 _FIELD = re.compile(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)")
+_RECORD = re.compile(r"(?m)^(?=JobId=\d+ )")
 _GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:,]*))?(?::(?P<count>\d+))?")
 
 
 def record(text: str, job_id: int) -> dict[str, str]:
     """The fields of one job in what `scontrol -o show job` prints. SlurmUnparsable when the job is not in it."""
-    line = next((line for line in text.splitlines() if line.startswith(f"JobId={job_id} ")), "")
+    # A record is one line, but for line breaks in the comment, which stands before what was asked for.
+    whole = next((part for part in _RECORD.split(text) if part.startswith(f"JobId={job_id} ")), "")
     found: dict[str, str] = {}
-    for key, value in _FIELD.findall(line):
-        found.setdefault(key, value)  # the user's own text comes after Slurm's fields
+    for key, value in _FIELD.findall(whole):
+        found.setdefault(key, value)  # what the user wrote comes after most of Slurm's fields
     if not found:
         raise SlurmUnparsable(f"scontrol shows no job {job_id}: {text.strip()[:80]!r}.")
     return found
 
 
-def size_words(fields: dict[str, str], size: Size) -> list[str]:
+def size_words(fields: dict[str, str], size: Size, *, keep_tasks: bool = False) -> list[str]:
     """NumNodes=, NumTasks=, … for this size. A node's CPUs and memory stay in proportion to its GPUs.
 
+    keep_tasks: leave the tasks per node as they were submitted, which only Slurm's operators may change (TasksPerNode);
+    a node may then hold more CPUs than its share.
     SlurmRefused: the job asked for its GPUs otherwise than per node, or for generic resources beside them.
     """
     kind, before = _asked(fields)
@@ -37,7 +41,7 @@ def size_words(fields: dict[str, str], size: Size) -> list[str]:
     each, cpus = max(1, -(-tasks // nodes)), _first(fields, "CPUs/Task")
     share = size.gpus_per_node / before
     words: list[str] = []
-    if each == before and each > 1:
+    if each == before and each > 1 and not keep_tasks:
         each = size.gpus_per_node  # a task for each GPU
         if _tasks_given(fields) and each != before:
             words.append(f"TasksPerNode={each}")
@@ -51,6 +55,8 @@ def size_words(fields: dict[str, str], size: Size) -> list[str]:
         f"MinCPUsNode={each * cpus}",
         f"Gres=gpu:{kind}{size.gpus_per_node}",
     ]
+    if size.anywhere:
+        words.append("ReqNodeList=")
     memory = fields.get("MinMemoryNode", "0")
     if share != 1 and memory not in ("", "0"):
         words.append(f"MinMemoryNode={max(1, round(_mib(memory) * share))}")

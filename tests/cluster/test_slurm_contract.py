@@ -1,10 +1,16 @@
-"""What the daemon may rely on from Slurm, tested on the real one and on the in-memory fake alike."""
+"""What the daemon may rely on from Slurm, tested on the real one and on the in-memory fake alike.
+
+The real one is spoken to through its commands and, where it is installed, through pyslurm.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
@@ -13,6 +19,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient, Job, Size, SlurmClient, Snapshot
 from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
+from slurm_elastic.daemon.slurm.pyslurm_client import PySlurmClient, Unfit
 from slurm_elastic.daemon.slurm.site import limits
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
 
@@ -31,17 +38,74 @@ class Cluster(Protocol):
     def drain(self, node: str, drained: bool) -> None: ...
 
 
+class Commands:
+    """Slurm's commands, as each user."""
+
+    def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
+        prefix = () if user == "root" else ("setpriv", f"--reuid={user}", "--clear-groups", "--")
+        return CommandClient(slurm_conf, prefix=prefix)
+
+
+# Everything is imported before root is given up: the other user need not be able to read this Python.
+AS_USER = """
+import os, pwd, sys
+import pyslurm
+from slurm_elastic.daemon.slurm import pyslurm_worker
+uid = pwd.getpwnam(sys.argv[1]).pw_uid
+if uid:
+    os.setgroups([])
+    os.setuid(uid)
+pyslurm_worker.main(int(sys.argv[2]))
+"""
+
+
+class PySlurm(Commands):
+    """pyslurm, in a process of each user's own."""
+
+    def __init__(self) -> None:
+        self.clients: dict[tuple[str, str], PySlurmClient] = {}
+
+    def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
+        if (slurm_conf, user) not in self.clients:
+            commands = super().client(slurm_conf, user)
+            assert isinstance(commands, CommandClient)
+            worker = (sys.executable, "-c", AS_USER, user)
+            self.clients[slurm_conf, user] = PySlurmClient(commands, slurm_conf, worker=worker)
+        return self.clients[slurm_conf, user]
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.close()
+
+
+@pytest.fixture(scope="session")
+def pyslurm(sandbox: Sandbox) -> Iterator[PySlurm]:
+    """pyslurm, where a build for the installed Slurm is importable; else the test is skipped, and says why."""
+    conf = sandbox.env["SLURM_CONF"]
+    try:
+        PySlurmClient(CommandClient(conf), conf).close()
+    except Unfit as why:
+        pytest.skip(str(why))
+    with contextlib.closing(PySlurm()) as found:
+        yield found
+
+
+@pytest.fixture(params=["commands", "pyslurm"])
+def way(request: pytest.FixtureRequest) -> Commands:
+    """Both ways to the real Slurm, one after the other."""
+    return Commands() if request.param == "commands" else request.getfixturevalue("pyslurm")  # type: ignore[no-any-return]
+
+
 class RealCluster:
     """The private Slurm of the session."""
 
     real = True
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, way: Commands) -> None:
+        self.sandbox, self.way = sandbox, way
 
     def client(self, user: str = "root") -> SlurmClient:
-        prefix = () if user == "root" else ("setpriv", f"--reuid={user}", "--clear-groups", "--")
-        return CommandClient(self.sandbox.env["SLURM_CONF"], prefix=prefix)
+        return self.way.client(self.sandbox.env["SLURM_CONF"], user)
 
     def submit(self, *wants: Want, user: str = "root", name: str = "job", comment: str = "", batch: bool = True) -> int:
         parts = []
@@ -95,13 +159,13 @@ class FakeCluster:
         self.slurm.set_node_state(node, *(["IDLE", "DRAIN"] if drained else []))
 
 
-@pytest.fixture(params=["real", "fake"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Both implementations, one after the other."""
+@pytest.fixture(params=["real", "pyslurm", "fake"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """All implementations, one after the other."""
     if request.param == "fake":
-        yield FakeCluster()
-        return
-    yield RealCluster(request.getfixturevalue("empty_sandbox"))
+        return FakeCluster()
+    way = request.getfixturevalue("pyslurm") if request.param == "pyslurm" else Commands()
+    return RealCluster(request.getfixturevalue("empty_sandbox"), way)
 
 
 def seen(client: SlurmClient, condition: Callable[[Snapshot], Any], what: str = "") -> Snapshot:
@@ -349,17 +413,26 @@ def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
 def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
     """What an admin sets with sacctmgr is read from slurmctld; where limits are not enforced, none counts."""
     change = ["sacctmgr", "-i", "modify", "user", "games", "set"]
+    qos = ["sacctmgr", "-i", "modify", "qos", "normal", "set"]
 
-    def told() -> dict[str, float]:
+    def told() -> list[tuple[str, bool, dict[str, float]]]:
         shown = empty_sandbox.run(["scontrol", "show", "assoc_mgr", "flags=assoc,qos"]).stdout
-        return next((dict(limit.tres) for limit in limits(shown)[0] if limit.uid == 5), {})
+        found = (limit for limit in limits(shown)[0] if limit.uid == 5 or limit.qos == "normal")
+        return [(limit.qos, limit.each, dict(limit.tres)) for limit in found]
 
-    assert empty_sandbox.run([*change, "GrpTRES=gres/gpu=8,node=3"]).returncode == 0
+    assert empty_sandbox.run([*change, "GrpTRES=gres/gpu=8,node=3", "MaxTRESPerJob=gres/gpu=4"]).returncode == 0
+    assert empty_sandbox.run([*qos, "MaxTRESPerJob=gres/gpu=6,cpu=64"]).returncode == 0
+    expected = [
+        ("", False, {"gres/gpu": 8.0, "node": 3.0}),
+        ("", True, {"gres/gpu": 4.0}),
+        ("normal", True, {"cpu": 64.0, "gres/gpu": 6.0}),
+    ]
     try:
-        wait_until(lambda: told() == {"gres/gpu": 8.0, "node": 3.0}, 60, told)
-        assert RealCluster(empty_sandbox).client().site().limits == ()
+        wait_until(lambda: told() == expected, 60, told)
+        assert RealCluster(empty_sandbox, Commands()).client().site().limits == ()
     finally:
-        empty_sandbox.run([*change, "GrpTRES=gres/gpu=-1,node=-1"])
+        empty_sandbox.run([*change, "GrpTRES=gres/gpu=-1,node=-1", "MaxTRESPerJob=gres/gpu=-1"])
+        empty_sandbox.run([*qos, "MaxTRESPerJob=gres/gpu=-1,cpu=-1"])
 
 
 def test_heterogeneous_job_gives_up_one_component(cluster: Cluster) -> None:
@@ -500,9 +573,9 @@ def sbatch(sandbox: Sandbox, *options: str) -> int:
     return int(answer.stdout.split(";")[0])
 
 
-def gpu_requests(sandbox: Sandbox) -> dict[str, tuple[Job, Job]]:
+def gpu_requests(sandbox: Sandbox, way: Commands) -> dict[str, tuple[Job, Job]]:
     """Every form of asking for GPUs, seen waiting and running."""
-    client = CommandClient(sandbox.env["SLURM_CONF"])
+    client = way.client(sandbox.env["SLURM_CONF"])
     forms = {
         "gres": ("-N2", "--gres=gpu:2"),
         "typed": ("-N1", "--gres=gpu:a100:3"),
@@ -516,6 +589,27 @@ def gpu_requests(sandbox: Sandbox) -> dict[str, tuple[Job, Job]]:
     sandbox.run(["scontrol", "release", *(str(job_id) for job_id in ids.values())])
     after = running(client, *ids.values())
     return {form: (before.jobs[job_id], after.jobs[job_id]) for form, job_id in ids.items()}
+
+
+def test_pyslurm_tells_what_commands_tell(empty_sandbox: Sandbox, pyslurm: PySlurm) -> None:
+    """Whatever the daemon reads of jobs, nodes and partitions is the same by both ways."""
+    conf = empty_sandbox.env["SLURM_CONF"]
+    ways = pyslurm.client(conf), CommandClient(conf)
+    gpu_requests(empty_sandbox, pyslurm)
+    sbatch(empty_sandbox, "--array=0-5%2", "--gres=gpu:1", "--exclusive", "--time=90", "--hold")
+    sbatch(empty_sandbox, "--array=0-1", "-N1", "--mem=700", "--nodelist=n8", "--comment=a b", "--nice=7")
+    RealCluster(empty_sandbox, pyslurm).submit(Want(1, 1), Want(2, 2), user="games")
+    sbatch(empty_sandbox, "-N8", "--gres=gpu:a100:4", "--mem-per-cpu=100", "--no-requeue", "--begin=now+1hour")
+    seen(ways[1], lambda s: sum(job.running for job in s.jobs.values()) == 10)
+
+    def told(client: SlurmClient) -> dict[str, Any]:
+        found = client.snapshot()
+        jobs = {job_id: replace(job, time_left_s=None) for job_id, job in found.jobs.items()}
+        return {"jobs": jobs, "nodes": dict(found.nodes), "partitions": dict(found.partitions)}
+
+    one, other = told(ways[0]), told(ways[1])
+    for kind in one:
+        assert one[kind] == other[kind]
 
 
 EXPECTED = {
@@ -535,21 +629,22 @@ def _summary(found: dict[str, tuple[Job, Job]]) -> dict[str, Any]:
     }
 
 
-def test_every_form_of_asking_for_gpus_is_counted(empty_sandbox: Sandbox) -> None:
+def test_every_form_of_asking_for_gpus_is_counted(empty_sandbox: Sandbox, way: Commands) -> None:
     """--gres, --gpus, --gpus-per-node and --gpus-per-task give the right totals, waiting and running."""
-    assert _summary(gpu_requests(empty_sandbox)) == EXPECTED
+    assert _summary(gpu_requests(empty_sandbox, way)) == EXPECTED
 
 
-def test_gpus_are_counted_without_gpu_accounting(can_run_slurm: None) -> None:
-    """A site whose AccountingStorageTRES does not name gres/gpu gets the same counts from what was asked for."""
+def test_gpus_are_counted_without_gpu_accounting(can_run_slurm: None, way: Commands) -> None:
+    """A site whose AccountingStorageTRES does not name gres/gpu gets the same totals from what was asked for."""
     with Sandbox.up(SandboxSpec(nodes=8, with_accounting=False)) as plain:
         assert "AccountingStorageTRES" not in (plain.dir / "slurm.conf").read_text()
-        assert _summary(gpu_requests(plain)) == EXPECTED
+        # Of a total over several nodes only the sum is known then, and it goes stale when the job gives up a node.
+        assert _summary(gpu_requests(plain, way)) == EXPECTED | {"total": ((6, 0), (6, 0, "a100"))}
 
 
-def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox) -> None:
+def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox, way: Commands) -> None:
     """Slurm 22.05's scancel ignores the raw id of an array's task and reports success; the client does not."""
-    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
+    client = way.client(empty_sandbox.env["SLURM_CONF"])
     array = sbatch(empty_sandbox, "--array=1-5%2", "--gres=gpu:1")
     snapshot = seen(client, lambda s: sum(j.running for j in s.jobs.values()) == 2)
     tasks = sorted((j for j in snapshot.jobs.values() if j.running), key=lambda j: j.array_task)
@@ -561,9 +656,9 @@ def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox) -> 
     assert after.jobs[tasks[1].job_id].running
 
 
-def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox) -> None:
+def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox, way: Commands) -> None:
     """Newlines, tabs and what looks like a record in a comment stay inside that comment."""
-    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
+    client = way.client(empty_sandbox.env["SLURM_CONF"])
     text = "first\n7~7~N/A~RUNNING~~\n\tlast"
     job_id = sbatch(empty_sandbox, f"--comment={text}")
     other = sbatch(empty_sandbox, "--comment=plain")

@@ -106,14 +106,15 @@ def test_waiting_array_is_one_record() -> None:
 
 
 def test_gpus_from_the_request_where_accounting_does_not_track_them() -> None:
-    """Without gres/gpu in tres-alloc: per node, per job or per task, in this order; the type from the nodes."""
+    """Without gres/gpu in tres-alloc: per node, per job or per task, in this order; the type from the nodes. What was
+    asked for in all is not taken for an equal share of each node."""
     line = RUNNING.replace(",gres/gpu=4,gres/gpu:a100=4", "")
     job = read((line, ""))[1]
     assert (job.gpus, job.gpus_per_node, job.gpu_type) == (4, 2, "")
     per_job = read((line.replace("gres:gpu:2 N/A N/A", "N/A gres:gpu:6 N/A"), ""))[1]
-    assert (per_job.gpus, per_job.gpus_per_node) == (6, 3)
+    assert (per_job.gpus, per_job.gpus_per_node) == (6, 0)
     per_task = read((line.replace("gres:gpu:2 N/A N/A", "N/A N/A gres:gpu:3"), ""))[1]
-    assert (per_task.gpus, per_task.gpus_per_node) == (6, 3)
+    assert (per_task.gpus, per_task.gpus_per_node) == (6, 0)
     nodes = {name: Node(name, frozenset({"MIXED"}), gpus=4, gpu_type="v100") for name in ("n1", "n2")}
     assert parse.with_gpu_types({1: job}, nodes)[1].gpu_type == "v100"
     mixed = {**nodes, "n2": Node("n2", frozenset({"MIXED"}), gpus=4, gpu_type="a100")}
@@ -136,7 +137,7 @@ def test_gpus_from_the_request_where_accounting_does_not_track_them() -> None:
 )
 def test_a_field_of_another_form_is_an_error_that_names_it(field: str, value: str) -> None:
     """No field is guessed at: the whole observation is refused, naming the job, the field and the value."""
-    rows = parse.records(printed((RUNNING, "")), parse.JOB_FIELDS, SEP, "squeue")
+    rows = list(parse.records(printed((RUNNING, "")), parse.JOB_FIELDS, SEP, "squeue"))
     rows[0][field] = value
     with pytest.raises(SlurmUnparsable, match="job 1") as error:
         parse.jobs(rows)
@@ -149,13 +150,13 @@ def test_a_record_cut_short_is_an_error(cut: int) -> None:
     text = printed((RUNNING, "a"), (PENDING, "b"))
     whole = printed((RUNNING, "a"))
     with pytest.raises(SlurmUnparsable):
-        parse.records(text[: len(whole) + cut] if cut > 0 else text[:cut], parse.JOB_FIELDS, SEP, "squeue")
+        list(parse.records(text[: len(whole) + cut] if cut > 0 else text[:cut], parse.JOB_FIELDS, SEP, "squeue"))
 
 
 def test_another_number_of_fields_is_an_error() -> None:
     """A Slurm that prints one field less is noticed at once."""
     with pytest.raises(SlurmUnparsable, match="fields"):
-        parse.records(printed((RUNNING.replace(" RUNNING", ""), "")), parse.JOB_FIELDS, SEP, "squeue")
+        list(parse.records(printed((RUNNING.replace(" RUNNING", ""), "")), parse.JOB_FIELDS, SEP, "squeue"))
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.text(string.printable))
@@ -175,7 +176,7 @@ def test_nodes_in_several_partitions_are_one() -> None:
     ]
     tails = {"main": ["ib,nvlink", "10", "OFF"], "long": ["ib,nvlink", "1", "REQUEUE"]}
     text = "".join(SEP.join([*row, *tails[row[2]]]) + SEP + SEP + "\n" for row in rows)
-    records = parse.records(text, parse.NODE_FIELDS, SEP, "sinfo")
+    records = list(parse.records(text, parse.NODE_FIELDS, SEP, "sinfo"))
     nodes = parse.nodes(records)
     assert parse.partitions(records) == {"main": Partition("main", 10, "OFF"), "long": Partition("long", 1, "REQUEUE")}
     assert nodes["n1"] == Node(

@@ -51,7 +51,7 @@ QOS Records
 QOS=normal(1)
     GrpJobs=N(0) GrpJobsAccrue=N(0) GrpSubmitJobs=N(0) GrpWall=N(0.00)
     GrpTRES=cpu=100(0),mem=N(0),gres/gpu=N(0)
-    MaxTRESPJ=
+    MaxTRESPJ=cpu=64,gres/gpu=16
     Account Limits
       research
         MaxJobsPA=N(0) MaxJobsAccruePA=N(0) MaxSubmitJobsPA=N(0)
@@ -77,7 +77,9 @@ def test_limits_are_read_with_whose_they_are() -> None:
     assert found == [
         SlurmLimit("research", None, "", {"gres/gpu:a100": 20.0}),
         SlurmLimit("research", 5, "", {"node": 3.0, "gres/gpu": 8.0}, 3),
+        SlurmLimit("research", 5, "", {"gres/gpu": 4.0}, each=True),
         SlurmLimit("", None, "normal", {"cpu": 100.0}),
+        SlurmLimit("", None, "normal", {"cpu": 64.0, "gres/gpu": 16.0}, each=True),
         SlurmLimit("research", None, "normal", {"gres/gpu": 30.0}),
         SlurmLimit("", 5, "normal", {"gres/gpu": 12.0}, 5),
     ]
@@ -133,6 +135,30 @@ def test_limits_become_gpus() -> None:
     assert list(left(SlurmLimit("lab", jobs=2)).values()) == [0]
     assert left(SlurmLimit("lab", jobs=3)) == left(SlurmLimit("other", tres={"gres/gpu": 1})) == {}
     assert list(left(SlurmLimit("all", tres={"gres/gpu": 13}), parents={"lab": "all"}).values()) == [1]
+
+
+def test_what_one_job_may_have_holds_for_all_pieces_of_an_elastic_one() -> None:
+    """MaxTRESPerJob: base and companions count together, other jobs of the same user do not."""
+    cluster = Cluster(4)
+    cluster.run(1, "n1", 4, REQUEST)
+    cluster.companion(5, 1, "n2", 2)
+    cluster.run(2, "n3", 4, REQUEST)
+    snapshot = cluster.snapshot()
+    rule = SlurmLimit(qos="normal", tres={"gres/gpu": 7, "node": 9}, each=True)
+    found = gpu_limits(Site(1.0, (rule,), {}), snapshot, sort_jobs(snapshot))
+    assert {limit.jobs: limit.more for limit in found} == {frozenset({1}): 1, frozenset({2}): 3}
+    assert {limit.label for limit in found} == {"Slurm's limit gres/gpu=7 of each job (QOS normal) leaves it"}
+
+
+def test_a_plan_keeps_what_slurm_lets_one_job_have(tmp_path: Path) -> None:
+    """A job with companions stays within MaxTRESPerJob, and `explain` names it."""
+    world = World(tmp_path)
+    world.slurm.limits = (SlurmLimit(qos="normal", tres={"gres/gpu": 8.0}, each=True),)
+    job = world.elastic()
+    world.settle()
+    assert job.gpus == 8
+    decision = world.store.decision(job.job_id)
+    assert decision is not None and "gres/gpu=8 of each job (QOS normal)" in decision.evidence["limit"]
 
 
 def test_a_plan_keeps_slurms_limits(tmp_path: Path) -> None:

@@ -18,10 +18,20 @@ SHOWN = (
 )
 
 
-def words(size: Size, **changes: str) -> dict[str, str]:
+def words(size: Size, keep_tasks: bool = False, **changes: str) -> dict[str, str]:
     fields = {**record(SHOWN, 1), **changes}
     fields = {key: value for key, value in fields.items() if value}
-    return dict(word.split("=", 1) for word in size_words(fields, size))
+    return dict(word.split("=", 1) for word in size_words(fields, size, keep_tasks=keep_tasks))
+
+
+def test_a_comment_of_several_lines_hides_nothing() -> None:
+    """What a job asked for stands after its comment, which may have line breaks."""
+    shown = (
+        SHOWN.replace("Comment=NumNodes=9", "Comment=two\nlines") + "\n\nJobId=2 NumNodes=7 TresPerNode=gres:gpu:1\n"
+    )
+    fields = record(shown, 1)
+    assert (fields["NumNodes"], fields["TresPerNode"]) == ("1", "gres:gpu:4")
+    assert record(shown, 2)["NumNodes"] == "7"
 
 
 def test_more_nodes() -> None:
@@ -38,6 +48,12 @@ def test_cpus_and_memory_follow_the_gpus() -> None:
     assert words(Size(1, 1))["CpusPerTask"] == "1"
 
 
+def test_nodes_that_it_must_get_are_forgotten_on_request() -> None:
+    """Never by itself: the list may be its owner's."""
+    assert "ReqNodeList" not in words(Size(1, 4))
+    assert words(Size(1, 4, anywhere=True))["ReqNodeList"] == ""
+
+
 def test_a_task_for_each_gpu() -> None:
     """Jobs with as many tasks on a node as GPUs keep that; TasksPerNode is said only where it was and changes."""
     many = {"NumTasks": "8", "NumNodes": "2-2"}
@@ -46,6 +62,14 @@ def test_a_task_for_each_gpu() -> None:
     given = {**many, "NtasksPerN:B:S:C": "4:0:*:*"}
     assert words(Size(1, 2), **given)["TasksPerNode"] == "2"
     assert "TasksPerNode" not in words(Size(3, 4), **given)
+
+
+def test_without_an_operator_the_tasks_of_a_node_stay() -> None:
+    """The size is still whole: as many tasks as the nodes now have at the old count, each with fewer CPUs."""
+    given = {"NumTasks": "8", "NumNodes": "2-2", "NtasksPerN:B:S:C": "4:0:*:*", "CPUs/Task": "4"}
+    assert words(Size(3, 2), keep_tasks=True, **given) == {
+        "NumNodes": "3-3", "NumTasks": "12", "NumCPUs": "24", "CpusPerTask": "2", "MinCPUsNode": "8", "Gres": "gpu:2"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
