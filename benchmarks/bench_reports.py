@@ -1,23 +1,32 @@
 """What measuring and reporting cost a training step: under one percent of a step of 10 ms, or it fails.
 
-    python benchmarks/bench_reports.py [--steps 20000]
+    python benchmarks/bench_reports.py [--steps 20000] [--rounds 3] [--beside CHECKOUT]
 
 Counts CPU seconds, which neither another process nor a busy machine changes. `step`: what the training thread does per
 step for reports. `report`: median, percentiles, JSON and the socket, on the link's thread, with 500 steps to look
 through, as a report every 5 s of 10 ms steps has; the GIL makes the training wait for it at worst. `supervisor`: what
 the supervisor does for the reports of one interval of 64 ranks; it has a core of the batch host to share.
+
+Then whole steps of a job beside those of a plain PyTorch loop, in the same processes, turn by turn (step_train.py),
+under `selastic run` with one worker and with two: all that the job adds, the noise scale and the agreement on the step
+included. `data` is fetching a batch, which loader workers do beside training where there are some; `step` the rest.
+--beside: of another checkout too, in turn with this one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import _setup  # noqa: F401
-import torch
 
 from slurm_elastic.trainer_shim.exposed import Exposed
 from slurm_elastic.trainer_shim.supervisor_events import AgentUp, WorkerMessage
@@ -25,6 +34,7 @@ from slurm_elastic.trainer_shim.supervisor_state import Machine
 from slurm_elastic.trainer_shim.telemetry import Meter, Position, Shape
 from slurm_elastic.trainer_shim.wire import Piece
 
+HERE = Path(__file__).resolve().parent
 STEP_S = 0.010
 INTERVAL_S = 5.0
 RANKS = 64
@@ -44,12 +54,9 @@ def one_step(meter: Meter, exposed: Exposed) -> None:
     """All that a step does for the reports, as job.py, norms.py and reporting.py do it."""
     asked = time.perf_counter()
     meter.waited(time.perf_counter() - asked)
-    exposed.ready(GRADIENT)
+    exposed.ready(cuda=False)
     exposed.done()
     meter.step(64, SHAPE, Position(1, 64, 0, 3100.0), True, exposed.seconds())
-
-
-GRADIENT = torch.zeros(1)
 
 
 def one_report(meter: Meter, exposed: Exposed, steps: int) -> float:
@@ -86,9 +93,41 @@ def one_interval(machine: Machine, members: list[str]) -> None:
         machine.handle(WorkerMessage(name, {"type": kind, "generation": 1, "batch": SHAPE.batch, "pace": pace}), 0.0)
 
 
+def whole_steps(checkout: Path, workers: int) -> dict[str, dict[str, list[float]]]:
+    """Of the job and of the plain loop, `data` and `step`: seconds by the wall, the thread's CPU, the process's."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "slurm_elastic.trainer_shim.cli_run", "--no-daemon", "--nproc", str(workers)]
+        script = [str(HERE / "step_train.py"), "--out", f"{folder}/out"]
+        env = {**os.environ, "PYTHONPATH": str(checkout / "packaging" / "namespace")}
+        subprocess.run([*command, "--job-dir", f"{folder}/job", *script], env=env, check=True, stdout=subprocess.PIPE)
+        found: dict[str, dict[str, list[float]]] = json.loads(Path(f"{folder}/out.0").read_text())
+    return found
+
+
+def compare(checkouts: list[Path], rounds: int) -> None:
+    """The table of whole steps: CPU time of the training thread, medians over the rounds."""
+    print(f"\nwhole steps, us of the training thread's CPU time, median of {rounds} rounds")
+    print(f"{'workers':9}{'checkout':12}{'part':6}{'job':>9}{'plain':>9}{'added':>9}{'added, wall':>13}")
+    for workers in (1, 2):
+        found: dict[Path, list[dict[str, dict[str, list[float]]]]] = {checkout: [] for checkout in checkouts}
+        for _ in range(rounds):
+            for checkout in checkouts:
+                found[checkout].append(whole_steps(checkout, workers))
+        for checkout, runs in found.items():
+            for part in ("data", "step"):
+                job, plain = ([run[who][part] for run in runs] for who in ("job", "plain"))
+                added = [[a - b for a, b in zip(x, y, strict=True)] for x, y in zip(job, plain, strict=True)]
+                cells = [statistics.median(run[1] for run in taken) * 1e6 for taken in (job, plain, added)]
+                wall = statistics.median(run[0] for run in added) * 1e6
+                numbers = "".join(f"{cell:9.0f}" for cell in cells)
+                print(f"{workers:<9}{checkout.name:12}{part:6}{numbers}{wall:13.0f}", flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3, help="of whole steps; 0: none")
+    parser.add_argument("--beside", type=Path, action="append", default=[], metavar="CHECKOUT")
     args = parser.parse_args(argv)
     meter, exposed = Meter(), Exposed()
     meter.world()
@@ -105,6 +144,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     print(f"supervisor  {interval * 1e6:8.2f} us for {RANKS} ranks, {every}: {interval / INTERVAL_S:.4%} of a core")
     print(f"together    {share:.3%} of a step of {STEP_S * 1000:g} ms; accepted: under {LIMIT:.0%}")
+    if args.rounds:
+        compare([HERE.parent, *(checkout.resolve() for checkout in args.beside)], args.rounds)
     return 0 if share < LIMIT else 1
 
 

@@ -1,13 +1,16 @@
 """The pause of a resize, beside a cold restart and torchrun's elastic agent, on one machine and in one run.
 
-    python benchmarks/bench_resize.py [--quick] [--local] [--resizes 20] [--cold 3] [--torchrun 3]
+    python benchmarks/bench_resize.py [--quick] [--local] [--resizes 20] [--large 6] [--cold 3] [--torchrun 2]
+
+About 25 minutes on two quiet cores, most of it torchrun's; --quick 3.
 
 The pause is from the end of the last step of the old world to the end of the first step of the new one, less one step
 (the median of the new world's next ones), as the training script itself notes it. selastic run trains as a job of a
 private real Slurm and grows by a companion (`--local`: without Slurm, by another agent); this script orders what
-selasticd would. A cold restart is the kindest there is: checkpoint on SIGTERM, then the same script started by hand at
-the other size at once, with no wait in a queue. torchrun runs its own documentation's example with a snapshot a step.
-Both directions alternate: 2 -> 4 -> 2 workers. Limit: CPU workers over gloo; neither NCCL nor CUDA is in it.
+selasticd would. Each is compared with the cold restart of its own strategy, torchrun with DDP's. A cold restart is the
+kindest there is: checkpoint on SIGTERM, then the same script started by hand at the other size at once, with no wait in
+a queue. torchrun runs its own documentation's example with a snapshot a step. Both directions alternate: 2 -> 4 -> 2
+workers. Limit: CPU workers over gloo; neither NCCL nor CUDA is in it.
 """
 
 from __future__ import annotations
@@ -271,10 +274,17 @@ def summary(values: list[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f}, n={len(values)})"
 
 
-def show(results: dict[str, Pauses], baseline: Pauses) -> None:
+def baseline_of(name: str, results: dict[str, Pauses]) -> Pauses:
+    """The cold restart of the same strategy; of DDP for torchrun."""
+    strategy = "fsdp" if name.endswith("fsdp") else "ddp"
+    return results.get(f"cold restart, {strategy}", Pauses())
+
+
+def show(results: dict[str, Pauses]) -> None:
     """One table for one model."""
     print(f"  {'':34}{FEW} -> {MANY} workers, s{'':16}{MANY} -> {FEW} workers, s{'':15}shorter than cold   step, s")
     for name, result in results.items():
+        baseline = baseline_of(name, results)
         ratios = [
             f"{statistics.median(getattr(baseline, way)) / statistics.median(getattr(result, way)):.0f}x"
             for way in ("grow", "shrink")
@@ -300,8 +310,9 @@ def show_phases(results: dict[str, Pauses]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--resizes", type=int, default=20, help="in each direction")
+    parser.add_argument("--large", type=int, default=6, help="the same, of the large model")
     parser.add_argument("--cold", type=int, default=3, help="cold restarts in each direction")
-    parser.add_argument("--torchrun", type=int, default=3, help="joins, and leaves, of an agent; 0: none")
+    parser.add_argument("--torchrun", type=int, default=2, help="joins, and leaves, of an agent; 0: none")
     parser.add_argument("--sizes", default="small,large")
     parser.add_argument("--strategies", default="ddp,fsdp")
     parser.add_argument("--local", action="store_true", help="selastic run without Slurm")
@@ -325,20 +336,24 @@ def main(argv: list[str] | None = None) -> int:
         for size in args.sizes.split(","):
             print(f"{size} model, {os.cpu_count()} cores, selastic run {'without Slurm' if args.local else 'on Slurm'}")
             results: dict[str, Pauses] = {}
+            many = args.resizes if size == "small" else min(args.large, args.resizes)
             for strategy in args.strategies.split(","):
                 words = ["--size", size, "--strategy", strategy]
                 results[f"selastic run, {strategy}"] = measured(
-                    f"{size} {strategy}", lambda folder, w=words: elastic(folder, w, args.resizes, cluster)
+                    f"{size} {strategy}", lambda folder, w=words, n=many: elastic(folder, w, n, cluster)
                 )
-            baseline = measured(f"{size} cold", lambda folder, s=size: cold(folder, ["--size", s], args.cold))
-            results["cold restart, ddp"] = baseline
+            for strategy in args.strategies.split(","):
+                words = ["--size", size, "--strategy", strategy]
+                results[f"cold restart, {strategy}"] = measured(
+                    f"{size} {strategy} cold", lambda folder, w=words: cold(folder, w, args.cold)
+                )
             if args.torchrun:
                 for name, conf in (("defaults", ""), ("last_call_timeout=1", "last_call_timeout=1")):
                     results[f"torchrun, {name}"] = measured(
                         f"{size} torchrun {name}",
                         lambda folder, s=size, c=conf: torchrun(folder, ["--size", s], args.torchrun, c),
                     )
-            show(results, baseline)
+            show(results)
             show_phases(results)
     return 0
 

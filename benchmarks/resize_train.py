@@ -69,22 +69,25 @@ class Stopwatch:
 
 def watched(job: elastic.Job) -> Stopwatch:
     """The parts of a switch, in their order."""
-    from slurm_elastic.trainer_shim import membership, world
+    from slurm_elastic.trainer_shim import exchange, handover, membership, passage, world
 
     course, watch = job._course, Stopwatch()
     model, state = course.model(), course.state
     watch.watch(course.reporting, "leaving", "last report")
-    watch.watch(course.snapshots, "begin", "gather shards, or begin a copy")
+    watch.watch(course.snapshots, "begin", "begin a copy")
     for name in ("__init__", "arrive", "wait_open"):
         watch.watch(membership.Gate, name, "all arrive")
-    watch.watch(world, "agree_all", "agree")
+    watch.watch(world, "gather", "agree, who has state")
     watch.watch(model, "disconnect", "drop old model")
     watch.watch(world, "leave", "leave group")
     watch.watch(world, "form", "form group")
-    watch.watch(world, "who_has", "who has state")
     watch.watch(model, "connect", "wrap model")
-    watch.watch(state, "restore", "fill shards")
-    watch.watch(state, "move", "send state")
+    watch.watch(handover, "rescue", "leavers' parts")
+    watch.watch(exchange, "tell", "what there is")
+    watch.watch(exchange, "tell_all", "who has what")
+    watch.watch(exchange, "move", "send state")
+    watch.watch(state, "restore", "take state over")
+    watch.watch(passage.Passage, "settle", "all have done it")
     watch.watch(course.snapshots, "hold", "end of the copy")
     return watch
 

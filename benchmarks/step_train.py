@@ -1,0 +1,136 @@
+"""The training of which bench_reports.py takes the time: the same steps by the job and by a plain loop, turn by turn.
+
+The plain loop is what one would write without the job: DataLoader, DistributedSampler, and DistributedDataParallel
+over the same process group where there is one. Blocks of steps of both alternate, and the medians over blocks are
+compared, so what else the machine does falls on both. CPU seconds: of the training thread, and of the whole process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import slurm_elastic.trainer_shim as elastic
+
+BATCH = 64
+STEPS = 1024
+WARM_UP = 30
+Clocks = tuple[float, float, float]
+
+
+def clocks() -> Clocks:
+    """Wall, this thread's CPU, this process's CPU."""
+    return time.perf_counter(), time.thread_time(), time.process_time()
+
+
+class Timer:
+    """Blocks of steps: seconds a step by every clock, fetching data apart from the rest."""
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Clocks]] = []
+
+    def block(self, steps: int, fetch: Any, step: Any) -> None:
+        """Take `steps` steps; fetch() gives a batch."""
+        spent = {"data": [0.0] * 3, "step": [0.0] * 3}
+        for _ in range(steps):
+            begun = clocks()
+            batch = fetch()
+            fetched = clocks()
+            step(*batch)
+            ended = clocks()
+            for name, a, b in (("data", begun, fetched), ("step", fetched, ended)):
+                spent[name] = [total + later - earlier for total, earlier, later in zip(spent[name], a, b, strict=True)]
+        self.blocks.append({name: tuple(total / steps for total in totals) for name, totals in spent.items()})
+
+    def medians(self) -> dict[str, list[float]]:
+        return {
+            name: [statistics.median(block[name][clock] for block in self.blocks) for clock in range(3)]
+            for name in ("data", "step")
+        }
+
+
+def forever(loader: DataLoader[Any]) -> Iterator[Any]:
+    for epoch in itertools.count():
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        yield from loader
+
+
+class Plain:
+    """The same training without the job, over the same process group."""
+
+    def __init__(self, job: elastic.Job, data: TensorDataset, model: nn.Module, optimizer: torch.optim.Optimizer):
+        shared = job.world_size > 1
+        sampler = DistributedSampler(data) if shared else None
+        share = BATCH // job.world_size
+        self._batches = forever(DataLoader(data, share, shuffle=not shared, sampler=sampler, drop_last=True))
+        self._net = DistributedDataParallel(model, gradient_as_bucket_view=True) if shared else model
+        self._optimizer = optimizer
+
+    def fetch(self) -> Any:
+        return next(self._batches)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        nn.functional.mse_loss(self._net(x), y).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def train(job: elastic.Job, layers: int, block: int, blocks: int) -> dict[str, Any]:
+    """Blocks of steps of both, in turn; medians of what they took."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(BATCH * STEPS, 32), torch.randn(BATCH * STEPS, 1))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(layers)), nn.Linear(32, 1))
+    other = copy.deepcopy(model)
+    optimizer, plain_optimizer = (torch.optim.AdamW(net.parameters(), lr=1e-3) for net in (model, other))
+    net = job.wrap(model, optimizer)
+    job.keep(plain=plain_optimizer)  # so that the job lets the script step it
+    ours, theirs = Timer(), Timer()
+    plain: Plain | None = None
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        job.step(nn.functional.mse_loss(net(x), y))
+
+    for _ in job.epochs(1_000_000):
+        loader = iter(job.loader(data))
+        fetch = functools.partial(next, loader)
+        if plain is None:
+            plain = Plain(job, data, other, plain_optimizer)
+            Timer().block(WARM_UP, fetch, step)
+            Timer().block(WARM_UP, plain.fetch, plain.step)
+        for _ in range(min(blocks - len(ours.blocks), (STEPS - WARM_UP) // block)):
+            ours.block(block, fetch, step)
+            theirs.block(block, plain.fetch, plain.step)
+        loader.close()  # type: ignore[attr-defined]
+        if len(ours.blocks) >= blocks:
+            job.stop()
+    return {"job": ours.medians(), "plain": theirs.medians(), "parameters": sum(1 for _ in model.parameters())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--block", type=int, default=50)
+    parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--out", required=True, help="file that every rank writes its numbers to, with .RANK behind it")
+    args = parser.parse_args()
+    job = elastic.join(batch=BATCH, lr="sqrt")
+    found = train(job, args.layers, args.block, args.blocks)
+    Path(f"{args.out}.{job.rank}").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
