@@ -69,7 +69,9 @@ def put_back(base: Job, now: float) -> bool:
 
     A hold, a dependency, or a begin time further off are somebody's wish.
     """
-    wish = base.reason.startswith(("JobHeld", "Depend")) or base.eligible_time > now + BEGIN_S
+    # "JobHeldUser", and Slurm's own "launch failed requeued held", which is for an admin to look at.
+    held = "held" in base.reason.lower()
+    wish = held or base.reason.startswith("Depend") or base.eligible_time > now + BEGIN_S
     fresh = base.eligible_time > now + BEGIN_S - SETTLE_S
     return base.pending and base.restarts > 0 and not wish and not fresh
 

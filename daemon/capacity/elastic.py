@@ -196,9 +196,10 @@ def _impossible(
         return f"GPU type {job.gpu_type}: partition {job.partition} has {', '.join(sorted(types)) or 'none'}"
     for part in (job, *parts):
         if part.state == "RUNNING" and part.gpus != len(part.nodes) * part.gpus_per_node:
+            where = f"{part.gpus} GPUs on {len(part.nodes)} nodes, not known to be as many on each"
             return (
-                f"job {part.job_id} holds {part.gpus} GPUs unevenly over {len(part.nodes)} nodes; "
-                "accepted: the same number on each (--gpus-per-node or --gres=gpu:N)"
+                f"job {part.job_id} holds {where}; "
+                "accepted: --gpus-per-node=N or --gres=gpu:N, or components of a heterogeneous job with a number each"
             )
     return ""
 

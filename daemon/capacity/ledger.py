@@ -6,7 +6,7 @@ Limit: knows amounts, not which GPU or core; whether Slurm's own rules accept a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..slurm.types import Job, Node, Snapshot
@@ -162,8 +162,8 @@ def pool_of(found: Iterable[Pool], job: Job) -> Pool | None:
     return None
 
 
-def unexplained(snapshot: Snapshot) -> int:
-    """GPUs in use that no job of the snapshot holds.
+def unexplained(snapshot: Snapshot, nodes: Collection[str] = ()) -> int:
+    """GPUs in use, on these nodes or on all, that no job of the snapshot holds.
 
     Jobs are read a moment before nodes: a job that starts in between still waits here, while its GPUs are taken.
     """
@@ -177,5 +177,5 @@ def unexplained(snapshot: Snapshot) -> int:
     return sum(
         max(0, node.gpus_used - held[name])
         for name, node in snapshot.nodes.items()
-        if name not in unsure and node.schedulable
+        if name not in unsure and node.schedulable and (not nodes or name in nodes)
     )

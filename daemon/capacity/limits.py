@@ -1,7 +1,9 @@
-"""What Slurm's own limits (GrpTRES, MaxTRES per user and account, MaxJobs) leave for elastic jobs, in GPUs. Pure.
+"""What Slurm's own limits (GrpTRES, MaxTRES per user, account and job, MaxJobs) leave for elastic jobs, in GPUs. Pure.
 
 Every kind of limit is turned into GPUs: what is left of it, over what one more GPU of the job that needs least of it
-takes. Limit: nobody is asked to give back what Slurm has granted; a limit lowered afterwards only keeps jobs from more.
+takes. What a site lets one job have, an elastic job may have with all its pieces together, though Slurm sees a job in
+each of them. Limit: nobody is asked to give back what Slurm has granted; a limit lowered afterwards only keeps jobs
+from more.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ def gpu_limits(site: Site, snapshot: Snapshot, roster: Roster) -> list[GpuLimit]
     elastic = [job for job in roster.elastic.values() if job.running and job.base.gpus]
     found = []
     for limit in site.limits:
+        if limit.each:
+            found += [own for job in elastic if _concerns(site, limit, job.base) for own in _of_each(limit, job)]
+            continue
         inside = [job for job in elastic if _concerns(site, limit, job.base)]
         if not inside:
             continue
@@ -39,6 +44,12 @@ def gpu_limits(site: Site, snapshot: Snapshot, roster: Roster) -> list[GpuLimit]
             label = f"Slurm's limit {kind} ({_whose(limit)}) leaves its elastic jobs"
             found.append(GpuLimit(label, floor(more), frozenset(job.job_id for job in inside)))
     return found
+
+
+def _of_each(limit: SlurmLimit, job: ElasticJob) -> list[GpuLimit]:
+    more, kind = _left(limit, [held.job for held in job.held], [job])
+    label = f"Slurm's limit {kind} of each job ({_whose(limit)}) leaves it"
+    return [GpuLimit(label, floor(more), frozenset({job.job_id}))] if more < inf else []
 
 
 def _left(limit: SlurmLimit, used: list[Job], inside: Iterable[ElasticJob]) -> tuple[float, str]:

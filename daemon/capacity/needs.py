@@ -1,7 +1,7 @@
 """What waiting jobs need in order to start, in the order in which Slurm would start them. Pure.
 
-Only jobs that wait for resources count. One that is held, depends on another, waits for its time or is over a limit
-could not use GPUs given up for it.
+Only jobs that wait for resources count, and those whose begin time is near. One that is held, depends on another, waits
+for a later time or is over a limit could not use GPUs given up for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ RESOURCE_REASONS = ("Resources", "Priority", "None", "")
 
 SOON_S = 5.0
 """A begin time this near counts as come."""
+NOTICE_S = 60.0
+"""Room is made this long before a job's begin time: Slurm preempts at that moment what has not given way by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,9 @@ def needs(snapshot: Snapshot, roster: Roster, passed: Collection[int] = ()) -> l
 
 def _counts(job: Job, now: float) -> bool:
     # A reservation's nodes are not ours to give. One put back a moment ago has no reason yet, only its begin time.
-    return job.reason in RESOURCE_REASONS and not job.reservation and job.eligible_time <= now + SOON_S
+    comes = job.reason == "BeginTime" and not job.restarts and job.eligible_time <= now + NOTICE_S
+    waits = job.reason in RESOURCE_REASONS and job.eligible_time <= now + SOON_S
+    return (comes or waits) and not job.reservation
 
 
 def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Need:

@@ -18,8 +18,9 @@ from .ledger import Amount, Ledger
 from .needs import Need, Part, meets
 from .units import Giver, Unit, droppable, shrinks
 
-_Rank = tuple[bool, int, int, float, int, str, tuple[Unit, ...]]
-"""(not required, GPUs taken, not free yet, minus the fullness of who gives, GPUs left over, node, units to give up)."""
+_Rank = tuple[bool, int, int, float, float, int, str, tuple[Unit, ...]]
+"""(not required, GPUs taken, not free yet, minus the fullness of who gives, minus how much the slowest node given up
+holds its job back, GPUs left over, node, units to give up)."""
 _FEW = 8
 """Units on one node up to which every combination is tried."""
 
@@ -156,17 +157,19 @@ class _Maker:
         have = trial.ledger.total(name)
         late = 0 if trial.ledger.now[name].covers(part.amount) else 1
         if have.covers(part.amount):
-            return name not in part.required, 0, late, 0.0, have.gpus - part.amount.gpus, name, ()
-        best: tuple[int, float, int, tuple[Unit, ...]] | None = None
+            return name not in part.required, 0, late, 0.0, 0.0, have.gpus - part.amount.gpus, name, ()
+        best: tuple[int, float, float, int, tuple[Unit, ...]] | None = None
         for units in self._ways(trial, name, part.amount, have):
             freed = self._freed(trial, units, name)
             cost = sum(self._gpus(unit) for unit in units)
-            key = (cost, -self._fullness(units), (have + freed).gpus - part.amount.gpus, units)
+            surplus = (have + freed).gpus - part.amount.gpus
+            key = (cost, -self._fullness(units), -self._slowness(units), surplus, units)
             if best is None or key < best:
                 best = key
         if best is None:
             return None
-        return name not in part.required, best[0], late, best[1], best[2], name, best[3]
+        cost, fullness, slowness, surplus, units = best
+        return name not in part.required, cost, late, fullness, slowness, surplus, name, units
 
     def _ways(self, trial: _Try, name: str, need: Amount, have: Amount) -> Iterable[tuple[Unit, ...]]:
         """Sets of units whose release makes the node large enough, each complete with what goes along."""
@@ -200,6 +203,10 @@ class _Maker:
         """How much the fullest of those who give holds, per weight: the one that has most gives first."""
         owners = {self.bundles[unit][0] for unit in units}
         return max((self.givers[owner].gpus / self.givers[owner].weight for owner in owners), default=0.0)
+
+    def _slowness(self, units: Collection[Unit]) -> float:
+        """What the slowest of these nodes costs its job in every step."""
+        return max((self.givers[self.bundles[unit][0]].slow.get(unit[1], 0.0) for unit in units), default=0.0)
 
     def _may(self, trial: _Try, units: Iterable[Unit]) -> bool:
         """Whether everyone who gives can still come to rest on a size that it accepts."""

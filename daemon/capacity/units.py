@@ -39,6 +39,8 @@ class Giver:
     """Node -> the lowest switch over it, where the site describes its network."""
     wanted: frozenset[str] = frozenset()
     """Nodes that waiting jobs ask for by name."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Node -> the share of every step that all ranks wait for its own; nodes that hold nobody back are not in it."""
 
     @property
     def gpus(self) -> int:
@@ -79,7 +81,8 @@ def shrinks(giver: Giver, forced: Collection[Unit] = ()) -> dict[int, tuple[Piec
     """Every number of GPUs the job can come down to (its present one included), with the pieces it then keeps.
 
     Units in `forced` are gone in each of them. For one size there may be many ways; this gives the gentlest:
-    newest and smallest companions first, whole companions rather than parts, the base's own nodes last.
+    newest and smallest companions first, but before these one on a slow node, whole companions rather than parts, the
+    base's own nodes last.
     """
     best: dict[int, tuple[int, tuple[Piece, ...]]] = {0: (0, ())}
     for rank, piece in enumerate(reversed(giver.pieces)):
@@ -101,26 +104,31 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: Collection[Unit]) -> li
     fixed = _kept_alive(giver, piece)
     order = gone + [node for node in first_to_go(giver, piece.nodes) if node not in gone and node != fixed]
     unit_cost = _COST[piece.kind] * (1 + min(rank, 900)) * piece.gpus_per_node
+    # The newest has rank 0: a slow node goes for half its price.
+    costs = [_COST[piece.kind] * piece.gpus_per_node // 2 if node in giver.slow else unit_cost for node in order]
     cuts: list[tuple[Piece | None, int]] = []
     for count in range(len(gone), len(order) + 1):
         left = tuple(node for node in piece.nodes if node not in order[:count])
         if left and fixed not in gone:
-            cuts.append((replace(piece, nodes=left), unit_cost * count + (1 if count else 0)))
+            cuts.append((replace(piece, nodes=left), sum(costs[:count]) + (1 if count else 0)))
     if fixed is None or piece.kind == "component":
-        cuts.append((None, unit_cost * len(piece.nodes)))
+        cuts.append((None, sum(costs) + unit_cost * (len(piece.nodes) - len(order))))
     return cuts
 
 
 def first_to_go(giver: Giver, nodes: Iterable[str]) -> list[str]:
-    """The nodes of a piece, those to give up first: what a waiting job asks for by name, then what lies furthest from
-    the rest of the job (under the switch with the fewest of its nodes), then the end of the list, so that what is kept
-    stays a prefix and ranks move least."""
+    """The nodes of a piece, those to give up first: what a waiting job asks for by name, then what holds the others
+    back most, then what lies furthest from the rest of the job (under the switch with the fewest of its nodes), then
+    the end of the list, so that what is kept stays a prefix and ranks move least."""
     order = list(reversed(tuple(nodes)))
-    if not giver.switches and not giver.wanted:
+    if not giver.switches and not giver.wanted and not giver.slow:
         return order
     held = {node for piece in giver.pieces for node in piece.nodes}
     near = Counter(giver.switches.get(node, "") for node in held)
-    return sorted(order, key=lambda node: (node not in giver.wanted, near[giver.switches.get(node, "")]))
+    return sorted(
+        order,
+        key=lambda node: (node not in giver.wanted, -giver.slow.get(node, 0.0), near[giver.switches.get(node, "")]),
+    )
 
 
 def _kept_alive(giver: Giver, piece: Piece) -> str | None:

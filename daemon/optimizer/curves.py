@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .models import FORM_ERROR, ThroughputModel
-from .step_form import LARGEST_LOG, gamma_of
+from .step_form import LARGEST_LOG, N, gamma_of
 
 try:  # an accelerator, never a need
     import numpy as np
@@ -56,7 +56,7 @@ def uncertainties(model: Any, sizes: Sequence[tuple[int, int]]) -> list[float]:
         return [model.uncertainty(gpus, nodes) for gpus, nodes in sizes]
     gpus, nodes = np.array(sizes, dtype=np.float64).T
     slopes = _slopes(model, gpus, nodes)
-    spread = np.einsum("ij,jk,ik->i", slopes, np.array(model.covariance), slopes)
+    spread = np.einsum("ij,jk,ik->i", slopes, np.frombuffer(model.covariance).reshape(N, N), slopes)
     measured = {(k, n) for k, n, _ in model.seen}
     form = np.array([0.0 if size in measured else FORM_ERROR**2 for size in sizes])
     out: list[float] = np.sqrt(np.maximum(0.0, spread) + form).tolist()

@@ -63,7 +63,7 @@ def _maximised(models: Sequence[ThroughputModel], share: Sequence[float], base: 
     for w, m in zip(share, models, strict=True):
         for i in range(N):
             for j in range(N):
-                total[i][j] += w * m.covariance[i][j]
+                total[i][j] += w * m.covariance[i * N + j]
     features, cross = _moments(off, off, share), _moments(far, off, share)
     for i in range(N):
         total[i][i] += RIDGE

@@ -10,8 +10,10 @@ With one size known the prior fills the rest: no curve is linear, so ties betwee
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 
 from . import fit_plain
 from .errors import PlanInputError
@@ -42,12 +44,16 @@ class Observation:
     """1: a median over a few dozen steps; more for more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ThroughputModel:
-    """Step time and throughput of one job at any size; make it with `fit`."""
+    """Step time and throughput of one job at any size; make it with `fit`.
+
+    One is equal to itself alone: it is looked up by thousands of jobs in every round.
+    """
 
     theta: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...]
+    covariance: array[float]
+    """Of theta, row by row."""
     scale_s: float
     """The step time that the coordinates are relative to."""
     micro: float
@@ -77,8 +83,7 @@ class ThroughputModel:
         """Relative 1-sigma of the throughput at this size, at the micro batch first measured."""
         nodes = nodes or max(1, -(-gpus // self.gpus_per_node))
         _, slope = log_step_time(self.theta, gpus, nodes, 1.0, 1.0)
-        rows = zip(slope, self.covariance, strict=True)
-        spread = sum(a * b * c for a, row in rows for b, c in zip(slope, row, strict=True))
+        spread = sum(a * b * c for (a, b), c in zip(product(slope, repeat=2), self.covariance, strict=True))
         measured = any((k, n) == (gpus, nodes) for k, n, _ in self.seen)
         return math.sqrt(max(0.0, float(spread)) + (0.0 if measured else FORM_ERROR**2))
 
@@ -178,7 +183,7 @@ def assembled(
         seen[o.gpus, o.nodes] = seen.get((o.gpus, o.nodes), 0.0) + o.weight
     return ThroughputModel(
         theta=tuple(theta),
-        covariance=tuple(tuple(row) for row in covariance),
+        covariance=array("d", chain.from_iterable(covariance)),
         scale_s=scale,
         micro=micro,
         micro_limit=max(o.micro_batch for o in observations) if accumulates else 0,

@@ -25,20 +25,24 @@ from .table import Memo
 from .targets import PlanResult, explained
 from .views import JobView
 
+Choices = tuple[list[Row], list[Option]]
+"""The rows of one job and their terms in the objective."""
+
 
 @dataclass
 class Cache:
     """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
 
-    made: dict[object, tuple[list[Row], list[Option]]] = field(default_factory=dict)
-    old: dict[object, tuple[list[Row], list[Option]]] = field(default_factory=dict)
+    made: dict[object, tuple[object, Choices]] = field(default_factory=dict)
+    """By what they were made from, which stands beside them."""
+    old: dict[object, tuple[object, Choices]] = field(default_factory=dict)
     """Of the turn before; what is not asked for in two turns is forgotten."""
-    views: dict[int, tuple[str, JobView, tuple[list[Row], list[Option]]]] = field(default_factory=dict)
+    views: dict[int, tuple[str, JobView, Choices]] = field(default_factory=dict)
     columns: Memo = field(default_factory=dict)
 
     def turn(self) -> None:
         """Begin another round of plans: forget what the last one did not ask for."""
-        kept = {id(column) for _, column in self.made.values()}
+        kept = {id(column) for _, (_, column) in self.made.values()}
         self.old, self.made = self.made, {}
         self.views.clear()
         self.columns = {key: made for key, made in self.columns.items() if _row_of(key) in kept}
@@ -128,7 +132,7 @@ class _Labels(Sequence[str]):
         return self.jobs[index].label if isinstance(index, int) else [job.label for job in self.jobs[index]]
 
 
-def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> tuple[list[Row], list[Option]]:
+def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> Choices:
     """The rows of one job and their terms in the objective."""
     if cache is None:
         table = rows(job, policy)
@@ -147,7 +151,7 @@ def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> tuple[l
         known = cache.old.get(key)
         if known is None:
             table = rows(job, policy)
-            known = table, terms(job, table, policy)
-        cache.made[key] = known
-    cache.views[id(job)] = policy, job, known  # the view is kept, so that its identity stays its own
-    return known
+            known = key, (table, terms(job, table, policy))
+        cache.made[known[0]] = known
+    cache.views[id(job)] = policy, job, known[1]  # the view is kept, so that its identity stays its own
+    return known[1]

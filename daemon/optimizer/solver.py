@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, isfinite
 from typing import Any, NamedTuple
 
 from . import dual_plain, shared
@@ -93,11 +93,19 @@ def pick(
     memo: Memo | None = None,
 ) -> Answer:
     """`solve` without the sum of the values; with a memo, lists that jobs share are looked at once (shared.py)."""
+    if all(len(row) == 1 for row in options) and _fits(options, capacity):
+        return Answer((0,) * len(options), 0.0, 0.0, "")  # everyone stays
     found = shared.sharing(options) if memo is not None and capacity >= 0 else None
     if found is None or memo is None:
         return solve_table(build(options, labels, memo), capacity, labels, work)
     choice, end, p, q, scale = shared.solve_shared(options, found, capacity, labels, work, memo)
     return _answer(tuple(choice), end, p, q, scale, work)
+
+
+def _fits(options: Sequence[Sequence[Option]], capacity: int) -> bool:
+    """Whether the jobs' first options, which have to be values and sizes, fit the capacity."""
+    sane = all(isfinite(row[0].value) and row[0].gpus >= 0 for row in options)
+    return sane and sum(row[0].gpus for row in options) <= capacity
 
 
 def _answer(choice: tuple[int, ...], end: Finish, p: int, q: int, scale: float, work: int) -> Answer:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import lt
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .errors import InfeasiblePlan, PlanInputError
 
@@ -92,61 +92,90 @@ def scale_for(largest: float, jobs: int) -> float:
 
 
 Memo = dict[object, Any]
-"""Columns made before, by the identity of the list of options: for callers that keep their lists unchanged."""
+"""What was read of lists of options before, by their identity: for callers that keep their lists unchanged."""
+
+
+class Read(NamedTuple):
+    """What is kept of one list of options."""
+
+    largest: float
+    """Its largest value, by amount."""
+    row: Sequence[Choice]
+    """The list itself: as long as it is kept, its identity stays its own."""
+    columns: Any = None
+    """GPUs, strictly rising, over their best values, as one float64 array; None: not read into an array."""
+    origin: Any = None
+    """Indices in the list; None: the identity."""
 
 
 def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None) -> Table:
     """Columns from option objects: sorted by GPUs, of equal sizes the best value only. Raises PlanInputError."""
     memo = {} if memo is None else memo
-    fast = np is not None and sum(map(len, options)) >= NUMPY_FROM_OPTIONS
-    if fast:
-        _read_at_once(options, memo)
+    if np is not None and sum(map(len, options)) >= NUMPY_FROM_OPTIONS:
+        return _built_at_once(options, labels, memo)
     scale = common_scale(enumerate(options), len(options), labels, memo)
-    parts = list[Any]()
+    parts = list[tuple[list[int], list[int], list[int]]]()
     for row in options:
-        key = id(row), scale, fast
-        columns = memo.get(key)
+        columns = memo.get((id(row), scale, "lists"))
         if columns is None:
-            read = memo.get((id(row), "read"))
-            if read is not None:
-                columns = read[0], np.rint(read[1] * scale).astype(np.int64), read[2]
-            else:
-                made = scaled(row, scale)
-                columns = tuple(np.asarray(c, dtype=np.int64) for c in made) if fast else made
-            memo[key] = columns
+            columns = memo[id(row), scale, "lists"] = scaled(row, scale)
         parts.append(columns)
     starts = [0, *accumulate(len(part[0]) for part in parts)]
-    if fast:
-        weight, value, origin = (np.concatenate([part[c] for part in parts]) for c in range(3))
-        return Table(np.asarray(starts, dtype=np.int64), weight, value, scale, origin)
     flat = [list(chain.from_iterable(part[c] for part in parts)) for c in range(3)]
     return Table(starts, flat[0], flat[1], scale, flat[2])
 
 
+def _built_at_once(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None, memo: Memo) -> Table:
+    """`build` in arrays: lists read before are joined, and only what is new is looked at option by option."""
+    _read_at_once(options, memo)
+    scale = common_scale(enumerate(options), len(options), labels, memo)
+    read: list[Read] = [memo[id(row)] for row in options]
+    for at, known in enumerate(read):
+        if known.columns is None:  # out of order
+            read[at] = memo[id(known.row)] = _sorted(known)
+    lengths = np.fromiter((known.columns.shape[1] for known in read), dtype=np.int64, count=len(read))
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    weight, value = np.concatenate([known.columns for known in read], axis=1)
+    origin = np.arange(starts[-1], dtype=np.int64) - np.repeat(starts[:-1], lengths)
+    for at, known in enumerate(read):
+        if known.origin is not None:
+            origin[starts[at] : starts[at + 1]] = known.origin
+    return Table(starts, weight.astype(np.int64), np.rint(value * scale).astype(np.int64), scale, origin)
+
+
+def _sorted(known: Read) -> Read:
+    """A list whose GPUs do not rise: of each size its best option, the first of equals."""
+    best = dict[int, int]()
+    for at in sorted(range(len(known.row)), key=lambda i: (known.row[i].gpus, -known.row[i].value, i)):
+        best.setdefault(known.row[at].gpus, at)
+    columns = np.array([list(best), [known.row[at].value for at in best.values()]], dtype=np.float64)
+    return known._replace(columns=columns, origin=np.array(list(best.values()), dtype=np.int64))
+
+
 def _read_at_once(options: Sequence[Sequence[Choice]], memo: Memo) -> None:
-    """Read every list not read before into arrays: their GPUs, values and indices, and the largest value of each.
+    """Read every list not read before into arrays.
 
     A list that is out of order, or that has to be refused, is left to the careful way.
     """
-    new = list({id(row): row for row in options if id(row) not in memo}.values())
+    unread = (row for row in options if (known := memo.get(id(row))) is None or known.columns is None)
+    new = list({id(row): row for row in unread}.values())
     if not new or not all(new):
         return
     lengths = list(map(len, new))
     ends: Any = np.cumsum(lengths)
     starts = ends - lengths
-    weight = np.fromiter((o.gpus for row in new for o in row), dtype=np.int64, count=int(ends[-1]))
-    value = np.fromiter((o.value for row in new for o in row), dtype=np.float64, count=int(ends[-1]))
-    good = np.isfinite(value) & (weight >= 0)
-    rising = np.ones(len(weight), dtype=bool)
-    rising[1:] = np.diff(weight) > 0
+    columns = np.empty((2, int(ends[-1])))
+    columns[0] = np.fromiter((o.gpus for row in new for o in row), dtype=np.float64, count=int(ends[-1]))
+    columns[1] = np.fromiter((o.value for row in new for o in row), dtype=np.float64, count=int(ends[-1]))
+    good = np.isfinite(columns[1]) & (columns[0] >= 0)
+    rising = np.ones(len(good), dtype=bool)
+    rising[1:] = np.diff(columns[0]) > 0
     rising[starts] = True
     good = np.minimum.reduceat(good & rising, starts).tolist()
-    largest = np.maximum.reduceat(np.abs(value), starts).tolist()
-    index = np.arange(max(lengths), dtype=np.int64)
+    largest = np.maximum.reduceat(np.abs(columns[1]), starts).tolist()
     for row, fine, most, start, end in zip(new, good, largest, starts.tolist(), ends.tolist(), strict=True):
         if fine:
-            memo[id(row)] = most, row
-            memo[id(row), "read"] = weight[start:end].copy(), value[start:end].copy(), index[: end - start]
+            memo[id(row)] = Read(most, row, columns[:, start:end].copy())
 
 
 def common_scale(
@@ -157,9 +186,9 @@ def common_scale(
     for j, row in rows:  # jobs may share a list of options
         known = memo.get(id(row))
         if known is None:
-            known = memo[id(row)] = _largest(row, labels, j), row  # the row is kept: its identity stays its own
-        if known[0] > largest:
-            largest = known[0]
+            known = memo[id(row)] = Read(_largest(row, labels, j), row)
+        if known.largest > largest:
+            largest = known.largest
     return scale_for(largest, jobs)
 
 

@@ -39,9 +39,7 @@ def members_of(situation: Situation, pool: Pool, movable: list[Standing], idle: 
     everything = idle + sum(standing.gpus for standing in movable)
     found = []
     for standing in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
-        made = member(
-            standing, situation.forced(standing), everything, node_gpus, situation.inputs.settings, situation.inputs.fit
-        )
+        made = member(standing, situation.forced(standing), everything, node_gpus, situation.inputs.settings)
         if made is not None:
             found.append(made)
     return found

@@ -5,25 +5,28 @@ The keys are those of daemon/reports/evidence.py. Nothing here decides; what is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
-from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.db.rows import DecisionRow, Mark
 
 from ..capacity.elastic import ElasticJob
 from ..capacity.room import Met
 from ..optimizer.targets import Target
 from ..reasons import Reason
 from ..settings import Settings
-from .moves import Move
-from .sharing import Member, Shared
-from .standing import Standing, weight_of
+from .moves import Move, nearest_batch
+from .sharing import Member, Shared, rests
+from .standing import Standing, batches, weight_of
 from .ways import cost, passed_over
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""
+MOST_NAMED = 3
+"""Most waiting jobs that one alternative names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +43,53 @@ class Context:
     target: Target | None = None
     met: tuple[Met, ...] = ()
     """Waiting jobs that this one makes room for."""
-    moved: Sequence[dict[str, Any]] = ()
-    """Everybody who moves, as `others` gives it."""
+    moved: Callable[[], Sequence[dict[str, Any]]] = tuple
+    """Who moves, as `others` gives it."""
     limit: str = ""
     """The limit that keeps it from more, in words."""
+    stands: Mark | None = None
+    """Of the job's last decision: one like that is made without evidence."""
 
 
 def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     """The decision on a job that could be moved."""
+    standing, wish, target = move.wish.standing, move.wish, context.target
+    changes, gpus = move.changes, move.gpus
+    # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
+    planned = target is not None and target.gpus == gpus
+    gain = context.shared.progress if context.shared is not None and changes and planned else None
+    made = DecisionRow(
+        job_id=standing.job_id,
+        at=context.now,
+        gpus_from=standing.gpus,
+        gpus_to=gpus,
+        batch_from=standing.batch,
+        batch_to=wish.batch,
+        reason=wish.reason.value,
+        value=target.value if target and planned else None,
+        gain=gain,
+        mechanism=move.mechanism if changes else "",
+        mode=context.settings.mode,
+    )
+    if made.mark == context.stands:
+        return made
+    alternatives = _alternatives(target) or _kept_more(move, context.met)
+    return replace(made, evidence=_evidence(move, begun, planned, context), alternatives=alternatives)
+
+
+def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> dict[str, Any]:
+    """What a row says beside its numbers. `planned`: the size is the optimizer's."""
     standing, wish = move.wish.standing, move.wish
-    target = context.target
     found = _common(standing, context) | _speeds(standing, move.gpus, wish.batch, context.member)
     if move.changes:
-        among = (entry for entry in context.moved if entry["job_id"] != standing.job_id)
+        among = (entry for entry in context.moved() if entry["job_id"] != standing.job_id)
         others = list(islice(among, MOST_OTHERS))
         found |= ({"others": others} if others else {}) | {"starts": "now" if begun else "later"}
         found |= {"passed_over": passed_over(move, context.settings), "pause_s": cost(move, context.settings)}
         if move.mechanism == "requeue":
             found["pause_measured"] = standing.state.requeue_s is not None
+        if not planned and wish.reason is Reason.GROW_IDLE:
+            found["tried"] = True
     if move.changes and not begun:
         found["next"] = f"it is resized as soon as it can be: {move.later or 'enough resizes were begun in this round'}"
     if context.shared is not None and context.shared.held_back and not move.changes:
@@ -68,33 +100,14 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     if context.limit:
         found["limit"] = context.limit
         found.setdefault("next", context.limit)
-    # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
-    planned = target is not None and target.gpus == move.gpus
-    if move.changes and not planned and wish.reason is Reason.GROW_IDLE:
-        found["tried"] = True
-    gain = context.shared.progress if context.shared is not None and move.changes and planned else None
-    return DecisionRow(
-        job_id=standing.job_id,
-        at=context.now,
-        gpus_from=standing.gpus,
-        gpus_to=move.gpus,
-        batch_from=standing.batch,
-        batch_to=wish.batch,
-        reason=wish.reason.value,
-        value=target.value if target and planned else None,
-        gain=gain,
-        evidence=found,
-        alternatives=_alternatives(target),
-        mechanism=move.mechanism if move.changes else "",
-        mode=context.settings.mode,
-    )
+    return found
 
 
 def row_of_frozen(standing: Standing, context: Context) -> DecisionRow:
     """The decision on a job that is left as it is."""
     intent = standing.state.intent
     reason = standing.frozen or Reason.KEEP_BEST
-    return DecisionRow(
+    made = DecisionRow(
         job_id=standing.job_id,
         at=context.now,
         gpus_from=standing.gpus,
@@ -104,9 +117,9 @@ def row_of_frozen(standing: Standing, context: Context) -> DecisionRow:
         reason=reason.value,
         value=None,
         gain=None,
-        evidence=_common(standing, context),
         mode=context.settings.mode,
     )
+    return made if made.mark == context.stands else replace(made, evidence=_common(standing, context))
 
 
 def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Settings) -> DecisionRow:
@@ -193,19 +206,41 @@ def _speeds(standing: Standing, gpus: int, batch: int, member: Member | None) ->
 
 
 def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[dict[str, Any]]:
-    """Everybody who moves, the largest changes first: made once a round, read by every row."""
+    """Those who move, the largest changes first, as many as a row names beside its own job."""
     found = []
-    for move in moves:
+    for move in nsmallest(MOST_OTHERS + 1, moves, key=_by_change):
         standing = move.wish.standing
-        entry: dict[str, Any] = {"job_id": standing.job_id, "gpus_from": standing.gpus, "gpus_to": move.gpus}
-        speeds = _speeds(standing, move.gpus, move.wish.batch, members.get(standing.job_id))
+        job_id = standing.job_id
+        entry: dict[str, Any] = {"job_id": job_id, "gpus_from": standing.gpus, "gpus_to": move.gpus}
+        speeds = _speeds(standing, move.gpus, move.wish.batch, members.get(job_id))
         if speeds.get("samples_per_s_from"):
             entry["change"] = speeds["samples_per_s_to"] / speeds["samples_per_s_from"] - 1.0
         found.append(entry)
-    return sorted(found, key=lambda entry: (-abs(entry["gpus_to"] - entry["gpus_from"]), entry["job_id"]))
+    return found
+
+
+def _by_change(move: Move) -> tuple[int, int]:
+    standing = move.wish.standing
+    return -abs(move.gpus - standing.gpus), standing.job_id
 
 
 def _alternatives(target: Target | None) -> list[dict[str, Any]]:
     if target is None:
         return []
     return [{"gpus": gpus, "batch": batch, "value": value} for gpus, batch, value in target.alternatives]
+
+
+def _kept_more(move: Move, met: Sequence[Met]) -> list[dict[str, Any]]:
+    """The next size above the one that is left to a job which makes room, and why it was not left that one."""
+    standing = move.wish.standing
+    if not met or not move.wish.forced:
+        return []
+    size = min((k for k in rests(standing, frozenset()) if move.gpus < k <= standing.gpus), default=standing.gpus)
+    names = ", ".join(str(entry.need.job_id) for entry in met[:MOST_NAMED])
+    return [
+        {
+            "gpus": size,
+            "batch": nearest_batch(batches(standing.job.request, size), standing.batch),
+            "why": f"too few would be left for {names} to start",
+        }
+    ]

@@ -6,8 +6,9 @@ Limit: a plan is as good as its snapshot; what Slurm refuses is found out when i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
@@ -146,16 +147,30 @@ class _Round:
             if move.changes and not move.later and len(begun) < settings.max_resizes_per_round:
                 begun.add(move.wish.standing.job_id)
                 self.directives.append(move.directive(settings.companion_wait_s))
-        known = {job_id: m for job_id, (m, _, _) in self.division.shared.items()}
-        moved = others([move for move in made.values() if move.changes], known)
+        moved = cache(lambda: self._moved(made))
+        makes_room: dict[int, list[Met]] = {}
+        for met in self.situation.room.met:
+            for job_id in met.givers:
+                makes_room.setdefault(job_id, []).append(met)
         for job_id, standing in self.situation.standings.items():
-            context = self._context(standing, places.get(job_id), moved)
+            context = self._context(standing, places.get(job_id), makes_room.get(job_id, ()), moved)
             if job_id in made:
                 self.rows.append(row(made[job_id], job_id in begun, context))
             else:
                 self.rows.append(row_of_frozen(standing, context))
 
-    def _context(self, standing: Standing, pool: Pool | None, moved: list[dict[str, Any]]) -> Context:
+    def _moved(self, made: Mapping[int, Move]) -> list[dict[str, Any]]:
+        """Read by every new row of a job that moves: made once a round, if at all."""
+        known = {job_id: m for job_id, (m, _, _) in self.division.shared.items()}
+        return others([move for move in made.values() if move.changes], known)
+
+    def _context(
+        self,
+        standing: Standing,
+        pool: Pool | None,
+        makes_room: Sequence[Met],
+        moved: Callable[[], Sequence[dict[str, Any]]],
+    ) -> Context:
         member, shared, target = self.division.shared.get(standing.job_id, (None, None, None))
         return Context(
             now=self.inputs.now,
@@ -166,9 +181,10 @@ class _Round:
             member=member,
             shared=shared,
             target=target,
-            met=tuple(met for met in self.situation.room.met if standing.job_id in met.givers),
+            met=tuple(makes_room),
             moved=moved,
             limit=self.situation.said.get(standing.job_id, ""),
+            stands=self.inputs.marks.get(standing.job_id),
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from slurm_elastic.db.rows import ObservationRow
 from slurm_elastic.trainer_shim.request import ElasticRequest
@@ -14,18 +15,12 @@ from ..capacity.units import Unit, shrinks
 from ..optimizer import goodput
 from ..optimizer.caps import Cap
 from ..optimizer.choices import BATCH_GAIN
-from ..optimizer.models import Observation
 from ..optimizer.plans import Cache, plan_pools
-from ..optimizer.prior import Prior
 from ..optimizer.targets import PlanResult, Target
-from ..optimizer.views import JobView, Model
+from ..optimizer.views import JobView
 from ..settings import Settings
 from .standing import Standing, batches, sizes, weight_of
 
-Fit = Callable[[Sequence[Observation], Prior | None], Model]
-
-GRID = 0.004
-"""Steps of the logarithm in which step times are told apart."""
 NOISE_REPORTS = 3
 """Reports at one configuration before its noise scale (their median) is believed."""
 NOISE_GRID = 0.1
@@ -64,20 +59,6 @@ class Shared:
     """The gain was below the least one worth moving for: everyone stays."""
 
 
-def observation(row: ObservationRow) -> Observation:
-    """A stored configuration as the model's fit takes it, on a grid finer than its noise: a curve is the same from one
-    round to the next until a report says something new, and what was fitted and planned for it is found again."""
-    return Observation(
-        gpus=max(1, row.gpus),
-        nodes=max(1, row.nodes),
-        batch=max(1, row.batch),
-        micro_batch=max(1, row.micro_batch),
-        accumulation=max(1, row.accumulation),
-        step_time_s=math.exp(GRID * round(math.log(row.step_time) / GRID)),
-        weight=float(1 << max(0, row.count.bit_length() - 1)),
-    )
-
-
 def rests(standing: Standing, forced: frozenset[Unit]) -> dict[int, int]:
     """Accepted sizes that the job can come down to, with their nodes; unforced, the present size is one of them."""
     accepted = sizes(standing.job)
@@ -88,9 +69,7 @@ def rests(standing: Standing, forced: frozenset[Unit]) -> dict[int, int]:
     return found
 
 
-def member(
-    standing: Standing, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings, fit: Fit
-) -> Member | None:
+def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings) -> Member | None:
     """The job as the optimizer sees it; None when it has no size to come to rest on. `room`: GPUs it could gain."""
     downs = rests(standing, forced)
     if not downs:
@@ -104,7 +83,7 @@ def member(
             if rest < size <= rest + room:
                 choices[size] = downs[rest] + -(-(size - rest) // max(1, node_gpus))
     anew = {} if forced else _anew(standing, choices, rest + room, node_gpus)
-    view = _view(standing, {**choices, **anew}, settings, fit)
+    view = _view(standing, {**choices, **anew}, settings)
     if anew:
         cost = settings.assumed_requeue_s if standing.state.requeue_s is None else standing.state.requeue_s
         view = replace(view, dear=frozenset(anew), dear_pause_s=cost)
@@ -152,7 +131,13 @@ class _Batches:
         return goodput.guarded(found, self.reference, self.noise_scale, self.request.guard / 100)
 
 
-def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fit: Fit) -> JobView:
+@lru_cache(maxsize=1 << 12)
+def _same(choices: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The same object for equal ones: they are kept from round to round, and most jobs share a few."""
+    return choices
+
+
+def _view(standing: Standing, choices: Mapping[int, int], settings: Settings) -> JobView:
     state, request, noise = standing.state, standing.job.request, trusted_noise(standing.state.observations)
     gpus, batch = state.reference or (standing.gpus, standing.batch)
     left = standing.job.base.time_left_s
@@ -163,8 +148,8 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings, fi
     settled = not (standing.may_grow and standing.may_shrink) or pause / horizon > BATCH_GAIN
     return JobView(
         label=str(standing.job_id),
-        model=fit([observation(row) for row in state.observations if row.step_time > 0], state.prior),
-        choices=tuple(sorted(choices.items())),
+        model=state.model,
+        choices=_same(tuple(sorted(choices.items()))),
         batches=_Batches(
             request, settled, standing.gpus, standing.batch, max(1, batch), noise if request.guard else None
         ),
@@ -193,7 +178,7 @@ def share(
     """
     policy = settings.policy
     bests = plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
-    stays = plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy, cache)
+    stays = plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy)
     gains = [best.value - stay.value for best, stay in zip(bests, stays, strict=True)]
     still = _held_back(pools, bests, stays, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
     rows = zip(pools, bests, stays, gains, strict=True)

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from slurm_elastic.db.rows import Mark
 from slurm_elastic.trainer_shim.wire import Shape
 
 from ..capacity.elastic import Roster
 from ..capacity.limits import gpu_limits
 from ..capacity.room import Room
 from ..capacity.units import Unit
-from ..optimizer.models import fit as fit_model
 from ..optimizer.plans import Cache
 from ..reasons import Reason
 from ..settings import Settings
 from ..slurm.site import Site
 from ..slurm.types import Snapshot
 from .limits import Limits
-from .sharing import Fit
 from .standing import JobState, Standing
 
 
@@ -38,12 +37,13 @@ class Inputs:
     now: float
     passed: Collection[int] = ()
     """Waiting jobs that did not take the room made for them."""
-    fit: Fit = fit_model
     cache: Cache | None = None
     """What was made of the same jobs in the round before; it changes no plan."""
     site: Site = field(default_factory=Site)
     put_back: Mapping[int, Shape] = field(default_factory=dict)
     """What jobs that a resize is putting back are to get, by job id."""
+    marks: Mapping[int, Mark] = field(default_factory=dict)
+    """Of the decisions that stand, by job id: one like that is made without evidence, for it is not stored again."""
 
 
 class Situation:

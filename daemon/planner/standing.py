@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from slurm_elastic.db.rows import IntentRow, InUse, ObservationRow
+from slurm_elastic.trainer_shim.bottleneck import SLOW_RANK
 from slurm_elastic.trainer_shim.request import ElasticRequest
-from slurm_elastic.trainer_shim.wire import Piece
+from slurm_elastic.trainer_shim.wire import Piece, Report
 
 from ..capacity.anew import can_start_anew
 from ..capacity.elastic import ElasticJob
 from ..capacity.ledger import Amount, per_node
 from ..capacity.units import Giver, units_of, without
-from ..optimizer.prior import Prior
+from ..optimizer.views import Model
 from ..reasons import Reason
 from ..settings import Settings
 
@@ -32,20 +33,22 @@ class JobState:
     """Its last closed one."""
     pinned: int | None = None
     observations: tuple[ObservationRow, ...] = ()
+    model: Model | None = None
+    """What they and the job's prior make of its throughput."""
     pause_s: float | None = None
     """Mean measured pause."""
     requeue_s: float | None = None
     """The same of resizes by requeue: the job's own, or else anyone's."""
     reference: tuple[int, int] | None = None
     """(GPUs, batch) that it started with."""
-    prior: Prior | None = None
-    """What is believed of it before it is measured; None: what is shipped."""
     prior_words: str = ""
-    """Where that comes from."""
+    """Where the prior comes from that its model starts from."""
     resized: tuple[float, ...] = ()
     """When it was resized within the last HOUR_S, the earliest first."""
     reported_at: float | None = None
     """Time of its youngest report."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Node -> share of every step that all wait for it, as the present world measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +152,11 @@ def _rested(standing: Standing, settings: Settings, now: float) -> Standing:
 def _cooled(standing: Standing, settings: Settings, now: float) -> Standing:
     """Apply the cooldowns and the time after a failure.
 
-    A companion that never came is no fault of the job: after it the job only does not grow for a while.
+    A companion that never came is no fault of the job: after it the job only does not grow for a while. One whose nodes
+    somebody else got is planned anew at once.
     """
     last = standing.state.last
-    if last is None:
+    if last is None or last.state == "overtaken":
         return standing
     if last.state == "done":
         grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
@@ -193,4 +197,13 @@ def _giver(standing: Standing, weight: float) -> Giver:
         via=job.request.via,
         share={held.job.job_id: per_node(held.job) for held in job.held},
         weight=weight,
+        slow=standing.state.slow,
     )
+
+
+def slow_nodes(report: Report | None, in_use: InUse) -> dict[str, float]:
+    """The node that a report names for its slow rank, with what it costs; only of the world that trains now, which has
+    the ranks where they were measured. The next slowest is named when that one is gone."""
+    if report is None or report.generation != in_use.generation or report.bottleneck != SLOW_RANK:
+        return {}
+    return {report.bottleneck_node: report.bottleneck_share} if report.bottleneck_node else {}

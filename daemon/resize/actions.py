@@ -75,7 +75,7 @@ class Close:
     job_id: int
     intent: int
     state: str
-    """done, failed or withdrawn."""
+    """done, failed, withdrawn or overtaken."""
     detail: str
 
 

@@ -23,7 +23,7 @@ class Bounds:
     leak_s: float = 30.0
     """How long something may be held unused, with no resize behind it, before it is released."""
     stop_s: float = 300.0
-    """From a requeue to the job being back in the queue: its checkpoint, and Slurm's KillWait."""
+    """For the checkpoint before a requeue, and again from the requeue to the job being back in the queue."""
     restart_s: float = 90.0
     """From there to its start at the new size. Later it waits like any other job, and what fits is looked at anew."""
 

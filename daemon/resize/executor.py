@@ -1,8 +1,8 @@
 """Carries actions out: an event before each, its outcome after, and memory of what Slurm refused.
 
-Promise: what Slurm refused is not asked again before its backoff is over; when slurmctld does not answer, nothing is
-concluded and nothing counted; several refusals in a row trip it: it changes nothing for a while, then tries one action,
-and only when Slurm takes that does it go on as before.
+Promise: what Slurm refused is not asked again before its backoff is over, and what it took without any effect ever less
+often; when slurmctld does not answer, nothing is concluded and nothing counted; several refusals in a row trip it: it
+changes nothing for a while, then tries one action, and only when Slurm takes that does it go on as before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from .actions import Act, Action, Advance, Cancel, Close, Free, Requeue, Resume,
 
 log = logging.getLogger(__name__)
 
+AGAIN_S = 0.5
+"""Before the same is asked again that Slurm has taken; twice as long each time, up to a minute."""
 RESERVED_MIN = 10
 """Minutes after which Slurm ends a reservation that no daemon was left to end; jobs in it run on."""
 
@@ -76,6 +78,8 @@ class Executor:
         """Why nothing is changed for now; empty while all is well."""
         self._trips, self._until = 0, 0.0
         self._refused: dict[tuple[object, ...], _Refusal] = {}
+        self._taken: dict[tuple[object, ...], tuple[float, float]] = {}
+        """What Slurm took: until when it is not asked again, and how long that was."""
 
     def recover(self) -> bool:
         """Try again when the time for it has come, with the first action that is refused tripping it anew."""
@@ -110,7 +114,8 @@ class Executor:
     def _ask(self, action: Act) -> bool:
         key, now = _key(action), self.clock()
         before = self._refused.get(key)
-        if before is not None and now < before.until:
+        until, waited = self._taken.get(key, (0.0, 0.0))
+        if now < until or (before is not None and now < before.until):
             return False
         self.store.add_event(action.job_id, type(action).__name__.lower(), "selasticd", asdict(action), now)
         log.info("job %d: %s", action.job_id, _sentence(action))
@@ -128,6 +133,10 @@ class Executor:
             return False
         self.failures = self._trips = 0
         self._refused.pop(key, None)
+        # Long quiet, it is another occasion: a job may be put back at the same size twice.
+        wait = min(60.0, 2 * waited) if waited and now < until + waited + 60.0 else AGAIN_S
+        self._taken = {k: entry for k, entry in self._taken.items() if entry[0] + 120.0 > now}
+        self._taken[key] = (now + wait, wait)
         return True
 
     def _tell(self, action: Act) -> None:

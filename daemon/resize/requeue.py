@@ -1,20 +1,23 @@
 """Requeue at another size, step by step: what to do next for a job that a resize puts back into the queue. Pure.
 
-    issued     it runs: keep its new nodes, put it back             -> accepted
-    accepted   it ends (its supervisor writes a checkpoint), waits  -> submitted
+    issued     its supervisor takes the order                       -> accepted (its word)
+    accepted   it writes a checkpoint                               -> saved (its word)
+    saved      keep its new nodes, put it back; it ends, waits      -> submitted
     submitted  it waits: give it its size; it starts                -> granted
     granted    its supervisor trains on                             -> done
 
-Level-triggered, one idempotent step a call. Slurm starts a job that was put back no sooner than two minutes later: the
-size is set in that time. So a daemon that dies at any step leaves no job held: it starts again by itself, at the size
-it was submitted with. Limit: when the new size is refused, the job comes back at what fits, as after a preemption.
+Level-triggered, one idempotent step a call. Nothing is put back whose supervisor has not said that a checkpoint is on
+disk, however long writing one takes: the one that SIGTERM brings has to fit into Slurm's KillWait. Slurm starts a job
+that was put back no sooner than two minutes later: the size is set in that time. So a daemon that dies at any step
+leaves no job held: it starts again by itself, at the size it was submitted with. Limit: when the new size is refused,
+the job comes back at what fits, as after a preemption.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.db.rows import EventRow, IntentRow, InUse
 from slurm_elastic.trainer_shim.wire import Shape
 
 from ..capacity.anew import SETTLE_S, reservation_of
@@ -35,27 +38,61 @@ def requeue_steps(
         why, gone = "the job has ended", intent.directive.job_id
         return [Free(gone, gone, why), Close(gone, intent.directive.id, "withdrawn", why)]
     quiet = now - intent.updated
-    steps = {"issued": _issued, "accepted": _accepted, "submitted": _submitted, "granted": _granted}
+    steps = {
+        "issued": _issued,
+        "accepted": _accepted,
+        "saved": _saved,
+        "submitted": _submitted,
+        "granted": _granted,
+    }
     step = steps.get(intent.state)
     if step is None:
         return _close(base, intent, "failed", f"state {intent.state} is none of a requeue")
     return step(job, use, intent, quiet, bounds)
 
 
-def resumes(shapes: Mapping[int, Shape]) -> list[Action]:
-    """Steps for jobs that Slurm or somebody else has put back, by job id: they come back at what fits."""
+def resumes(shapes: Mapping[int, Shape], bound: Collection[int] = ()) -> list[Action]:
+    """Steps for jobs that Slurm or somebody else has put back, by job id: they come back at what fits.
+
+    `bound`: those that a shrink of ours has bound to their nodes.
+    """
     why = "it was put back, and comes back at what fits"
-    return [Resume(job_id, job_id, 0, Size(shape.nodes, shape.gpus_per_node), why) for job_id, shape in shapes.items()]
+    return [
+        Resume(job_id, job_id, 0, Size(shape.nodes, shape.gpus_per_node, job_id in bound), why)
+        for job_id, shape in shapes.items()
+    ]
+
+
+def bound_by_a_shrink(job: Job, shrinks: Iterable[EventRow]) -> bool:
+    """Whether a waiting job must get just the nodes that a shrink of ours left it.
+
+    It was put back at the moment of the shrink: Slurm takes the nodes that a running job is to keep for those that a
+    waiting one must get, and it would wait for them for ever, whoever has them. Its owner's own list is left alone.
+    """
+    required = set(job.required_nodes)
+    asked = (event.detail for event in shrinks if event.kind == "shrink")
+    return bool(required) and any(
+        detail.get("slurm_job_id") == job.job_id and set(detail.get("nodes", ())) == required for detail in asked
+    )
 
 
 def _issued(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
-    base = job.base
-    if not base.running:
-        return _close(base, intent, "withdrawn", "the job does not run any more")
-    return [Advance(job.job_id, intent.directive.id, "accepted"), _requeue(base, intent)]
+    if not job.base.running:
+        return _close(job.base, intent, "withdrawn", "the job does not run any more")
+    if quiet >= bounds.issued_s:
+        return _close(job.base, intent, "withdrawn", f"its supervisor has not taken it within {quiet:.0f} s")
+    return []
 
 
 def _accepted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    if not job.base.running:
+        return _close(job.base, intent, "withdrawn", "the job does not run any more")
+    if quiet >= bounds.stop_s:
+        return _close(job.base, intent, "failed", f"no checkpoint was written within {quiet:.0f} s")
+    return []
+
+
+def _saved(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
     base, number = job.base, intent.directive.id
     if base.pending:
         return [Advance(job.job_id, number, "submitted")]

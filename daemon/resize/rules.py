@@ -26,16 +26,21 @@ def next_actions(
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
+    overtaken: Mapping[int, str] | None = None,
 ) -> list[Action]:
     """What to do now, in the order in which to do it; at most one action per Slurm job.
 
-    `intents`: the open ones. `unused_since`: see `unused`.
+    `intents`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name.
     """
     actions: list[Action] = [
         Cancel(_base_of(job.name), job.job_id, "the job that this companion belongs to does not run")
         for job in roster.orphans
     ]
     by_job = {intent.directive.job_id: intent for intent in intents}
+    for number, why in (overtaken or {}).items():
+        job_id = next(j for j, intent in by_job.items() if intent.directive.id == number)
+        actions.append(Close(job_id, number, "overtaken", why))
+        del by_job[job_id]
     for job_id, intent in by_job.items():
         job = roster.elastic.get(job_id)
         if intent.directive.requeues:

@@ -14,6 +14,9 @@ from slurm_elastic.trainer_shim.errors import ConfigError
 from slurm_elastic.trainer_shim.request import ENDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..tables import Field, Row
     from .engine import Outcome
     from .jobs import Settings
     from .metrics import Summary
@@ -25,7 +28,8 @@ COMPARISONS = ("feedback", "evolution")
 """What others do: fixed sizes with multilevel feedback (Tiresias), an online evolutionary search (ONES)."""
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
 min_batch,max_batch,weight,until]), `sacct -X --parsable2 -o JobID,JobName,Submit,ElapsedRaw,AllocTRES,Comment`, and the
-workloads of adaptdl, ElasticFlow and Tiresias.
+workloads of adaptdl, ElasticFlow and Tiresias. Of sacct's lines, steps and jobs that had no GPU or never ran are left
+out.
 
   selastic simulate jobs.txt --cluster 16x4 --assume balanced --policy static,auto --html would-have.html
 """
@@ -96,7 +100,8 @@ def _text(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a trace: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"trace {path} cannot be read ({reason})") from None
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -161,11 +166,30 @@ def _document(outcomes: list[Outcome], rows: list[Summary], notes: list[str], se
 
 
 def _print_jobs(outcomes: list[Outcome]) -> None:
+    """A line per job and policy, by job: how each policy treated it stands one below the other."""
+    from ..tables import lines
     from .metrics import per_job
 
-    for outcome in outcomes:
-        print(f"\n{outcome.policy}: job, program, submitted, started, ended, completion s, restarts, GPU-hours")
-        for r in per_job(outcome):
-            columns = ("job_id", "program", "submit_s", "start_s", "end_s", "completion_s", "restarts")
-            cells = ["-" if r[column] is None else str(r[column]) for column in columns]
-            print("  ".join(cells), f" {r['gpu_seconds'] / 3600:.2f}")
+    told = [{"policy": outcome.policy, **record} for outcome in outcomes for record in per_job(outcome)]
+    order = {str(record["job_id"]): index for index, record in reversed(list(enumerate(told)))}
+    print()
+    print("\n".join(lines(_columns(), sorted(told, key=lambda row: order[str(row["job_id"])]), rule=True)))
+
+
+def _columns() -> list[Field]:
+    from ..tables import Field, number
+
+    def seconds(name: str) -> Callable[[Row], str]:
+        return lambda row: "" if row[name] is None else f"{row[name]:.0f}"
+
+    return [
+        Field("JobID", "JobID", lambda row: str(row["job_id"]), "of the trace"),
+        Field("Program", "Program", lambda row: str(row["program"]), "whose speed is assumed", left=True),
+        Field("Policy", "Policy", lambda row: str(row["policy"]), "", left=True),
+        Field("Submit", "Submit s", seconds("submit_s"), "since the first submission"),
+        Field("Start", "Start s", seconds("start_s"), "since the first submission"),
+        Field("End", "End s", seconds("end_s"), "since the first submission"),
+        Field("Completion", "Completion s", seconds("completion_s"), "from submission to end"),
+        Field("Restarts", "Restarts", lambda row: str(row["restarts"]), "resizes and restarts"),
+        Field("GPUHours", "GPUHours", lambda row: number(row["gpu_seconds"] / 3600), "held"),
+    ]

@@ -64,7 +64,7 @@ class Feedback(Simulation):
         self.waiting = [i for i in back if i not in new]
 
     def _batch(self, job: Job) -> int:
-        wanted = job.trace.batch or job.program.base_batch
+        wanted = job.trace.batch
         return goodput.nearest(job.batches(job.asked), wanted)[0] if job.elastic else 0
 
     def _suspend(self, i: int) -> None:

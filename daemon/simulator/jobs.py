@@ -128,6 +128,7 @@ def prepare(
 
 def _rigid(row: TraceJob, settings: Settings) -> Job:
     gpus = min(row.gpus, settings.gpus)
+    row = replace(row, batch=row.batch or 1)
     return Job(row, rigid(), ((gpus, 1),), BatchLadder(1, 1), max(row.duration_s, 1e-3), False, False, gpus)
 
 
@@ -136,6 +137,8 @@ _Shapes = dict[tuple[Program, int, int, int, int, int], tuple[Sizes, BatchLadder
 
 def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shapes) -> Job:
     low, high = row.min_batch or program.base_batch, row.max_batch or program.max_batch
+    # Where no batch was recorded it ran at the least that it accepts: the one that its rate was tuned for.
+    row = replace(row, batch=row.batch or low)
     asked = min(row.gpus, settings.gpus)
     most = max(1, min(row.max_gpus or max(asked, high // program.micro_range[0]), settings.gpus))
     key = program, row.min_gpus, most, asked, low, high
@@ -150,7 +153,7 @@ def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shape
     work = row.samples or program.work
     quality = program.noise is not None and (row.until or settings.until) == "quality"
     if row.duration_s and not row.samples:
-        nodes, batch = -(-row.gpus // settings.gpus_per_node), row.batch or program.base_batch
-        work = row.duration_s * program.throughput(row.gpus, nodes, batch)
-        work *= program.efficiency(batch, 0.0) if quality else 1.0
+        nodes = -(-row.gpus // settings.gpus_per_node)
+        work = row.duration_s * program.throughput(row.gpus, nodes, row.batch)
+        work *= program.efficiency(row.batch, 0.0) if quality else 1.0
     return Job(row, program, sizes, batches, max(work, 1.0), True, quality, asked)

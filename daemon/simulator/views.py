@@ -66,7 +66,7 @@ class Views:
             current_gpus=job.held,
             current_batch=job.batch,
             reference_gpus=sizes[0][0] if self.policy != "static" else job.asked,
-            reference_batch=job.trace.batch or job.program.base_batch,
+            reference_batch=job.trace.batch,
             weight=job.trace.weight,
             pause_s=settings.pause_s if settings.price_moves else 0.0,
             horizon_s=settings.horizon_s,

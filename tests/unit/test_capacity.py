@@ -107,7 +107,7 @@ def test_gpus_spread_unevenly_over_nodes_are_left_alone() -> None:
     """A GPU is given up with its node's share; where shares differ and are not known, nothing is."""
     cluster = Cluster()
     cluster.run(1, "n1 n2", 4, comment=REQUEST, gpus=6)
-    assert "unevenly" in sort_jobs(cluster.snapshot()).unmanaged[1].detail
+    assert "not known to be as many on each" in sort_jobs(cluster.snapshot()).unmanaged[1].detail
 
 
 def test_scope_limits_partitions_and_users() -> None:
@@ -218,6 +218,38 @@ def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
     assert shrinks(asked)[12][0].nodes == ("n1", "n2", "n4")  # the batch host never goes
 
 
+def test_the_slowest_node_goes_first() -> None:
+    """What holds the others back goes before what lies far off, and after what a waiting job asks for by name."""
+    piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
+    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), ("shrink",), {1: Amount(4)})
+    slow = replace(plain, slow={"n3": 0.15, "n2": 0.4, "n1": 0.5})
+    assert shrinks(slow)[12][0].nodes == ("n1", "n3", "n4")  # the batch host never goes
+    assert shrinks(slow)[8][0].nodes == ("n1", "n4")
+    switched = replace(slow, switches={"n1": "s1", "n2": "s1", "n3": "s1", "n4": "s2"})
+    assert shrinks(switched)[12][0].nodes == ("n1", "n3", "n4")
+    assert shrinks(replace(switched, wanted=frozenset({"n4"})))[12][0].nodes == ("n1", "n2", "n3")
+
+
+def test_a_companion_on_a_slow_node_goes_before_newer_ones() -> None:
+    """Among companions the slow one goes, however long it has been held; the base's own nodes still stay."""
+    old, new = Piece(5, "companion", ("n3",), 4, TYPE), Piece(6, "companion", ("n4",), 4, TYPE)
+    assert shrinks(replace(held(BASE, old, new), slow={"n3": 0.3}))[12] == (BASE, new)
+    assert shrinks(replace(held(BASE, old, new), slow={"n2": 0.3}))[12] == (BASE, old)
+
+
+def test_room_is_made_on_the_slowest_node_that_would_do() -> None:
+    """Of nodes that cost their job as many GPUs, a waiting job is given the one that holds it back."""
+    cluster = Cluster(4)
+    cluster.run(1, "n1 n2 n3 n4", comment=REQUEST)
+    cluster.wait(2)
+    snapshot = cluster.snapshot()
+    roster = sort_jobs(snapshot)
+    slow = replace(giver(roster, 1), slow={"n3": 0.2})
+    made = make_room(snapshot, Ledger.of(snapshot), [slow], needs(snapshot, roster))
+    assert made.forced == {1: frozenset({(1, "n3")})}
+    assert room(snapshot).forced != made.forced
+
+
 def test_growth_prefers_nodes_next_to_the_jobs_own() -> None:
     """Of nodes with as many free GPUs those under the same switch are taken."""
     cluster = Cluster(4)
@@ -256,9 +288,22 @@ def test_only_jobs_that_wait_for_resources_count() -> None:
     """Held, dependent, begin-time and limited jobs could not use what elastic jobs give."""
     cluster = Cluster()
     for number, reason in enumerate(("Dependency", "JobHeldUser", "BeginTime", "QOSMaxGRESPerUser", "Priority"), 1):
-        cluster.wait(number, reason=reason)
+        cluster.wait(number, reason=reason, eligible_time=cluster.at + (600 if reason == "BeginTime" else 0))
     snapshot = cluster.snapshot()
     assert [need.job_id for need in needs(snapshot, sort_jobs(snapshot))] == [5]
+
+
+def test_room_is_made_shortly_before_a_begin_time() -> None:
+    """A job that may start in less than a minute is made room for now: at its time Slurm would preempt what is in its
+    way. Not one that was put back, whose
+    begin time is Slurm's own, nor one that may start later, or in a reservation of its own."""
+    cluster = Cluster()
+    cluster.wait(1, reason="BeginTime", eligible_time=cluster.at + 50)
+    cluster.wait(2, reason="BeginTime", eligible_time=cluster.at + 70)
+    cluster.wait(3, reason="BeginTime", eligible_time=cluster.at + 50, restarts=1)
+    cluster.wait(4, reason="BeginTime", eligible_time=cluster.at + 50, reservation="course")
+    snapshot = cluster.snapshot()
+    assert [need.job_id for need in needs(snapshot, sort_jobs(snapshot))] == [1]
 
 
 def test_needs_come_in_slurms_order() -> None:

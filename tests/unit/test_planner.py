@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from snapshots import Cluster
 
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
+from slurm_elastic.daemon.fitted import observation, observations
 from slurm_elastic.daemon.optimizer.models import Observation
 from slurm_elastic.daemon.optimizer.plans import Cache
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
-from slurm_elastic.daemon.planner.sharing import observation
-from slurm_elastic.daemon.planner.standing import weight_of
+from slurm_elastic.daemon.planner.standing import slow_nodes, weight_of
 from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.daemon.settings import Settings
-from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, ObservationRow
+from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, Mark, ObservationRow
 from slurm_elastic.trainer_shim.request import parse
-from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
+from slurm_elastic.trainer_shim.wire import Directive, Piece, Report, Shape
 
 REQUEST = "elastic:gpus=2-16,batch=240-256"
 """So narrow that the batch alone is never worth a change."""
@@ -73,7 +73,9 @@ class World:
     def state(self, job_id: int, **more: object) -> None:
         self.states[job_id] = replace(self.states[job_id], **more)  # type: ignore[arg-type]
 
-    def plan(self, passed: Sequence[int] = (), cache: Cache | None = None) -> Plan:
+    def plan(
+        self, passed: Sequence[int] = (), cache: Cache | None = None, marks: Mapping[int, Mark] | None = None
+    ) -> Plan:
         snapshot = self.cluster.snapshot()
         roster = sort_jobs(snapshot, accepted=set(self.states))
         states = {}
@@ -81,8 +83,9 @@ class World:
             state = self.states.get(job_id, JobState())
             if state.in_use is None and job.running and job_id in self.states:
                 state = replace(state, in_use=InUse(job_id, 0, job.pieces, 256, 0.0, 0.0))
-            states[job_id] = state
-        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, Curve, cache))
+            model = Curve(observations(state.observations)) if state.observations else None
+            states[job_id] = replace(state, model=model)
+        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, cache, marks=marks or {}))
 
 
 def row(plan: Plan, job_id: int) -> DecisionRow:
@@ -95,6 +98,31 @@ def order(plan: Plan, job_id: int) -> Directive:
 
 def closed(state: str, at: float, job_id: int = 1) -> IntentRow:
     return IntentRow(Directive(1, job_id, (), (), 4, 256, "grow_idle", 60.0), state, "", at, at)
+
+
+# --- what the reports say of a node --------------------------------------------------------------------------------
+
+
+def test_only_the_present_world_names_a_slow_node() -> None:
+    """The node of the slow rank, with what it costs every step; none when the ranks have moved since, or when what
+    holds the steps back is not a rank."""
+    report = Report(3, NOW, 8, 2, 256, 32, 1, 10, 1.0, 1.1, 256.0, 10, 2560, 0,
+                    bottleneck="slow_rank", bottleneck_share=0.25, bottleneck_rank=5, bottleneck_node="n2")  # fmt: skip
+    now = InUse(1, 3, (Piece(1, "base", ("n1", "n2"), 4, "a100"),), 256, 0.0, 0.0)
+    assert slow_nodes(report, now) == {"n2": 0.25}
+    assert slow_nodes(report, replace(now, generation=4)) == {}
+    assert slow_nodes(replace(report, bottleneck="communication"), now) == {}
+    assert slow_nodes(replace(report, bottleneck_node=""), now) == slow_nodes(None, now) == {}
+
+
+def test_a_plan_gives_up_the_slow_node() -> None:
+    """A job that makes room for another that waits keeps the nodes that hold nobody back."""
+    world = World(3)
+    world.job(1, "n1 n2 n3")
+    world.cluster.wait(2)
+    assert [piece.nodes for piece in order(world.plan(), 1).keep] == [("n1", "n3")]
+    world.state(1, slow={"n3": 0.25})
+    assert [piece.nodes for piece in order(world.plan(), 1).keep] == [("n1", "n2")]
 
 
 # --- growing ------------------------------------------------------------------------------------------------------
@@ -200,6 +228,8 @@ def test_a_rigid_job_that_needs_two_nodes_gets_exactly_two() -> None:
     assert sum(row(plan, job).gpus_to for job in (1, 2)) == 8
     assert {row(plan, job).reason for job in (1, 2)} == {Reason.SHRINK_FOR_JOB.value}
     assert row(plan, 1).evidence["for_job"] == 9 and row(plan, 1).evidence["for_gpus"] == 8
+    (kept_more,) = row(plan, 1).alternatives
+    assert kept_more["gpus"] == 8 and kept_more["why"] == "too few would be left for 9 to start"
     assert all(directive.add == () for directive in plan.directives)
     assert plan.met[0].need.job_id == 9 and plan.met[0].waits
 
@@ -741,3 +771,18 @@ def test_what_is_kept_between_rounds_changes_no_plan() -> None:
     for step in (1.0, 1.0, 0.7):
         world.state(1, observations=(seen(4, 1.0), seen(8, step)))
         assert world.plan(cache=cache) == world.plan()
+
+
+def test_a_decision_that_stands_is_made_without_its_evidence() -> None:
+    """The plan and every row's numbers are the same; what is not stored again is not written anew, the rest in full."""
+    world = World(5)
+    world.job(1, "n1")
+    world.job(2, "n2", measured=False)
+    world.job(3, "n3")
+    world.state(3, pinned=4)
+    plain = world.plan()
+    marks = {row.job_id: row.mark for row in plain.rows}
+    known = world.plan(marks=marks)
+    assert known == replace(plain, rows=tuple(replace(row, evidence={}, alternatives=[]) for row in plain.rows))
+    assert world.plan(marks={**marks, 2: marks[1], 3: marks[1]}).rows[1:] == plain.rows[1:]
+    assert all(row.evidence for row in plain.rows) and len(plain.rows) == 3

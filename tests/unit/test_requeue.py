@@ -13,7 +13,7 @@ from slurm_elastic.daemon.capacity.anew import can_start_anew, comes_back_at, pl
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
 from slurm_elastic.daemon.capacity.growth import Like
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
-from slurm_elastic.daemon.resize.actions import Action, Advance, Close, Free, Requeue, Resume
+from slurm_elastic.daemon.resize.actions import Action, Advance, Close, Free, Requeue, Resume, Shrink
 from slurm_elastic.daemon.resize.bounds import Bounds
 from slurm_elastic.daemon.resize.rules import next_actions
 from slurm_elastic.daemon.slurm.fake import FakeClient, Want
@@ -49,10 +49,10 @@ SIZED = Resume(1, 1, 7, Size(1, 2), "requeued at another size by resize 7")
 
 def test_each_state_has_its_one_step() -> None:
     """Written down before it is done; what Slurm shows says what comes next, not what was done before."""
-    assert actions("issued") == [Advance(1, 7, "accepted"), ASKED]
-    assert actions("accepted") == [ASKED]  # nobody knows whether Slurm has heard
-    assert actions("accepted", state="COMPLETING") == []
-    assert actions("accepted", **BACK) == [Advance(1, 7, "submitted")]
+    assert actions("issued") == actions("accepted") == []  # the supervisor's word comes first: a checkpoint is on disk
+    assert actions("saved") == [ASKED]  # again and again: nobody knows whether Slurm has heard
+    assert actions("saved", state="COMPLETING") == []
+    assert actions("saved", **BACK) == [Advance(1, 7, "submitted")]
     assert actions("submitted", age=1.0, **BACK) == []  # not in the second in which it was killed
     assert actions("submitted", **BACK) == [SIZED]
     small = {**BACK, "asked_per_node": 2, "eligible_time": NOW - 1, "reason": "Resources"}
@@ -67,8 +67,11 @@ def test_each_state_has_its_one_step() -> None:
     ("state", "age", "base", "word"),
     [
         ("issued", 5.0, BACK, "does not run any more"),
-        ("accepted", 20.0, {"start_time": NOW - 2}, "started again before"),
-        ("accepted", 400.0, {"state": "COMPLETING"}, "had not ended 400 s"),
+        ("issued", 70.0, {}, "has not taken it within 70 s"),
+        ("accepted", 5.0, BACK, "does not run any more"),
+        ("accepted", 400.0, {}, "no checkpoint was written within 400 s"),
+        ("saved", 20.0, {"start_time": NOW - 2}, "started again before"),
+        ("saved", 400.0, {"state": "COMPLETING"}, "had not ended 400 s"),
         (
             "submitted",
             95.0,
@@ -141,6 +144,7 @@ def test_a_place_is_its_own_nodes_first() -> None:
         ({}, True),
         ({"restarts": 0}, False),
         ({"reason": "JobHeldUser"}, False),
+        ({"reason": "launch failed requeued held"}, False),
         ({"eligible_time": NOW + 120.5}, False),
         ({"eligible_time": NOW + 3600}, False),
         ({"reason": "Resources", "eligible_time": NOW - 50}, True),
@@ -221,6 +225,23 @@ def test_it_leaves_a_node_that_is_drained(tmp_path: Path) -> None:
     assert (base.nodes, base.restarts, job.gpus) == (("n2",), 1, 4)
 
 
+def test_a_job_that_writes_no_checkpoint_is_not_put_back(tmp_path: Path) -> None:
+    """Its supervisor takes the order and never says that a checkpoint is on disk: the job trains on, not requeued."""
+    world = World(tmp_path, nodes=2)
+    job = world.elastic(comment=VIA)
+    world.round()
+    world.store.pin(job.job_id, 2)
+    while job.active is None or not job.active.requeues:
+        world.round()
+    job.silent = True
+    for _ in range(int(Bounds().stop_s / 5.0) + 2):
+        world.round()
+    assert not world.store.open_intents() and world.snapshot().jobs[job.job_id].restarts == 0
+    last = world.store.last_closed_intent(job.job_id)
+    assert last is not None and last.state == "failed" and "no checkpoint" in last.detail
+    assert job.gpus == 4 and not world.slurm._reserved
+
+
 def test_without_via_requeue_nothing_is_requeued(tmp_path: Path) -> None:
     """The request decides: by default a job is never ended to be resized."""
     world = World(tmp_path, nodes=2)
@@ -280,6 +301,30 @@ def test_a_preempted_job_comes_back_on_what_is_left(tmp_path: Path) -> None:
     world.slurm.finish(urgent)
     world.settle()
     assert job.gpus == 16 and world.snapshot().jobs[job.job_id].restarts == 1
+
+
+@pytest.mark.parametrize("by_us", [True, False])
+def test_a_shrink_that_met_a_preemption_binds_the_job_to_no_node(tmp_path: Path, by_us: bool) -> None:
+    """Put back just before our shrink, the job must get the nodes that it was to keep, which another has now: that is
+    undone with its new size, and it trains elsewhere. Nodes that its owner named are waited for."""
+    world = World(tmp_path, nodes=4, failed_backoff_s=20.0)
+    job = world.elastic(nodes=2, comment="elastic:gpus=4-8,step=4,batch=240-3840")
+    world.round()
+    world.round()
+    world.slurm.client().requeue(job.job_id)
+    if by_us:
+        shrink = Shrink(job.job_id, job.job_id, ("n1",), "given up by resize 1")
+        world.rounds.executor.run([shrink], act=True)
+    else:
+        world.slurm.client().shrink(job.job_id, ("n1",))
+    assert world.snapshot().jobs[job.job_id].required_nodes == ("n1",)
+    urgent = world.slurm.submit(Want(2, 4, ("n1", "n2")), user="nobody")
+    assert world.snapshot().jobs[urgent].running
+    for _ in range(4):
+        world.round(2.0)
+    base = world.snapshot().jobs[job.job_id]
+    assert base.required_nodes == (() if by_us else ("n1",))
+    assert (base.running and set(base.nodes) <= {"n3", "n4"} and job.gpus > 0) if by_us else base.pending
 
 
 def test_advice_puts_nothing_back(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from snapshots import TYPE, Cluster
 
@@ -257,6 +258,25 @@ def test_an_unreachable_slurm_proves_nothing() -> None:
     executor = script.executor(trip_after=1)
     assert executor.run([CANCEL], act=True) == 0
     assert executor.tripped == "" and executor.failures == 0
+    assert executor.run([CANCEL], act=True) == 1
+
+
+def test_what_slurm_took_without_effect_is_not_hammered() -> None:
+    """Rounds may follow each other ten times a second: the same act is asked again ever less often, at last once a
+    minute; after a quiet time it is another occasion, and at once."""
+    script = Script()
+    executor = script.executor()
+    asked = []
+    for tenth in range(6000):
+        if executor.run([CANCEL], act=True):
+            asked.append(tenth / 10)
+        script.now += 0.1
+    gaps = [round(b - a, 1) for a, b in pairwise(asked)]
+    assert len(asked) < 20 and gaps == sorted(gaps) and 50 <= gaps[-1] <= 61
+    assert executor.run([Cancel(1, 6, "another")], act=True) == 1
+    script.now += 300
+    assert executor.run([CANCEL], act=True) == 1
+    script.now += 1
     assert executor.run([CANCEL], act=True) == 1
 
 

@@ -12,6 +12,7 @@ from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
 from slurm_elastic.daemon.simulator import cli
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.measured import program
+from slurm_elastic.daemon.simulator.metrics import per_job
 from slurm_elastic.daemon.simulator.programs import builtin
 from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, read, write
@@ -56,6 +57,19 @@ def test_a_job_of_unknown_length_is_refused() -> None:
     for declared in ("", "balanced"):
         with pytest.raises(TraceError, match=r"job cifar10-0: the trace has no run time .* 'cifar10' is not known"):
             simulate(read(trace), builtin(), "static", Settings(64), declared)
+
+
+@pytest.mark.parametrize("until", ["epochs", "quality"])
+def test_without_elasticity_jobs_take_as_long_as_they_took(until: str) -> None:
+    """sacct records no batch: what is compared with has to be what happened, whatever is assumed."""
+    lines = """JobID|Submit|ElapsedRaw|AllocTRES|Comment
+101|2026-10-01T00:00:00|36000|gres/gpu=8|
+102|2026-10-01T00:00:00|7200|gres/gpu=4|elastic:gpus=2-16,batch=256-4096
+103|2026-10-01T00:00:00|900|gres/gpu=3|elastic:gpus=1-4,batch=48-96
+"""
+    outcome, _ = simulate(read(lines), builtin(), "static", Settings(16, until=until), "balanced")
+    took = {job["job_id"]: job["completion_s"] for job in per_job(outcome)}
+    assert took == pytest.approx({"101": 36000.0, "102": 7200.0, "103": 900.0}, rel=1e-3)
 
 
 def test_own_format_is_sorted_and_starts_at_zero() -> None:
@@ -166,6 +180,18 @@ def test_the_command_prints_a_table_json_and_a_page(tmp_path: Path, capsys: pyte
     assert len(document["policies"][0]["per_job"]) == 2
 
 
+def test_every_job_is_shown_under_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--jobs: a row for each job and policy, those of one job together."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(OWN)
+    assert cli.run(arguments(str(trace), "--cluster", "2x4", "--policy", "static,throughput", "--jobs")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("JobID"))
+    rows = [line.split() for line in lines[head + 2 :]]
+    assert [row[2] for row in rows] == ["static", "throughput"] * 2
+    assert rows[0][0] == rows[1][0] != rows[2][0] == rows[3][0]
+
+
 def test_the_policies_compared_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --policy the daemon's default is compared with what Slurm does and with the paper's two."""
     trace = tmp_path / "t.csv"
@@ -196,5 +222,5 @@ def test_wrong_options_are_explained(words: list[str], message: str, tmp_path: P
 
 def test_a_missing_trace_is_explained(tmp_path: Path) -> None:
     """A file that is not there is an error in words."""
-    with pytest.raises(ConfigError, match="cannot be read as a trace"):
+    with pytest.raises(ConfigError, match=r"none\.csv cannot be read \(No such file or directory\)"):
         cli.run(arguments(str(tmp_path / "none.csv")))
