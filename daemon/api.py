@@ -89,7 +89,6 @@ class Api:
             ("GET", "/v1/health", self.health),
             ("GET", "/v1/openapi.json", self.openapi),
             ("GET", "/metrics", self.scrape),
-            ("POST", "/v1/wake", self.wake),
             ("POST", "/v1/jobs/{job_id:int}/register", self.register),
             ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
             ("POST", "/v1/jobs/{job_id:int}/pin", self.pin),
@@ -121,20 +120,6 @@ class Api:
         """Prometheus metrics; anyone may ask."""
         guard.only(request)
         return Response(await run_sync(self.metrics.exposition), media_type=self.metrics.content_type)
-
-    async def wake(self, request: Request) -> Response:
-        """A hook on this host says that something has changed: the next round comes sooner, never sooner than the
-        settings' shortest gap. It carries no message, so it needs no credential.
-        """
-        guard.only(request)
-        peer, here = request.client, request.scope.get("server")
-        local = guard.peer_uid(request) is not None
-        if not local and (
-            peer is None or not (peer.host.startswith("127.") or peer.host == "::1" or (here and peer.host == here[0]))
-        ):
-            raise NotAllowed("/v1/wake is for hooks on the host of selasticd")
-        self.controller.wake("hook")
-        return guard.reply({}, 202)
 
     async def register(self, request: Request) -> Response:
         """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""

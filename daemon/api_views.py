@@ -5,7 +5,6 @@ Whom it shows what is decided in reports/; here parameters are checked, and thre
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,12 +21,11 @@ from . import api_guard as guard
 from . import reports
 from .api_guard import Refused
 from .auth import Viewer
+from .board import StatusBoard
 from .optimizer.prior import Prior
-from .reports.status import Board, shown, whole
+from .reports.status import shown
 
 DAY_S = 86_400.0
-FRESH_S = 1.0
-"""Age up to which measurements in the status are shown again."""
 PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
 
 
@@ -46,8 +44,7 @@ class Views:
 
     def __init__(self, store: Store, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]) -> None:
         self.store, self.planner, self._viewer = store, planner, viewer
-        self._lock = threading.Lock()
-        self._board: tuple[int, float, Board] = (-1, 0.0, [])
+        self._board = StatusBoard(store)
 
     def table(self) -> list[tuple[str, str, guard.Handler]]:
         """Method, address and handler of each view."""
@@ -66,7 +63,7 @@ class Views:
         """All jobs that have not ended."""
         guard.only(request)
         viewer = await self._viewer(request)
-        return guard.reply({"jobs": shown(await run_sync(self._whole), viewer)})
+        return await run_sync(lambda: guard.reply({"jobs": shown(self._board.rows(), viewer)}))
 
     async def job(self, request: Request) -> Response:
         """One job, ended or not."""
@@ -125,16 +122,6 @@ class Views:
         jobs = _job_list(request) or []
         since = max(0.0, now - DAY_S) if start is None else start
         return guard.reply(await run_sync(lambda: report(self.store, viewer, now, start=since, end=end, job=jobs)))
-
-    def _whole(self) -> Board:
-        """All jobs, made anew when anything but a measurement has changed, or after FRESH_S: many may watch at once."""
-        with self._lock:
-            version, now = self.store.version, time.time()
-            known, at, board = self._board
-            if known != version or not 0 <= now - at < FRESH_S:
-                board = whole(self.store, now)
-                self._board = (version, now, board)
-            return board
 
     def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
         """A dry plan as this viewer may see it."""

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 TIDY_S = 3600.0
 """Seconds between two clean-ups of the database."""
+DECISIONS_KEEP_S = 30 * 86400.0
+"""How long every decision is kept with its evidence, most of the database; of each job the last one stays longer."""
 
 
 class Daemon:
@@ -79,6 +81,7 @@ class Daemon:
         try:
             self.store.roll_up(now - self.settings.reports_keep_h * 3600)
             self.store.prune(now - self.settings.history_keep_days * 86400)
+            self.store.prune_decisions(now - DECISIONS_KEEP_S)
         except StoreError as error:
             log.warning("old records are kept for now: %s", error)
 

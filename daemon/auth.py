@@ -1,7 +1,8 @@
-"""Who calls: a uid proven by MUNGE (or, for a user's own daemon, by the secret in their client file), and what that uid
-may see. Whose job it is, is never the caller's to say: Slurm says it.
+"""Who calls: a uid proven by MUNGE (or, for a user's own daemon, by who knows the secret of their client file), and
+what that uid may see. Whose job it is, is never the caller's to say: Slurm says it.
 
-A MUNGE credential counts for one request only: it was made for this method, address and body, and is accepted once.
+A credential or a proof counts for one request only: it was made for this method, address and body, and is accepted
+once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.errors import ConfigError, NotAllowed
+from slurm_elastic.trainer_shim.secret_proof import Verifier
 
 from .operators import uids
 from .settings import Settings
@@ -51,6 +53,7 @@ class Authenticator:
             self._socket = munge.default_socket(settings.slurm_conf)
         self._only_uid = os.geteuid() if settings.user_mode else None
         self._secret = secrets.token_urlsafe(32) if settings.user_mode else None
+        self._proofs = Verifier(self._secret) if self._secret is not None else None
         self._admins = {0, os.geteuid(), *uids((*settings.admins, _slurm_user(settings)))}
 
     def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
@@ -59,11 +62,11 @@ class Authenticator:
         Raises Unauthenticated, NotAllowed, or MungeError when munged cannot be asked.
         """
         scheme, _, value = (authorization or "").partition(" ")
-        if (
-            scheme == "Secret"
-            and self._secret is not None
-            and hmac.compare_digest(value.encode(), self._secret.encode())
-        ):
+        if scheme == "Secret" and self._proofs is not None:
+            try:
+                self._proofs.check(value, munge.bind(method, target, body))
+            except NotAllowed as error:
+                raise Unauthenticated(str(error)) from None
             return self.viewer(os.geteuid())
         if scheme != "MUNGE":
             raise Unauthenticated("the request does not say who sends it; accepted: Authorization: MUNGE <credential>")

@@ -6,6 +6,7 @@ Limit: what works now may not work later; whether other hosts reach the port is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,12 +16,15 @@ from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError
 
 from .auth import Authenticator
 from .settings import Settings
-from .slurm import CommandClient
+from .slurm import CommandClient, choose
+from .user_mode import facing, local_folder
 
 
 def check(settings: Settings) -> int:
     """`--check`: try everything that the daemon needs, change nothing of it. 0 when all is well."""
     tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
+    if settings.address[0] is None:
+        tries["address"] = _check_address
     good = True
     print(f"settings: mode {settings.mode}, listens on {settings.listen}")
     for name, attempt in tries.items():
@@ -48,6 +52,8 @@ def _check_state(settings: Settings) -> str:
 
 def _check_database(settings: Settings) -> str:
     folder = Path(settings.state_dir)
+    if settings.database_url.startswith(f"sqlite:///{local_folder()}/"):
+        folder = local_folder()
     found = probe(settings.database_url, None if folder.exists() else folder)
     return f"{settings.database_url.partition('://')[0]}, {found}"
 
@@ -61,7 +67,13 @@ def _check_identity(settings: Settings) -> str:
     return f"munged answers, this is uid {caller.uid}"
 
 
+def _check_address(settings: Settings) -> str:
+    return f"Slurm's nodes are reached from {facing(CommandClient(settings.slurm_conf).node_addresses())}"
+
+
 def _check_slurm(settings: Settings) -> str:
-    snapshot = CommandClient(settings.slurm_conf).snapshot()
+    client, which = choose(settings.slurm_client, settings.slurm_conf)
+    with contextlib.closing(client):
+        snapshot = client.snapshot()
     gpus = sum(node.gpus for node in snapshot.nodes.values())
-    return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs"
+    return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs, through {which}"

@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 from .settings import Settings
+from .user_mode import facing
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -32,16 +36,21 @@ def alone(settings: Settings) -> Iterator[Path]:
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
+        except OSError as error:
+            log.warning("no lock on state_dir=%s (%s): see to it that one daemon uses it", path.parent, error.strerror)
         yield path
 
 
 @contextlib.contextmanager
-def listening(settings: Settings) -> Iterator[socket.socket]:
+def listening(settings: Settings, nodes: Callable[[], Iterable[str]] = tuple) -> Iterator[socket.socket]:
     """The API's socket, bound before anything else, so that a port in use is said at once. A standby does not listen:
-    who calls it is refused, and not kept waiting."""
+    who calls it is refused, and not kept waiting. `nodes`: names or addresses of Slurm's nodes, for `listen = "auto"`.
+    """
     host, port = settings.address
+    if host is None:
+        host = facing(nodes())
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, kind) as listener:
@@ -57,7 +66,8 @@ def address(settings: Settings, listener: socket.socket) -> str:
     if settings.url:
         return settings.url
     scheme = "https" if settings.tls_cert else "http"
-    host, port = settings.address[0], listener.getsockname()[1]
+    bound, port = listener.getsockname()[:2]
+    host = settings.address[0] or bound
     if host in ("", "0.0.0.0", "::"):
         host = socket.getfqdn()
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

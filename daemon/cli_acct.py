@@ -10,7 +10,7 @@ from typing import Any
 
 from . import cli_common
 from .cli_status import moment, number, text
-from .cli_times import ACCEPTED, elapsed, parse_time
+from .cli_times import ACCEPTED, check_window, elapsed, parse_time
 from .tables import Field, Row
 
 DEFAULT = "JobID,Name,User,State,Start,Elapsed,GPUs,Nodes,Batch,Steps,Samples,Samples/s,GPUHours,Pause,Reason"
@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs and not args.starttime:
         start = 0.0
     end = parse_time(args.endtime, now) if args.endtime else None
+    if args.starttime:
+        check_window(start, end)
     one_user = args.user[0] if args.user and len(args.user) == 1 else None
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
     answer = cli_common.get("/v1/acct", start=start, end=end, user=one_user, job=jobs)

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import cli_common, tables
 from .cli_status import moment, number, text
-from .cli_times import ACCEPTED, elapsed, format_time, parse_time, span
+from .cli_times import ACCEPTED, check_window, elapsed, format_time, parse_time, span
 from .tables import Field, Row
 
 DEFAULT = "JobID,Name,User,Time,Moves,GPUs,WouldGPUs,GPUHours,WouldGPUHours,Change"
@@ -69,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-S", "--starttime", metavar="TIME", default="now-1day",
                         help=f"from when (default: a day ago); {ACCEPTED}")  # fmt: skip
     parser.add_argument("-E", "--endtime", metavar="TIME", help="until when (default: now)")
-    parser.add_argument("--moves", action="store_true", help=f"a row for each move; its columns: {MOVES}")
+    parser.add_argument(
+        "--moves", action="store_true", help=f"a row for each move; its columns: {MOVES.replace(',', ', ')}"
+    )
     cli_common.add_output_options(parser, FIELDS, DEFAULT)
 
 
@@ -78,12 +80,10 @@ def run(args: argparse.Namespace) -> int:
     not known ends, after the rows of the others, with exit status 1."""
     columns = cli_common.check_format(args, FIELDS, MOVES if args.moves else DEFAULT)
     now = cli_common.clock()
-    window = {
-        "start": max(0.0, parse_time(args.starttime, now)),
-        "end": parse_time(args.endtime, now) if args.endtime else None,
-    }
+    start, end = parse_time(args.starttime, now), parse_time(args.endtime, now) if args.endtime else None
+    check_window(start, end)
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
-    answer = cli_common.get("/v1/advice", **window, job=jobs)
+    answer = cli_common.get("/v1/advice", start=max(0.0, start), end=end, job=jobs)
     _, unknown = cli_common.named(args, answer["jobs"])
     rows = cli_common.matching(answer["moves" if args.moves else "jobs"], args)
     if args.json:

@@ -82,6 +82,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 def add_output_options(parser: argparse.ArgumentParser, fields: Sequence[tables.Field], default: str) -> None:
     """sacct's output options over these fields."""
     group = parser.add_argument_group("output")
+    listed = default.replace("%", "%%").replace(",", ", ")  # with blanks, so that lines are not broken inside a name
     form = group.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the rows as JSON, every field in it")
     form.add_argument("-p", "--parsable", action="store_true", help="separate columns with '|', one at the end too")
@@ -91,7 +92,7 @@ def add_output_options(parser: argparse.ArgumentParser, fields: Sequence[tables.
         "-o",
         "--format",
         metavar="FIELD[%WIDTH],...",
-        help=f"columns to print, a negative width aligns to the left (default: {default.replace('%', '%%')})",
+        help=f"columns to print, a negative width aligns to the left (default: {listed})",
     )
     group.add_argument(
         "--helpformat", nargs=0, action=_HelpFormat, const=tuple(fields), help="list the fields for --format"

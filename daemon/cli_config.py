@@ -1,6 +1,7 @@
 """`selastic config show|check [FILE]`: the daemon's settings as it would read them, and whether it would.
 
-Promise: nothing is started; a daemon that runs is asked only what its throughput models start from, and none need run.
+Promise: nothing is started but a trial of pyslurm, where that is installed; a daemon that runs is asked only what its
+throughput models start from, and none need run.
 Limit: it needs slurm-elastic[daemon], whose settings these are.
 """
 
@@ -41,17 +42,34 @@ def run(args: argparse.Namespace) -> int:
     """Show or check. A setting that is not accepted ends with exit status 2 and one sentence."""
     from . import settings
 
-    loaded = settings.load(args.file)
+    # As the daemon does: without a file of its own it starts with the defaults.
+    missing = args.file == DEFAULT_FILE and not DEFAULT_FILE.exists()
+    loaded = settings.load(None if missing else args.file)
     if args.config_command == "check":
-        print(f"{args.file}: selasticd would start with it")
+        with_it = "not there; selasticd would start with its defaults" if missing else "selasticd would start with it"
+        print(f"{args.file}: {with_it}")
     elif args.json:
         cli_common.print_json(plain(loaded))
     else:
         for key, value in plain(loaded).items():
             print(f"{key} = {toml_value(value)}")
+        print()
+        print(f"# selasticd with these settings talks to Slurm through {slurm_client(loaded)}.")
         for line in in_use():
             print(line)
     return 0
+
+
+def slurm_client(settings: Settings) -> str:
+    """Which of Slurm's clients a daemon would use here and now, and why it is not the other."""
+    from .slurm import choose
+
+    try:
+        client, which = choose(settings.slurm_client, settings.slurm_conf)
+    except ElasticError as error:
+        return f"neither: {error}"
+    client.close()
+    return which
 
 
 def in_use() -> list[str]:
@@ -69,7 +87,7 @@ def in_use() -> list[str]:
     learned = models.get("learned_at")
     when = f", learned {format_time(float(learned), 0.0)}" if learned else ""
     own = f"; programs with one of their own: {models['programs']}" if models.get("programs") else ""
-    return ["", f"# selasticd at {url} models what was not measured from {models['prior']}{when}{own}."]
+    return [f"# selasticd at {url} models what was not measured from {models['prior']}{when}{own}."]
 
 
 def plain(settings: Settings) -> dict[str, Any]:

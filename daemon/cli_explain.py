@@ -8,6 +8,8 @@ here, from the facts of daemon/reports/explain.py; nothing is decided.
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 import textwrap
 
 from slurm_elastic.trainer_shim.request import ACCEPTED_FORM
@@ -20,7 +22,8 @@ from .reports import evidence as known
 from .tables import Field, Row, clean
 
 LABEL_WIDTH = 14
-WIDTH = 110
+WIDTH, LEAST_WIDTH = 110, 50
+"""Characters of a line: at most, and on the narrowest terminal."""
 DEFAULT = "Label,Text"
 FIELDS = (
     Field("Label", "LABEL", lambda row: str(row["label"]), "Outcome, Why, Gain, From, How, Cost, ...", left=True),
@@ -45,18 +48,19 @@ def run(args: argparse.Namespace) -> int:
     if args.parsable or args.parsable2 or args.format is not None:
         cli_common.print_table(columns, rows(facts), args)
         return 0
-    first, *rest = render(facts)
+    narrow = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    first, *rest = render(facts, max(LEAST_WIDTH, min(WIDTH, narrow)))
     print(cli_common.bold(first))
     for line in rest:
         print(line)
     return 0
 
 
-def render(facts: Facts) -> list[str]:
-    """The printed lines of the facts."""
+def render(facts: Facts, width: int = WIDTH) -> list[str]:
+    """The printed lines of the facts, wrapped at this width."""
     lines = [clean(_outcome(facts))]
     for label, text in _sections(facts):
-        wrapped = textwrap.wrap(clean(text), WIDTH - LABEL_WIDTH, break_long_words=False) or [""]
+        wrapped = textwrap.wrap(clean(text), width - LABEL_WIDTH, break_long_words=False) or [""]
         lines.append(f"  {label:<{LABEL_WIDTH - 2}}{wrapped[0]}")
         lines += [" " * LABEL_WIDTH + line for line in wrapped[1:]]
     return lines
@@ -197,7 +201,8 @@ def _waiting(facts: Facts) -> list[tuple[str, str]]:
 
 def _not_managed(facts: Facts) -> list[tuple[str, str]]:
     job, code = facts["job"], facts["job"]["record_reason"]
-    ordinary = f"it {'ran' if words.is_over(job) else 'runs on'} as an ordinary job"
+    waits = "waits in Slurm's queue" if job.get("state") == "PENDING" else "runs on"
+    ordinary = f"it {'ran' if words.is_over(job) else waits} as an ordinary job"
     remedies = {
         "malformed": f"{ordinary}; correct the request at the next submission"
         " (selastic sbatch --elastic=... checks it before Slurm sees it)",

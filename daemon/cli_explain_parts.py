@@ -9,7 +9,7 @@ from __future__ import annotations
 from . import cli_explain_words as words
 from .cli_explain_words import Facts
 from .cli_times import span
-from .reasons import bottleneck_remedy
+from .reasons import Reason, bottleneck_remedy
 from .reports import evidence as known
 from .tables import number
 
@@ -35,17 +35,20 @@ def gain(facts: Facts, cause: Facts, evidence: Facts) -> str:
     if not cause.get("gpus_from") or not words.is_move(cause):
         return ""
     forced = cause.get("reason") in FORCED and not cause.get("gain")
-    if cause.get("gain") is None and not forced:
+    tried = known.flag(evidence, "tried") is True
+    if cause.get("gain") is None and not forced and not tried:
         return f"n/a ({_measured_sizes(facts)})"
     own = _change(known.number(evidence, "speedup_from"), known.number(evidence, "speedup_to"))
     shares = [f"{facts['job']['job_id']}: {own}"] if own else []
-    return _total(cause, forced) + _in_brackets(shares + _others(evidence))
+    return _total(cause, forced, tried) + _in_brackets(shares + _others(evidence))
 
 
-def _total(cause: Facts, forced: bool) -> str:
-    return (
-        "none asked for: waiting jobs come first" if forced else f"cluster {cause['gain']:+.2f} jobs' worth of progress"
-    )
+def _total(cause: Facts, forced: bool, tried: bool) -> str:
+    if forced:
+        return "none asked for: waiting jobs come first"
+    if cause.get("gain") is None and tried:
+        return f"not known: {words.gpus(cause['gpus_to'])} are tried while they are idle, to measure them"
+    return f"cluster {cause['gain']:+.2f} jobs' worth of progress"
 
 
 def _in_brackets(shares: list[str]) -> str:
@@ -178,6 +181,8 @@ def now(facts: Facts, cause: Facts | None) -> list[str]:
         move = words.moved(decision, "shrink", "grow", "change its batch")
         advised = "" if decision["mode"] == "act" else f"; the daemon only says so (mode {decision['mode']})"
         return [f"it is to {move}{words.batch(decision)}: {decision['reason_text']}{advised}"]
+    if decision["reason"] == Reason.KEEP_RESIZING:
+        return []  # no order is under way any more: what it said is over
     if cause is not None and decision.get("at") != cause.get("at"):
         return [f"stays at {words.gpus(decision['gpus_to'])}: {decision['reason_text'] or decision['reason']}"]
     return []

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,25 @@ environment: SELASTIC_URL (where selasticd listens), SELASTIC_CLIENT_CONF (the f
 format), NO_COLOR"""
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse with short refusals: one sentence, and where the help is, in place of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """One line, one hint; exit status 2."""
+        self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists what is accepted\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A sub-command that does not exist: the nearest, and those that are listed in the help."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            from difflib import get_close_matches
+
+            listed = [choice.dest for choice in action._choices_actions]
+            near = get_close_matches(str(value), listed, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            self.error(f"there is no command '{value}'{hint}; accepted: {', '.join(listed)}")
+        super()._check_value(action, value)
+
+
 class _Version(argparse.Action):
     """--version, looked up only when asked for."""
 
@@ -75,7 +95,7 @@ def version() -> str:
 
 def build(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser. With `argv`, only the command named there gets its options; without, every one does."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="selastic",
         description="Elastic deep-learning jobs on Slurm: see, explain and steer what they have.",
         epilog=EPILOG,
@@ -97,7 +117,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         # argparse would look for its own options among the first words, even under nargs=REMAINDER.
         function = getattr(import_module(command.module), command.function)
         return argparse.Namespace(command=command.name, words=list(words[1:]), function=function)
-    return build(words).parse_args(words)
+    parser = build(words)
+    if not words:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
+    return parser.parse_args(words)
 
 
 def _add(add_parser: Callable[..., argparse.ArgumentParser], command: Command, module: Any) -> None:

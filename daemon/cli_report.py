@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from slurm_elastic.trainer_shim.errors import ElasticError
+from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError
 
 from . import cli_common
-from .cli_times import ACCEPTED, parse_time
+from .cli_times import ACCEPTED, check_window, parse_time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs and not args.starttime:
         start = 0.0
     end = parse_time(args.endtime, now) if args.endtime else None
+    if args.starttime:
+        check_window(start, end)
+    if args.html == "-" and not args.json and sys.stdout.isatty():
+        raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
     told = cli_common.get("/v1/report", start=max(0.0, start), end=end, job=jobs)
     _, unknown = cli_common.named(args, told["jobs"])

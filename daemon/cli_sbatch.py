@@ -85,7 +85,8 @@ def sbatch_command(words: Sequence[str], environment: os._Environ[str] | dict[st
     if len(given) != 1 or not given[0]:
         hint = "; --elastic in the script itself needs the SPANK plugin" if _last(in_script, "--elastic") else ""
         accepted = "one --elastic=gpus=MIN-MAX,batch=MIN-MAX before the script"
-        raise ConfigError(f"{len(given)} --elastic options; accepted: {accepted}{hint}")
+        what = "stands more than once" if len(given) > 1 else "is missing"
+        raise ConfigError(f"--elastic {what}; accepted: {accepted}{hint}")
     request = elastic_request.parse(given[0])
     described = [(name, value) for name, value, _ in options]
     comment = _last(described, "--comment") or environment.get("SBATCH_COMMENT") or _last(in_script, "--comment") or ""

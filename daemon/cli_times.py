@@ -13,7 +13,10 @@ from datetime import datetime, timedelta
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 STANDARD = "%Y-%m-%dT%H:%M:%S"
-ACCEPTED = "HH:MM[:SS], MMDD[YY], MM/DD[/YY], YYYY-MM-DD[THH:MM[:SS]], today, midnight, noon, now[{+|-}COUNT[UNIT]]"
+ACCEPTED = (
+    "HH:MM[:SS], MMDD[YY], MM/DD[/YY], YYYY-MM-DD[THH:MM[:SS]], today, midnight, noon, now[{+|-}COUNT[UNIT]] "
+    "such as now-1day"
+)
 
 _NAMED_HOURS = {"today": 0, "midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -36,6 +39,13 @@ def parse_time(text: str, now: float) -> float:
     if moment is None:
         raise ConfigError(f"time '{text}' is not one of Slurm's forms; accepted: {ACCEPTED}")
     return moment.timestamp()
+
+
+def check_window(start: float, end: float | None) -> None:
+    """Raise ConfigError for a time that ends before it begins, in which there is nothing."""
+    if end is not None and start > end:
+        first, last = (datetime.fromtimestamp(at).strftime(STANDARD) for at in (start, end))
+        raise ConfigError(f"--starttime {first} lies after --endtime {last}; accepted: a start before the end")
 
 
 def _relative(word: str, now: datetime) -> datetime | None:

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Refresh until Ctrl-C, which is a clean end; with --once print and end."""
     if args.once:
-        print("\n".join(picture(_rows(args), cli_common.clock())))
+        totals, *rest = picture(_rows(args), cli_common.clock())
+        print("\n".join([cli_common.bold(totals), *rest]))
         return 0
     try:
         while True:
@@ -61,9 +62,21 @@ def _refresh(args: argparse.Namespace) -> None:
         shown = picture(_rows(args), cli_common.clock())
     except DaemonUnreachable as error:
         shown = [f"{format_time(cli_common.clock(), cli_common.clock())}  {error}"]
-    terminal = sys.stdout.isatty()
-    lines = [line[: size.columns] for line in shown[: size.lines - 1]] if terminal else [*shown, ""]
-    print((CLEAR if terminal else "") + "\n".join(lines), flush=True)
+    if not sys.stdout.isatty():
+        print("\n".join([*shown, ""]), flush=True)
+        return
+    totals, *rest = fitted(shown, size.columns, size.lines - 1)
+    print(CLEAR + "\n".join([cli_common.bold(totals), *rest]), flush=True)
+
+
+def fitted(lines: Sequence[str], columns: int, rows: int) -> list[str]:
+    """As much of the picture as the terminal shows, with `+` where a line is cut, as squeue has it, and a word on the
+    lines that are left out."""
+    kept = list(lines)
+    if len(kept) > max(rows, 2):
+        hidden = len(kept) - max(rows, 2) + 1
+        kept = [*kept[:-hidden], f"... and {hidden} more"]
+    return [line if len(line) <= columns else line[: columns - 1] + "+" for line in kept]
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
@@ -74,7 +87,7 @@ def _rows(args: argparse.Namespace) -> list[Row]:
 
 
 def picture(rows: Sequence[Row], now: float) -> list[str]:
-    """Totals, an empty line, the status table."""
+    """Totals, an empty line, the status table; plain text."""
     running = [row for row in rows if row.get("state") == "RUNNING"]
     waiting = sum(row.get("state") == "PENDING" for row in rows)
     gpus = sum(row.get("gpus") or 0 for row in running)
@@ -84,4 +97,4 @@ def picture(rows: Sequence[Row], now: float) -> list[str]:
     totals = (
         f"{format_time(now, now)}  {len(running)} running on {gpus} GPUs, {waiting} waiting, {moving} resizing, {rate}"
     )
-    return [cli_common.bold(totals), "", *tables.lines(tables.choose(FIELDS, DEFAULT, None), rows)]
+    return [totals, "", *tables.lines(tables.choose(FIELDS, DEFAULT, None), rows)]

@@ -203,21 +203,16 @@ class DaemonController:
         if intent is not None and phase.phase != "finished":
             self.store.move_intent(phase.directive, phase.phase, phase.detail, at=now)
         self._record(job_id, phase, now)
-        if phase.phase in ("running", "failed", "withdrawn", "finished"):
+        if phase.phase in ("saved", "running", "failed", "withdrawn", "finished"):
             self.wake(phase.phase)
 
     def directive(self, job_id: int) -> Directive | None:
         """The resize that the supervisor is to carry out, or a withdrawn one that it may still be at."""
         intent = self.store.open_intent(job_id)
         if intent is not None:
-            return intent.directive if intent.state != "running" and not intent.directive.requeues else None
+            return intent.directive if intent.state in _to_do(intent.directive) else None
         last = self.store.last_closed_intent(job_id)
-        if (
-            last is not None
-            and last.state == "withdrawn"
-            and not last.directive.requeues
-            and self.clock() - last.updated < TELL_S
-        ):
+        if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < TELL_S:
             return replace(last.directive, withdrawn=True)
         return None
 
@@ -296,7 +291,7 @@ class DaemonController:
         Supervisors register with their world's first step, and finish with the last: between them is the pause.
         """
         intent = self.store.open_intent(job_id)
-        if intent is None or not intent.directive.requeues or intent.state in ("issued", "accepted"):
+        if intent is None or not intent.directive.requeues or intent.state in ("issued", "accepted", "saved"):
             return 0.0, "registered", 0
         ends = [row.end for row in self.store.allocations(job_id) if row.end is not None]
         since = max(ends, default=intent.created)
@@ -321,3 +316,8 @@ class DaemonController:
             detail["detail"] = phase.detail
         self.store.add_event(job_id, phase.phase, "supervisor", detail, now)
         log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "")
+
+
+def _to_do(directive: Directive) -> tuple[str, ...]:
+    """The states in which a resize still wants something of the supervisor: by requeue, only its checkpoint."""
+    return ("issued", "accepted") if directive.requeues else ("issued", "accepted", "submitted", "granted", "ready")

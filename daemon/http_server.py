@@ -1,4 +1,5 @@
-"""The HTTP server of a daemon: uvicorn on its TCP and Unix sockets, signs of life for systemd, a clean stop on SIGTERM.
+"""The HTTP server of a daemon: uvicorn on its TCP and Unix sockets, an ear for hooks, signs of life for systemd, a
+clean stop on SIGTERM.
 
 Promise: callers on the Unix socket need no TLS; the first signal stops cleanly, the second at once, and neither is
 raised again.
@@ -16,6 +17,7 @@ from typing import Any
 
 import uvicorn
 
+from . import hook_socket
 from .assembly import Daemon
 from .local_socket import PeerProtocol
 from .notify import Notifier
@@ -53,11 +55,14 @@ class Server(uvicorn.Server):
         self._daemon, self._notifier = daemon, notifier
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve the Unix socket too, without TLS; tell systemd once requests are answered."""
+        """Serve the Unix socket too, without TLS; hear hooks; tell systemd once requests are answered."""
         sockets = sockets or []
-        await super().startup([each for each in sockets if each.family != socket.AF_UNIX])
+        http = [each for each in sockets if each.type == socket.SOCK_STREAM]
+        await super().startup([each for each in http if each.family != socket.AF_UNIX])
         for each in sockets:
-            if each.family == socket.AF_UNIX and self.started:
+            if each.type == socket.SOCK_DGRAM:
+                hook_socket.hear(each, lambda: self._daemon.controller.wake("hook"))
+            elif each.family == socket.AF_UNIX and self.started:
                 server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=each, backlog=2048)
                 self.servers.append(server)
         self._notifier.ready(self._daemon.status())

@@ -116,7 +116,6 @@ def _paths() -> dict[str, Any]:
         "/v1/health": {"get": _operation("Whether selasticd is there", told, "")},
         "/v1/openapi.json": {"get": _operation("This document", told, "")},
         "/metrics": {"get": _metrics()},
-        "/v1/wake": {"post": _operation("A hook on this host: look at Slurm sooner", {"202": _OBJECT}, "")},
         "/v1/jobs": {"get": _operation("All jobs that have not ended", told, "munge")},
         "/v1/jobs/{job_id}": {"parameters": job, "get": _operation("One job", told, "munge")},
         "/v1/jobs/{job_id}/register": {

@@ -21,11 +21,11 @@ from slurm_elastic.db.rows import PriorRow, RunRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import ElasticError
 
+from .fitted import observations
 from .optimizer.learning import learn
 from .optimizer.models import Observation
 from .optimizer.prior import Prior, from_plain, to_plain
 from .optimizer.shipped import DEFAULT
-from .planner.sharing import observation
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def learned(runs: Sequence[RunRow], at: float) -> list[PriorRow]:
     """
     groups: dict[Key, list[list[Observation]]] = defaultdict(list)
     for run in runs:
-        seen = [observation(row) for row in run.observations if row.step_time > 0]
+        seen = list(observations(run.observations))
         if seen and len(groups[run.program, run.gpu_type]) < RUNS_OF_PROGRAM:
             groups[run.program, run.gpu_type].append(seen)
     everything = [(run, 1.0 / len(group)) for group in groups.values() for run in group]

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from types import MappingProxyType
 
-from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse
+from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, Mark
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import SlurmError, StoreError
 from slurm_elastic.trainer_shim.wire import Directive
@@ -23,19 +23,18 @@ from slurm_elastic.trainer_shim.wire import Directive
 from .bell import Bell
 from .capacity.elastic import Roster
 from .capacity.units import Unit
-from .optimizer.models import Observation, ThroughputModel
-from .optimizer.models import fit as fit_model
+from .job_states import JobStates
 from .optimizer.plans import Cache
-from .optimizer.prior import Prior
-from .planner import Inputs, JobState, Plan, plan_round
-from .planner.standing import HOUR_S
+from .passed_over import PassedOver
+from .planner import Inputs, Plan, plan_round
 from .priors import Priors
 from .reasons import Reason
 from .registry import Registry
 from .resize.actions import Action, Close
 from .resize.bounds import Bounds
 from .resize.executor import Executor
-from .resize.requeue import resumes
+from .resize.overtaken import overtaken
+from .resize.requeue import bound_by_a_shrink, resumes
 from .resize.rules import next_actions, unused
 from .round_times import RoundTimes
 from .settings import Settings
@@ -43,11 +42,6 @@ from .slurm.site import Site
 from .slurm.types import SlurmClient, Snapshot
 
 log = logging.getLogger(__name__)
-
-ROOM_WAIT_S = 120.0
-"""How long room may lie idle for a waiting job before the job is passed over: it waits for something else."""
-ROOM_RETRY_S = 900.0
-"""After this it is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +85,8 @@ class Rounds:
         """GPUs of all pools at the last plan: managed, and held by nobody; None: there was no plan yet."""
         self._lock = threading.Lock()
         self._unused: dict[Unit, float] = {}
-        self._room: dict[int, float] = {}
-        self._passed: dict[int, float] = {}
-        self._said: dict[int, tuple[object, ...]] = {}
-        self._fit = lru_cache(maxsize=1 << 14)(_fit)
+        self._states = JobStates(store, registry, self.priors)
+        self._passed = PassedOver()
         self._cache = Cache()
         self._site = Site()
 
@@ -149,18 +141,29 @@ class Rounds:
         with self.times.part("plan"):
             if changed:
                 seen = self._look(snapshot, roster)  # what was closed just now is open no more
-            plan = self._plan(seen, now)
+            plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
+        self._passed.note({met.need.job_id for met in plan.met if not met.waits}, now)
         # What was last decided about a job stays its explanation once its training is over.
-        plan = replace(plan, rows=tuple(row for row in plan.rows if not self.registry.over(row.job_id)))
-        self._note_room(plan, now)
-        self.store.save_decisions(now, list(plan.rows))
-        self._say(plan)
+        rows = [row for row in plan.rows if not self.registry.over(row.job_id)]
+        for row in self.store.save_decisions(now, rows):
+            log.info("%s", sentence(row))
+        for pool in plan.trouble:
+            log.warning("no plan for %s", pool)
         with self.times.part("order"):
             self._order(plan.directives, now)
-            resumed = self.executor.run(resumes(plan.resumes), self.mode == "act")
+            resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
         # A job that a resize puts back trains on nothing: its next step should not wait for the interval.
-        return changed or resumed > 0 or any(intent.directive.requeues for intent in seen.intents.values())
+        back = (i for i in seen.intents.values() if i.directive.requeues and i.state not in ("issued", "accepted"))
+        return changed or resumed > 0 or any(back)
+
+    def _bound(self, plan: Plan, snapshot: Snapshot) -> set[int]:
+        waiting = (snapshot.jobs[job_id] for job_id in plan.resumes)
+        return {
+            job.job_id
+            for job in waiting
+            if job.required_nodes and bound_by_a_shrink(job, self.store.events(job.job_id))
+        }
 
     def _look(self, snapshot: Snapshot, roster: Roster) -> Seen:
         # Intents before allocations: a supervisor's `running` stores the allocation first, so an intent read as
@@ -171,7 +174,10 @@ class Rounds:
     def _reconcile(self, seen: Seen, now: float) -> bool:
         intents = list(seen.intents.values())
         self._unused = unused(seen.roster, seen.in_use, intents, self._unused, now)
-        actions: Sequence[Action] = next_actions(seen.roster, seen.in_use, intents, self._unused, now, self.bounds)
+        actions: Sequence[Action] = next_actions(
+            *(seen.roster, seen.in_use, intents, self._unused, now, self.bounds),
+            overtaken=overtaken(seen.snapshot, seen.roster, intents),
+        )
         act = self.mode == "act"
         if not act:
             actions = [
@@ -192,55 +198,23 @@ class Rounds:
         log.error("mode falls to advise for a while: %s", self.executor.tripped)
         self.store.add_event(0, "tripped", "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock())
 
-    def _plan(self, seen: Seen, now: float) -> Plan:
-        resized = self.store.resized_since(now - HOUR_S)
-        states = {
-            job_id: replace(
-                self._state(job_id, seen.in_use.get(job_id), seen.intents.get(job_id)), resized=resized.get(job_id, ())
-            )
-            for job_id, job in seen.roster.elastic.items()
-            if job.running
-        }
-        settings = replace(self.settings, mode=self.mode)
-        passed = {job_id for job_id, until in self._passed.items() if now < until}
+    def _plan(self, seen: Seen, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
+        running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]
         back = {job_id: i.directive.add[0] for job_id, i in seen.intents.items() if i.directive.requeues}
         return plan_round(
             Inputs(
-                seen.snapshot, seen.roster, states, settings, now, passed, self._fitted, self._cache, self._site, back
+                seen.snapshot,
+                seen.roster,
+                self._states.of(running, seen.in_use, seen.intents, now),
+                replace(self.settings, mode=self.mode),
+                now,
+                self._passed.now(now),
+                self._cache,
+                self._site,
+                back,
+                marks,
             )
         )
-
-    def _state(self, job_id: int, in_use: InUse | None, intent: IntentRow | None) -> JobState:
-        if in_use is None:
-            return JobState(intent=intent)
-        store, report = self.store, self.store.last_report(job_id)
-        known = self.priors.of_job(job_id)
-        return JobState(
-            in_use=in_use,
-            intent=intent,
-            last=store.last_closed_intent(job_id),
-            pinned=store.pinned(job_id),
-            observations=tuple(store.observations(job_id)),
-            pause_s=store.mean_pause(job_id),
-            requeue_s=store.mean_requeue(job_id),
-            reference=self.registry.reference(job_id),
-            prior=known.prior,
-            prior_words=known.words,
-            reported_at=report.at if report is not None else None,
-        )
-
-    def _fitted(self, observations: Sequence[Observation], prior: Prior | None) -> ThroughputModel:
-        return self._fit(tuple(observations), prior)
-
-    def _note_room(self, plan: Plan, now: float) -> None:
-        """Pass over waiting jobs that leave the room kept for them idle."""
-        ready = {met.need.job_id for met in plan.met if not met.waits}
-        self._room = {job_id: self._room.get(job_id, now) for job_id in ready}
-        for job_id, since in list(self._room.items()):
-            if now - since >= ROOM_WAIT_S:
-                self._passed[job_id] = now + ROOM_RETRY_S
-                log.info("job %d leaves the room kept for it idle: passed over for %.0f s", job_id, ROOM_RETRY_S)
-        self._passed = {job_id: until for job_id, until in self._passed.items() if now < until}
 
     def _order(self, directives: Sequence[Directive], now: float) -> None:
         """Order the resizes of a plan; each is on the disk before its supervisor can hear of it."""
@@ -255,18 +229,6 @@ class Rounds:
             detail = {"resize": ordered.id, "gpus": ordered.gpus, "batch": ordered.batch, "reason": ordered.reason}
             self.store.add_event(ordered.job_id, "ordered", "selasticd", detail, now)
             self.bell.ring(ordered.job_id)
-
-    def _say(self, plan: Plan) -> None:
-        """One line for each decision that is new."""
-        for row in plan.rows:
-            mark = (row.gpus_from, row.gpus_to, row.batch_from, row.batch_to, row.reason, row.mode)
-            if self._said.get(row.job_id) != mark:
-                self._said[row.job_id] = mark
-                log.info("%s", sentence(row))
-        for pool in plan.trouble:
-            log.warning("no plan for %s", pool)
-        known = {row.job_id for row in plan.rows}
-        self._said = {job_id: mark for job_id, mark in self._said.items() if job_id in known}
 
     def _failed(self, sentence: str) -> None:
         if sentence != self.trouble:
@@ -284,7 +246,3 @@ def sentence(row: DecisionRow) -> str:
     what_for = f" (job {row.evidence['for_job']})" if "for_job" in row.evidence else ""
     advised = "" if row.mode == "act" or not row.mechanism else f" [{row.mode} only]"
     return f"job {row.job_id}: {size}{batch}{how}: {Reason(row.reason).text}{what_for}{advised}"
-
-
-def _fit(observations: tuple[Observation, ...], prior: Prior | None) -> ThroughputModel:
-    return fit_model(observations, prior)

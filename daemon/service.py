@@ -17,20 +17,27 @@ from pathlib import Path
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError
 
+from . import collector
 from .api import create_app
 from .assembly import Daemon
 from .auth import Authenticator
 from .check import check
 from .claims import address, alone, listening, write_client_file
+from .hook_socket import beside
 from .http_server import Server
 from .leader import Leader, leading
 from .local_socket import bound
 from .notify import Notifier
 from .operators import Operators
 from .settings import Settings, load
-from .slurm import CommandClient
+from .slurm import CommandClient, choose
+from .user_mode import make_local_folder
 
 log = logging.getLogger(__name__)
+
+SWITCH_S = 0.0005
+"""How long a round may go on computing once a request waits for its thread's turn; Python's own 5 ms come several times
+in one answer."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,14 +64,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT."""
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)
-    with alone(settings) as lock_file, listening(settings) as listener, bound(settings.listen_socket) as local:
+    if settings.user_mode:
+        make_local_folder(settings.database_url)
+    client = CommandClient(settings.slurm_conf)
+    with (
+        alone(settings) as lock_file,
+        listening(settings, client.node_addresses) as listener,
+        beside(listener) as hooks,
+        bound(settings.listen_socket) as local,
+    ):
         # Before the store writes anything: who cannot prove callers' identities must not start at all.
-        operators = Operators(CommandClient(settings.slurm_conf).operators)
+        operators = Operators(client.operators)
         authenticator = Authenticator(settings, lambda: operators.uids)
         notifier = Notifier()
         waiting = notifier.standing_by
         with leading(settings.database_url, lock_file, settings.lease_s, waiting) as leader:
-            _lead(settings, [listener, *filter(None, [local])], (authenticator, operators), leader, notifier)
+            sockets = [each for each in (listener, local, hooks) if each is not None]
+            _lead(settings, sockets, (authenticator, operators), leader, notifier)
             lost = leader.lost
         notifier.close()
     log.info("selasticd has stopped")
@@ -73,30 +89,35 @@ def serve(settings: Settings) -> int:
 
 def _lead(
     settings: Settings,
-    listeners: list[socket.socket],
+    sockets: list[socket.socket],
     callers: tuple[Authenticator, Operators],
     leader: Leader,
     notifier: Notifier,
 ) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
     store, (authenticator, operators) = Store.open(settings.database_url, leader.fence), callers
-    client = CommandClient(settings.slurm_conf)
+    client, which = choose(settings.slurm_client, settings.slurm_conf)
+    log.info("talks to Slurm through %s", which)
     daemon = Daemon(settings, client, store, confirm=lambda: leader.confirm(store), operators=operators)
     try:
         app = create_app(store, daemon.controller, settings, authenticator)
-        for listener in listeners:
-            listener.listen(2048)
-        url = address(settings, listeners[0])
+        for each in sockets:
+            if each.type == socket.SOCK_STREAM:
+                each.listen(2048)
+        url = address(settings, sockets[0])
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
         store.add_event(0, "started", "selasticd", {"lease": leader.fence, "url": url}, time.time())
         server = Server(app, daemon, notifier)
         leader.on_lost(server.end)
+        collector.relax()
+        sys.setswitchinterval(SWITCH_S)
         daemon.start()
-        server.run(sockets=listeners)
+        server.run(sockets=sockets)
     finally:
         notifier.stopping()
         daemon.stop()
+        client.close()
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ import tomllib
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 from .optimizer.policies import DEFAULT_POLICY, POLICIES
+from .user_mode import AUTO
+from .user_mode import defaults as user_mode_defaults
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 MODES = ("off", "observe", "advise", "act")
@@ -73,7 +74,8 @@ class Settings:
 
     listen: str = text("127.0.0.1:6850", r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", "HOST:PORT, or [IPv6]:PORT")
     """Address that the jobs and the command line reach. The compute nodes must be able to: give the address of the
-    cluster's internal network. Port 0 takes a free one (then client.json in state_dir tells it)."""
+    cluster's internal network. `auto:6850` finds it: the address of this host from which Slurm's nodes are reached.
+    Port 0 takes a free one. client.json in state_dir tells what it came to."""
 
     url: str = text("", r"|https?://\S+", "a URL such as http://head.cluster:6850, or nothing")
     """Where clients find the daemon, as written to client.json. Empty: made from `listen`."""
@@ -106,6 +108,10 @@ class Settings:
 
     slurm_conf: str = text("", *_PATH)
     """Path of slurm.conf. Empty: the environment's SLURM_CONF, or Slurm's own default."""
+
+    slurm_client: str = choice("auto", "auto", "commands", "pyslurm")
+    """How selasticd talks to Slurm. `auto`: through pyslurm where a build for the installed Slurm is found, else by
+    Slurm's commands. `selastic config show` says which it is, and why. `pyslurm`: it does not start without."""
 
     munge_socket: str = text("", *_PATH)
     """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
@@ -177,7 +183,7 @@ class Settings:
     """How long a job may hold something that it does not train on and that no resize adds, before it is released."""
 
     requeue_stop_s: float = number(300.0, 10, 86400)
-    """How long a requeued job may take to end: its checkpoint, and Slurm's KillWait."""
+    """How long the checkpoint before a requeue may take, and then how long the job may take to end."""
 
     requeue_start_s: float = number(90.0, 5, 86400)
     """How long it may then wait for its new size, before it is looked for another that fits."""
@@ -233,10 +239,10 @@ class Settings:
             object.__setattr__(self, "database_url", f"sqlite:///{Path(self.state_dir) / 'selastic.db'}")
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of `listen`."""
+    def address(self) -> tuple[str | None, int]:
+        """Host and port of `listen`; the host None when it is to be found."""
         host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return None if host == AUTO else host.strip("[]"), int(port)
 
 
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
@@ -245,8 +251,8 @@ FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
 def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings:
     """Read a settings file; None: the default one, which may be missing.
 
-    With `user_mode` a file is not looked for, and the defaults are a user's own: a free port on this host, state
-    under ~/.slurm-elastic, jobs may act. Raises ConfigError with one sentence.
+    With `user_mode` a file is not looked for, and the defaults are a user's own: a free port where compute nodes reach
+    this host, state under ~/.slurm-elastic, jobs may act. Raises ConfigError with one sentence.
     """
     values: dict[str, Any] = {}
     if path is not None or (not user_mode and DEFAULT_FILE.exists()):
@@ -254,15 +260,7 @@ def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings
     if "user_mode" in values:
         raise ConfigError("user_mode is not a setting of the file; accepted: selasticd --user")
     if user_mode:
-        home = str(Path(os.path.expanduser("~")) / ".slurm-elastic")  # noqa: PTH111 - no error without a home
-        values = {
-            "listen": "127.0.0.1:0",
-            "state_dir": home,
-            "mode": "act",
-            "max_weight": 1000.0,
-            **values,
-            "user_mode": True,
-        }
+        values = {**user_mode_defaults(), **values, "user_mode": True}
     return check(values)
 
 
@@ -291,7 +289,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"settings file {path} cannot be read ({error.strerror}); name one with --config") from None
+        raise ConfigError(f"settings file {path} cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"settings file {path} is not TOML ({error})") from None
 

@@ -6,6 +6,7 @@ Decisions and intents are on the disk before the call returns, so before anyone 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,15 +19,14 @@ from . import schema
 from .codec import directive_in, directive_out
 from .engine import Database
 from .part import Part, now
-from .rows import CLOSED_STATES, INTENT_STATES, DecisionRow, EventRow, IntentRow
+from .rows import CLOSED_STATES, INTENT_STATES, DecisionRow, EventRow, IntentRow, Mark
 
 _INTENTS, _DECISIONS, _EVENTS = schema.intents, schema.decisions, schema.events
 _FIELDS = tuple(DecisionRow.__dataclass_fields__)
 _MARKS = ("gpus_from", "gpus_to", "batch_from", "batch_to", "reason", "mechanism", "mode")
-"""What makes a decision another one."""
-_Mark = tuple[Any, ...]
+"""The columns of DecisionRow.mark, in its order."""
 CHUNK = 500
-"""Jobs that one query names: databases bound the number of its values."""
+"""Jobs that one query names: databases bound the number of its values. Rows of one insertion: memory does."""
 
 
 class Decisions(Part):
@@ -34,20 +34,29 @@ class Decisions(Part):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._marks: dict[int, _Mark] = {}
+        self._marks: dict[int, Mark] = {}
         self._closed: dict[int, IntentRow | None] | None = None
 
-    def save_decisions(self, round_at: float, rows: list[DecisionRow]) -> None:
-        """Store what a round decided. A decision like the job's last one (sizes, reason, mode) is not stored again."""
+    def decision_marks(self, job_ids: Collection[int]) -> Mapping[int, Mark]:
+        """The marks of these jobs' last decisions; others may be among them. Not to be changed by the caller."""
+        with self._db.lock:
+            self._load_marks([job_id for job_id in job_ids if job_id not in self._marks])
+            return self._marks
+
+    def save_decisions(self, round_at: float, rows: list[DecisionRow]) -> list[DecisionRow]:
+        """Store what a round decided, and give back what was new: one with the mark of the job's last is not stored."""
         with self._db.lock:
             self._load_marks([row.job_id for row in rows if row.job_id not in self._marks])
-            changed = [row for row in rows if self._marks.get(row.job_id) != _mark(row)]
+            changed = [row for row in rows if self._marks.get(row.job_id) != row.mark]
             if not changed:
-                return
-            values = [{**{name: getattr(row, name) for name in _FIELDS}, "at": round_at} for row in changed]
+                return changed
             with self._db.write() as connection:
-                connection.execute(insert(_DECISIONS), values)
-            self._marks.update((row.job_id, _mark(row)) for row in changed)
+                for first in range(0, len(changed), CHUNK):
+                    some = changed[first : first + CHUNK]
+                    values = [{**{name: getattr(row, name) for name in _FIELDS}, "at": round_at} for row in some]
+                    connection.execute(insert(_DECISIONS), values)
+            self._marks.update((row.job_id, row.mark) for row in changed)
+            return changed
 
     def decision(self, job_id: int) -> DecisionRow | None:
         """The job's standing decision; None: no round has looked at it."""
@@ -61,9 +70,11 @@ class Decisions(Part):
 
     def current_decisions(self) -> list[DecisionRow]:
         """The standing decision of every job that has not ended, by job."""
-        newest = select(func.max(_DECISIONS.c.id)).group_by(_DECISIONS.c.job_id)
-        query = select(_DECISIONS).join(schema.jobs, schema.jobs.c.job_id == _DECISIONS.c.job_id)
-        query = query.where(_DECISIONS.c.id.in_(newest), schema.jobs.c.ended.is_(False)).order_by(_DECISIONS.c.job_id)
+        # One look into the index for each such job: through all decisions it would take seconds, more every day.
+        jobs = schema.jobs
+        newest = select(func.max(_DECISIONS.c.id)).where(_DECISIONS.c.job_id == jobs.c.job_id).correlate(jobs)
+        ids = select(newest.scalar_subquery()).where(jobs.c.ended.is_(False))
+        query = select(_DECISIONS).where(_DECISIONS.c.id.in_(ids)).order_by(_DECISIONS.c.job_id)
         with self._db.read() as connection:
             return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
 
@@ -90,7 +101,7 @@ class Decisions(Part):
             query = select(_DECISIONS.c.job_id, *(_DECISIONS.c[name] for name in _MARKS))
             with self._db.read() as connection:
                 for job_id, *mark in connection.execute(query.where(_DECISIONS.c.id.in_(newest))):
-                    self._marks[job_id] = tuple(mark)
+                    self._marks[job_id] = (mark[0], mark[1], mark[2], mark[3], mark[4], mark[5], mark[6])
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
@@ -190,10 +201,6 @@ class Decisions(Part):
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         return [EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in reversed(rows)]
-
-
-def _mark(row: DecisionRow) -> _Mark:
-    return tuple(getattr(row, name) for name in _MARKS)
 
 
 def _active() -> Any:

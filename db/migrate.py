@@ -1,6 +1,7 @@
 """Brings a database to this code's schema with Alembic, in one transaction where the database can.
 
-Never goes back: a database newer than the code is refused, since it may hold what this code would destroy.
+Never goes back: a database newer than the code is refused, since it may hold what this code would destroy. Alembic is
+loaded only when there is something to upgrade: a daemon started on its own database does without it.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import sqlite3
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, NullPool, create_engine, inspect, make_url
+from sqlalchemy import Connection, NullPool, create_engine, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError
 
 from slurm_elastic.trainer_shim.errors import StoreError
 
 from .engine import Database, parse_url
 from .schema import lease
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 SCRIPTS = Path(__file__).resolve().parent / "migrations"
 
@@ -29,11 +30,22 @@ def migrate(database: Database) -> None:
     """Create or upgrade the schema. Raises StoreError; a failed upgrade leaves the old schema on SQLite."""
     if revision(database) == head():
         return
+    from alembic import command
+
+    config = alembic_config()
     with database.write() as connection:
-        config = _config()
         config.attributes["connection"] = connection
         _refuse_newer(database, connection)
         command.upgrade(config, "head")
+
+
+def alembic_config() -> Config:
+    """How Alembic finds the migrations."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    return config
 
 
 def prepare(database: Database) -> None:
@@ -60,9 +72,9 @@ def head() -> str:
 
 @cache
 def _revisions() -> tuple[str, ...]:
-    """Every revision that this code knows, the newest first; reading them takes longer than opening a database."""
-    scripts = ScriptDirectory.from_config(_config())
-    return tuple(script.revision for script in scripts.walk_revisions())
+    """Every revision that this code knows, the newest first: one follows the other, and their files begin with them."""
+    files = (SCRIPTS / "versions").glob("[0-9]*.py")
+    return tuple(sorted((path.name.partition("_")[0] for path in files), reverse=True))
 
 
 def revision(database: Database) -> str | None:
@@ -122,7 +134,10 @@ def _nearest(folder: Path) -> Path:
 
 
 def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return None if found is None else str(found)
 
 
 def _refuse_newer(database: Database, connection: Connection) -> None:
@@ -132,9 +147,3 @@ def _refuse_newer(database: Database, connection: Connection) -> None:
             f"database {database.name} has schema {found}, newer than this version of slurm-elastic ({head()}); "
             "install the newer version again, or choose another database_url"
         )
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    return config

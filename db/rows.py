@@ -10,10 +10,14 @@ from typing import Any
 
 from slurm_elastic.trainer_shim.wire import Directive, Piece
 
-INTENT_STATES = ("issued", "accepted", "submitted", "granted", "ready", "running", "done", "failed", "withdrawn")
+INTENT_STATES = (
+    *("issued", "accepted", "saved", "submitted", "granted", "ready", "running"),
+    *("done", "failed", "withdrawn", "overtaken"),
+)
 REQUEUE = "requeue"
 """Reason of an allocation that began with the job's restart at another size: its pause is of another kind."""
-CLOSED_STATES = ("done", "failed", "withdrawn")
+Mark = tuple[int, int, int, int, str, str, str]
+CLOSED_STATES = ("done", "failed", "withdrawn", "overtaken")
 """An intent in one of these never changes again; all others are open."""
 
 
@@ -144,6 +148,13 @@ class DecisionRow:
     alternatives: list[dict[str, Any]] = field(default_factory=list)
     mechanism: str = ""
     mode: str = "advise"
+
+    @property
+    def mark(self) -> Mark:
+        """What makes a decision another one: sizes, batches, reason, mechanism, mode."""
+        return (
+            self.gpus_from, self.gpus_to, self.batch_from, self.batch_to, self.reason, self.mechanism, self.mode
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ SAMPLES = 9000
 REQUEST = "elastic:gpus=1-4,batch=16-64"
 SETTLE_S = 240.0
 """Longest that anything may take to be right again, on a machine as busy as it may be."""
+STARTED_TWICE = "launch failed requeued held"
 STAGES = ("issued", "accepted", "submitted", "granted", "ready", "running")
 TRAIN = """
 import os, sys, time, torch
@@ -78,7 +79,7 @@ class Counts:
     restarts: int = 0
     worlds: int = 0
     forgotten: int = 0
-    """Times that Slurm had to be reminded of a job's end that it had known before its slurmctld died."""
+    """Times that Slurm had to be reminded of a job's end or start that it had known before its slurmctld died."""
 
     def text(self) -> str:
         settle = sorted(self.settle_s) or [0.0]
@@ -89,7 +90,7 @@ class Counts:
             f"{self.jobs} jobs trained to the end in {self.worlds} worlds with {self.restarts} restarts; "
             f"right again after {settle[len(settle) // 2]:.1f} s (median), {settle[-1]:.1f} s (worst), "
             f"at most {max(self.rounds_after, default=0)} rounds after the last resize; "
-            f"slurmctld was reminded of {self.forgotten} ends"
+            f"slurmctld was reminded of {self.forgotten} ends and starts"
         )
 
 
@@ -103,6 +104,7 @@ class Campaign:
         self.jobs: list[Trained] = []
         self.number = 0
         self.rigid: list[int] = []
+        self.filler = ""
         self.reminded = 0.0
         self.kinds = kinds or KINDS
         if "cut" in self.kinds and not victims.can_cut():
@@ -113,9 +115,12 @@ class Campaign:
 
     def fill(self) -> None:
         command = ["salloc", "--no-shell", f"-N{FILLED}", "--gres=gpu:a100:4", "--time=600", "-J", "filler"]
-        assert self.sandbox.run(command).returncode == 0
+        answer = self.sandbox.run(command)
+        assert answer.returncode == 0, answer.stderr
+        self.filler = answer.stderr.rpartition("job allocation ")[2].split()[0]
 
-    def submit(self) -> Trained:
+    def submit(self, request: str = REQUEST, gpus: int = 1) -> Trained:
+        """An elastic job that starts with `gpus` GPUs on one node."""
         self.number += 1
         folder = self.daemon.folder / f"train{self.number}"
         folder.mkdir()
@@ -133,7 +138,8 @@ class Campaign:
         script = folder / "job.sh"
         script.write_text(SCRIPT.format(exports=exports, run=f"{program} train.py {SAMPLES} 0.012"))
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append", "--requeue"]
-        options = ["-N1", "--gres=gpu:a100:1", "--time=60", "--mem=1G", f"--comment={REQUEST}", f"-Jtrain{self.number}"]
+        options = ["-N1", f"--gres=gpu:a100:{gpus}", "--time=60", "--mem=1G", f"-Jtrain{self.number}"]
+        options.append(f"--comment={request}")
         answer = self.sandbox.run([*command, *options, str(script)])
         assert answer.returncode == 0, answer.stderr
         job = Trained(int(answer.stdout), folder, address)
@@ -143,7 +149,8 @@ class Campaign:
     def toggle_rigid(self) -> None:
         """An ordinary job comes, or goes: something has to be resized."""
         if self.rigid:
-            self.sandbox.run(["scancel", str(self.rigid.pop())])
+            # By name too: a slurmctld that has forgotten it gives its number to another job.
+            self.sandbox.run(["scancel", "--name=rigid", str(self.rigid.pop())])
             return
         command = ["sbatch", "--parsable", "--output=/dev/null", "-N1", "--gres=gpu:a100:4", "--time=60"]
         answer = self.sandbox.run([*command, "-Jrigid", "--wrap", "sleep 3000"])
@@ -235,8 +242,8 @@ class Campaign:
     def remind(self) -> None:
         """What Slurm itself needs an admin for, after a slurmctld that died had not saved its last seconds.
 
-        A job whose end it forgot stays RUNNING until its node registers, and is then requeued; a requeued job waits
-        for two minutes.
+        A job whose end it forgot stays RUNNING until its node registers, and is then requeued. One whose start it
+        forgot it starts again beside the one that runs: that launch fails, the job is held and the node drained.
         """
         if time.monotonic() - self.reminded < 5 or not self.slurm_answers():
             return
@@ -250,8 +257,12 @@ class Campaign:
                 self.sandbox.run(["scontrol", "reconfigure"])
             elif str(job.job_id) in alive:
                 job.silent = 0
-            elif held is not None and held.pending and held.reason == "BeginTime":
-                self.sandbox.run(["scontrol", "update", f"jobid={job.job_id}", "starttime=now"])
+            elif held is not None and held.reason == STARTED_TWICE:
+                self.counts.forgotten += 1
+                for node, flags in self.daemon.slurm.snapshot().nodes.items():
+                    if "DRAIN" in flags.flags:
+                        self.sandbox.run(["scontrol", "update", f"nodename={node}", "state=resume"])
+                self.sandbox.run(["scontrol", "release", str(job.job_id)])
 
     def slept(self, job: Trained) -> bool:
         """Whether a job has had no process at two looks in a row, so that it is not just starting."""
@@ -288,12 +299,14 @@ class Campaign:
             while len(self.jobs) < jobs:
                 self.submit()
             chosen = self.chance.sample(self.kinds, k=min(kills, len(self.kinds)))
+            chosen.sort(key=lambda kind: kind == "slurmctld")  # without it the others' victims cannot be found
             stage = self.chance.choice(STAGES)
             at = self.provoke(stage)
             print(f"round {number + 1}: {' + '.join(chosen)} at {at}", flush=True)
             self.counts.stages[at] += 1
             found = {kind: getattr(self, f"kill_{kind}")() for kind in chosen}
-            heals = [found[kind] for kind in (*HEALED_FIRST, *chosen) if found.get(kind)]
+            order = (*HEALED_FIRST, *(kind for kind in chosen if kind != "base"), "base")
+            heals = [found[kind] for kind in order if found.get(kind)]
             time.sleep(self.chance.choice((0.0, 0.0, 0.3, 1.5)))  # how long it stays dead, not a wait for anything
             for heal in heals:
                 heal()
@@ -363,8 +376,23 @@ class Campaign:
             self.counts.kills[name] += victims.kill(self.chance.choice(pids))
 
     def kill_slurmctld(self) -> Any:
+        """Not before it has saved the start of every base. One whose start it has forgotten it launches a second time
+        and may fail ("Job credential revoked"), with or without selasticd: there is nothing left to come right."""
+        wait_until(self.starts_are_saved, SETTLE_S, self.story, every=0.5)
         self.counts.kills["slurmctld"] += victims.kill_daemon(self.sandbox, "slurmctld")
         return lambda: self.sandbox.start_daemon("slurmctld", 90)
+
+    def starts_are_saved(self) -> bool:
+        if not self.slurm_answers():
+            return True
+        # It saves only after a change, so there is to be one.
+        self.sandbox.run(["scontrol", "update", f"jobid={self.filler}", f"comment=campaign {time.monotonic()}"])
+        queue, file = self.daemon.jobs(), self.sandbox.dir / "state" / "job_state"
+        bases = [queue[job.job_id] for job in self.jobs if job.job_id in queue]
+        if any(not base.running and base.state != "PENDING" for base in bases):
+            return False
+        starts = [base.start_time or base.submit_time for base in bases]
+        return file.exists() and file.stat().st_mtime > max(starts, default=0.0) + 1
 
     def kill_slurmdbd(self) -> Any:
         self.counts.kills["slurmdbd"] += victims.kill_daemon(self.sandbox, "slurmdbd")
@@ -375,7 +403,7 @@ class Campaign:
         if not self.slurm_answers():
             return None
         bases = {node for job in self.jobs for node in getattr(self.daemon.jobs().get(job.job_id), "nodes", ())}
-        free = sorted({"n6", "n7", "n8"} - bases)
+        free = sorted(node for node in {"n6", "n7", "n8"} - bases if self.sandbox.daemons.pid(f"slurmd-{node}"))
         if not free:
             return None
         node = self.chance.choice(free)
@@ -384,18 +412,26 @@ class Campaign:
         return lambda: victims.heal_node(self.sandbox, node)
 
     def kill_base(self) -> Any:
-        """The node of a base dies: Slurm requeues the job, which goes on from its checkpoint."""
+        """The node of a base dies: Slurm requeues the job, which goes on from its checkpoint on another node, long
+        before this one is back: what Slurm sent to end the job's processes there must not find it again."""
         job = self.victim()
         held = self.daemon.jobs().get(job.job_id) if job and self.slurm_answers() else None
         if job is None or held is None or not held.running:
             return None
         node = held.nodes[0]
+        if not self.sandbox.daemons.pid(f"slurmd-{node}"):
+            return None  # dead already
         victims.kill_node(self.sandbox, node)
         self.counts.kills["base node"] += 1
 
+        def elsewhere() -> bool:
+            self.remind()
+            now = self.daemon.jobs().get(job.job_id) if self.slurm_answers() else None
+            return self.field(job.job_id, "JobState") == "COMPLETED" or (now is not None and now.running)
+
         def heal() -> None:
+            wait_until(elsewhere, SETTLE_S, self.story, every=0.2)
             victims.heal_node(self.sandbox, node)
-            wait_until(lambda: self.field(job.job_id, "JobState") != "COMPLETING", 90, self.story)
 
         return heal
 
@@ -410,9 +446,7 @@ class Campaign:
 HEALED_FIRST = ("slurmdbd", "slurmctld")
 """A slurmctld that died young has no other source of its TRES, and a node needs one to come back to. Healed again in
 their own turn, they only answer."""
-KINDS = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "cut")
-ALL_KINDS = (*KINDS, "base")
-"""With the death of a base's node, which Slurm answers with a requeue: slower, and so for the long campaign."""
+KINDS = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "base", "cut")
 
 
 def _pieces(value: Any) -> list[dict[str, Any]]:

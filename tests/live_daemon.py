@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,9 @@ class Selasticd:
         config.write_text(SETTINGS.format(**values))
         log = (self.folder / "selasticd.log").open("ab")
         command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--config", str(config), *self.options]
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
+        # Before what the caller has on it, such as a pyslurm to try.
+        found = os.pathsep.join(filter(None, [str(ROOT / "packaging/namespace"), os.environ.get("PYTHONPATH", "")]))
+        env = {**os.environ, "PYTHONPATH": found}
         with log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd="/")
 
@@ -191,7 +193,11 @@ def _everyones_copy(folder: Path) -> Path:
 
 @contextmanager
 def live_daemon(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, more: str = "", host: str = "127.0.0.1"
+    sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    more: str = "",
+    host: str = "127.0.0.1",
+    options: Sequence[str] = (),
 ) -> Iterator[Selasticd]:
     """A running daemon on this cluster, which clients here find; it has to stop cleanly in the end."""
     # The client looks there for MUNGE's socket.
@@ -201,6 +207,7 @@ def live_daemon(
         folder = Path(name)
         folder.chmod(0o755)
         daemon = Selasticd(sandbox, folder, more, host)
+        daemon.options += options
         monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(daemon.state / "client.json"))
         daemon.start()
         try:

@@ -73,9 +73,11 @@ def workers(sandbox: Sandbox, slurm_job: int) -> list[int]:
 
 
 def kill(*pids: int) -> int:
-    """SIGKILL; how many were there."""
+    """SIGKILL; how many were there. 0, for a daemon that does not run, would be this very process group."""
     count = 0
     for pid in pids:
+        if pid <= 1:
+            continue
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             count += 1
@@ -85,9 +87,11 @@ def kill(*pids: int) -> int:
 def kill_node(sandbox: Sandbox, node: str) -> int:
     """A node dies: its slurmd, its steps' managers and all that runs in them, at once. Slurm hears of it as a health
     check would tell it, for slurmctld itself waits SlurmdTimeout (minutes) before it calls a silent node down."""
-    here = [one for one in processes(sandbox) if one.node == node]
-    managers = {one.parent for one in here if _program(one.parent) == "slurmstepd"}
-    count = kill(sandbox.daemons.pid(f"slurmd-{node}"), *managers, *(one.pid for one in here))
+    count = kill(sandbox.daemons.pid(f"slurmd-{node}"))
+    # Again until nothing is left: a step may just have been on its way.
+    while here := [*_step_managers(sandbox, node), *(one.pid for one in processes(sandbox) if one.node == node)]:
+        count += kill(*here)
+        time.sleep(0.01)
     sandbox.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=campaign"])
     return count
 
@@ -105,7 +109,7 @@ def kill_daemon(sandbox: Sandbox, name: str) -> int:
     pid = sandbox.daemons.pid(name)
     # slurmctld's helper (slurmscriptd) ends with it by itself.
     count = kill(pid)
-    while sandbox.daemons.pid(name) == pid:
+    while pid and sandbox.daemons.pid(name) == pid:
         time.sleep(0.01)
     return count
 
@@ -137,7 +141,11 @@ def _route(verb: str, address: str) -> bool:
         return False
 
 
-def _program(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
+def _step_managers(sandbox: Sandbox, node: str) -> list[int]:
+    """The slurmstepds of a node, those without a process of the job included: what has the log of its slurmd open."""
+    log, found = sandbox.dir / "log" / f"slurmd-{node}.log", []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (path / "comm").read_text().strip() == "slurmstepd":
+                found += [int(path.name) for one in (path / "fd").iterdir() if one.readlink() == log][:1]
+    return found

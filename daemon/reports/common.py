@@ -70,8 +70,8 @@ def not_known(job_ids: Sequence[int]) -> str:
         jobs, it, its = f"job {job_ids[0]} is", "it", "its"
     else:
         jobs, it, its = f"jobs {', '.join(map(str, job_ids))} are", "they", "their"
-    why = f"{it} never ran with an elastic request, or {its} records are gone"
-    return f"{jobs} not known to selasticd: {why}; accepted form: --comment={ACCEPTED_FORM}"
+    never = f"{it} never had an elastic request (--comment={ACCEPTED_FORM})"
+    return f"{jobs} not known to selasticd: {never}, {its} records are gone, or {it} came after the last round"
 
 
 def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:

@@ -93,11 +93,11 @@ def scaling(request: str, observations: list[ObservationRow], prior: Prior | Non
 
 def _curve(text: str, observations: list[ObservationRow], prior: Prior | None) -> list[dict[str, Any]]:
     # The command line imports this package too, and needs no optimizer.
+    from .. import fitted
     from ..optimizer.errors import PlanInputError
     from ..optimizer.models import fit
-    from ..planner.sharing import observation
 
-    seen = [observation(row) for row in observations if row.step_time > 0]
+    seen = fitted.observations(observations)
     try:
         request, model = elastic_request.parse(text), fit(seen, prior)
     except (RequestError, PlanInputError):

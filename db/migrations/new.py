@@ -14,7 +14,7 @@ from pathlib import Path
 from alembic import command
 
 from ..engine import Database
-from ..migrate import _config, migrate
+from ..migrate import alembic_config, migrate
 
 
 def main(revision: str, message: str) -> None:
@@ -22,7 +22,7 @@ def main(revision: str, message: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'empty.db'}")
         migrate(database)
-        config = _config()
+        config = alembic_config()
         config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
         with database.write() as connection:
             config.attributes["connection"] = connection

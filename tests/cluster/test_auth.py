@@ -23,52 +23,23 @@ from second_user import GAMES, SecondUser, second_user
 from waiting import wait_until
 
 from slurm_elastic.daemon.api import create_app
+from slurm_elastic.daemon.assembly import Daemon
 from slurm_elastic.daemon.auth import Authenticator
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.daemon.slurm import CommandClient
-from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.client import Client, TokenRefused
 from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
-from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Registration, Report, Reports, to_json
-
-
-class SlurmOwners:
-    """The controller reduced to what identity needs: owners are looked up in the real Slurm."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.slurm = CommandClient(str(sandbox.layout.slurm_conf))
-        self.registrations: list[int] = []
-
-    def owner(self, job_id: int) -> tuple[int, str] | None:
-        job = self.slurm.snapshot().jobs.get(job_id)
-        return None if job is None else (job.uid, job.user)
-
-    def registered(self, job_id: int, registration: Registration) -> Grant:
-        self.registrations.append(job_id)
-        return Grant("", True, "", 5.0)
-
-    def phase(self, job_id: int, phase: Phase) -> None: ...
-
-    def directive(self, job_id: int) -> Directive | None: ...
-
-    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None: ...
-
-    def dry_plan(self) -> dict[str, Any]:
-        return {"at": None, "jobs": []}
-
-    def prior(self, job_id: int) -> None: ...
-
-    def wake(self, why: str) -> None: ...
+from slurm_elastic.trainer_shim.wire import Piece, Registration, Report, Reports, to_json
 
 
 @dataclasses.dataclass
 class World:
     url: str
     store: Store
-    controller: SlurmOwners
+    daemon: Daemon
     socket: str
     roots_job: int
     games_job: int
@@ -92,28 +63,31 @@ def games_process() -> Iterator[SecondUser]:
 def world(
     games_process: SecondUser, empty_sandbox: Sandbox, submit: Callable[..., int], tmp_path: Path
 ) -> Iterator[World]:
-    jobs = {user: submit("--gres=gpu:2", "-N1", user=user) for user in (None, "games")}
-    controller = SlurmOwners(empty_sandbox)
-    wait_until(lambda: all(controller.owner(job) for job in jobs.values()), 30)
+    options = ("--gres=gpu:2", "-N1", "--job-name=secret-name", "--comment=elastic:gpus=1-8,batch=64-512")
+    jobs = {user: submit(*options, user=user) for user in (None, "games")}
     munge_socket = munge.default_socket(str(empty_sandbox.layout.slurm_conf))
     assert munge_socket and Path(munge_socket).is_socket()
-    settings = Settings(state_dir=str(tmp_path), munge_socket=munge_socket)
-    with (
-        Store.open(settings.database_url) as store,
-        _listening(create_app(store, controller, settings, Authenticator(settings))) as url,
-    ):
-        games_process.url, games_process.munge_socket = url, munge_socket
+    conf = str(empty_sandbox.layout.slurm_conf)
+    settings = Settings(state_dir=str(tmp_path), munge_socket=munge_socket, slurm_conf=conf, mode="observe")
+    store = Store.open(settings.database_url)
+    daemon = Daemon(settings, CommandClient(conf), store)
+    try:
+        wait_until(lambda: all(job.running for job in daemon.jobs.snapshot().jobs.values()), 60)
+        daemon.rounds.run()
         for user, job_id in jobs.items():
-            uid, name = controller.owner(job_id) or (None, None)
-            assert uid == (GAMES.pw_uid if user else 0)
-            store.upsert_job(_row(job_id, uid, str(name)))
-            store.set_in_use(job_id, 1, (Piece(job_id, "base", ("n1",), 2),), 64, 10.0)
-        yield World(url, store, controller, munge_socket, jobs[None], jobs["games"], games_process)
+            assert daemon.controller.owner(job_id) == ((GAMES.pw_uid, "games") if user else (0, "root"))
+            daemon.controller.registered(job_id, _trained_on(daemon, job_id))
+        with _listening(create_app(store, daemon.controller, settings, Authenticator(settings))) as url:
+            games_process.url, games_process.munge_socket = url, munge_socket
+            yield World(url, store, daemon, munge_socket, jobs[None], jobs["games"], games_process)
+    finally:
+        daemon.stop()
 
 
-def _row(job_id: int, uid: int, user: str) -> JobRow:
-    request = "elastic:gpus=1-8,batch=64-512"
-    return JobRow(job_id, user, uid, "secret-name", "research", "gpu", request, True, "", "", 1.0, 2.0, None, "RUNNING")
+def _trained_on(daemon: Daemon, job_id: int) -> Registration:
+    """What the job's supervisor says at its start: that it trains on what Slurm gave it."""
+    job = daemon.jobs.latest().jobs[job_id]
+    return Registration(1, 1, (Piece(job_id, "base", job.nodes, job.gpus_per_node),), 64, "train.py")
 
 
 @contextlib.contextmanager
@@ -129,8 +103,12 @@ def _listening(app: Any) -> Iterator[str]:
         thread.join(30)
 
 
-def _registration(job_id: int) -> bytes:
-    return to_json(Registration(1, 1, (Piece(job_id, "base", ("n1",), 2),), 64, "train.py"))
+def _registrations(world: World) -> list[int]:
+    """Registrations of root's job and of games', as the daemon's own record has them."""
+    return [
+        sum(event.kind == "registered" for event in world.store.events(job))
+        for job in (world.roots_job, world.games_job)
+    ]
 
 
 def _reports() -> bytes:
@@ -140,26 +118,29 @@ def _reports() -> bytes:
 def test_the_owner_registers_and_reports(world: World) -> None:
     """Each user's own job works from end to end, with the uid that MUNGE proves and Slurm's word for the owner."""
     for call, job_id in ((world.root, world.roots_job), (world.games, world.games_job)):
-        token = call.post(f"/v1/jobs/{job_id}/register", _registration(job_id))["token"]
+        token = call.post(f"/v1/jobs/{job_id}/register", to_json(_trained_on(world.daemon, job_id)))["token"]
         assert call.post(f"/v1/jobs/{job_id}/reports", _reports(), token=token) == {"stored": 1}
         assert world.store.last_report(job_id) is not None
-    assert world.controller.registrations == [world.roots_job, world.games_job]
+    assert _registrations(world) == [2, 2]
 
 
 def test_a_second_user_cannot_register_for_anothers_job(world: World) -> None:
     """Neither for root's job, nor for one that does not exist; and root is no exception for a user's job."""
+    roots, games = (to_json(_trained_on(world.daemon, job)) for job in (world.roots_job, world.games_job))
     with pytest.raises(NotAllowed, match=f"job {world.roots_job} belongs to another user; you are uid {GAMES.pw_uid}"):
-        world.games.post(f"/v1/jobs/{world.roots_job}/register", _registration(world.roots_job))
+        world.games.post(f"/v1/jobs/{world.roots_job}/register", roots)
     with pytest.raises(NotFound):
-        world.games.post("/v1/jobs/4000000/register", _registration(4000000))
+        world.games.post("/v1/jobs/4000000/register", roots)
     with pytest.raises(NotAllowed):
-        world.root.post(f"/v1/jobs/{world.games_job}/register", _registration(world.games_job))
-    assert world.controller.registrations == []
+        world.root.post(f"/v1/jobs/{world.games_job}/register", games)
+    assert _registrations(world) == [1, 1]
 
 
 def test_a_second_user_cannot_report_for_anothers_job(world: World) -> None:
     """A token of one's own job does not speak for another's, nor does a guessed one."""
-    own = world.games.post(f"/v1/jobs/{world.games_job}/register", _registration(world.games_job))["token"]
+    own = world.games.post(f"/v1/jobs/{world.games_job}/register", to_json(_trained_on(world.daemon, world.games_job)))[
+        "token"
+    ]
     for what in ("reports", "phases"):
         with pytest.raises(NotAllowed, match="does not speak for job"):
             world.games.post(f"/v1/jobs/{world.roots_job}/{what}", _reports(), token=own)
@@ -234,13 +215,19 @@ def test_a_failed_decode_names_nobody(world: World) -> None:
 
 
 def test_a_token_dies_with_the_job(world: World, empty_sandbox: Sandbox) -> None:
-    """When Slurm has ended the job, its supervisor can neither report nor register."""
+    """When a round sees that Slurm has ended the job, its supervisor can neither report nor register."""
     job_id = world.games_job
-    token = world.games.post(f"/v1/jobs/{job_id}/register", _registration(job_id))["token"]
+    registration = to_json(_trained_on(world.daemon, job_id))
+    token = world.games.post(f"/v1/jobs/{job_id}/register", registration)["token"]
     empty_sandbox.run(["scancel", str(job_id)])
-    wait_until(lambda: world.controller.owner(job_id) is None, 60)
-    world.store.end_job(job_id, "CANCELLED", time.time())
+
+    def seen() -> bool:
+        world.daemon.rounds.run()
+        job = world.store.job(job_id)
+        return job is not None and job.end_time is not None
+
+    wait_until(seen, 60)
     with pytest.raises(TokenRefused):
         world.games.post(f"/v1/jobs/{job_id}/reports", _reports(), token=token)
     with pytest.raises(NotFound):
-        world.games.post(f"/v1/jobs/{job_id}/register", _registration(job_id))
+        world.games.post(f"/v1/jobs/{job_id}/register", registration)

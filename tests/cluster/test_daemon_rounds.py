@@ -173,6 +173,34 @@ def test_malformed_requests_are_told_and_the_job_is_left_alone(
     assert_explained(selasticd, job, sentence)
 
 
+def test_a_request_that_the_site_cannot_meet_is_told_once_and_the_job_is_left_alone(
+    selasticd: Selasticd, request: pytest.FixtureRequest
+) -> None:
+    """A minimum above what the partition holds: status and explain say so, the log has it once; the job, which waits in
+    Slurm's queue, is not touched. A type of GPU that the site lacks Slurm itself refuses."""
+    sandbox = selasticd.sandbox
+    made = sandbox.run(["scontrol", "create", "PartitionName=tiny", "Nodes=n1", "State=UP"])
+    assert made.returncode == 0, made.stderr
+
+    def delete() -> bool:
+        return sandbox.run(["scontrol", "delete", "PartitionName=tiny"]).returncode == 0
+
+    comment = "elastic:gpus=8-16,batch=64-640"
+    job = selasticd.submit("-N2", "--gres=gpu:a100:4", "--partition=tiny", comment=comment)
+    request.addfinalizer(lambda: (sandbox.run(["scancel", str(job)]), wait_until(delete, 60)))
+    said = f"job {job} ({USER}): not managed: gpus=8-16"
+    wait_until(lambda: said in selasticd.log(), 60, selasticd.log)
+    assert_explained(selasticd, job, "gpus=8-16: partition tiny has 4 GPUs in all")
+    assert "impossible" in selasticd.selastic("status").stdout
+    before = selasticd.jobs()[job]
+    other = selasticd.submit("-N1", "--gres=gpu:a100:4")
+    selasticd.settles_at(other, 12)
+    assert selasticd.events(job) == ["not_managed"] and selasticd.log().count(said) == 1
+    assert selasticd.jobs()[job] == before and before.pending
+    command = ["sbatch", "-N1", "--gres=gpu:h100:1", "--comment=elastic:gpus=1-4,batch=64", "--wrap", "true"]
+    assert "configuration is not available" in sandbox.run(command).stderr
+
+
 def assert_explained(selasticd: Selasticd, job: int, sentence: str) -> None:
     """The command line says why the job is not managed: in its words, wrapped at will, and in its JSON."""
     told = selasticd.selastic("explain", str(job), "--json")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -337,6 +338,25 @@ def test_the_site_decides_about_weight_and_mechanisms(lua_site: Site) -> None:
         lua_site, f"--comment=elastic:{GOOD},via=requeue"
     )
     lua_site.sbatch(f"--elastic={GOOD}", user=USER)
+
+
+def test_jobs_that_preempt_give_notice(lua_site: Site) -> None:
+    """A job of such a partition starts no sooner than the site says; one that is to start later anyway, one of another
+    partition, and a companion are left as they are."""
+    lua_site.policy(policy("notice_s = { debug = 600 }"))
+
+    def waits_s(*options: str) -> float:
+        job = lua_site.sbatch(*options, user=USER)
+        words = lua_site.run("scontrol", "-o", "show", "job", str(job)).stdout.split()
+        shown = dict(word.partition("=")[::2] for word in words)
+        lua_site.run("scancel", str(job))
+        begin, submitted = (datetime.fromisoformat(shown[name]) for name in ("EligibleTime", "SubmitTime"))
+        return (begin - submitted).total_seconds()
+
+    assert 590 <= waits_s("-p", "debug") <= 610
+    assert 590 <= waits_s("-p", "main,debug") <= 610
+    assert waits_s("-p", "debug", "--begin=now+2hours") > 7000
+    assert waits_s("-p", "main") == waits_s("-p", "debug", "--comment=selastic:companion-of=1;directive=1") == 0.0
 
 
 def test_a_rule_that_is_met_lets_the_job_through(lua_site: Site) -> None:

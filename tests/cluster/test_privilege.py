@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,8 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.sandbox.config import ACCOUNT
-from slurm_elastic.daemon.slurm import CommandClient
+from slurm_elastic.daemon.slurm import CommandClient, Size
+from slurm_elastic.trainer_shim.errors import SlurmRefused
 
 OWNER, DAEMON = "games", "nobody"
 """Who has the job, and as whom the daemon runs."""
@@ -30,7 +32,7 @@ class Cluster:
         answer = self.sandbox.run(["sacctmgr", "-i", *words])
         assert answer.returncode == 0, answer.stdout + answer.stderr
 
-    def job(self) -> str:
+    def job(self, *options: str) -> str:
         """A running job of another user on three nodes."""
         self.sandbox.run(["scancel", "-u", OWNER])
         command = [
@@ -42,6 +44,7 @@ class Cluster:
             "/dev/null",
             "-N3",
             "--gres=gpu:4",
+            *options,
             "--wrap",
             "sleep 600",
         ]
@@ -95,6 +98,31 @@ def test_a_coordinator_can_do_all_that_the_daemon_does(cluster: Cluster) -> None
     assert all(cluster.actions(job).values())
     assert not cluster.drains()
     cluster.admin("delete", "coordinator", f"account={ACCOUNT},closed", f"names={DAEMON}")
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--ntasks-per-node=4", "--cpus-per-task=2")], ids=["one task", "a task a GPU"]
+)
+def test_a_coordinator_can_requeue_at_another_size(cluster: Cluster, options: tuple[str, ...]) -> None:
+    """Other nodes and other GPUs on each, though only an operator may change the tasks on a node, or make the
+    reservation that would keep the nodes meanwhile."""
+    cluster.admin("add", "coordinator", f"account={ACCOUNT}", f"names={DAEMON}")
+    job = cluster.job(*options)
+    wait_until(lambda: cluster.state(job) == "RUNNING", 30)
+    daemon = CommandClient(
+        str(cluster.sandbox.layout.slurm_conf), prefix=("setpriv", f"--reuid={DAEMON}", "--clear-groups", "--")
+    )
+    with pytest.raises(SlurmRefused):
+        daemon.reserve("selastic-1", ["n1", "n2"], OWNER, 1)
+    daemon.requeue(int(job))
+    wait_until(lambda: cluster.state(job) == "PENDING", 60)
+    ready = time.monotonic() + 2.0  # see SlurmClient.resize_waiting
+    wait_until(lambda: time.monotonic() > ready)
+    daemon.resize_waiting(int(job), Size(2, 2))
+    wait_until(lambda: cluster.state(job) == "RUNNING", 60)
+    held = daemon.snapshot().jobs[int(job)]
+    assert (held.num_nodes, held.gpus, held.gpus_per_node) == (2, 4, 2)
+    cluster.admin("delete", "coordinator", f"account={ACCOUNT}", f"names={DAEMON}")
 
 
 def test_an_operator_can_too(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from campaign import Campaign
 from conftest import cancel_all
 from live_daemon import OTHER, Selasticd, live_daemon
 from waiting import wait_until
@@ -55,6 +56,47 @@ def test_half_a_node_is_reached_by_requeue_and_nobody_comes_between(selasticd: S
     kinds = selasticd.events(job)
     steps = [kind for kind in kinds[kinds.index("requeue") :] if kind in ("requeue", "resume", "free", "resize_done")]
     assert steps == ["requeue", "resume", "free", "resize_done"]
+
+
+def test_training_goes_on_from_a_checkpoint_written_before_the_requeue(
+    empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real training, pinned to half of its GPUs: its supervisor writes a checkpoint on selasticd's order and says so
+    before the job is put back, and every sample is seen exactly once."""
+    with live_daemon(empty_sandbox, monkeypatch, host="0.0.0.0") as selasticd:
+        campaign = Campaign(selasticd, 1)
+        job = campaign.submit("elastic:gpus=1-2,batch=16-64,via=shrink+requeue", gpus=2)
+        wait_until(lambda: selasticd.trains_on(job.job_id) == 2, 120, campaign.story)
+        assert selasticd.selastic("pin", str(job.job_id), "1").returncode == 0
+        wait_until(lambda: "resize_done" in selasticd.events(job.job_id), 120, campaign.story)
+        selasticd.settles_at(job.job_id, 1, 60)
+        kinds = selasticd.events(job.job_id)
+        kinds = kinds[kinds.index("saved") - 1 :]
+        order = [kind for kind in kinds if kind in ("accepted", "saved", "requeue", "resume", "resize_done")]
+        assert order == ["accepted", "saved", "requeue", "resume", "resize_done"], kinds
+        campaign.end()
+        assert campaign.counts.jobs == 1 and campaign.counts.restarts == 1
+
+
+def test_with_notice_a_job_gives_way_and_is_never_preempted(selasticd: Selasticd, tiers: None) -> None:
+    """A job of a higher tier that may start only in some seconds, as job_submit.lua says for such partitions, finds its
+    nodes free: the elastic one has given way in place, without being put back or losing a step."""
+    job = selasticd.submit(
+        *("-N4", "--gres=gpu:a100:4", "--partition=scavenger"), comment="elastic:gpus=4-16,step=4,batch=240-3840"
+    )
+    wait_until(lambda: selasticd.trains_on(job) == 16, 60, selasticd.log)
+    notice = ["--begin=now+55", "-N7", "--gres=gpu:a100:4", "--partition=urgent"]
+    answer = selasticd.sandbox.run(
+        ["sbatch", "--parsable", "--output=/dev/null", *notice, "--wrap", "sleep 600"], user=OTHER
+    )
+    urgent = int(answer.stdout)
+    selasticd.settles_at(job, 4, 50)
+    assert selasticd.jobs()[urgent].pending
+    # The time is over, as far as Slurm can tell; the test need not sit it out.
+    assert selasticd.sandbox.run(["scontrol", "update", f"jobid={urgent}", "starttime=now"]).returncode == 0
+    wait_until(lambda: selasticd.jobs()[urgent].running, 60, selasticd.log)
+    base = selasticd.jobs()[job]
+    assert base.running and base.restarts == 0 and selasticd.trains_on(job) == 4
 
 
 def test_a_preempted_job_trains_on_what_is_left(selasticd: Selasticd, tiers: None) -> None:

@@ -74,17 +74,6 @@ def test_health_needs_no_credential(world: World) -> None:
     assert world.http.get("/v1/health").json() == {"status": "ok", "version": 1, "mode": "advise"}
 
 
-def test_only_a_hook_on_the_daemons_own_host_may_wake_it(world: World) -> None:
-    """It needs no credential and carries no message; from elsewhere it is refused."""
-    before = list(world.controller.calls)
-    with TestClient(world.app, client=("10.0.0.9", 1), raise_server_exceptions=False) as elsewhere:
-        assert elsewhere.post("/v1/wake").status_code == 403
-    assert world.controller.calls == before
-    with TestClient(world.app, client=("127.0.0.1", 1), raise_server_exceptions=False) as hook:
-        assert hook.post("/v1/wake").status_code == 202
-    assert world.controller.calls == [*before, ("wake", "hook")]
-
-
 def test_registration_gives_a_token_for_that_job_alone(world: World) -> None:
     """The owner by Slurm's word gets a token; it works for its job and for no other."""
     token = world.token()

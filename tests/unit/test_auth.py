@@ -11,6 +11,7 @@ from slurm_elastic.daemon.auth import Authenticator, Unauthenticated, Viewer, be
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.errors import NotAllowed
+from slurm_elastic.trainer_shim.secret_proof import MAX_AGE_S, Verifier, prove
 
 
 def test_admins_are_root_slurms_user_and_those_named(tmp_path: Path) -> None:
@@ -23,14 +24,42 @@ def test_admins_are_root_slurms_user_and_those_named(tmp_path: Path) -> None:
 
 
 def test_a_users_daemon_takes_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In user mode the secret of client.json is enough; another secret, or none, is nobody."""
+    """In user mode who knows the secret of client.json is its user; another secret, or none, is nobody, and the secret
+    itself, which never travels, opens nothing."""
     found = Authenticator(Settings(user_mode=True))
     values = found.client_values("http://127.0.0.1:1")
     assert values["url"] == "http://127.0.0.1:1" and values["uid"] == os.geteuid()
-    assert found.who(f"Secret {values['secret']}", "GET", "/", b"").uid == os.geteuid()
-    for wrong in ("Secret x", "Secret ", "Secret \u00e9", "Bearer x", "", None):
+    bound = munge.bind("GET", "/", b"")
+    assert found.who(f"Secret {prove(values['secret'], bound)}", "GET", "/", b"").uid == os.geteuid()
+    other = prove("x", bound)
+    for wrong in (f"Secret {values['secret']}", f"Secret {other}", "Secret ", "Secret \u00e9", "Bearer x", "", None):
         with pytest.raises(Unauthenticated):
             found.who(wrong, "GET", "/", b"")
+
+
+def test_a_proof_is_good_for_one_request_once() -> None:
+    """Heard on the network it opens nothing: not again, not another request, not an hour later; and those that are too
+    old to be taken are not kept in mind."""
+    now = [1e9]
+    verifier = Verifier("s", clock=lambda: now[0])
+    made = [prove("s", b"GET /", clock=lambda: now[0]) for _ in range(3)]
+    verifier.check(made[0], b"GET /")
+    for proof, message, sentence in (
+        (made[0], b"GET /", "has been used before"),
+        (made[1], b"GET /x", "does not fit"),
+        (made[1][:-1] + ("0" if made[1][-1] != "0" else "1"), b"GET /", "does not fit"),
+        (f"{now[0] + 9:.3f}{made[1][made[1].rindex('.', 0, 40) :]}", b"GET /", "does not fit"),
+    ):
+        with pytest.raises(NotAllowed, match=sentence):
+            verifier.check(proof, message)
+    verifier.check(made[1], b"GET /")
+    for away in (MAX_AGE_S + 1, -MAX_AGE_S - 1):
+        now[0] = 1e9 + away
+        with pytest.raises(NotAllowed, match="set the hosts' clocks"):
+            verifier.check(made[2], b"GET /")
+    now[0] = 1e9 + MAX_AGE_S + 1
+    verifier.check(prove("s", b"", clock=lambda: now[0]), b"")
+    assert len(verifier._seen) == 1
 
 
 def test_a_sites_daemon_has_no_secret() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 from api_world import ADA, BOB, FakeController, job
+from certificates import self_signed
 from waiting import wait_until
 
 from slurm_elastic.daemon import reports
@@ -118,7 +118,6 @@ def test_the_unix_socket_knows_its_callers(
         client = client_file(Path(folder), monkeypatch, url=f"http://127.0.0.1:{port}", socket=path)
         rows = {row["job_id"]: row for row in client.get("/v1/jobs")["jobs"]}
         assert rows[7]["own"] and not rows[8]["own"]
-        assert client.post("/v1/wake") == {}
         if os.geteuid() == 0:
             child = "import os; from slurm_elastic.trainer_shim.client import Client; os.setuid(65534); "
             child += "print([row['own'] for row in Client().get('/v1/jobs')['jobs']])"
@@ -147,15 +146,7 @@ def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A self-signed certificate of localhost, and its key."""
-    if shutil.which("openssl") is None:
-        subprocess.run(["apt-get", "install", "-y", "-qq", "openssl"], check=True, timeout=280)
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-               "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-               "-keyout", key, "-out", cert]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return str(cert), str(key)
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def test_tls(

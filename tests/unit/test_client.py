@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.trainer_shim import client as client_module
-from slurm_elastic.trainer_shim import munge
+from slurm_elastic.trainer_shim import munge, secret_proof
 from slurm_elastic.trainer_shim.client import Busy, Client, TokenRefused
 from slurm_elastic.trainer_shim.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 
@@ -182,7 +182,9 @@ def test_the_file_may_say_who_the_daemon_is(daemon: Daemon, monkeypatch: pytest.
     assert daemon.asked[0][2]["Authorization"].endswith("{'only_uid': 64030}")
     path.write_text(json.dumps({"url": daemon.url, "uid": 64030, "secret": "s3"}))
     Client().get("/x")
-    assert daemon.asked[1][2]["Authorization"] == "Secret s3"
+    scheme, proof = daemon.asked[1][2]["Authorization"].split()
+    assert scheme == "Secret" and "s3" not in proof
+    secret_proof.Verifier("s3").check(proof, munge.bind("GET", "/x", b""))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"url": 7}'])

@@ -97,6 +97,43 @@ def test_the_dashboard_is_whole() -> None:
     assert all(apart(one, other) for one, other in combinations(places, 2))
 
 
+DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
+UNITS = {"short", "s", "percentunit", "bytes"}
+"""Of Grafana's names of units, those that the metrics have."""
+
+
+def test_the_dashboard_asks_the_data_source_that_is_chosen() -> None:
+    """Imported anywhere it finds its data: panels, targets and variables use variables that it has itself, and every
+    panel has what Grafana needs to draw it."""
+    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource" and variables["datasource"]["query"] == "prometheus"
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    assert all(each["datasource"] == chosen for each in variables.values() if each["type"] == "query")
+    assert "__inputs" not in DASHBOARD and DASHBOARD["uid"] and DASHBOARD["schemaVersion"] >= 36
+    for panel in PANELS:
+        assert panel["type"] in ("stat", "timeseries") and panel["title"] and panel["datasource"] == chosen
+        assert set(panel["fieldConfig"]) == {"defaults", "overrides"}
+        assert panel["fieldConfig"]["defaults"].get("unit") in UNITS
+        assert panel["type"] != "stat" or panel["options"]["reduceOptions"]["calcs"]
+        names = [target["refId"] for target in panel["targets"]]
+        assert len(set(names)) == len(names) > 0
+        for target in panel["targets"]:
+            assert target["datasource"] == chosen
+            assert set(re.findall(r"\$(\w+)", target["expr"])) <= set(variables)
+
+
+def test_promtool_reads_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    """Prometheus itself can parse what Grafana will send, with the variables filled in."""
+    queries = [target["expr"].replace("$instance", ".*") for panel in PANELS for target in panel["targets"]]
+    rules = [{"record": f"panel:query{number}:value", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    ended = subprocess.run(
+        [promtool(), "check", "rules", file], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 0 and f"{len(queries)} rules found" in ended.stdout, ended.stdout + ended.stderr
+
+
 def test_every_alert_says_what_to_do() -> None:
     """A summary, a description, a severity, and a name of its own."""
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
@@ -105,12 +142,17 @@ def test_every_alert_says_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("info", "warning")
 
 
+def promtool() -> str:
+    """Path of Prometheus's own checker; skips where it is not to be had."""
+    found = subprocess.run(["packaging/get-promtool"], capture_output=True, text=True, check=False, timeout=280)
+    if found.returncode != 0:
+        pytest.skip("no promtool here, and none to be had: " + found.stderr[-200:])
+    return found.stdout.strip()
+
+
 def test_promtool_accepts_the_rules_and_their_tests() -> None:
     """Prometheus itself: the rules are right, each fires where all is wrong, none where all is well."""
-    promtool = subprocess.run(["packaging/get-promtool"], capture_output=True, text=True, check=False, timeout=280)
-    if promtool.returncode != 0:
-        pytest.skip("no promtool here, and none to be had: " + promtool.stderr[-200:])
-    program = promtool.stdout.strip()
+    program = promtool()
     for command in (("check", "rules", "alerts.yml"), ("test", "rules", "alerts.test.yml")):
         ended = subprocess.run([program, *command], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=60)
         assert ended.returncode == 0, ended.stdout + ended.stderr

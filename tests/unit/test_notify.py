@@ -89,10 +89,10 @@ def test_the_daemon_says_it_is_ready_lives_and_stops(manager: socket.socket, tmp
         "NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "600000", "HOME": str(tmp_path), "PATH": "/nowhere",
     }  # fmt: skip
     environment.pop("WATCHDOG_PID", None)
+    (tmp_path / "toml").write_text('listen = "127.0.0.1:0"\n')
+    command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--user", "--config", tmp_path / "toml"]
     with (tmp_path / "log").open("w") as log:
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "slurm_elastic.daemon.service", "--user"], env=environment, stderr=log
-        )
+        daemon = subprocess.Popen(command, env=environment, stderr=log)
     try:
         first = heard(manager)
         assert first["READY"] == "1" and first["STATUS"].startswith("mode act")

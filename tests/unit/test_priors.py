@@ -14,11 +14,11 @@ from waiting import wait_until
 from worlds import World
 
 from slurm_elastic.daemon.assembly import Daemon
+from slurm_elastic.daemon.fitted import observation
 from slurm_elastic.daemon.optimizer.models import fit
 from slurm_elastic.daemon.optimizer.prior import from_plain, to_plain
 from slurm_elastic.daemon.optimizer.shipped import DEFAULT
 from slurm_elastic.daemon.optimizer.step_form import step_time
-from slurm_elastic.daemon.planner.sharing import observation
 from slurm_elastic.daemon.priors import SHIPPED, Priors, learned, program_of
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.daemon.ticker import Ticker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ import pytest
 from waiting import wait_until
 from worlds import REQUEST, World
 
-from slurm_elastic.daemon import claims, service
+from slurm_elastic.daemon import claims, hook_socket, service
 from slurm_elastic.daemon.assembly import Daemon
 from slurm_elastic.daemon.bell import Bell
 from slurm_elastic.daemon.check import check
@@ -134,6 +135,39 @@ def test_stopping_waits_for_the_round_under_way() -> None:
     assert not stopper.is_alive()
     ticker.wake()
     assert work.done == 1
+
+
+def test_a_flood_of_datagrams_is_few_wake_ups_and_the_last_is_heard() -> None:
+    """Whatever hooks, or whoever else, send: the loop is not kept busy by it, and no news is left unheard."""
+    woken: list[bool] = []
+
+    async def flooded() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, hook_socket.beside(listener) as hooks:
+            assert hooks is not None
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.connect(listener.getsockname())
+                hook_socket.hear(hooks, lambda: woken.append(False))
+                for _ in range(1000):
+                    sender.send(b"x")
+                await asyncio.sleep(0)  # the first are taken, and the next not before the pause is over
+                while not woken:
+                    await asyncio.sleep(0.001)
+                woken.clear()
+                sender.send(b"the last")
+                while not woken:
+                    await asyncio.sleep(0.001)
+                assert len(woken) == 1
+
+    asyncio.run(asyncio.wait_for(flooded(), 60))
+
+
+def test_a_port_that_hooks_cannot_have_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Another program has the UDP port: it is said, and the daemon does its work without being woken."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, hook_socket.beside(listener) as first:
+        assert first is not None
+        with hook_socket.beside(listener) as second:
+            assert second is None
+    assert "hooks cannot wake selasticd: UDP port" in caplog.text
 
 
 # --- what supervisors say -----------------------------------------------------------------------------------------
@@ -348,6 +382,20 @@ def test_two_daemons_on_one_state_directory_are_refused(tmp_path: Path) -> None:
         pass
     with claims.alone(settings):
         pass
+
+
+def test_a_file_system_without_locks_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lustre without -o flock knows none: the daemon of a user runs all the same, and says what is not seen to."""
+
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    with claims.alone(Settings(state_dir=str(tmp_path))):
+        pass
+    assert f"no lock on state_dir={tmp_path} (Function not implemented)" in caplog.text
 
 
 def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:

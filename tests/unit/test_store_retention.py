@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.db import retention
-from slurm_elastic.db.rows import JobRow
+from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.wire import Piece, Report
 
@@ -102,8 +102,21 @@ def test_old_jobs_go_with_all_that_is_theirs(store: Store) -> None:
     assert store.prune(100.0) == 0
 
 
+def test_of_old_decisions_each_jobs_last_one_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `explain` shows is kept as long as the job; of the rest what is younger than the limit. In small steps."""
+    monkeypatch.setattr(retention, "DECISIONS", 2)
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=number) for number in (7, 8)])
+    for at in range(1, 7):
+        row = DecisionRow(7, float(at), at, at + 1, 64, 64, "grow_idle", None, None)
+        store.save_decisions(float(at), [row, dataclasses.replace(row, job_id=8)] if at < 3 else [row])
+    assert store.prune_decisions(5.0) == 5
+    assert [row.at for row in store.decisions(7)] == [6.0, 5.0]
+    assert [row.at for row in store.decisions(8)] == [2.0]
+    assert store.prune_decisions(100.0) == 1 and store.prune_decisions(100.0) == 0
+
+
 def test_a_year_fits(store: Store) -> None:
-    """An hourly record takes less than 150 bytes: 250 jobs at any time for a year are below 350 MB."""
+    """An hourly record takes less than 150 bytes: those of 250 jobs at any time for a year are below 350 MB."""
     before = store.size_mb()
     store.upsert_jobs([dataclasses.replace(JOB, job_id=number) for number in range(100, 150)])
     for number in range(100, 150):

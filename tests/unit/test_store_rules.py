@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alembic.script import ScriptDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.db import engine
+from slurm_elastic.db import engine, migrate
 from slurm_elastic.db.codec import directive_in, directive_out
 from slurm_elastic.db.migrate import head
 from slurm_elastic.db.rows import REQUEUE, DecisionRow, JobRow
@@ -336,12 +337,13 @@ def test_many_threads_lose_nothing(store: Store) -> None:
 
 
 def test_decisions_are_stored_when_they_change(store: Store) -> None:
-    """A round that decides the same again adds no row, also after a restart; a new reason or size does."""
-    store.save_decisions(1.0, [DECISION])
-    store.save_decisions(2.0, [dataclasses.replace(DECISION, value=9.0)])
+    """A round that decides the same again adds no row, also after a restart; a new reason or size does, and is told."""
+    assert store.save_decisions(1.0, [DECISION]) == [DECISION]
+    assert store.save_decisions(2.0, [dataclasses.replace(DECISION, value=9.0)]) == []
     assert [row.at for row in store.decisions(7)] == [1.0]
     store._marks.clear()
-    store.save_decisions(3.0, [DECISION])
+    assert store.decision_marks([7, 8]) == {7: DECISION.mark}
+    assert store.save_decisions(3.0, [DECISION]) == []
     assert len(store.decisions(7)) == 1
     kept = dataclasses.replace(DECISION, gpus_from=8, reason="keep_best")
     store.save_decisions(4.0, [kept])
@@ -497,6 +499,13 @@ def test_network_file_systems_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(engine, "file_system", lambda path: "nfs4")
     with pytest.raises(StoreError, match=r"network file system \(nfs4\).*local disk or to a PostgreSQL"):
         Store.open(f"sqlite:///{tmp_path / 'x.db'}")
+
+
+def test_the_files_of_the_migrations_are_named_by_their_revisions() -> None:
+    """What the code takes for the newest schema, without Alembic, is what Alembic would go to."""
+    scripts = ScriptDirectory.from_config(migrate.alembic_config())
+    assert [head()] == scripts.get_heads()
+    assert migrate._revisions() == tuple(script.revision for script in scripts.walk_revisions())
 
 
 def test_a_newer_schema_is_refused(store: Store, url: str) -> None:

@@ -32,6 +32,14 @@ def told(story: Store, viewer: Callable[..., Any]) -> Callable[[int], str]:
     return lambda job_id: "\n".join(render(reports.explain(story, job_id, viewer(0, admin=True), NOW)))
 
 
+def test_a_narrow_terminal_keeps_the_indent(story: Store, viewer: Callable[..., Any]) -> None:
+    """Wrapped at the width given, every line below its label."""
+    wide, narrow = (render(reports.explain(story, 1215, viewer(0, admin=True), NOW), *width) for width in ((), (60,)))
+    assert max(map(len, narrow[1:])) <= 60 < max(map(len, wide[1:]))
+    assert " ".join("\n".join(narrow).split()) == " ".join("\n".join(wide).split())
+    assert all(line.startswith("  ") for line in narrow[1:])
+
+
 SHRINK = """\
 Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.
   Why         1218 waited for 2 GPUs; nothing was idle.
@@ -232,6 +240,27 @@ def test_a_shrink_for_a_waiting_job_claims_no_gain(store: Store, viewer: Callabl
     steady(store, gpus_to=1, batch_to=128, reason="shrink_for_job", gain=0.0)
     text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
     assert "Gain        none asked for: waiting jobs come first\n" in text
+
+
+def test_a_size_that_is_only_tried_claims_no_gain(store: Store, viewer: Callable[..., Any]) -> None:
+    """What is tried to be measured has no gain yet: that is said, beside what is predicted for the job itself."""
+    evidence = {"tried": True, "speedup_from": 1.5, "speedup_to": 1.8}
+    steady(store, gpus_to=4, batch_to=512, reason="grow_idle", evidence=evidence)
+    text = " ".join(" ".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert (
+        "Gain not known: 4 GPUs are tried while they are idle, to measure them (7: progress x1.50 -> x1.80, +20%)"
+        in text
+    )
+
+
+def test_what_a_resize_forbade_is_not_told_after_it(story: Store, viewer: Callable[..., Any]) -> None:
+    """A decision not to touch a job while it was being resized is over with that resize."""
+    story.save_decisions(
+        at("13:20:42"), [DecisionRow(1215, at("13:20:42"), 2, 2, 256, 256, "keep_resizing", None, None, mode="act")]
+    )
+    facts = reports.explain(story, 1215, viewer(1000), NOW)
+    facts["decision"]["reason"] = "keep_resizing"
+    assert "under way" not in " ".join(render(facts))
 
 
 def test_nothing_measured_is_said(store: Store, viewer: Callable[..., Any]) -> None:

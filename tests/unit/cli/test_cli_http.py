@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +26,9 @@ from slurm_elastic.daemon.api import create_app
 from slurm_elastic.daemon.auth import Viewer
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.errors import DaemonUnreachable
+from slurm_elastic.trainer_shim.secret_proof import Verifier
 
 SELASTIC = [sys.executable, "-m", "slurm_elastic.daemon.cli"]
 
@@ -56,9 +62,12 @@ class Caller:
 
     def __init__(self) -> None:
         self.viewer = Viewer(1000)
+        self.proofs = Verifier("of-the-test")
 
     def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
-        assert authorization == "Secret of-the-test"
+        scheme, _, proof = (authorization or "").partition(" ")
+        assert scheme == "Secret"
+        self.proofs.check(proof, munge.bind(method, target, body))
         return self.viewer
 
 
@@ -206,7 +215,7 @@ def test_a_job_that_is_not_known_is_said(command: str, daemon: Daemon, run: Run)
     status, out, err = run(command, "-j", "99")
     assert (status, out) == (1, "")
     assert err.startswith("selastic: job 99 is not known to selasticd: ")
-    assert err.endswith("accepted form: --comment=elastic:gpus=MIN-MAX,batch=MIN-MAX\n")
+    assert "(--comment=elastic:gpus=MIN-MAX,batch=MIN-MAX)" in err and err.endswith("or it came after the last round\n")
     for form in (["-nP", "-o", "jobid"], ["--json"]):
         status, out, err = run(command, "-j", "99,1215,98", *form)
         assert (status, "1215" in out) == (1, True)
@@ -302,8 +311,14 @@ def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:
         (["status", "-s", "ASLEEP"], 2, "unknown state 'ASLEEP'"),
         (["explain", "twelve"], 2, "'twelve' is not a job id"),
         (["status", "-p", "--json"], 2, "not allowed with argument"),
-        (["frobnicate"], 2, "invalid choice"),
-        ([], 2, "required"),
+        (["frobnicate"], 2, "there is no command 'frobnicate'; accepted: status, acct,"),
+        (["statsu"], 2, "(did you mean status?)"),
+        (["sandbox", "dwon"], 2, "(did you mean down?); accepted: up, down, status\n"),
+        (["acct", "-j", "abc"], 2, "selastic acct: argument -j/--jobs: 'abc' is not a job id"),
+        (["acct", "-S", "2026-11-21", "-E", "2026-11-20"], 2, "lies after --endtime 2026-11-20T00:00:00"),
+        (["advise", "-E", "now-2days"], 2, "lies after --endtime"),
+        (["report", "-S", "now", "-E", "now-1hour"], 2, "lies after --endtime"),
+        ([], 2, "status    what every job has now"),
     ],
 )
 def test_what_goes_wrong_has_a_status_and_a_sentence(
@@ -314,6 +329,14 @@ def test_what_goes_wrong_has_a_status_and_a_sentence(
     assert (ended, out) == (status, "")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_page_is_not_written_to_a_terminal(daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`selastic report` typed by itself says where the page can go; into a pipe it goes as ever."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    status, out, err = run("report", "-a")
+    assert (status, out) == (2, "") and "accepted: --html FILE" in err
+    assert run("report", "-a", "--json")[0] == 0
 
 
 def test_no_daemon_is_status_3(daemon: Daemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,9 +421,63 @@ def test_config_show_tells_what_the_models_start_from(daemon: Daemon, run: Run, 
 
 
 def test_config_show_needs_no_daemon(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no daemon answers, the settings are all that is shown."""
+    """Where no daemon answers, the settings are shown, and how one would talk to Slurm."""
     monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(tmp_path / "none.json"))
     file = tmp_path / "selasticd.toml"
-    file.write_text("")
+    file.write_text('slurm_client = "commands"\n')
     status, out, _ = run("config", "show", str(file))
-    assert status == 0 and "#" not in out
+    assert status == 0
+    told = [line for line in out.splitlines() if line.startswith("#")]
+    assert told == [
+        '# selasticd with these settings talks to Slurm through Slurm\'s commands, as slurm_client = "commands" says.'
+    ]
+
+
+def test_top_fits_the_terminal() -> None:
+    """What is cut says so, at the edge and at the end; nothing is cut where there is room."""
+    from slurm_elastic.daemon.cli_top import fitted
+
+    lines = ["totals of the cluster", "", "JOBID REASON", "    7 keep_best", "    8 keep_best"]
+    assert fitted(lines, 80, 24) == lines
+    assert fitted(lines, 10, 4) == ["totals of+", "", "JOBID REA+", "... and 2+"]
+    assert fitted(lines, 80, 4)[-1] == "... and 2 more"
+
+
+def test_top_in_a_narrow_terminal_is_not_bold_to_its_end(daemon: Daemon, tmp_path: Path) -> None:
+    """On a real terminal of 60 columns: the bold of the first line ends with it, and no line is longer."""
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 60, 0, 0))
+    env = {**os.environ, "SELASTIC_CLIENT_CONF": str(daemon.client_conf), "TERM": "xterm"}
+    child = subprocess.Popen(
+        [*SELASTIC, "top", "-a", "-d", "3600"],
+        stdin=follower,
+        stdout=follower,
+        env=env,
+        # As a terminal's shell starts it: tests that run in the background of a script inherit that it is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    os.close(follower)
+    try:
+        shown = b""
+        while b"JOBID" not in shown or not shown.endswith(b"\n"):
+            shown += os.read(leader, 65536)
+    finally:
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 0
+        os.close(leader)
+    first, *rest = shown.decode().replace("\x1b[H\x1b[2J", "").splitlines()
+    assert first.startswith("\x1b[1m") and first.endswith("+\x1b[0m")
+    assert max(map(len, rest)) == 60 and not any("\x1b" in line for line in rest)
+
+
+def test_config_without_a_file_shows_the_defaults(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like the daemon, which starts with them; a file that is named has to be there."""
+    from slurm_elastic.daemon import cli_config, settings
+
+    for module in (cli_config, settings):
+        monkeypatch.setattr(module, "DEFAULT_FILE", tmp_path / "none.toml")
+    monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(tmp_path / "none.json"))
+    assert 'mode = "advise"' in run("config", "show")[1]
+    assert run("config", "check")[1].endswith("none.toml: not there; selasticd would start with its defaults\n")
+    status, _, err = run("config", "check", str(tmp_path / "other.toml"))
+    assert status == 2 and "other.toml cannot be read (No such file or directory)" in err

@@ -14,9 +14,9 @@ import afternoon
 import pytest
 
 from slurm_elastic.daemon import cli, cli_advise, cli_common, report_charts, reports
+from slurm_elastic.daemon.fitted import observation
 from slurm_elastic.daemon.optimizer.models import fit
 from slurm_elastic.daemon.optimizer.shipped import DEFAULT
-from slurm_elastic.daemon.planner.sharing import observation
 from slurm_elastic.daemon.report_page import clipped, page, used
 from slurm_elastic.db.store import Store
 

@@ -1,0 +1,59 @@
+"""The status of all jobs, kept ready: whoever asks while a round or a write is busy gets what is there at once.
+
+Promise: a board that takes little to make is made anew for everyone who asks after a change; a large one is at most
+STALE_S old, and one thread at a time makes the next. Limit: the first one after a start is waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from slurm_elastic.db.store import Store
+
+from .reports.status import Board, whole
+
+FRESH_S = 1.0
+"""Age up to which measurements are shown again."""
+LITTLE_S = 0.03
+"""CPU time of a board that is worth waiting for: some hundred jobs."""
+REST = 20.0
+"""A large one is shown again for so many times the CPU time that it took: to watch costs 1/20 of a core at most."""
+STALE_S = 10.0
+"""Age from which on a large one is waited for too."""
+
+
+class StatusBoard:
+    """The rows of all jobs that have not ended; thread-safe."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._making = threading.Lock()
+        self._known: tuple[int, float, Board] = (-1, 0.0, [])
+        self._cost = 0.0
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="status")
+
+    def rows(self) -> Board:
+        """All jobs with their rows in full."""
+        version, at, board = self._known
+        age = self._clock() - at
+        if version == self._store.version and 0 <= age < FRESH_S:
+            return board
+        if self._cost > LITTLE_S and 0 <= age < min(STALE_S, REST * self._cost):
+            return board
+        if self._cost <= LITTLE_S or not 0 <= age < STALE_S:
+            return self._made()
+        if not self._making.locked():
+            self._maker.submit(self._made)
+        return board
+
+    def _made(self) -> Board:
+        with self._making:
+            version, now, cost = self._store.version, self._clock(), time.thread_time()
+            known, at, board = self._known
+            if known != version or not 0 <= now - at < FRESH_S:
+                board = whole(self._store, now)
+                self._known, self._cost = (version, now, board), time.thread_time() - cost
+            return board
