@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks hooks-deps test-packages
-.PHONY: test-browser test-api test-kills
+.PHONY: test-browser test-api test-kills test-torch
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
-.PHONY: bench-resize bench-batch bench-reports bench-round soak-training soak-cluster test-matrix
+.PHONY: bench-resize bench-batch bench-reports bench-round bench-history soak-training soak-cluster test-matrix
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,7 +51,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/test_resize_everywhere.py
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round: \
+bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
@@ -61,6 +61,7 @@ bench-paper:  ## the paper's experiments: elastic batches against fixed ones
 bench-simulator:  ## the simulator: speed, policies, restarts, needless moves
 bench-ingest:  ## reports per CPU-second accepted and committed
 bench-round:  ## one round of the daemon at 5,000 running jobs: time, memory, queries to Slurm
+bench-history:  ## what a year of a cluster takes in the database, in MB
 bench-batch:  ## loss under random changes of the batch, by learning-rate rule
 bench-reports:  ## what reports cost a step
 bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchrun
@@ -73,6 +74,18 @@ hooks: hooks-deps  ## build the SPANK plugin against this machine's Slurm header
 
 hooks-deps:
 	@packaging/install-build-deps-debian
+
+# A venv of its own; the adapters are left out: their frameworks ask for a newer torch.
+OLD_PYTHON ?= python3.10
+OLD_TORCH ?= torch==2.4.0
+OLD_VENV ?= build/$(subst =,,$(OLD_TORCH))
+test-torch:  ## the shim's tests on the oldest torch and Python that are promised (OLD_TORCH= OLD_PYTHON= OLD_VENV=)
+	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
+	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_TORCH)' 'numpy<2.3' \
+		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100'
+	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests" \
+		$(filter-out tests/unit/test_shim_frameworks.py,$(wildcard tests/unit/test_shim_*.py)) \
+		$(wildcard tests/unit/test_supervisor_*.py) tests/unit/test_request.py tests/unit/test_wire.py
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
 	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/test_api_schema.py

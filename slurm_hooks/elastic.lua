@@ -1,6 +1,6 @@
 -- Site policy on elastic jobs, for job_submit.lua: who may submit them, where, how large.
 --
--- Promise: no file, no network, no command, no clock; a few microseconds for a job that is not elastic and a few tens for
+-- Promise: no file, no network, no command; a few microseconds for a job that is not elastic and a few tens for
 -- one that is; what a job must not do it says in one sentence to the user; an error of its own lets the job through, and is
 -- logged, because a policy that fails must not stop a cluster. slurmctld holds its lock while this runs.
 -- Limit: it knows the job as it was submitted, not what runs. Lua 5.1 to 5.4.
@@ -229,7 +229,20 @@ local function check(policy, text, job, parts, uid)
 	if uid ~= 0 or policy.exempt_root == false then check_policy(policy, r, job, parts) end
 end
 
+-- A job of a partition that preempts others may start no sooner than `notice_s` from now: time for elastic jobs to give
+-- way in place, after which Slurm finds nothing to preempt.
+local function give_notice(policy, job, parts)
+	if not policy.notice_s or string.find(job.comment or "", "selastic:companion-of=", 1, true) then return end
+	local longest = 0
+	for _, partition in ipairs(partitions_of(job, parts)) do
+		longest = math.max(longest, policy.notice_s[partition] or 0)
+	end
+	local earliest = os.time() + longest
+	if longest > 0 and (job.begin_time or 0) < earliest then job.begin_time = earliest end
+end
+
 local function submit(policy, job, parts, uid)
+	give_notice(policy, job, parts)
 	-- The first component of a heterogeneous job speaks for all.
 	local component = job.het_job_offset or 0
 	if component > 0 and component < 0xfffffffe then return end

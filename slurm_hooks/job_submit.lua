@@ -18,6 +18,10 @@ local policy = {
 	-- Ways of resizing that jobs may allow. "requeue" ends a job and starts it again at its new size.
 	-- mechanisms = { "shrink", "companion", "component" },
 
+	-- Jobs of these partitions, which preempt others, start no sooner than so many seconds after their submission:
+	-- time for elastic jobs to give way without being preempted. At least selasticd's round_interval_s and 10 more.
+	-- notice_s = { urgent = 20 },
+
 	-- The policy does not bind root unless it says so.
 	-- exempt_root = false,
 }

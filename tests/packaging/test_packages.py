@@ -185,6 +185,15 @@ def test_installing_starts_nothing(installed: Root) -> None:
         assert installed.at(page).stat().st_size > 200
 
 
+def test_the_pages_are_there_with_all_that_they_link(installed: Root) -> None:
+    """README, guides and SECURITY.md lie as they do in the repository, so no link between them is dead."""
+    pages = installed.at("/usr/share/doc/slurm-elastic")
+    for page in [pages / "README.md", pages / "SECURITY.md", *(pages / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)\s:#]+)[#)]", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+    assert (pages / "docs" / "install.md").exists()
+
+
 def test_the_commands_work_for_every_user(installed: Root) -> None:
     """`selastic --help` needs neither daemon nor rights; the settings as shipped are accepted."""
     assert "status" in installed.run("selastic", "--help", user="nobody:nogroup")

@@ -86,11 +86,25 @@ def test_the_documentation_that_the_unit_names_is_installed() -> None:
         *("man:selasticd(8)", "man:selasticd.toml(5)", "man:selastic(1)"),
     ]
     assert {f"/usr/share/man/man{section}/" for section in (1, 5, 8)} <= set(dict(places).values())
-    assert files
-    for file in files:
-        folder, name = file.removeprefix("file://").rsplit("/", 1)
-        sources = [path for source, place in places if place == folder + "/" for path in ROOT.glob(source)]
-        assert name in {path.name for path in sources}, file
+    assert ("stage/usr/share/doc/slurm-elastic", "/usr/share/doc/slurm-elastic") in places
+    installed = {f"file:///usr/share/doc/slurm-elastic/{page.relative_to(ROOT)}" for page in shipped()}
+    assert files and set(files) <= installed
+
+
+def shipped() -> set[Path]:
+    """What build-packages puts into /usr/share/doc/slurm-elastic, as it lies here."""
+    listed = re.search(r'^pages="(.+)"$', (PACKAGING / "build-packages").read_text(), re.MULTILINE)
+    assert listed
+    found = [ROOT / word for word in listed[1].split()]
+    return {each for top in found for each in (top.rglob("*") if top.is_dir() else [top])} | set(found)
+
+
+def test_the_links_of_installed_pages_lead_to_installed_pages() -> None:
+    """An admin who reads install.md from the package finds SECURITY.md too."""
+    there = shipped()
+    for page in sorted(each for each in there if each.suffix == ".md"):
+        for target in re.findall(r"\]\(([^)\s:#]+)[#)]", page.read_text()):
+            assert (page.parent / target).resolve() in there, f"{page.name}: {target}"
 
 
 def test_the_users_command_runs_under_the_users_python(tmp_path: Path) -> None:
