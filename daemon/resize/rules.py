@@ -144,6 +144,7 @@ def _overdue(job: ElasticJob, intent: IntentRow, now: float, bounds: Bounds) -> 
     limit = {
         "issued": bounds.issued_s,
         "accepted": wait if directive.add else bounds.switch_s,
+        "saved": wait,  # not said by ours, of a resize that keeps something
         "submitted": wait,
         "granted": wait,
         "ready": bounds.switch_s,

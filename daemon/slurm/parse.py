@@ -37,7 +37,8 @@ _ABSENT = frozenset({"", "N/A", "n/a", "(null)", "None", "Unknown", "NONE"})
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
-_GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
+_GRES = re.compile(r"gpu(?::(?P<type>\(null\)|[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
+"""(null): GPUs without a type whose gres.conf names their cores or links."""
 KNOWN = 1 << 12
 """Texts whose meaning is remembered: thousands of jobs share a few shapes, and are read anew in every round."""
 T = TypeVar("T")
@@ -135,7 +136,7 @@ def _job(row: dict[str, str]) -> Job:
         num_nodes=num_nodes,
         gpus=gpus,
         gpus_per_node=per_node,
-        asked_per_node=read("tres-per-node", lambda text: sum(gres_gpus(_given(text)).values())),
+        asked_per_node=read("tres-per-node", lambda text: sum(_asked(text).values())),
         gpu_type=gpu_type,
         cpus=read("NumCPUs", _count),
         mem_mb=read("tres-alloc", lambda text: int(_mib(tres.get("mem", "0")) / max(1, num_nodes))),
@@ -185,7 +186,7 @@ def _gpus(row: dict[str, str], tres: Mapping[str, str], held: tuple[str, ...], n
     Where only the total that was asked for is known, nothing is said of a node: a job that has given up nodes goes on
     asking for as much.
     """
-    asked = {name: gres_gpus(_given(row[name])) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
+    asked = {name: _asked(row[name]) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
     each = sum(asked["tres-per-node"].values())
     typed = {name.partition(":")[2]: _whole(count) for name, count in tres.items() if name.startswith("gres/gpu:")}
     counted = "gres/gpu" in tres or bool(typed)
@@ -205,16 +206,26 @@ def gres_gpus(text: str) -> Mapping[str, int]:
     """GPUs by type in a list of generic resources: {"a100": 4} for "gpu:a100:4(IDX:0-3),shard:8"; "" is any type."""
     counts: dict[str, int] = {}
     for part in re.split(r",(?![^(]*\))", _given(text)):
-        if not part.removeprefix("gres:").removeprefix("gres/").startswith("gpu"):
+        resource = part.removeprefix("gres:").removeprefix("gres/")
+        if re.split("[:=(]", resource, maxsplit=1)[0] != "gpu":
             continue
-        match = _GRES.fullmatch(part)
+        match = _GRES.fullmatch(resource)
         if match is None:
             raise ValueError(f"{part!r} is not a number of GPUs such as gpu:a100:4")
-        kind, count = match["type"] or "", match["count"]
+        kind, count = _given(match["type"] or ""), match["count"]
         if count is None and kind.isdigit():  # gpu:4
             kind, count = "", kind
         counts[kind] = counts.get(kind, 0) + int(count if count is not None else 1)
     return MappingProxyType(counts)
+
+
+def _asked(text: str) -> Mapping[str, int]:
+    """`gres_gpus` of what a user wrote, which Slurm keeps as it is: what is no number of GPUs asks for none of them, and
+    must not keep everybody else from being seen."""
+    try:
+        return gres_gpus(text)
+    except ValueError:
+        return {}
 
 
 def duration_s(text: str) -> int | None:

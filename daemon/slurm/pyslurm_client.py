@@ -17,7 +17,7 @@ from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnparsable, Slu
 
 from . import checks
 from .commands import CommandClient, says_no_answer
-from .pyslurm_process import WORKER, PySlurmProcess
+from .pyslurm_process import WORKER, PySlurmProcess, WorkerEnded
 from .pyslurm_worker import NOT_IMPORTABLE, UNPARSABLE, UNTRACKED
 from .site import Site
 from .types import Size, Snapshot
@@ -47,6 +47,8 @@ class PySlurmClient:
         self._commands = commands
         self._worker = PySlurmProcess(worker, slurm_conf, timeout_s, self._accept)
         self._usable = self._lists = True
+        self._unread = ""
+        """Why commands gave the last listing in place of pyslurm; empty: they did not."""
         self.version = ""
         try:
             self._ask("about")
@@ -65,8 +67,17 @@ class PySlurmClient:
         return f"pyslurm {self.version}" + ("" if self._lists else " for changes, Slurm's commands for listings")
 
     def snapshot(self) -> Snapshot:
-        """See SlurmClient.snapshot."""
-        return self._through(self._commands.snapshot, "snapshot") if self._lists else self._commands.snapshot()
+        """See SlurmClient.snapshot. A job that pyslurm stumbles over hides nobody: commands tell it then."""
+        if not self._lists:
+            return self._commands.snapshot()
+        try:
+            found, why = self._through(self._commands.snapshot, "snapshot"), ""
+        except (SlurmUnparsable, WorkerEnded) as error:
+            found, why = self._commands.snapshot(), str(error)
+        if why and why != self._unread:
+            log.warning("Slurm's commands are used for listings as long as pyslurm cannot read them: %s", why)
+        self._unread = why
+        return found
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""

@@ -22,6 +22,10 @@ _MAIN = "import sys; from slurm_elastic.daemon.slurm import pyslurm_worker; pysl
 WORKER = (sys.executable, "-c", _MAIN)
 
 
+class WorkerEnded(SlurmUnreachable):
+    """The process ended instead of answering."""
+
+
 class PySlurmProcess:
     """`command` and the number of its connection start it. `accept` is shown what each new one says about itself, and
     raises for one that must not be used; it is ended then."""
@@ -41,17 +45,19 @@ class PySlurmProcess:
         self._connection: Connection | None = None
 
     def call(self, *request: Any) -> Any:
-        """The worker's reply. SlurmUnreachable when there is none: it ended, or kept silent for timeout_s."""
+        """The worker's reply. WorkerEnded or SlurmUnreachable when there is none: it kept silent for timeout_s."""
         by = time.monotonic() + self._timeout_s
         if not self._lock.acquire(timeout=self._timeout_s):
             raise SlurmUnreachable(f"pyslurm has been busy with another call for {self._timeout_s:g} s.")
         try:
             connection = self._connection or self._started(by)
             return self._exchange(connection, request, by)
-        except (EOFError, OSError) as error:
+        except TimeoutError as error:
             self._end()
-            why = error if isinstance(error, TimeoutError) else "its process ended"
-            raise SlurmUnreachable(f"pyslurm gave no answer: {why}.") from None
+            raise SlurmUnreachable(f"pyslurm gave no answer: {error}.") from None
+        except (EOFError, OSError):
+            self._end()
+            raise WorkerEnded("pyslurm gave no answer: its process ended.") from None
         finally:
             self._lock.release()
 

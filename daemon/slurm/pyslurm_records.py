@@ -29,7 +29,7 @@ def job(source: Any) -> Job | None:
     """A pyslurm.Job as a Job; None for one that has ended: slurmctld tells of it for a while (MinJobAge)."""
     try:
         return _job(source) if source.state in ACTIVE or source.state == "PENDING" else None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise SlurmUnparsable(f"job {source.id} from pyslurm: {error}.") from None
 
 
@@ -110,7 +110,7 @@ def node(source: Any) -> Node:
             mem_alloc_mb=source.allocated_memory or 0,
             features=frozenset(source.available_features),
         )
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise SlurmUnparsable(f"node {source.name} from pyslurm: {error}.") from None
 
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from snapshots import TYPE, Cluster
 
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
-from slurm_elastic.daemon.resize.actions import Action, Cancel, Close, Shrink
+from slurm_elastic.daemon.resize.actions import Action, Advance, Cancel, Close, Shrink
 from slurm_elastic.daemon.resize.bounds import Bounds
 from slurm_elastic.daemon.resize.executor import Executor
 from slurm_elastic.daemon.resize.rules import next_actions, unused
-from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.db.rows import CLOSED_STATES, INTENT_STATES, IntentRow, InUse
 from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
 
@@ -65,6 +66,14 @@ def test_an_unused_companion_is_cancelled() -> None:
 def test_an_unused_companion_has_a_moment_of_grace() -> None:
     """A supervisor that restarts its workers may be about to use it again."""
     assert act(cluster(), use(BASE), idle_for=BOUNDS.leak_s - 1) == []
+
+
+@pytest.mark.parametrize("state", [state for state in INTENT_STATES if state not in CLOSED_STATES])
+@pytest.mark.parametrize("keep", [(BASE,), ()], ids=["resize", "requeue"])
+def test_every_state_that_a_supervisor_can_claim_comes_to_an_end(state: str, keep: tuple[Piece, ...]) -> None:
+    """Also one that its kind of resize does not have: one supervisor's word must not end the round of all jobs."""
+    claimed = intent(state, keep=keep, add=(Shape(1, 4, node_list=("n5",)),), age=1e4)
+    assert any(isinstance(action, Close | Advance) for action in act(cluster(), use(BASE, COMPANION), [claimed]))
 
 
 def test_what_a_finished_switch_gave_up_is_released_at_once() -> None:

@@ -130,7 +130,6 @@ def test_gpus_from_the_request_where_accounting_does_not_track_them() -> None:
         ("NodeList", "@all"),
         ("TimeLimit", "soon"),
         ("tres-alloc", "cpu=2,mem=lots"),
-        ("tres-per-node", "gres:gpu:a100:many"),
         ("SubmitTime", "2026-11-20T15:00:00"),
         ("HetJobID", "x"),
     ],
@@ -229,6 +228,9 @@ def test_which_nodes_take_new_jobs(state: str, usable: bool) -> None:
         ("gres/gpu=2", {"": 2}),
         ("gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2,4),shard:8", {"a100": 2, "v100": 1}),
         ("gpu:a100:0(IDX:N/A)", {"a100": 0}),
+        ("gpu:(null):2(IDX:0-1),shard:(null):0(0/8)", {"": 2}),
+        ("gpu:(null):0(IDX:N/A)", {"": 0}),
+        ("gpu:4(S:0-7),gpu_mem:80G,gpumem:7", {"": 4}),
         ("shard:8,nvme:2", {}),
         ("(null)", {}),
         ("", {}),
@@ -237,6 +239,17 @@ def test_which_nodes_take_new_jobs(state: str, usable: bool) -> None:
 def test_generic_resources(text: str, counts: dict[str, int]) -> None:
     """The forms in which 22.05 to 26.05 write GPUs."""
     assert parse.gres_gpus(text) == counts
+
+
+@pytest.mark.parametrize("asked", ["gres:gpu:a(b:1", "gres:gpu:a)b:1", "gres:gpu:a=b:1", "gres:gpu:(IDX:1"])
+def test_what_one_user_asks_for_hides_nobody(asked: str) -> None:
+    """Slurm takes any type for a job that is held, and tells it as it was written: the other jobs are seen all the same,
+    and a job's own GPUs are those that Slurm counts."""
+    for line in (PENDING.replace("N/A gres:gpu:20", f"{asked} N/A"), RUNNING.replace("gres:gpu:2", asked)):
+        assert asked in line
+        jobs = read((line, ""), (ARRAY, ""))
+        assert jobs[8].gpus == 1
+    assert (jobs[1].gpus, jobs[1].gpus_per_node, jobs[1].asked_per_node) == (4, 2, 0)
 
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))

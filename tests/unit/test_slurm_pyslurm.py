@@ -68,7 +68,7 @@ class Listing:
     @staticmethod
     def load():
         print("noise of pyslurm's")
-        return {{}}
+        return {listed}
 
 
 Jobs = Nodes = Partitions = Listing
@@ -98,8 +98,10 @@ class Bench:
         top: str = "",
         requested: str = "requested_tres",
         tres: tuple[str, ...] = ("cpu", "gres/gpu"),
+        listed: str = "{}",
     ) -> None:
         values = {"then": then, "version": version, "top": top, "requested": requested, "tres": list(tres)}
+        values["listed"] = listed
         (self.folder / "pyslurm.py").write_text(STAND_IN.format(log=str(self.log), **values))
 
     def client(self, timeout_s: float = 60, **options: Any) -> PySlurmClient:
@@ -184,6 +186,22 @@ def test_a_worker_that_dies_is_an_unknown_outcome_and_another_one_works_on(bench
     (bench.folder / "well").touch()
     client.shrink(7, ["n1"])
     assert len(bench.calls()) == 2
+
+
+@pytest.mark.parametrize(
+    "listed", ["os._exit(1)", "{7: SimpleNamespace(id=7, state='RUNNING')}", "[].pop()"], ids=["dies", "job", "raises"]
+)
+def test_a_job_that_pyslurm_cannot_read_hides_nobody(
+    bench: Bench, listed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own parser fails at what Slurm lets a user write (--gres=gpu): commands tell the jobs, said once; the rest
+    still goes through pyslurm."""
+    client = bench.client(listed=listed)
+    assert client.snapshot().jobs == client.snapshot().jobs == {}
+    client.shrink(7, ["n1"])
+    listing = ['["squeue"', '["sinfo"']
+    assert [call.split(",")[0] for call in bench.calls()] == [*listing, *listing, '["modify"']
+    assert sum("cannot read them" in line for line in caplog.messages) == 1
 
 
 def test_a_slurmctld_that_does_not_answer_is_looked_for_anew(bench: Bench) -> None:
@@ -333,6 +351,20 @@ def test_another_form_is_unparsable() -> None:
     del changed.allocated_tres
     with pytest.raises(SlurmUnparsable, match="job 7 from pyslurm"):
         pyslurm_records.job(changed)
+
+
+def test_what_pyslurm_itself_cannot_read_is_unparsable() -> None:
+    """Its parser of generic resources raises IndexError for --gres=gpu, which names no number."""
+
+    class Unreadable(SimpleNamespace):
+        @property
+        def gres_per_node(self) -> dict[str, int]:
+            raise IndexError("list index out of range")
+
+    values = vars(source())
+    values.pop("gres_per_node")
+    with pytest.raises(SlurmUnparsable, match="job 7 from pyslurm"):
+        pyslurm_records.job(Unreadable(**values))
 
 
 def test_sizes_are_left_to_commands(bench: Bench) -> None:
