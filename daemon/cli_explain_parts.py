@@ -26,7 +26,7 @@ def why(facts: Facts, cause: Facts, evidence: Facts) -> str:
     if waiting:
         text = f"{waiting} waited for {words.gpus(wanted)}" if wanted else f"{text}: job {waiting}"
     if idle is not None and (waiting or "idle" in (cause.get("reason") or "")):
-        text += "; nothing was idle" if idle == 0 else f" ({idle} idle)"
+        text += "; too few were idle" if idle == 0 else f" ({idle} idle)"
     return words.sentence(text)
 
 

@@ -12,8 +12,10 @@ from slurm_elastic.trainer_shim.errors import SandboxError
 
 CLUSTER = "sandbox"
 ACCOUNT = "research"
-USERS = ("root", "games", "nobody")
-"""Users known to accounting: root, and two that every Debian has, so that a test with two users adds none."""
+USERS = ("root", "games", "daemon", "nobody")
+"""Users known to accounting: root, and some that every Debian has, so that a test with two users adds none.
+
+Nothing can be granted to nobody: Slurm 26.05 takes the number 65534 for no user at all."""
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,11 @@ def _asked(fields: dict[str, str]) -> tuple[str, int]:
     """(type with its colon, GPUs per node) as submitted: Slurm refuses a type where there was none, and the reverse."""
     asked = fields.get("TresPerNode", "")
     match = _GPUS.fullmatch(asked)
-    if match is None or any(name in fields for name in ("TresPerJob", "TresPerTask", "TresPerSocket")):
-        given = asked or fields.get("TresPerJob") or fields.get("TresPerTask") or "no GPUs"
+    # Newer Slurm shows --cpus-per-task as TresPerTask=cpu=N too.
+    others = [fields.get(name, "") for name in ("TresPerJob", "TresPerTask", "TresPerSocket")]
+    elsewhere = [given for given in others if "gres" in given]
+    if match is None or elsewhere:
+        given = asked or (elsewhere or ["no GPUs"])[0]
         raise SlurmRefused(
             f"job {fields.get('JobId')} asks for {given}: its size can be changed in the queue only when it was "
             "submitted with --gpus-per-node=N or --gres=gpu:N."

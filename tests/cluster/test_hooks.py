@@ -397,6 +397,16 @@ def test_a_resize_passes_the_policy(lua_site: Site) -> None:
     lua_site.run("scancel", str(job))
 
 
+def test_slurmctld_starts_after_slurm_elastic_was_removed(lua_site: Site) -> None:
+    """An admin who removes the package and forgets slurm.conf has a cluster that takes jobs, and a line in the log."""
+    lua_site.policy(policy("").replace("/usr/share/slurm-elastic", "/nonexistent"))
+    lua_site.sandbox.stop_daemon("slurmctld")
+    lua_site.sandbox.start_daemon("slurmctld")
+    assert lua_site.ended(lua_site.sbatch(f"--elastic={GOOD}", user=USER)) == "COMPLETED"
+    log = (lua_site.sandbox.dir / "log" / "slurmctld.log").read_text()
+    assert "slurm-elastic: jobs go through unchecked: cannot open /nonexistent/elastic.lua" in log
+
+
 def test_a_policy_that_fails_lets_jobs_through(lua_site: Site) -> None:
     """A mistake in the table must not stop a cluster from taking jobs; the log says what happened."""
     lua_site.policy(policy('max_gpus = "many"'))

@@ -13,7 +13,7 @@ from slurm_elastic.daemon.sandbox.config import ACCOUNT
 from slurm_elastic.daemon.slurm import CommandClient, Size
 from slurm_elastic.trainer_shim.errors import SlurmRefused
 
-OWNER, DAEMON = "games", "nobody"
+OWNER, DAEMON = "games", "daemon"
 """Who has the job, and as whom the daemon runs."""
 
 

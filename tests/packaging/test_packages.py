@@ -273,9 +273,10 @@ def test_the_plugins_sources_build_where_they_are_installed(installed: Root) -> 
 
 
 def test_removal_keeps_the_history_and_purge_takes_it(installed: Root) -> None:
-    """Removed in one command; the database goes only when the admin purges."""
+    """Removed in one command, which says what still names it; the database goes only when the admin purges."""
     installed.run("apt-get", "remove", "-y", "-qq", "slurm-elastic-spank")
-    installed.run("apt-get", "remove", "-y", "-qq", "slurm-elastic")
+    said = installed.run("sh", "-c", "apt-get remove -y -qq slurm-elastic 2>&1")
+    assert "slurm-elastic is still named in /etc/slurm/plugstack.conf - take these lines out" in said
     assert not installed.at("/opt/slurm-elastic").exists()
     assert not installed.at("/usr/lib/systemd/system/selasticd.service").exists()
     assert installed.at(f"{STATE}/selastic.db").exists()

@@ -61,7 +61,8 @@ def test_paths_of_unit_packages_and_hooks_agree() -> None:
     assert (
         unit()["Service"]["ExecStart"] == "/opt/slurm-elastic/bin/selasticd --config /etc/slurm-elastic/selasticd.toml"
     )
-    assert 'dofile("/usr/share/slurm-elastic/elastic.lua")' in (ROOT / "slurm_hooks" / "job_submit.lua").read_text()
+    policy = (ROOT / "slurm_hooks" / "job_submit.lua").read_text()
+    assert 'pcall(dofile, "/usr/share/slurm-elastic/elastic.lua")' in policy
     assert "/etc/slurm-elastic/client.json" in (ROOT / "slurm_hooks" / "notify").read_text()
     assert "dst: /etc/slurm-elastic/client.json, type: symlink" in package
     for source in re.findall(r"src: (packaging/[^,}]+)", package):

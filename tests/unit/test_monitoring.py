@@ -122,6 +122,13 @@ def test_the_dashboard_asks_the_data_source_that_is_chosen() -> None:
             assert set(re.findall(r"\$(\w+)", target["expr"])) <= set(variables)
 
 
+def test_the_state_shown_is_the_one_in_force() -> None:
+    """A query of the whole day would still show the mode of this morning, and that a daemon now gone is well."""
+    for panel in PANELS[:3]:
+        [target] = panel["targets"]
+        assert (target["instant"], target["range"]) == (True, False), panel["title"]
+
+
 def test_promtool_reads_every_query_of_the_dashboard(tmp_path: Path) -> None:
     """Prometheus itself can parse what Grafana will send, with the variables filled in."""
     queries = [target["expr"].replace("$instance", ".*") for panel in PANELS for target in panel["targets"]]

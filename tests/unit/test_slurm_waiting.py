@@ -80,6 +80,11 @@ def test_the_type_is_named_as_it_was(asked: str, gres: str) -> None:
     assert words(Size(1, 2), TresPerNode=asked)["Gres"] == gres
 
 
+def test_cpus_per_task_are_no_other_way_to_ask_for_gpus() -> None:
+    """From 23.11 on --cpus-per-task stands there a second time, as TresPerTask."""
+    assert words(Size(1, 2), TresPerTask="cpu=4") == words(Size(1, 2), TresPerTask="cpu:4") == words(Size(1, 2))
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"TresPerNode": "", "TresPerJob": "gres:gpu:8"}, {"TresPerNode": ""}, {"TresPerNode": "gres:gpu:4,gres:shard:2"}],

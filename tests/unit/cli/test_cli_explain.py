@@ -42,7 +42,7 @@ def test_a_narrow_terminal_keeps_the_indent(story: Store, viewer: Callable[..., 
 
 SHRINK = """\
 Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.
-  Why         1218 waited for 2 GPUs; nothing was idle.
+  Why         1218 waited for 2 GPUs; too few were idle.
   Gain        cluster +0.61 jobs' worth of progress   (1215: progress x3.10 -> x1.92, -38%, 1218: +100%)
   From        9 reports at 4 GPUs, 4 reports at 2 GPUs, the last 30 s before the decision
   How         by shrink
@@ -170,7 +170,7 @@ def test_a_resized_job_that_is_over_keeps_its_story(story: Store, viewer: Callab
     text = "\n".join(render(reports.explain(story, 1215, viewer(1000), NOW)))
     assert text.startswith("Job 1215 is over (COMPLETED) since 13:24:40; it trained on 4 -> 2 GPUs.\n")
     assert "Last        shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256" in text
-    assert "Why         1218 waited for 2 GPUs; nothing was idle." in text
+    assert "Why         1218 waited for 2 GPUs; too few were idle." in text
 
 
 def steady(store: Store, **decision: Any) -> None:
