@@ -1,11 +1,17 @@
-"""How many throughput reports selasticd takes in: validated, owner checked, on the disk before they are acknowledged.
+"""How many throughput reports selasticd takes in over HTTP: validated, owner checked, on the disk before they are
+acknowledged; what that leaves of a core, and how long `selastic status` takes meanwhile.
 
-    python benchmarks/bench_ingest.py [--jobs 2000] [--seconds 5] [--folder DIR]
+    python benchmarks/bench_ingest.py [--jobs 2000] [--seconds 10] [--folder DIR]
 
-`accepted` drives the ASGI application itself (all that this project adds), `http` the whole of it behind uvicorn on a
-socket, with one report per request as supervisors send them: over a connection that each keeps, as the shim's client
-does, and over a new one each time. CPU seconds are the daemon's, all threads, database
-included; the clients are another process. `status` is the answer to `selastic status` for all jobs meanwhile.
+Three processes: the daemon's server (the API over its real store, with the daemon's own settings of Python; no rounds),
+the supervisors, who asks for the status. **CPU seconds are those of the daemon's process alone**, all threads, the
+kernel's work for its sockets and its disk included, read from its CPU clock by the parent; what the clients burn is
+shown beside it (`clients_cpu_s`) and counts nowhere. Requests carry the headers that the shim's client sends.
+
+`full_N`: 64 supervisors send N reports to a request, the next as soon as the last is acknowledged. `jobs_kept`: every
+job one report per 5 s over a connection that it keeps, as supervisors do; `jobs_new`: over a new one each time.
+`status_*` is the whole answer as the asker gets it, `daemon_*` the part of it inside the daemon, from the request to
+the last byte handed to the kernel.
 """
 
 from __future__ import annotations
@@ -13,26 +19,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
 import json
 import multiprocessing
 import os
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from api_world import BASE, FakeController, Named, job
 
+from slurm_elastic.daemon import collector
 from slurm_elastic.daemon.api import create_app
 from slurm_elastic.daemon.http_server import server_config
+from slurm_elastic.daemon.service import SWITCH_S
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.wire import Report, Reports, to_json
@@ -40,197 +50,278 @@ from slurm_elastic.trainer_shim.wire import Report, Reports, to_json
 UID = 1000
 INTERVAL_S = 5.0
 """Time between two reports of a job."""
-Headers = list[tuple[bytes, bytes]]
+SENDERS = 64
+"""Supervisors of `full_N`."""
+ASK_S = 0.1
+"""Time between two questions for the status."""
+Times = list[float]
+FORK = multiprocessing.get_context("fork")
 
 
-def body(number: int, count: int = 1) -> bytes:
-    """A message of `count` reports, the last of them with this number."""
+def message(index: int, token: str, number: int, count: int = 1, *more: str) -> bytes:
+    """A request with `count` reports of this job, the last of them with this number, as the shim's client sends it."""
     made = [
         Report(1, time.time(), 4, 1, 256, 64, 1, 10, 0.1, 0.12, 2560.0, 10 * i, 2560 * i, 0, 812.5, 0.01, 20123.0)
         for i in range(number - count + 1, number + 1)
     ]
-    return to_json(Reports(tuple(made)))
+    content = to_json(Reports(tuple(made)))
+    lines = (
+        f"POST /v1/jobs/{index + 1}/reports HTTP/1.1", "Host: 127.0.0.1", "Accept-Encoding: identity",
+        f"Content-Length: {len(content)}", "Accept: application/json", f"Authorization: Bearer {token}",
+        "Content-Type: application/json", *more,
+    )  # fmt: skip
+    return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-@contextlib.contextmanager
-def world(folder: str, jobs: int) -> Iterator[tuple[Store, Any, list[str]]]:
-    """A store with this many running jobs, the application, and a token for each job."""
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process: all threads, user and kernel (clock_getcpuclockid of the C library)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def at(times: Times, share: float) -> float:
+    """A quantile."""
+    return sorted(times)[min(len(times) - 1, int(len(times) * share))] if times else float("nan")
+
+
+# --- the daemon -----------------------------------------------------------------------------------------------------
+
+
+def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
+    """Be the daemon: send the tokens; then for each line from the parent the number of stored reports, and the times
+    inside the daemon of each answer to `status`; None ends."""
     settings = Settings(state_dir=folder, requests_per_s=10_000)
+    inside: Times = []
     with Store.open(settings.database_url) as store:
         store.upsert_jobs([job(number, UID, "ada") for number in range(1, jobs + 1)])
         for number in range(1, jobs + 1):
             store.set_in_use(number, 1, (BASE,), 256, time.time())
         tokens = [store.mint_token(number, UID) for number in range(1, jobs + 1)]
-        yield store, create_app(store, FakeController(), settings, Named(settings)), tokens
+        app = create_app(store, FakeController(), settings, Named(settings))
+
+        class Timed:
+            """How long answers to `status` take in here."""
+
+            def __init__(self, app: Any) -> None:
+                self._app = app
+
+            async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+                began = time.monotonic()
+                await self._app(scope, receive, send)
+                if scope["path"] == "/v1/jobs":
+                    inside.append(time.monotonic() - began)
+
+        app.add_middleware(Timed)
+        collector.relax()
+        sys.setswitchinterval(SWITCH_S)
+        server = uvicorn.Server(server_config(app, settings))
+
+        async def run() -> None:
+            asyncio.get_running_loop().run_in_executor(None, answer)
+            await server.serve(sockets=[listener])
+
+        def answer() -> None:
+            pipe.send(tokens)
+            while pipe.recv() is not None:
+                with store._db.read() as connection:
+                    stored = int(connection.exec_driver_sql("SELECT count(*) FROM reports").scalar() or 0)
+                pipe.send((stored, inside.copy()))
+                inside.clear()
+            server.should_exit = True
+
+        uvloop.run(run())
 
 
-async def call(app: Any, method: str, path: str, headers: Headers, content: bytes = b"") -> tuple[int, bytes]:
-    """One request to an ASGI application, with no socket between."""
-    sent: list[dict[str, Any]] = []
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers, "server": ("x", 1),
-    }  # fmt: skip
-    messages = iter([{"type": "http.request", "body": content, "more_body": False}])
-
-    async def receive() -> dict[str, Any]:
-        return next(messages, {"type": "http.disconnect"})
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+@contextlib.contextmanager
+def daemon(jobs: int, folder: str | None) -> Iterator[tuple[int, tuple[str, int], list[str], Any]]:
+    """pid, address, tokens and pipe of a daemon's process with this many running jobs."""
+    with tempfile.TemporaryDirectory(dir=folder) as place, socket.create_server(("127.0.0.1", 0), backlog=4096) as ear:
+        ours, theirs = FORK.Pipe()
+        process = FORK.Process(target=serve, args=(place, jobs, ear, theirs))
+        process.start()
+        try:
+            yield process.pid or 0, ear.getsockname(), ours.recv(), ours
+        finally:
+            ours.send(None)
+            process.join()
 
 
-async def accepted(app: Any, tokens: list[str], seconds: float, count: int, workers: int) -> int:
-    """Reports acknowledged by the application while `workers` requests are always under way."""
-    done, end = 0, time.monotonic() + seconds
+# --- its clients ----------------------------------------------------------------------------------------------------
 
-    async def worker(part: int) -> None:
-        nonlocal done
-        numbers = dict.fromkeys(range(part, len(tokens), workers), 0)
+
+class Supervisor(asyncio.Protocol):
+    """A job's end of a connection."""
+
+    def __init__(self) -> None:
+        self._got = b""
+        self._answered: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Connected."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """An answer, or a part of it."""
+        self._got += data
+        if self._got.endswith(b"}") and self._answered is not None:
+            got, self._got = self._got, b""
+            if not got.startswith(b"HTTP/1.1 202 "):
+                raise SystemExit(got.decode())
+            self._answered.set_result(None)
+
+    async def send(self, content: bytes, times: Times) -> None:
+        """Send a request and wait for its answer."""
+        self._answered, began = asyncio.get_running_loop().create_future(), time.monotonic()
+        self.transport.write(content)
+        await self._answered
+        times.append(time.monotonic() - began)
+
+    @classmethod
+    async def connected(cls, url: tuple[str, int]) -> Supervisor:
+        """One with its connection open."""
+        return (await asyncio.get_running_loop().create_connection(cls, *url))[1]
+
+
+async def _full(url: tuple[str, int], tokens: list[str], seconds: float, count: int, first: int) -> Times:
+    """Each job sends the next `count` reports, from number `first` on, as soon as the last are acknowledged."""
+    times: Times = []
+    end = time.monotonic() + seconds
+
+    async def supervise(index: int) -> None:
+        sender, number = await Supervisor.connected(url), first
         while time.monotonic() < end:
-            for index in numbers:
-                numbers[index] += count
-                headers = [(b"authorization", b"Bearer " + tokens[index].encode())]
-                path = f"/v1/jobs/{index + 1}/reports"
-                status, text = await call(app, "POST", path, headers, body(numbers[index], count))
-                if status != 202:
-                    raise SystemExit(f"{status}: {text!r}")
-                done += count
-                if time.monotonic() > end:
-                    return
+            number += count
+            await sender.send(message(index, tokens[index], number, count), times)
 
-    await asyncio.gather(*(worker(part) for part in range(workers)))
-    return done
+    await asyncio.gather(*(supervise(index) for index in range(len(tokens))))
+    return times
 
 
-def bench_accepted(folder: str, jobs: int, seconds: float, count: int) -> dict[str, float]:
-    """`count` reports to a request, straight into the application."""
-    with world(folder, jobs) as (store, app, tokens):
-        asyncio.run(accepted(app, tokens, 0.3, count, 64))  # tokens remembered, tables warm
-        making = time.process_time()
-        for number in range(2000 // count):
-            body(number, count)
-        making = (time.process_time() - making) / (2000 // count * count)
-        cpu, wall, before = time.process_time(), time.monotonic(), _stored(store)
-        done = asyncio.run(accepted(app, tokens, seconds, count, 64))
-        cpu, wall = time.process_time() - cpu - making * done, time.monotonic() - wall
-        assert _stored(store) - before == done, "every acknowledged report is in the database"
-    return {"reports_per_cpu_s": done / cpu, "reports_per_s": done / wall, "reports": done}
+async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep: bool) -> Times:
+    """Every job a report per INTERVAL_S, spread evenly."""
+    times: Times = []
+    start = time.monotonic()
+    more = () if keep else ("Connection: close",)
 
-
-def _stored(store: Store) -> int:
-    with store._db.read() as connection:
-        return int(connection.exec_driver_sql("SELECT count(*) FROM reports").scalar() or 0)
-
-
-def _clients(url: tuple[str, int], tokens: list[str], seconds: float, keep: bool, out: Any) -> None:
-    """Every job a report per INTERVAL_S, spread evenly; over one connection each (`keep`), or a new one each time."""
-    late: list[float] = []
-
-    async def supervisor(index: int, start: float) -> None:
-        await asyncio.sleep(index / len(tokens) * INTERVAL_S)
-        number, due, streams = 0, time.monotonic(), None
+    async def supervise(index: int) -> None:
+        number, due, sender = 0, start + index / len(tokens) * INTERVAL_S, None
         while due < start + seconds:
-            number += 1
-            content = body(number)
-            head = f"POST /v1/jobs/{index + 1}/reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {tokens[index]}\r\n"
-            close = "" if keep else "Connection: close\r\n"
-            began = time.monotonic()
-            reader, writer = streams = streams or await asyncio.open_connection(*url)
-            writer.write(f"{head}{close}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-            answer = await reader.readuntil(b"}")
-            if b" 202 " not in answer:
-                raise SystemExit(answer.decode())
-            if not keep:
-                writer.close()
-                streams = None
-            late.append(time.monotonic() - began)
-            due += INTERVAL_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+            number += 1
+            sender = sender if keep and sender else await Supervisor.connected(url)
+            await sender.send(message(index, tokens[index], number, 1, *more), times)
+            due += INTERVAL_S
 
-    async def run() -> None:
-        start = time.monotonic()
-        await asyncio.gather(*(supervisor(index, start) for index in range(len(tokens))))
-
-    asyncio.run(run())
-    late.sort()
-    out.send((len(late), late[len(late) // 2], late[int(len(late) * 0.99)]))
-
-
-def bench_http(folder: str, jobs: int, seconds: float, keep: bool) -> dict[str, float]:
-    """Every job sends one report per INTERVAL_S; `status` of all jobs is asked twice a second."""
-    with world(folder, jobs) as (store, app, tokens):
-        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        server = uvicorn.Server(server_config(app, Settings()))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        clients = context.Process(
-            target=_clients, args=(listener.getsockname(), tokens, seconds + INTERVAL_S, keep, theirs)
-        )
-        asker_ours, asker_theirs = context.Pipe()
-        asker = context.Process(target=_ask_status, args=(listener.getsockname(), seconds, asker_theirs))
-        clients.start()
-        asker.start()
-        thread.start()
-        time.sleep(INTERVAL_S)  # every job has sent its first report now
-        cpu, wall, before = time.process_time(), time.monotonic(), _stored(store)
-        time.sleep(seconds)
-        cpu, wall, done = time.process_time() - cpu, time.monotonic() - wall, _stored(store) - before
-        sent, median, p99 = ours.recv()
-        asked, status_median, status_p99 = asker_ours.recv()
-        clients.join()
-        asker.join()
-        server.should_exit = True
-        thread.join()
-    return {
-        "jobs": jobs, "reports_per_s": done / wall, "share_of_a_core": cpu / wall, "reports_per_cpu_s": done / cpu,
-        "answer_median_s": median, "answer_p99_s": p99, "status_asked": asked, "status_median_s": status_median,
-        "status_p99_s": status_p99, "sent": sent,
-    }  # fmt: skip
+    await asyncio.gather(*(supervise(index) for index in range(len(tokens))))
+    return times
 
 
-def _ask_status(url: tuple[str, int], seconds: float, out: Any) -> None:
-    import http.client
+def _clients(pipe: Any, work: Any, *given: Any) -> None:
+    times = uvloop.run(work(*given))
+    pipe.send((len(times), at(times, 0.5), at(times, 0.99), time.process_time()))
 
-    time.sleep(5)
+
+def _ask_status(url: tuple[str, int], seconds: float, pipe: Any) -> None:
     took, end = [], time.monotonic() + seconds
+    connection = http.client.HTTPConnection(*url, timeout=30)
     while time.monotonic() < end:
-        connection = http.client.HTTPConnection(*url, timeout=30)
         began = time.monotonic()
         connection.request("GET", "/v1/jobs", headers={"Authorization": f"Test {UID}"})
-        answer = connection.getresponse()
-        rows = json.loads(answer.read())["jobs"]
+        text = connection.getresponse().read()
         took.append(time.monotonic() - began)
-        assert rows, "status shows the jobs"
-        connection.close()
-        time.sleep(0.5)
-    took.sort()
-    out.send((len(took), took[len(took) // 2], took[min(len(took) - 1, int(len(took) * 0.99))]))
+        assert json.loads(text)["jobs"], "status shows the jobs"
+        time.sleep(ASK_S)
+    pipe.send((took, time.process_time()))
+
+
+# --- what is measured -----------------------------------------------------------------------------------------------
+
+
+def full(count: int, seconds: float, folder: str | None) -> dict[str, float]:
+    """`count` reports to a request, as fast as they are acknowledged."""
+    with daemon(SENDERS, folder) as (pid, url, tokens, pipe):
+        _run(_full, url, tokens, 0.5, count, 0)  # tokens remembered, tables warm
+        stored, _ = _asked(pipe)
+        cpu, wall = cpu_s(pid), time.monotonic()
+        sent, median, p99, clients_cpu = _run(_full, url, tokens, seconds, count, 1_000_000)
+        cpu, wall = cpu_s(pid) - cpu, time.monotonic() - wall
+        done = _asked(pipe)[0] - stored
+        assert done == sent * count, "every acknowledged report is in the database, once"
+    return {
+        "reports_per_cpu_s": done / cpu, "reports_per_s": done / wall, "reports": done, "answer_median_s": median,
+        "answer_p99_s": p99, "clients_cpu_s": clients_cpu,
+    }  # fmt: skip
+
+
+def steady(jobs: int, seconds: float, keep: bool, folder: str | None) -> dict[str, float]:
+    """Every job a report per INTERVAL_S, while somebody asks for the status of all."""
+    with daemon(jobs, folder) as (pid, url, tokens, pipe):
+        ours, theirs = FORK.Pipe()
+        # A turn of every job before the measurement, and one after it.
+        given = (_steady, url, tokens, seconds + 2 * INTERVAL_S, keep)
+        clients = FORK.Process(target=_clients, args=(theirs, *given))
+        clients.start()
+        time.sleep(INTERVAL_S)
+        results: dict[str, float] = {"jobs": jobs}
+        for name in ("", "with_status_"):
+            asker_ours, asker_theirs = FORK.Pipe()
+            asker = FORK.Process(target=_ask_status, args=(url, seconds / 2, asker_theirs))
+            stored, _ = _asked(pipe)
+            cpu, wall = cpu_s(pid), time.monotonic()
+            if name:
+                asker.start()
+                took, _ = asker_ours.recv()
+                asker.join()
+            else:
+                time.sleep(seconds / 2)
+            cpu, wall = cpu_s(pid) - cpu, time.monotonic() - wall
+            total, inside = _asked(pipe)
+            results |= {
+                name + "share_of_a_core": cpu / wall,
+                name + "reports_per_s": (total - stored) / wall,
+                name + "reports_per_cpu_s": (total - stored) / cpu,
+            }
+        sent, median, p99, clients_cpu = ours.recv()
+        clients.join()
+    for name, times in (("status", took), ("daemon", inside)):
+        results |= {f"{name}_{key}_s": at(times, share) for key, share in (("median", 0.5), ("p99", 0.99), ("max", 1))}
+    return {
+        **results, "status_asked": len(took), "answer_median_s": median, "answer_p99_s": p99, "sent": sent,
+        "clients_cpu_s": clients_cpu,
+    }  # fmt: skip
+
+
+def _asked(pipe: Any) -> tuple[int, Times]:
+    pipe.send("")
+    return pipe.recv()  # type: ignore[no-any-return]
+
+
+def _run(*given: Any) -> tuple[int, float, float, float]:
+    ours, theirs = FORK.Pipe()
+    clients = FORK.Process(target=_clients, args=(theirs, *given))
+    clients.start()
+    told = ours.recv()
+    clients.join()
+    return told  # type: ignore[no-any-return]
 
 
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--folder", default=None, help="where the database lies (default: the temporary directory)")
+    parser.add_argument("--only", default="", help="those whose name begins so")
     options = parser.parse_args()
+    seconds, folder = options.seconds, options.folder
+    parts = {f"full_{count}": partial(full, count, seconds, folder) for count in (1, 10, 50)}
+    parts |= {
+        "jobs_kept": partial(steady, options.jobs, 4 * seconds, True, folder),
+        "jobs_new": partial(steady, options.jobs, 4 * seconds, False, folder),
+    }
     results = {}
-    for name, count in (
-        ("accepted_1_per_request", 1),
-        ("accepted_10_per_request", 10),
-        ("accepted_100_per_request", 100),
-    ):
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            results[name] = bench_accepted(folder, 200, options.seconds, count)
-            print(name, results[name], file=sys.stderr)
-    for name, keep in (("http_kept_connections", True), ("http_new_connections", False)):
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            results[name] = bench_http(folder, options.jobs, max(10.0, options.seconds), keep)
+    for name, part in parts.items():
+        if name.startswith(options.only):
+            results[name] = part()
             print(name, results[name], file=sys.stderr)
     print(json.dumps({"cpus": os.cpu_count(), **results}, indent=2))
 

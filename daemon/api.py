@@ -6,9 +6,11 @@ blocks (the database, MUNGE, Slurm) runs in threads; a directive that is waited 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import time
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from anyio.to_thread import run_sync
@@ -28,7 +30,7 @@ from . import openapi
 from .api_guard import Refused
 from .api_views import Views
 from .auth import Authenticator, Unauthenticated, Viewer, bearer
-from .intake import Intake, Receive, Scope, Send
+from .intake import Intake
 from .metrics import Metrics
 from .optimizer.prior import Prior
 from .settings import Settings
@@ -144,7 +146,9 @@ class Api:
         job_id = await self._job_of_token(request)
         reports = wire.from_json(Reports, await guard.body(request)).reports
         if reports:
-            await self.store.store_reports(job_id, reports, time.time())
+            stored = asyncio.get_running_loop().create_future()
+            self.store.store_reports(job_id, reports, time.time(), partial(_settle, stored))
+            await stored
             self.metrics.reports.inc(len(reports))
         return guard.reply({"stored": len(reports)}, 202)
 
@@ -231,16 +235,12 @@ class Api:
 
 
 class Application(Starlette):
-    """Starlette behind the quick way for reports."""
+    """The API, and the quick way for reports into it."""
 
     def __init__(self, api: Api) -> None:
         handlers: Any = {Exception: guard.on_error, 404: guard.on_error, 405: guard.on_error}
         super().__init__(routes=api.routes(), exception_handlers=handlers)
-        self._intake = Intake(super().__call__, api.store, api.metrics, api.job_limit)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        await self._intake(scope, receive, send)
+        self.intake = Intake(api.store, api.metrics, api.job_limit)
 
 
 def create_app(
@@ -248,6 +248,14 @@ def create_app(
 ) -> Application:
     """The ASGI application of the API."""
     return Application(Api(store, controller, settings, authenticator or Authenticator(settings)))
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if not future.done():  # whoever asked may have gone
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
 
 
 def _pin(body: bytes) -> int | None:

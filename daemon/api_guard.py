@@ -156,7 +156,7 @@ def error(status: int, sentence: str) -> JSONResponse:
     return JSONResponse({"error": sentence}, status, headers)
 
 
-def answer(exception: Exception) -> JSONResponse:
+def answer(exception: BaseException) -> JSONResponse:
     """Every exception as its answer."""
     if isinstance(exception, Refused):
         return error(exception.status, str(exception))

@@ -13,13 +13,15 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from . import hook_socket
+from .api import Application
 from .assembly import Daemon
-from .local_socket import PeerProtocol
+from .intake_protocol import IntakeProtocol
 from .notify import Notifier
 from .settings import Settings
 
@@ -29,11 +31,11 @@ STOP_S = 5
 """How long requests under way may take when the daemon stops."""
 
 
-def server_config(app: Any, settings: Settings) -> uvicorn.Config:
+def server_config(app: Application, settings: Settings) -> uvicorn.Config:
     """How the API is served."""
     return uvicorn.Config(
         app,
-        http=PeerProtocol,
+        http=partial(IntakeProtocol, intake=app.intake),  # type: ignore[arg-type]  # a class is called, no more
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
         log_config=None,
@@ -50,7 +52,7 @@ def server_config(app: Any, settings: Settings) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn with our signals: the first asks for a clean stop, the second for a quick one."""
 
-    def __init__(self, app: Any, daemon: Daemon, notifier: Notifier) -> None:
+    def __init__(self, app: Application, daemon: Daemon, notifier: Notifier) -> None:
         super().__init__(server_config(app, daemon.settings))
         self._daemon, self._notifier = daemon, notifier
 
@@ -67,8 +69,9 @@ class Server(uvicorn.Server):
                 self.servers.append(server)
         self._notifier.ready(self._daemon.status())
 
-    def _protocol(self) -> PeerProtocol:
-        return PeerProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+    def _protocol(self) -> asyncio.Protocol:
+        made: Any = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn's own turn, ten times a second: a sign of life from the event loop, while rounds end in time."""

@@ -11,20 +11,18 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 PREFIX = "uid:"
-_HTTP: Any = AutoHTTPProtocol
 
 
-class PeerProtocol(_HTTP):  # type: ignore[misc]  # uvicorn chooses the class when it is imported
+class PeerProtocol(HttpToolsProtocol):
     """HTTP, with "uid:NUMBER" as the client of a connection over a Unix socket."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A new connection."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")

@@ -5,18 +5,17 @@ A row holds the difference to where it began; a training that went back to a che
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, select, update
 
 from . import schema
+from .part import Many
 
 _ROWS = schema.allocations
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """A stretch of training, from (`from_step`, `from_samples`) to (`step`, `samples`)."""
 
     job_id: int
@@ -55,7 +54,7 @@ def _advance_statement() -> Any:
     )
 
 
-_ADVANCE = _advance_statement()
+_ADVANCE = Many(_advance_statement(), ("p_row", "p_from_step", "p_from_samples", "p_step", "p_samples"))
 
 
 def allocation_of(connection: Connection, job_id: int, generation: int) -> int | None:
@@ -67,15 +66,5 @@ def allocation_of(connection: Connection, job_id: int, generation: int) -> int |
 
 def advance(connection: Connection, progress: list[tuple[int, Progress]]) -> None:
     """Count progress into the rows it is given with."""
-    values = [
-        dict(
-            p_row=row,
-            p_from_step=item.from_step,
-            p_from_samples=item.from_samples,
-            p_step=item.step,
-            p_samples=item.samples,
-        )
-        for row, item in progress
-    ]
-    if values:
-        connection.execute(_ADVANCE, values)
+    if progress:
+        _ADVANCE(connection, [(row, *item[2:]) for row, item in progress])

@@ -7,9 +7,11 @@ query per report. A median is over the youngest reports of its configuration: a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -22,13 +24,15 @@ from . import schema
 from .allocations import Allocations
 from .engine import Database
 from .observations import Configuration, Key, key_of, load, measured, rows_of
-from .part import insert_or_ignore
+from .part import Many, insert_or_ignore
 from .progress import Progress, advance, allocation_of
 from .rows import ObservationRow
 from .writer import ReportWriter, Submission
 
 _REPORTS = schema.reports
 _FIELDS = tuple(Report.__dataclass_fields__)
+_BUT_AT = tuple(name for name in _FIELDS if name != "at")
+_values_but_at = attrgetter(*_BUT_AT)
 
 
 class ReportsPart(Allocations):
@@ -41,7 +45,7 @@ class ReportsPart(Allocations):
         self._warm = False
         self._newest: dict[int, tuple[int, int]] = {}
         self._rows: dict[tuple[int, int], int] = {}
-        self._insert = insert_or_ignore(database, _REPORTS)
+        self._insert = Many(insert_or_ignore(database, _REPORTS), ("job_id", "at", *_BUT_AT))
         self._writer = ReportWriter(self._commit_reports)
 
     def add_reports(self, job_id: int, reports: Sequence[Report], at: float) -> None:
@@ -50,13 +54,16 @@ class ReportsPart(Allocations):
 
     def submit_reports(self, job_id: int, reports: Sequence[Report], at: float) -> Future[None]:
         """Like `add_reports`, without waiting: the future is done when the reports are on the disk."""
-        return self._writer.put(Submission(job_id, reports, at))
+        done: Future[None] = Future()
+        self._writer.put(Submission(job_id, reports, at, partial(_settle, done)))
+        return done
 
-    def store_reports(self, job_id: int, reports: Sequence[Report], at: float) -> asyncio.Future[None]:
-        """Like `submit_reports`, for a caller inside an event loop, who awaits it."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._writer.put(Submission(job_id, reports, at, waiter=waiter))
-        return waiter
+    def store_reports(
+        self, job_id: int, reports: Sequence[Report], at: float, told: Callable[[BaseException | None], None]
+    ) -> None:
+        """Like `submit_reports`, from within an event loop, which calls `told`: None when the reports are on the disk,
+        else why they are not."""
+        self._writer.put(Submission(job_id, reports, at, told, asyncio.get_running_loop()))
 
     def observations(self, job_id: int) -> list[ObservationRow]:
         """What has been measured of the job, one row per configuration, by GPUs and then by batch."""
@@ -139,9 +146,14 @@ class ReportsPart(Allocations):
                     self._remember(submission)
 
     def _insert_all(self, connection: Connection, batch: Iterable[Submission]) -> None:
-        values = [_values(submission, report) for submission in batch for report in submission.reports]
-        if values:
-            connection.execute(self._insert, values)
+        # A node whose clock runs ahead must not hold the place of the youngest report for ever.
+        rows = [
+            (submission.job_id, min(report.at, submission.at), *_values_but_at(report))
+            for submission in batch
+            for report in submission.reports
+        ]
+        if rows:
+            self._insert(connection, rows)
             self._advance(connection, _progress(batch))
 
     def _advance(self, connection: Connection, progress: list[Progress]) -> None:
@@ -164,7 +176,7 @@ class ReportsPart(Allocations):
             with self._db.errors(), connection.begin_nested():
                 self._insert_all(connection, [submission])
         except StoreError as error:
-            submission.done.set_exception(error)
+            submission.error = error
             return False
         return True
 
@@ -186,12 +198,11 @@ class ReportsPart(Allocations):
                 configuration.add(1, report.at, measured(report))
 
 
-def _values(submission: Submission, report: Report) -> dict[str, Any]:
-    values = {name: getattr(report, name) for name in _FIELDS}
-    values["job_id"] = submission.job_id
-    # A node whose clock runs ahead must not hold the place of the youngest report for ever.
-    values["at"] = min(report.at, submission.at)
-    return values
+def _settle(future: Future[None], error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 def _progress(batch: Iterable[Submission]) -> list[Progress]:
@@ -200,15 +211,14 @@ def _progress(batch: Iterable[Submission]) -> list[Progress]:
     for submission in batch:
         for report in submission.reports:
             key = (submission.job_id, report.generation)
-            start = max(0, report.step - report.steps), max(0, report.samples - report.steps * report.batch)
-            before = found.get(key, Progress(*key, *start, 0, 0))
-            found[key] = Progress(
-                *key,
-                min(before.from_step, start[0]),
-                min(before.from_samples, start[1]),
-                max(before.step, report.step),
-                max(before.samples, report.samples),
-            )
+            step, samples = report.step, report.samples
+            from_step = max(0, step - report.steps)
+            from_samples = max(0, samples - report.steps * report.batch)
+            before = found.get(key)
+            if before is not None:
+                from_step, from_samples = min(before.from_step, from_step), min(before.from_samples, from_samples)
+                step, samples = max(before.step, step), max(before.samples, samples)
+            found[key] = Progress(*key, from_step, from_samples, step, samples)
     return list(found.values())
 
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import threading
 import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+from slurm_elastic.daemon.api import Application
 from slurm_elastic.daemon.auth import Authenticator, Unauthenticated, Viewer
+from slurm_elastic.daemon.http_server import Server
+from slurm_elastic.daemon.local_socket import bound
+from slurm_elastic.daemon.notify import Notifier
+from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.trainer_shim.wire import Directive, Grant, Phase, Piece, Registration, Report, to_json
 
@@ -77,3 +87,21 @@ class FakeController:
 def job(job_id: int, uid: int, user: str) -> JobRow:
     request = "elastic:gpus=2-8,batch=64-512,step=2"
     return JobRow(job_id, user, uid, "secret-name", "lab", "gpu", request, True, "", "", 1.0, 2.0, None, "RUNNING")
+
+
+@contextlib.contextmanager
+def served(app: Application, settings: Settings) -> Iterator[tuple[Server, int]]:
+    """The API behind the daemon's own server, in a thread: on a free port, and on the settings' Unix socket."""
+    daemon: Any = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", bell=SimpleNamespace(close=int))
+    server = Server(app, daemon, Notifier({}))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    with socket.create_server(("127.0.0.1", 0)) as tcp, bound(settings.listen_socket) as unix:
+        if unix is not None:
+            unix.listen(16)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [tcp, *filter(None, [unix])]})
+        thread.start()
+        try:
+            yield server, tcp.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(60)

@@ -15,11 +15,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from api_world import ADA, BOB, FakeController, job
+from api_world import ADA, BOB, FakeController, job, served
 from certificates import self_signed
 from waiting import wait_until
 
@@ -28,7 +27,6 @@ from slurm_elastic.daemon.api import create_app
 from slurm_elastic.daemon.auth import Authenticator, Viewer
 from slurm_elastic.daemon.http_server import Server
 from slurm_elastic.daemon.local_socket import bound
-from slurm_elastic.daemon.notify import Notifier
 from slurm_elastic.daemon.operators import Operators
 from slurm_elastic.daemon.settings import Settings, check
 from slurm_elastic.db.rows import DecisionRow
@@ -47,36 +45,15 @@ class Seen(FakeController):
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, int]]]:
     """Serves the API with these settings on a free port and the settings' Unix socket."""
-    running: list[tuple[Server, threading.Thread]] = []
-    listeners: list[Any] = []
-    store = Store.open(f"sqlite:///{tmp_path / 'a.db'}")
-    store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as running:
+        store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
 
-    def start(**values: object) -> tuple[Server, int]:
-        settings = Settings(**values)  # type: ignore[arg-type]
-        app = create_app(store, Seen(), settings, Authenticator(settings))
-        daemon = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", bell=SimpleNamespace(close=int))
-        server = Server(app, daemon, Notifier({}))  # type: ignore[arg-type]
-        tcp = socket.create_server(("127.0.0.1", 0))
-        local = bound(settings.listen_socket)
-        unix = local.__enter__()
-        if unix is not None:
-            unix.listen(16)
-        listeners.append((tcp, local))
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [tcp, *filter(None, [unix])]})
-        thread.start()
-        running.append((server, thread))
-        return server, tcp.getsockname()[1]
+        def start(**values: object) -> tuple[Server, int]:
+            settings = Settings(**values)  # type: ignore[arg-type]
+            app = create_app(store, Seen(), settings, Authenticator(settings))
+            return running.enter_context(served(app, settings))
 
-    yield start
-    for server, thread in running:
-        server.should_exit = True
-        thread.join(60)
-    for tcp, local in listeners:
-        tcp.close()
-        local.__exit__(None, None, None)
-    store.close()
+        yield start
 
 
 def test_a_connection_is_kept_and_made_anew(serve: Callable[..., tuple[Server, int]]) -> None:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
+from http.client import HTTPMessage, parse_headers
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_world import ADA, BASE, REPORT, FakeController, Named, job
+from api_world import ADA, BASE, REPORT, FakeController, Named, job, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
+from waiting import wait_until
 
 from slurm_elastic.daemon import intake
-from slurm_elastic.daemon.api import create_app
+from slurm_elastic.daemon.api import Application, create_app
+from slurm_elastic.daemon.http_server import Server
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim import wire
 from slurm_elastic.trainer_shim.errors import StoreError
-from slurm_elastic.trainer_shim.wire import Report, Reports, WireError, to_json
+from slurm_elastic.trainer_shim.wire import Reports, WireError, to_json
 
 GOOD = dataclasses.asdict(REPORT)
 VALUES = st.one_of(
@@ -52,49 +56,146 @@ def test_it_takes_what_supervisors_send() -> None:
     assert intake.decode(to_json(Reports((REPORT,) * (wire.MAX_ITEMS + 1)))) is None
 
 
+class World:
+    """A daemon's server over a store with jobs 7 and 8, and the token of the first: used once, so it is remembered."""
+
+    def __init__(self, store: Store, app: Application, server: Server, port: int) -> None:
+        self.store, self.app, self.server, self.port = store, app, server, port
+        self.token = store.mint_token(7, ADA)
+        assert store.token_job(self.token) == 7
+        self.taken: list[bool] = []
+        """Of each message that the quick way has looked at, whether it took it."""
+        take = app.intake.take
+
+        def watched(*given: Any) -> bool:
+            self.taken.append(take(*given))
+            return self.taken[-1]
+
+        app.intake.take = watched  # type: ignore[method-assign]
+
+    def request(self, body: bytes, job_id: int = 7, token: str | None = None, query: str = "", *more: str) -> bytes:
+        """A message of reports as bytes."""
+        lines = (
+            f"POST /v1/jobs/{job_id}/reports{query} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}",
+            f"Authorization: Bearer {token or self.token}", *more, "", "",
+        )  # fmt: skip
+        return "\r\n".join(lines).encode() + body
+
+    def connected(self) -> socket.socket:
+        """A new connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def ask(self, *given: Any) -> tuple[int, Any, HTTPMessage]:
+        """Status, JSON and headers of the answer to a request."""
+        with self.connected() as connection:
+            connection.sendall(self.request(*given))
+            return answer(connection)
+
+
+def answer(connection: socket.socket) -> tuple[int, Any, HTTPMessage]:
+    """The next answer on a connection, and not a byte more."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = connection.recv(1)
+        assert byte, f"the daemon has closed after {head!r}"
+        head += byte
+    first, _, lines = head.partition(b"\r\n")
+    headers = parse_headers(io.BytesIO(lines))
+    body = b""
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(int(headers["content-length"]) - len(body))
+    return int(first.split()[1]), json.loads(body), headers
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[tuple[Store, TestClient, dict[str, str]]]:
-    """A store with a job, the application, and its token: used once, so that it is remembered."""
+def world(tmp_path: Path) -> Iterator[World]:
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, ADA, "ada")])
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
         chosen = Settings(requests_per_s=2)
-        http = TestClient(create_app(store, FakeController(), chosen, Named(chosen)), raise_server_exceptions=False)
-        token = store.mint_token(7, ADA)
-        assert store.token_job(token) == 7
-        yield store, http, {"Authorization": f"Bearer {token}"}
+        app = create_app(store, FakeController(), chosen, Named(chosen))
+        with served(app, chosen) as (server, port):
+            yield World(store, app, server, port)
 
 
-def later(step: int) -> Report:
-    """Another report."""
-    return dataclasses.replace(REPORT, step=step, at=5.0 + step)
+def later(step: int) -> bytes:
+    """A message of another report."""
+    return to_json(Reports((dataclasses.replace(REPORT, step=step, at=5.0 + step),)))
 
 
-def test_the_quick_way_answers_as_the_other(world: tuple[Store, TestClient, dict[str, str]]) -> None:
+def test_the_quick_way_answers_as_the_other(world: World) -> None:
     """Stored and acknowledged; refused for another job, an unknown token, a wrong form, or too often, as elsewhere."""
-    store, http, token = world
-    body = to_json(Reports((later(20),)))
-    answer = http.post("/v1/jobs/7/reports", content=body, headers=token)
-    assert (answer.status_code, answer.json(), store.last_report(7).step) == (202, {"stored": 1}, 20)
-    assert http.post("/v1/jobs/8/reports", content=body, headers=token).status_code == 403
-    assert http.post("/v1/jobs/7/reports", content=body, headers={"Authorization": "Bearer x"}).status_code == 401
-    assert "not JSON" in http.post("/v1/jobs/7/reports", content=b"{", headers=token).json()["error"]
-    assert http.post("/v1/jobs/7/reports?x=1", content=body, headers=token).status_code == 400
-    statuses = [http.post("/v1/jobs/7/reports", content=body, headers=token).status_code for _ in range(30)]
-    assert statuses[0] == 202 and statuses[-1] == 429
-    store.end_job(7, "COMPLETED", 50.0)
-    assert http.post("/v1/jobs/7/reports", content=body, headers=token).status_code == 401
+    status, said, headers = world.ask(later(20))
+    assert (status, said, world.taken) == (202, {"stored": 1}, [True])
+    assert headers["content-type"] == "application/json" and headers["date"]
+    last = world.store.last_report(7)
+    assert last is not None and last.step == 20
+    assert world.ask(later(20), 8)[0] == 403
+    assert world.ask(later(20), 7, "x")[0] == 401
+    assert "not JSON" in world.ask(b"{")[1]["error"]
+    assert world.ask(later(20), 7, None, "?x=1")[0] == 400
+    with world.connected() as kept:
+        said_all = []
+        for _ in range(30):
+            kept.sendall(world.request(later(20)))
+            said_all.append(answer(kept))
+    assert said_all[0][0] == 202
+    assert (said_all[-1][0], said_all[-1][1]) == (429, {"error": "too many requests; accepted: 2 per second"})
+    assert said_all[-1][2]["retry-after"] and world.taken[-30:] == [True] * 30
+    world.store.end_job(7, "COMPLETED", 50.0)
+    assert world.ask(later(20))[0] == 401
 
 
-def test_a_disk_that_refuses_is_said(
-    world: tuple[Store, TestClient, dict[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A report that is not stored is not acknowledged."""
-    store, http, token = world
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_disk_that_refuses_is_said(world: World, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
+    """A report that is not stored is not acknowledged, whether the store says so at once or when it commits."""
 
-    def full(*_: object) -> None:
-        raise StoreError("database cannot grow: the disk is full")
+    def full(_job: int, _reports: object, _at: float, told: Callable[[BaseException], None]) -> None:
+        if at_once:
+            raise StoreError("database cannot grow: the disk is full")
+        told(StoreError("database cannot grow: the disk is full"))
 
-    monkeypatch.setattr(store, "store_reports", full)
-    answer = http.post("/v1/jobs/7/reports", content=to_json(Reports((later(30),))), headers=token)
-    assert answer.status_code == 503 and "disk is full" in answer.json()["error"] and answer.headers["retry-after"]
+    monkeypatch.setattr(world.store, "store_reports", full)
+    status, said, headers = world.ask(later(30))
+    assert status == 503 and "disk is full" in said["error"] and headers["retry-after"] and world.taken == [True]
+
+
+def test_messages_in_pieces_and_in_a_row(world: World) -> None:
+    """However the bytes of requests are cut and joined, each is answered, in the order in which they were sent."""
+    whole = world.request(later(20))
+    with world.connected() as kept:
+        kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for place in (1, whole.index(b"\r\n\r\n") + 4, len(whole) - 1):
+            kept.sendall(whole[:place])
+            kept.sendall(whole[place:])
+            assert answer(kept)[:2] == (202, {"stored": 1})
+        health = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
+        kept.sendall(whole + health + world.request(b"{") + whole + health)
+        said = [answer(kept)[:2] for _ in range(5)]
+        assert [status for status, _ in said] == [202, 200, 400, 202, 200] and said[3][1] == {"stored": 1}
+        kept.sendall(world.request(later(20), 7, None, "", "Expect: 100-continue"))
+        assert kept.recv(12) == b"HTTP/1.1 100"
+    with world.connected() as once:
+        once.sendall(world.request(later(20), 7, None, "", "Connection: close"))
+        status, _, headers = answer(once)
+        assert (status, headers["connection"], once.recv(1)) == (202, "close", b"")
+
+
+def test_a_report_under_way_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is told to stop acknowledges what it stores; one whose caller has gone stores it all the same."""
+    under_way: list[Any] = []
+    monkeypatch.setattr(world.store, "store_reports", lambda *given: under_way.append(given))
+    with world.connected() as gone, world.connected() as kept:
+        gone.sendall(world.request(later(20)))
+        wait_until(lambda: len(under_way) == 1, 60)
+        gone.close()
+        wait_until(lambda: len(world.server.server_state.connections) == 1, 60)
+        kept.sendall(world.request(later(30)))
+        wait_until(lambda: len(under_way) == 2, 60)
+        connection = next(iter(world.server.server_state.connections))
+        world.server.should_exit = True
+        wait_until(lambda: not connection.cycle.keep_alive, 60)
+        for *_, told in under_way:
+            connection.loop.call_soon_threadsafe(told, None)
+        status, said, headers = answer(kept)
+        assert (status, said, headers["connection"], kept.recv(1)) == (202, {"stored": 1}, "close", b"")
