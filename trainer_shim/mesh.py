@@ -56,6 +56,26 @@ def mesh_of(world: World, device: torch.device, units: bool) -> DeviceMesh | Non
     return mesh
 
 
+def release(mesh: DeviceMesh, module: torch.nn.Module) -> None:
+    """Have a mesh that is done with, and what fully_shard knows of it, hold its process groups no longer.
+
+    Losses that a script keeps, and cycles, hold on to both; gloo's connections end with the last reference to a group
+    only, and when a world breaks the other ranks wait for just that.
+    """
+    found = [mesh]
+    for part in module.modules():
+        state = getattr(part, "_get_fsdp_state", lambda: None)()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for info in [
+            getattr(group, name, None) for group in groups for name in ("mesh_info", "post_forward_mesh_info")
+        ]:
+            held = vars(info) if info is not None else {}
+            found += [value for value in held.values() if isinstance(value, DeviceMesh)]
+            held.update({name: None for name, value in held.items() if isinstance(value, dist.ProcessGroup)})
+    for one in found:
+        getattr(one, "_pg_registry", {}).clear()
+
+
 def cuts_of(tensor: torch.Tensor) -> tuple[Cut, ...]:
     """How this rank's part comes about from the whole tensor; nothing for a tensor that is whole."""
     if not isinstance(tensor, DTensor):
@@ -122,4 +142,4 @@ def _groups(tensor: DTensor) -> list[Any]:
     return [mesh.get_group(dimension) for dimension in cut]
 
 
-__all__ = ["DTensor", "DeviceMesh", "clip", "cuts_of", "local_of", "mesh_of", "settle_gradients"]
+__all__ = ["DTensor", "DeviceMesh", "clip", "cuts_of", "local_of", "mesh_of", "release", "settle_gradients"]

@@ -28,6 +28,7 @@ from .mesh import (
     clip,
     local_of,
     mesh_of,
+    release,
     settle_gradients,
 )
 from .sampling import Micro
@@ -95,7 +96,9 @@ class Sharded:
 
     def disconnect(self) -> None:
         """Back to a whole module, with its parameters undefined: they are filled from the parts held; buffers stay."""
-        self.mesh = None
+        mesh, self.mesh = self.mesh, None
+        if mesh is not None:
+            release(mesh, self.module)
         if not self._grouped:
             return
         buffers = dict(self.module.named_buffers())

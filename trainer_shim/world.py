@@ -246,8 +246,9 @@ def destroy(group: Any, later: bool, broken: bool = False) -> None:
     Unless it is broken, that is done with the next call only: just left, the group's threads may still let go of a
     tensor, which takes the GIL, and torch 2.4 holds that while it waits for them to end. By then they are idle.
     """
-    held = [group]
-    del group
+    named = getattr(dist.distributed_c10d._world, "pg_map", ()) if group is dist.group.WORLD else ()
+    held = [group, *named]  # a mesh's own groups end with the default one
+    del group, named
     dist.destroy_process_group(held[0])
     # Not with NCCL beside it: there a communicator that ends while another begins can race (pytorch issue 119196).
     if later and not torch.cuda.is_available():
