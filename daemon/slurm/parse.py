@@ -220,8 +220,8 @@ def gres_gpus(text: str) -> Mapping[str, int]:
 
 
 def _asked(text: str) -> Mapping[str, int]:
-    """`gres_gpus` of what a user wrote, which Slurm keeps as it is: what is no number of GPUs asks for none, and must not
-    keep everybody else from being seen."""
+    """`gres_gpus` of what a user wrote, which Slurm keeps as it is: what is no number of GPUs asks for none, and must
+    not keep everybody else from being seen."""
     try:
         return gres_gpus(text)
     except ValueError:

@@ -243,8 +243,8 @@ def test_generic_resources(text: str, counts: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("asked", ["gres:gpu:a(b:1", "gres:gpu:a)b:1", "gres:gpu:a=b:1", "gres:gpu:(IDX:1"])
 def test_what_one_user_asks_for_hides_nobody(asked: str) -> None:
-    """Slurm takes any type for a job that is held, and tells it as it was written: the others are seen all the same, and
-    a job's own GPUs are those that Slurm counts."""
+    """Slurm takes any type for a job that is held, and tells it as it was written: the others are seen all the same,
+    and a job's own GPUs are those that Slurm counts."""
     for line in (PENDING.replace("N/A gres:gpu:20", f"{asked} N/A"), RUNNING.replace("gres:gpu:2", asked)):
         assert asked in line
         jobs = read((line, ""), (ARRAY, ""))
