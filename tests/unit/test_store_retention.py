@@ -115,6 +115,16 @@ def test_of_old_decisions_each_jobs_last_one_stays(store: Store, monkeypatch: py
     assert store.prune_decisions(100.0) == 1 and store.prune_decisions(100.0) == 0
 
 
+def test_years_of_decisions_are_forgotten_little_by_little(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round begins while old records are cleared away: one call takes so many, and the next ones the rest."""
+    monkeypatch.setattr(retention, "DECISIONS", 2)
+    monkeypatch.setattr(retention, "MOST_DECISIONS", 4)
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=7)])
+    for at in range(1, 11):
+        store.save_decisions(float(at), [DecisionRow(7, float(at), at, at + 1, 64, 64, "grow_idle", None, None)])
+    assert [store.prune_decisions(100.0) for _ in range(4)] == [4, 4, 1, 0]
+
+
 def test_a_year_fits(store: Store) -> None:
     """An hourly record takes less than 150 bytes: those of 250 jobs at any time for a year are below 350 MB."""
     before = store.size_mb()
