@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic advise`."""
     cli_common.add_job_filters(parser)
     parser.add_argument("-S", "--starttime", metavar="TIME", default="now-1day",
-                        help=f"from when (default: a day ago); {ACCEPTED}")  # fmt: skip
+                        help=f"from when (default: a day ago; decisions are kept for 30 days); {ACCEPTED}")  # fmt: skip
     parser.add_argument("-E", "--endtime", metavar="TIME", help="until when (default: now)")
     parser.add_argument(
         "--moves", action="store_true", help=f"a row for each move; its columns: {MOVES.replace(',', ', ')}"

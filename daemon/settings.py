@@ -167,7 +167,8 @@ class Settings:
     """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
 
     failed_backoff_s: float = number(600.0, 0, 86400)
-    """How long a job whose resize failed is left alone."""
+    """How long a job whose resize failed is left alone. One whose resize was withdrawn, as when its companion was not
+    granted, only does not grow for so long."""
 
     order_taken_s: float = number(60.0, 1, 3600)
     """How long an order may wait for the job's supervisor to take it, before it is withdrawn."""
@@ -216,7 +217,8 @@ class Settings:
     """Time between two throughput reports of one job."""
 
     requests_per_s: float = number(10.0, 0.1, 10000)
-    """Most requests per second that one job, or one user, may make, over ten seconds; more is refused (429)."""
+    """Most requests per second that one job may make, over ten seconds; more is refused (429). A user, who may have
+    many jobs, ten times as many."""
 
     reports_keep_h: float = number(2.0, 1, 8760)
     """How long single reports are kept; after that there is one record for each hour and configuration. Two hours of
@@ -229,7 +231,8 @@ class Settings:
     docs/models.md."""
 
     history_keep_days: float = number(400.0, 1, 36500)
-    """How long ended jobs, with all that is known of them, and the record of actions are kept."""
+    """How long ended jobs, with all that is known of them, and the record of actions are kept. Of a job's decisions all
+    but the last are forgotten after 30 days."""
 
     user_mode: bool = False
     """Whether the daemon serves only the user who runs it, as `selasticd --user` does: no privilege is needed."""

@@ -247,7 +247,7 @@ def _close(connection: Connection, job_id: int, at: float, step: int | None, sam
     if step is not None and samples is not None:
         if last.end is None:
             advance(connection, [(last.id, Progress(job_id, last.generation, step, samples, step, samples))])
-    elif last.first_step is not None:
+    elif last.first_step is not None and last.first_samples is not None:
         step, samples = last.first_step + last.steps, last.first_samples + last.samples
     # After a clock was set back, no row may end before it began, nor begin before the last one ended.
     at = max(at, last.start if last.end is None else last.end)

@@ -126,13 +126,17 @@ def _gpus(gres: Mapping[str, int]) -> tuple[int, str]:
     return total, next(iter(typed)) if len(typed) == 1 else ""
 
 
-@lru_cache(maxsize=10_000)
 def user_name(uid: int) -> str:
-    """The user's name, or the number where it has none here."""
+    """The user's name, or the number where it has none here: looked for again each time, as a directory may be away."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        return _known_name(uid)
     except KeyError:
         return str(uid)
+
+
+@lru_cache(maxsize=10_000)
+def _known_name(uid: int) -> str:
+    return pwd.getpwuid(uid).pw_name
 
 
 def _text(text: str | None) -> str:

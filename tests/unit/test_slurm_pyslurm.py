@@ -317,6 +317,15 @@ def test_a_waiting_job_is_read() -> None:
     assert (job.time_limit_s, job.time_left_s) == (None, None)
 
 
+def test_a_directory_that_was_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whose name could not be looked up once is no number for as long as the daemon runs."""
+    users: dict[int, str] = {}
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_name=users[uid]))
+    assert pyslurm_records.user_name(4242) == "4242"
+    users[4242] = "late"
+    assert pyslurm_records.user_name(4242) == "late"
+
+
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"])
 def test_ended_jobs_are_left_out(state: str) -> None:
     """slurmctld tells of them for MinJobAge more seconds; squeue leaves them out too."""

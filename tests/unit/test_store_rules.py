@@ -219,6 +219,15 @@ def test_work_done_again_after_a_restore_is_counted(store: Store) -> None:
     assert [row.steps for row in store.allocations()] == [100, 30]
 
 
+@pytest.mark.parametrize("counter", ["step", "samples"])
+def test_a_row_with_one_counter_alone_ends_like_any(store: Store, counter: str) -> None:
+    """A supervisor may tell one and not the other: its next world, and its end, are stored all the same."""
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0, **{counter: 5})
+    store.set_in_use(7, 2, (BASE,), 64, at=20.0)
+    store.clear_in_use(7, 30.0)
+    assert [row.end for row in store.allocations()] == [20.0, 30.0]
+
+
 def test_a_clock_set_back_ends_no_row_before_its_start(store: Store) -> None:
     """GPU-hours are never negative."""
     store.set_in_use(7, 1, (BASE,), 64, at=100.0)
