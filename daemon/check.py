@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+from collections.abc import Collection
 from pathlib import Path
 
 from slurm_elastic.db.migrate import probe
 from slurm_elastic.trainer_shim import munge
-from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError
+from slurm_elastic.trainer_shim.errors import ConfigError, ElasticError, SlurmError
 
 from .auth import Authenticator
 from .settings import Settings
@@ -23,6 +25,8 @@ from .user_mode import facing, local_folder
 def check(settings: Settings) -> int:
     """`--check`: try everything that the daemon needs, change nothing of it. 0 when all is well."""
     tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
+    if not settings.user_mode:
+        tries["rights"] = _check_rights
     if settings.address[0] is None:
         tries["address"] = _check_address
     good = True
@@ -77,3 +81,32 @@ def _check_slurm(settings: Settings) -> str:
         snapshot = client.snapshot()
     gpus = sum(node.gpus for node in snapshot.nodes.values())
     return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs, through {which}"
+
+
+def _check_rights(settings: Settings) -> str:
+    client, user = CommandClient(settings.slurm_conf), _own_name()
+    if user in ("root", client.slurm_user()):
+        return f"{user} may change all jobs"
+    operators, accounts = frozenset[str](), frozenset[str]()
+    with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
+        operators, accounts = client.operators(), client.coordinated(user)
+    return rights(user, user in operators, accounts, settings.mode)
+
+
+def rights(user: str, operator: bool, accounts: Collection[str], mode: str) -> str:
+    """Whose jobs Slurm lets the daemon's user change. ConfigError when it is nobody's and the daemon is to act."""
+    if operator:
+        return f"{user} may change all jobs, as an operator"
+    if accounts:
+        return f"{user} may change the jobs of {', '.join(sorted(accounts))}, as coordinator"
+    none = f"{user} may change nobody else's jobs: it is neither coordinator nor operator (docs/install.md, step 2)"
+    if mode == "act":
+        raise ConfigError(none)
+    return f"{none}; mode {mode} needs none"
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

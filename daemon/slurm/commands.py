@@ -162,6 +162,25 @@ class CommandClient:
         rows = (line.partition("|") for line in done.stdout.splitlines())
         return frozenset(name for name, _, level in rows if level.lower().startswith(("operator", "admin")))
 
+    def coordinated(self, user: str) -> frozenset[str]:
+        """The accounts whose jobs this user may change as their coordinator; none without slurmdbd."""
+        words = ["withcoord", "format=User,Coordinators"]
+        done = self._run(["sacctmgr", "-n", "-P", "show", "user", checks.plain_name(user), *words])
+        if done.returncode != 0:
+            raise _no_answer(done, "sacctmgr")
+        rows = (line.partition("|") for line in done.stdout.splitlines())
+        return frozenset(
+            account for name, _, accounts in rows if name == user for account in accounts.split(",") if account
+        )
+
+    def slurm_user(self) -> str:
+        """The name of SlurmUser, who may do everything in Slurm; empty where slurmctld does not tell."""
+        done = self._run(["scontrol", "show", "config"])
+        if done.returncode != 0:
+            raise _no_answer(done, "scontrol show config")
+        found = re.search(r"(?m)^SlurmUser\s*=\s*([^\s(]+)", done.stdout)
+        return found[1] if found else ""
+
     def release(self) -> tuple[int, int]:
         """(22, 5) when Slurm 22.05 is installed here; slurmctld is not asked."""
         done = self._run(["scontrol", "-V"])

@@ -225,6 +225,7 @@ def test_check_says_that_all_is_well(selasticd: Selasticd) -> None:
     answer = subprocess.run([*command, "--config", config], capture_output=True, text=True, env=env, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "8 nodes, 32 GPUs" in answer.stdout and "all is well" in answer.stdout
+    assert "rights: root may change all jobs\n" in answer.stdout
 
 
 def test_a_users_own_daemon_manages_only_their_jobs(selasticd: Selasticd) -> None:

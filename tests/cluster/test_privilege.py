@@ -97,6 +97,10 @@ def test_a_coordinator_can_do_all_that_the_daemon_does(cluster: Cluster) -> None
     wait_until(lambda: cluster.state(job) == "RUNNING", 30)
     assert all(cluster.actions(job).values())
     assert not cluster.drains()
+    # As `selasticd --check` learns of it.
+    client = CommandClient(str(cluster.sandbox.layout.slurm_conf))
+    assert client.coordinated(DAEMON) == {ACCOUNT, "closed"} and client.coordinated(OWNER) == frozenset()
+    assert client.slurm_user() == "root"
     cluster.admin("delete", "coordinator", f"account={ACCOUNT},closed", f"names={DAEMON}")
 
 

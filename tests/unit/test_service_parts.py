@@ -22,7 +22,7 @@ from worlds import REQUEST, World
 from slurm_elastic.daemon import claims, hook_socket, service
 from slurm_elastic.daemon.assembly import Daemon
 from slurm_elastic.daemon.bell import Bell
-from slurm_elastic.daemon.check import check
+from slurm_elastic.daemon.check import check, rights
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.daemon.slurm.fake import Want
 from slurm_elastic.daemon.ticker import Ticker
@@ -454,6 +454,15 @@ def test_a_users_own_daemon_is_checked_without_munge(tmp_path: Path, capsys: pyt
     """`selasticd --user` works without MUNGE, so its check does not ask for it."""
     check(Settings(state_dir=str(tmp_path), munge_socket=f"{tmp_path}/no", user_mode=True))
     assert "identity: callers are known by the secret in client.json\n" in capsys.readouterr().out
+
+
+def test_check_says_whose_jobs_may_be_changed() -> None:
+    """An admin who forgot the grant hears it before the first refusal; to advise it is not needed."""
+    assert rights("selastic", True, (), "act") == "selastic may change all jobs, as an operator"
+    assert "the jobs of ml, physics, as coordinator" in rights("selastic", False, {"physics", "ml"}, "act")
+    assert rights("selastic", False, (), "advise").endswith("mode advise needs none")
+    with pytest.raises(ConfigError, match="selastic may change nobody else's jobs"):
+        rights("selastic", False, (), "act")
 
 
 def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
