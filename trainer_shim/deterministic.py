@@ -146,6 +146,9 @@ class Deterministic:
     def clip(self, limit: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
 
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
     def exposed_s(self) -> float:
         return 0.0
 

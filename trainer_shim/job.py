@@ -205,7 +205,7 @@ class Job(Facts):
         spoken = self._passes.learn(loss)
         if spoken is None or not course.passage.settle():
             return False
-        course.optimizers().step(course.model().clip, clip_norm, self._state.progress)
+        course.optimizers().step(course.model(), clip_norm, self._state.progress)
         course.stepped(*spoken)
         return True
 

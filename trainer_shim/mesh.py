@@ -1,8 +1,10 @@
 """The ranks of a world as a mesh: replicas by places within a replica. And what a tensor's part on a mesh is.
 
 Ranks of one model-parallel group are neighbours (rank = replica * unit + place), so a group shares a node where nodes
-hold whole groups. Every mesh is made anew for its world, first of all process groups beside the default one: torch
-numbers groups, and keeps what it knows of a mesh by its shape, so worlds of one shape have to number alike.
+hold whole groups. Worlds of one shape, in which this rank has one place, have one mesh object, with the groups of the
+world that is there: torch keeps for good what it has learnt of a mesh, how every operation is laid out on it, and the
+mesh with it. So nothing is learnt twice, and no left world's groups, with their threads and connections, are kept.
+Groups are made first of all beside the default one: torch numbers them, and worlds of one shape have to number alike.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -10,7 +12,6 @@ numbers groups, and keeps what it knows of a mesh by its shape, so worlds of one
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,7 +34,8 @@ from .world import World
 
 CUTS_ON_CPUS = hasattr(torch.cpu.Stream, "record_event")
 """Whether fully_shard computes without GPUs: torch 2.4 to 2.6 do not; it fails there in the first forward pass."""
-_NUMBERS = itertools.count(1)
+_MESHES: dict[tuple[str, tuple[int, ...], int], DeviceMesh] = {}
+"""By kind of device, shape, and this rank."""
 REPLICAS = "dp"
 PLACES = "tp"
 
@@ -45,13 +47,13 @@ def mesh_of(world: World, device: torch.device, units: bool) -> DeviceMesh | Non
     """
     if not world.grouped:
         return None
-    if units:
-        mesh = init_device_mesh(device.type, (world.replicas, world.unit), mesh_dim_names=(REPLICAS, PLACES))
-    else:
-        mesh = init_device_mesh(device.type, (world.size,), mesh_dim_names=(REPLICAS,))
-    # torch remembers by mesh what an operation gives, with the mesh in it: a rank that has another place in an equal
-    # mesh would get its old place back.
-    mesh._thread_id = -next(_NUMBERS)
+    shape, names = ((world.replicas, world.unit), (REPLICAS, PLACES)) if units else ((world.size,), (REPLICAS,))
+    made = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    mesh = _MESHES.setdefault((device.type, shape, world.rank), made)
+    mesh.__dict__.update(made.__dict__)
+    # Meshes are equal where their shapes are, and the results that torch keeps have the mesh in them: a rank that has
+    # another place in an equal mesh would get its old place back.
+    mesh._thread_id = -1 - world.rank
     mesh._hash = None
     return mesh
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from .errors import TrainingError
 from .misuse import Advanced, Watch
 from .state import Progress, State
 from .tuning import Tuning
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
 
 
 class Optimization:
@@ -64,16 +67,16 @@ class Optimization:
         scaled: torch.Tensor = self._scaler.scale(loss)
         return scaled
 
-    def step(self, clip: Callable[[float], None], clip_norm: float | None, progress: Progress) -> None:
+    def step(self, model: Strategy, clip_norm: float | None, progress: Progress) -> None:
         """Clip, step every optimizer at the rate that belongs to the batch, and clear the gradients."""
         if clip_norm is not None:
             for optimizer in self.optimizers if self._scaler is not None else ():
                 self._scaler.unscale_(optimizer)
-            clip(clip_norm)
+            model.clip(clip_norm)
         with self.stepping(progress):
             for optimizer in self.optimizers:
                 if self._scaler is None:
-                    optimizer.step()
+                    model.step(optimizer)
                 else:
                     self._scaler.step(optimizer)
         if self._scaler is not None:

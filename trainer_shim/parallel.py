@@ -206,6 +206,9 @@ class Replicated:
     def clip(self, limit: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
 
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
     def exposed_s(self) -> float:
         return self._exposed.seconds() if self._outer is not None else 0.0
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from . import by_element
 from .errors import TrainingError
 from .mesh import (
     CUTS_TWICE,
@@ -199,6 +200,9 @@ class Sharded:
 
     def clip(self, limit: float) -> None:
         clip(self.module.parameters(), limit)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        by_element.step(optimizer)
 
     def exposed_s(self) -> float:
         return 0.0  # fully_shard's own streams do not tell

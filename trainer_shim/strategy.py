@@ -58,6 +58,9 @@ class Strategy(Protocol):
     def clip(self, limit: float) -> None:
         """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""
 
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """optimizer.step(), which no gradient scaler stands before."""
+
     def exposed_s(self) -> float:
         """Seconds of a step, lately, in which gradients travelled and nothing was computed; 0: not known."""
 

@@ -237,7 +237,7 @@ def leave(later: bool = False, broken: bool = False) -> None:
 
 
 _left: list[Any] = []
-"""The group that was left last."""
+"""The groups that were left last."""
 
 
 def destroy(group: Any, later: bool, broken: bool = False) -> None:
