@@ -65,7 +65,9 @@ def fail_at(phase: str, number: int) -> None:
 
     @functools.wraps(function)
     def failing(*args: object, **kwargs: object) -> object:
-        os.kill(os.getpid(), number)
+        rehearsed = torch.distributed.is_initialized() and torch.distributed.get_backend() == "fake"
+        if not rehearsed:
+            os.kill(os.getpid(), number)
         return function(*args, **kwargs)
 
     setattr(owner, name, failing)

@@ -205,6 +205,7 @@ class Course:
             "micro_batch": micro,
             "unit": membership.unit,
         }
+        membership.on_wait = lambda coming: self.model().rehearse(coming.rank, coming.size)
         world = membership.enter(limits)
         found, in_parts = None, None
         if membership.source != "survivor":

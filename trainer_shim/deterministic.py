@@ -66,6 +66,9 @@ class Deterministic:
     def connect(self, world: World) -> None:
         self._world = world
 
+    def rehearse(self, rank: int, size: int) -> None:
+        pass  # nothing that a world's first moments would take over
+
     def disconnect(self) -> None:
         self._world = self.mesh = None
         self._held = {}

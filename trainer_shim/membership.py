@@ -61,6 +61,8 @@ class Membership:
         self.forming_s = self.first_step_s = worlds.COLLECTIVE_TIMEOUT.total_seconds()
         self.on_leave: Callable[[], None] = lambda: None
         """What to finish before this process ends, in bounded time."""
+        self.on_wait: Callable[[Coming], None] = lambda coming: None
+        """What a joiner does while the old world still trains."""
         control = environ.get("SELASTIC_CONTROL")
         self.world: World | None = None
         if control:
@@ -106,6 +108,7 @@ class Membership:
         gate = Gate(coming)
         gate.arrive()
         if coming.source == "survivor":
+            self.on_wait(coming)
             gate.wait_switch(called_off)
         gate.wait_open(called_off)
         return self._formed(gate)

@@ -29,6 +29,11 @@ except ImportError:  # where torch 2.4 has them
 
     CUTS_TWICE = False
 
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # where torch 2.4 and 2.5 have it
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+
 from .resharding import Cut
 from .world import World
 
@@ -144,4 +149,14 @@ def _groups(tensor: DTensor) -> list[Any]:
     return [mesh.get_group(dimension) for dimension in cut]
 
 
-__all__ = ["DTensor", "DeviceMesh", "clip", "cuts_of", "local_of", "mesh_of", "release", "settle_gradients"]
+__all__ = [
+    "DTensor",
+    "DeviceMesh",
+    "clip",
+    "cuts_of",
+    "fully_shard",
+    "local_of",
+    "mesh_of",
+    "release",
+    "settle_gradients",
+]

@@ -126,6 +126,9 @@ class Replicated:
         # and before DistributedDataParallel, which queues later, waits for their means.
         hidden.register_post_accumulate_grad_hook(lambda _: _engine().queue_callback(self._computed))
 
+    def rehearse(self, rank: int, size: int) -> None:
+        pass  # nothing that a world's first moments would take over
+
     def disconnect(self) -> None:
         self._ddp = self._outer = self.mesh = None
         for parameter in self.module.parameters():

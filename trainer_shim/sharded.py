@@ -27,20 +27,17 @@ from .mesh import (
     REPLICAS,
     DeviceMesh,
     clip,
+    fully_shard,
     local_of,
     mesh_of,
     release,
     settle_gradients,
 )
+from .rehearsal import rehearse
 from .sampling import Micro
 from .speech import Speech
 from .words import OnError, Reader, Said
 from .world import World, buckets_of
-
-try:
-    from torch.distributed.fsdp import fully_shard
-except ImportError:  # where torch 2.4 and 2.5 have it
-    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
 
 class Sharded:
@@ -94,6 +91,10 @@ class Sharded:
         if self._shard is not None:
             self._shard(self.module)
         self._swap()
+
+    def rehearse(self, rank: int, size: int) -> None:
+        if self._shard == self._shard_blocks and not self._units:
+            rehearse(rank, size, self._device, self._blank.parameters())
 
     def disconnect(self) -> None:
         """Back to a whole module, with its parameters undefined: they are filled from the parts held; buffers stay."""

@@ -37,6 +37,9 @@ class Strategy(Protocol):
     def connect(self, world: World) -> None:
         """Take part in a world."""
 
+    def rehearse(self, rank: int, size: int) -> None:
+        """On a joiner, while the old world still trains: what shortens the first moments in a world of this size."""
+
     def disconnect(self) -> None:
         """Drop everything that refers to the process group."""
 

@@ -109,6 +109,42 @@ def test_what_looks_at_its_parameters_gets_parts_of_tensors(of_two: World) -> No
     assert isinstance(seen[0], DTensor)
 
 
+def test_a_rehearsed_world_finds_everything_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joiner's rehearsal leaves its model and torch as they were, and in the world that it was for no layout of a
+    parameter is worked out any more; in one of another shape they are."""
+    model = nn.Sequential(nn.Linear(11, 13), nn.Linear(13, 9))
+    sharded = Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, None, True)
+    before = [parameter.clone() for parameter in model.parameters()]
+    sharded.rehearse(1, 2)
+    assert not dist.is_initialized()
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    worked_out = []
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    work_out = propagator.propagate_op_sharding_non_cached
+
+    def counted(schema: Any) -> Any:
+        worked_out.append(schema)
+        return work_out(schema)
+
+    monkeypatch.setattr(propagator, "propagate_op_sharding_non_cached", counted)
+    found = []
+    for size in (2, 3):
+        dist.init_process_group("fake", store=dist.HashStore(), rank=1, world_size=size)
+        sharded.connect(World(size, 1, size, grouped=True))
+        found.append(len(worked_out))
+        sharded.disconnect()
+        dist.destroy_process_group()
+    assert found[0] == 0 < found[1]
+
+
+def test_a_rehearsal_that_fails_is_told_and_forgotten(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing is raised, and no group stays."""
+    model = nn.Linear(2, 2)
+    Sharded(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, None, True).rehearse(0, 0)
+    assert "no rehearsal of a world of 0: " in capfd.readouterr().err
+    assert not dist.is_initialized()
+
+
 def test_a_left_world_leaves_no_threads_and_no_connections() -> None:
     """Four worlds one after another, with real groups: each leaves as many threads and files open as the first."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
