@@ -21,6 +21,8 @@ SHOWN_ALTERNATIVES = 3
 def why(facts: Facts, cause: Facts, evidence: Facts) -> str:
     """The reason, with who waited and what was idle where that is known."""
     text = cause.get("reason_text") or words.because(cause.get("reason") or "", facts)
+    if cause.get("reason") == Reason.KEEP_UNFITTED.value and known.text(evidence, "unfitted"):
+        text += f": {known.text(evidence, 'unfitted')}"
     waiting, wanted = known.whole(evidence, "for_job"), known.whole(evidence, "for_gpus")
     idle = known.whole(evidence, "idle_gpus")
     if waiting:

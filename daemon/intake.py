@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-import typing
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
@@ -29,14 +28,8 @@ from .metrics import Metrics
 _URL = re.compile(rb"/v1/jobs/([1-9][0-9]{0,9})/reports")
 _OTHERWISE = (b"expect", b"upgrade")
 """Headers that ask for more than an answer."""
-_BOUNDS = {
-    int: Annotated[int, msgspec.Meta(ge=0, le=int(wire.MAX_NUMBER))],
-    float: Annotated[float, msgspec.Meta(ge=0, le=wire.MAX_NUMBER)],
-    # Printable ASCII: other text is looked at again.
-    str: Annotated[str, msgspec.Meta(max_length=wire.MAX_TEXT, pattern=r"\A[ -~]*\Z")],
-}
-
-
+# Printable ASCII: other text is looked at again.
+_TEXT = Annotated[str, msgspec.Meta(max_length=wire.MAX_TEXT, pattern=r"\A[ -~]*\Z")]
 Headers = list[tuple[bytes, bytes]]
 Answer = Callable[[int, Headers, bytes], None]
 """Gets status, headers and body."""
@@ -44,14 +37,18 @@ Answer = Callable[[int, Headers, bytes], None]
 
 def _decoder() -> msgspec.json.Decoder[Any]:
     """Reads wire.Reports with the bounds of wire.decode, made from the messages' own classes."""
-    hints = typing.get_type_hints(Report)
+    form = wire.form(Report)
     parts: list[Any] = [
-        (item.name, _BOUNDS[hints[item.name]], *([] if item.default is MISSING else [item.default]))
+        (item.name, _within(*form[item.name][:2]), *([] if item.default is MISSING else [item.default]))
         for item in fields(Report)
     ]
     one = msgspec.defstruct("OneReport", parts, forbid_unknown_fields=True, gc=False)
     several = Annotated[list[one], msgspec.Meta(max_length=wire.MAX_ITEMS)]  # type: ignore[valid-type]
     return msgspec.json.Decoder(msgspec.defstruct("AllReports", [("reports", several)], forbid_unknown_fields=True))
+
+
+def _within(kind: Any, within: wire.Within) -> Any:
+    return _TEXT if kind is str else Annotated[kind, msgspec.Meta(ge=kind(within.low), le=kind(within.high))]
 
 
 _DECODER = _decoder()

@@ -6,7 +6,6 @@ Pure. The answers of the reports (status, acct, explain) are told as objects: th
 from __future__ import annotations
 
 import typing
-from dataclasses import MISSING, fields
 from typing import Any
 
 from slurm_elastic.trainer_shim import wire
@@ -26,8 +25,6 @@ _ERRORS = {
 _OBJECT: dict[str, Any] = {"type": "object"}
 _SCALARS: dict[Any, dict[str, Any]] = {
     bool: {"type": "boolean"},
-    int: {"type": "integer", "minimum": 0, "maximum": int(wire.MAX_NUMBER)},
-    float: {"type": "number", "minimum": 0, "maximum": wire.MAX_NUMBER},
     str: {"type": "string", "maxLength": wire.MAX_TEXT, "description": "Printable characters only."},
 }
 _PIN: dict[str, Any] = {
@@ -84,20 +81,23 @@ _KINDS = (
 
 def schema(kind: Any) -> dict[str, Any]:
     """The JSON schema of one message."""
-    hints = typing.get_type_hints(kind)
+    form = wire.form(kind)
     return {
         "type": "object",
         "additionalProperties": False,
-        "required": [item.name for item in fields(kind) if item.default is MISSING],
+        "required": [name for name, (_, _, required) in form.items() if required],
         "properties": {
-            item.name: _value(hints[item.name]) | _NARROWER.get((kind, item.name), {}) for item in fields(kind)
+            name: _value(hint, within) | _NARROWER.get((kind, name), {}) for name, (hint, within, _) in form.items()
         },
     }
 
 
-def _value(kind: Any) -> dict[str, Any]:
+def _value(kind: Any, within: wire.Within) -> dict[str, Any]:
     if typing.get_origin(kind) is tuple:
-        return {"type": "array", "maxItems": wire.MAX_ITEMS, "items": _value(typing.get_args(kind)[0])}
+        return {"type": "array", "maxItems": wire.MAX_ITEMS, "items": _value(typing.get_args(kind)[0], within)}
+    if kind in (int, float):
+        name = "integer" if kind is int else "number"
+        return {"type": name, "minimum": kind(within.low), "maximum": kind(within.high)}
     return dict(_SCALARS[kind]) if kind in _SCALARS else _ref(kind.__name__)
 
 

@@ -26,6 +26,7 @@ class Reason(str, Enum):
     KEEP_RESIZING = "keep_resizing"
     KEEP_UNREGISTERED = "keep_unregistered"
     KEEP_UNMEASURED = "keep_unmeasured"
+    KEEP_UNFITTED = "keep_unfitted"
     KEEP_FAILED = "keep_failed"
     WAITING = "waiting"
     NOT_ELASTIC = "not_elastic"
@@ -78,6 +79,7 @@ _TEXT = {
     Reason.KEEP_RESIZING: "a resize is under way",
     Reason.KEEP_UNREGISTERED: "its supervisor (selastic run) has not reported yet",
     Reason.KEEP_UNMEASURED: "its throughput has not been measured yet",
+    Reason.KEEP_UNFITTED: "no throughput model can be made of its reports",
     Reason.KEEP_FAILED: "its last resize failed, and it is left alone for a while",
     Reason.WAITING: "it waits in Slurm's queue",
     Reason.NOT_ELASTIC: "it has no elastic request",

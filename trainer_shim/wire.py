@@ -12,7 +12,7 @@ import math
 import types
 import typing
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from .errors import ElasticError
 
@@ -26,6 +26,21 @@ MAX_ITEMS = 4096
 _NUMBERS = (int, float)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The least and the greatest number that a field accepts."""
+
+    low: float
+    high: float
+
+
+Count = Annotated[int, Within(1, 10**9)]
+"""Of what is there if anything is: GPUs, samples, steps."""
+StepSeconds = Annotated[float, Within(1e-6, 1e7)]
+"""What a step can have taken: a microsecond to a hundred days."""
+_ANY = Within(0, MAX_NUMBER)
 
 
 class WireError(ElasticError):
@@ -102,15 +117,15 @@ class Report:
 
     generation: int
     at: float
-    gpus: int
-    nodes: int
-    batch: int
-    micro_batch: int
-    accumulation: int
-    steps: int
+    gpus: Count
+    nodes: Count
+    batch: Count
+    micro_batch: Count
+    accumulation: Count
+    steps: Count
     """Optimizer steps that the medians are taken over."""
-    step_time_median_s: float
-    step_time_p90_s: float
+    step_time_median_s: StepSeconds
+    step_time_p90_s: StepSeconds
     samples_per_s: float
     step: int
     """Optimizer steps done since the start of the training."""
@@ -207,56 +222,66 @@ def decode(kind: type[T], data: object, where: str = "") -> T:
     where = where or kind.__name__
     if not isinstance(data, dict):
         raise WireError(f"{where}: {_short(data)} is not an object")
-    form = _form(kind)  # type: ignore[arg-type]  # a class is hashable
-    unknown = sorted(data.keys() - form.keys())
+    fields_of = form(kind)  # type: ignore[arg-type]  # a class is hashable
+    unknown = sorted(data.keys() - fields_of.keys())
     if unknown:
-        raise WireError(f"{where}: unknown field {_short(unknown[0])}; accepted: {', '.join(form)}")
+        raise WireError(f"{where}: unknown field {_short(unknown[0])}; accepted: {', '.join(fields_of)}")
     values: dict[str, Any] = {}
-    for name, (hint, required) in form.items():
+    for name, (hint, within, required) in fields_of.items():
         if name in data:
             value = data[name]
             # Most fields are plain numbers, and this is the daemon's busiest line: nan fails the comparison.
-            plain = type(value) is hint and hint in _NUMBERS and 0 <= value <= MAX_NUMBER
-            values[name] = value if plain else _value(hint, value, f"{where}.{name}")
+            plain = type(value) is hint and hint in _NUMBERS and within.low <= value <= within.high
+            values[name] = value if plain else _value(hint, within, value, f"{where}.{name}")
         elif required:
             raise WireError(f"{where}: field {name} is missing")
     return kind(**values)
 
 
 @functools.cache
-def _form(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Each field of a message: its type, and whether it must be there. Looked up once: it costs more than a decode."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: (hints[field.name], field.default is MISSING) for field in fields(kind)}
+def form(kind: Any) -> dict[str, tuple[Any, Within, bool]]:
+    """Each field of a message: its type, the bounds of a number, and whether it must be there.
+
+    Looked up once: it costs more than a decode.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: (*_bounded(hints[field.name]), field.default is MISSING) for field in fields(kind)}
 
 
-def _value(kind: Any, value: object, where: str) -> Any:
+def _bounded(hint: Any) -> tuple[Any, Within]:
+    if typing.get_origin(hint) is Annotated:
+        kind, within = typing.get_args(hint)
+        return kind, within
+    return hint, _ANY
+
+
+def _value(kind: Any, within: Within, value: object, where: str) -> Any:
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         if not isinstance(value, list) or len(value) > MAX_ITEMS:
             raise WireError(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS} items")
-        return tuple(_value(item, entry, f"{where}[{index}]") for index, entry in enumerate(value))
+        return tuple(_value(item, within, entry, f"{where}[{index}]") for index, entry in enumerate(value))
     if isinstance(kind, type) and is_dataclass(kind):
         return decode(kind, value, where)
     if isinstance(kind, types.UnionType):
         raise TypeError(f"{where}: unions are not part of the protocol")
-    return _scalar(kind, value, where)
+    return _scalar(kind, within, value, where)
 
 
-def _scalar(kind: type, value: object, where: str) -> Any:
+def _scalar(kind: type, within: Within, value: object, where: str) -> Any:
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable():
         return value
     if kind in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
         whole_enough = kind is float or isinstance(value, int)
-        if whole_enough and math.isfinite(value) and 0 <= value <= MAX_NUMBER:
+        if whole_enough and math.isfinite(value) and within.low <= value <= within.high:
             return kind(value)
     names = {
         bool: "true or false",
         str: f"printable text of at most {MAX_TEXT} characters",
-        int: "a whole number, 0 to 1e15",
-        float: "a finite number, 0 to 1e15",
+        int: f"a whole number, {within.low:g} to {within.high:g}",
+        float: f"a finite number, {within.low:g} to {within.high:g}",
     }
     raise WireError(f"{where}: {_short(value)} is not accepted; accepted: {names[kind]}")
 

@@ -22,6 +22,10 @@ from .prior import Prior, precision
 from .shipped import DEFAULT
 from .step_form import log_step_time, step_time
 
+STEP_S = (1e-6, 1e7)
+"""The shortest and the longest step that is believed: a microsecond, a hundred days."""
+MOST = 10**9
+"""Most GPUs, nodes, samples, micro batches."""
 FORM_ERROR = 0.08
 """Relative error of the form itself at a placement that was not measured (median over measured profiles)."""
 
@@ -135,19 +139,46 @@ def fit_many(
     ]
 
 
+def fit_each(jobs: Sequence[Sequence[Observation]], priors: Sequence[Prior]) -> list[ThroughputModel | PlanInputError]:
+    """`fit_many`, with the error in the place of a model that cannot be made: the others are made all the same."""
+    try:
+        return [_finite(model) for model in fit_many(jobs, priors)]
+    except (PlanInputError, ArithmeticError, ValueError) as error:
+        if len(jobs) == 1:
+            return [error if isinstance(error, PlanInputError) else PlanInputError(f"{type(error).__name__}: {error}")]
+    return [fit_each([rows], [prior])[0] for rows, prior in zip(jobs, priors, strict=True)]
+
+
+def _finite(model: ThroughputModel) -> ThroughputModel | PlanInputError:
+    if all(map(math.isfinite, chain(model.theta, model.covariance))):
+        return model
+    return PlanInputError("the fit did not come to finite numbers")
+
+
 def checked(observations: Sequence[Observation]) -> list[Observation]:
     """The observations, fewest GPUs first; PlanInputError for one that cannot be."""
     if not observations:
         raise PlanInputError("a throughput model needs at least one observation")
     for o in observations:
-        if not (math.isfinite(o.step_time_s) and o.step_time_s > 0):
-            raise PlanInputError(f"step time {o.step_time_s} s at {o.gpus} GPUs is not a positive number")
-        if not (math.isfinite(o.weight) and o.weight > 0):
-            raise PlanInputError(f"weight {o.weight} of the observation at {o.gpus} GPUs is not a positive number")
-        if o.micro_batch < 1 or o.accumulation < 1:
-            raise PlanInputError(f"micro batch {o.micro_batch} x {o.accumulation} at {o.gpus} GPUs: both are 1 or more")
-        _check_size(o.gpus, o.nodes, o.batch)
+        _check(o)
     return sorted(observations, key=lambda o: (o.gpus, o.nodes, o.micro_batch))
+
+
+def _check(o: Observation) -> None:
+    if not (math.isfinite(o.step_time_s) and o.step_time_s > 0):
+        raise PlanInputError(f"step time {o.step_time_s} s at {o.gpus} GPUs is not a positive number")
+    if not STEP_S[0] <= o.step_time_s <= STEP_S[1]:
+        raise PlanInputError(
+            f"step time {o.step_time_s:g} s at {o.gpus} GPUs is not between {STEP_S[0]} and {STEP_S[1]:g}"
+        )
+    if not (math.isfinite(o.weight) and o.weight > 0):
+        raise PlanInputError(f"weight {o.weight} of the observation at {o.gpus} GPUs is not a positive number")
+    if o.micro_batch < 1 or o.accumulation < 1:
+        raise PlanInputError(f"micro batch {o.micro_batch} x {o.accumulation} at {o.gpus} GPUs: both are 1 or more")
+    _check_size(o.gpus, o.nodes, o.batch)
+    most = max(o.gpus, o.nodes, o.batch, o.micro_batch, o.accumulation)
+    if most > MOST:
+        raise PlanInputError(f"{most:.3g} GPUs, nodes or samples at {o.gpus:.3g} GPUs; accepted: at most {MOST:.0e}")
 
 
 def prepared(observations: Sequence[Observation], prior: Prior) -> tuple[list[Point], float, float]:

@@ -157,6 +157,8 @@ def _common(standing: Standing, context: Context) -> dict[str, Any]:
     }
     if state.prior_words and standing.measured:
         found["prior"] = state.prior_words
+    if state.unfitted:
+        found["unfitted"] = state.unfitted
     if state.reported_at is not None:
         found["last_report_age_s"] = max(0.0, round(context.now - state.reported_at, 3))
     if state.pinned is not None:

@@ -1,4 +1,4 @@
-"""Jobs whose size is not the optimizer's to choose: pinned by their owner, on a draining node, or not measured yet.
+"""Jobs whose size is not the optimizer's to choose: pinned by their owner, on a draining node, or not measured (well).
 
 Promise: each gets one wish with the reason for it, within the limits; for a job that the optimizer is to decide on, and
 for a frozen one, there is none.
@@ -35,7 +35,8 @@ def settled(situation: Situation, standing: Standing) -> Wish | None:
     if standing.measured:
         return None
     if not forced:
-        return Wish(standing, standing.gpus, standing.batch, Reason.KEEP_UNMEASURED, 0.0)
+        why = Reason.KEEP_UNFITTED if standing.state.unfitted else Reason.KEEP_UNMEASURED
+        return Wish(standing, standing.gpus, standing.batch, why, 0.0)
     rest = max(rests(standing, forced))
     batch = nearest_batch(standing.job.request.batches(rest), standing.batch)
     return Wish(standing, rest, batch, situation.why_forced(standing), 0.0, forced)

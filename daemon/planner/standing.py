@@ -35,6 +35,8 @@ class JobState:
     observations: tuple[ObservationRow, ...] = ()
     model: Model | None = None
     """What they and the job's prior make of its throughput."""
+    unfitted: str = ""
+    """Why they make no model; empty: they do, or there are none."""
     pause_s: float | None = None
     """Mean measured pause."""
     requeue_s: float | None = None
@@ -89,7 +91,7 @@ class Standing:
 
     @property
     def measured(self) -> bool:
-        return bool(self.state.observations)
+        return bool(self.state.observations) and not self.state.unfitted
 
 
 def stand(job: ElasticJob, state: JobState, settings: Settings, now: float) -> Standing:

@@ -107,10 +107,10 @@ def _curve(text: str, observations: list[ObservationRow], prior: Prior | None) -
     most = 2 * max(model.sizes_seen)
     near = [size for size in sizes if size <= most] or sizes[:1]
     step = -(-len(near) // MOST_POINTS)
-    last = max((row for row in observations if row.step_time > 0), key=lambda row: row.last_at)
+    last = max((row for row in observations if fitted.believed(row)), key=lambda row: row.last_at)
     points = []
     for size in sorted({*near[::step], *near[-1:]}):
-        batch = round(last.batch / last.gpus * size)
+        batch = round(last.batch / max(1, last.gpus) * size)
         points.append(_point(model, size, min(request.max_batch, max(request.min_batch, batch))))
     return points
 

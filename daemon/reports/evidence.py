@@ -11,6 +11,7 @@ evidence
     modelled                    bool   the throughput at the target comes from the model: that size was never measured
     doubt                       float  relative 1-sigma of that model at the target: 0.2 is one fifth
     prior                       str    what the model believes where nothing was measured, and from how many runs
+    unfitted                    str    why no model can be made of the reports, in words that follow a colon
     idle_gpus                   int    GPUs of the pool that nobody held
     pool                        str    the pool's name: nodes whose GPUs can be given to the same jobs
     capacity_gpus               int    managed capacity of the pool

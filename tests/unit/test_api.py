@@ -125,6 +125,11 @@ def test_a_token_dies_with_its_job(world: World) -> None:
     assert world.http.get("/v1/jobs/7/directive", headers=with_token(token)).status_code == 401
 
 
+def reported(**change: float) -> bytes:
+    """A message of one report that differs so from an ordinary one."""
+    return to_json(Reports((dataclasses.replace(REPORT, **change),)))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
@@ -133,6 +138,16 @@ def test_a_token_dies_with_its_job(world: World) -> None:
         (b'{"reports": [], "more": 1}', 400, "unknown field 'more'"),
         (b'{"reports": [{"at": 1}]}', 400, "field generation is missing"),
         (b'{"reports": NaN}', 400, "not a list"),
+        (
+            to_json(Reports((dataclasses.replace(REPORT, step_time_median_s=1e-300),))),
+            400,
+            "step_time_median_s: 1e-300 is not",
+        ),
+        (
+            to_json(Reports((dataclasses.replace(REPORT, gpus=0),))),
+            400,
+            "gpus: 0 is not accepted; accepted: a whole number, 1 to",
+        ),
         (b"[" * 100_000, 400, "not JSON"),
         (b"\xff\xfe", 400, "not JSON"),
         (b"x" * (MAX_BODY + 1), 413, "accepted: at most"),

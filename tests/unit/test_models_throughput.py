@@ -8,11 +8,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurm_elastic.daemon.optimizer import linear
 from slurm_elastic.daemon.optimizer.errors import PlanInputError
 from slurm_elastic.daemon.optimizer.learning import learn
-from slurm_elastic.daemon.optimizer.models import Observation, ThroughputModel, fit, fit_many
+from slurm_elastic.daemon.optimizer.models import Observation, ThroughputModel, fit, fit_each, fit_many
 from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, from_plain, to_plain
 from slurm_elastic.daemon.optimizer.shipped import DEFAULT
 from slurm_elastic.daemon.optimizer.step_form import log_step_time, step_time
@@ -280,6 +282,8 @@ def test_reports_from_several_nodes_are_believed_less_than_those_from_one() -> N
         ({"step_time_s": float("nan")}, "step time nan s at 2 GPUs"),
         ({"step_time_s": 0.0}, "not a positive number"),
         ({"step_time_s": float("inf")}, "not a positive number"),
+        ({"step_time_s": 1e-300}, "step time 1e-300 s at 2 GPUs is not between"),
+        ({"batch": 10**30}, r"1e\+30 GPUs, nodes or samples"),
         ({"gpus": 0}, "must be 1 or more"),
         ({"micro_batch": 0}, "micro batch 0"),
         ({"weight": -1.0}, "weight -1.0"),
@@ -290,6 +294,37 @@ def test_bad_reports_are_refused_with_the_value(change: dict[str, float], words:
     row = {"gpus": 2, "nodes": 1, "batch": 128, "micro_batch": 64, "accumulation": 1, "step_time_s": 0.3, **change}
     with pytest.raises(PlanInputError, match=words):
         fit([Observation(**row)])  # type: ignore[arg-type]
+
+
+COUNTS = st.sampled_from([1, 2, 3, 8, 1000, 10**6, 10**9])
+ANYTHING = st.builds(
+    Observation, gpus=COUNTS, nodes=COUNTS, batch=COUNTS, micro_batch=COUNTS, accumulation=COUNTS,
+    step_time_s=st.one_of(st.sampled_from([1e-6, 1e-3, 1.0, 1e7]), st.floats(1e-6, 1e7)),
+    weight=st.sampled_from([5e-324, 1.0, 2.0**60]),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ANYTHING, min_size=1, max_size=6), st.sampled_from([DEFAULT, ASSUMED]), st.booleans())
+def test_whatever_is_accepted_makes_a_model_of_finite_numbers(
+    rows: list[Observation], prior: Prior, together: bool
+) -> None:
+    """However extreme or contradictory: no fit fails, and every prediction is positive and finite."""
+    model = fit_many([rows], prior)[0] if together else fit(rows, prior)
+    for gpus, nodes, batch in ((1, 1, 1), (2, 1, 256), (64, 8, 10**9), (10**6, 10**5, 1)):
+        predicted = model.throughput(gpus, nodes, batch)
+        assert math.isfinite(predicted) and predicted > 0 and math.isfinite(model.uncertainty(gpus, nodes))
+
+
+def test_a_job_without_a_model_keeps_no_other_from_its_own() -> None:
+    """The error stands where the model would; the others' models are those of a fit without that job."""
+    good, bad = [observe(1, 1, 8), observe(4, 1, 32)], [Observation(2, 1, 8, 4, 1, 0.0)]
+    first, error, last = fit_each([good, bad, good[:1]], [DEFAULT] * 3)
+    assert isinstance(error, PlanInputError) and "step time 0.0 s at 2 GPUs" in str(error)
+    alone = [fit(good), fit(good[:1])]
+    for model, own in zip((first, last), alone, strict=True):
+        assert isinstance(model, ThroughputModel)
+        assert model.step_time(8, 2, 64) == pytest.approx(own.step_time(8, 2, 64), rel=1e-3)
 
 
 def test_no_reports_are_refused() -> None:

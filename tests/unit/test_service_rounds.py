@@ -14,6 +14,7 @@ from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.daemon.slurm.fake import Want
 from slurm_elastic.daemon.slurm.types import Job, Snapshot
 from slurm_elastic.trainer_shim.errors import SlurmRefused
+from slurm_elastic.trainer_shim.wire import Report
 
 
 @pytest.fixture
@@ -34,6 +35,21 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
     assert job.gpus == 24
     assert world.store.last_closed_intent(job.job_id) is not None
     assert "ordered" in kinds(world, job.job_id)
+
+
+def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers in the store of which no model can be made: that job keeps its size and is told why, another grows on."""
+    bad, good = world.elastic(), world.elastic()
+    bad.measured = False
+    report = Report(0, 1.0, 8, 1, 240, 30, 1, 10, 1e-300, 1e-300, 1.0, 1, 1, 0)
+    world.store.submit_reports(bad.job_id, [report], world.slurm.now).result()
+    world.settle()
+    assert good.gpus == 24 and bad.gpus == 8
+    decision = world.store.decision(bad.job_id)
+    assert decision is not None and decision.reason == Reason.KEEP_UNFITTED.value
+    assert "none has a step time" in decision.evidence["unfitted"]
+    told = [r.getMessage() for r in caplog.records if "no throughput model can be made" in r.getMessage()]
+    assert len(told) == 1 and f"job {bad.job_id} keeps its size" in told[0]
 
 
 def test_arrivals_are_given_their_share(tmp_path: Path) -> None:

@@ -38,6 +38,16 @@ def test_a_message_survives_the_wire() -> None:
         ({"step_time_median_s": float("nan")}, "Report.step_time_median_s"),
         ({"step_time_median_s": float("inf")}, "Report.step_time_median_s"),
         ({"step_time_median_s": None}, "Report.step_time_median_s"),
+        *(
+            ({name: 0}, rf"Report.{name}: 0 is not accepted; accepted: a whole number, 1 to 1e\+09")
+            for name in ("gpus", "nodes", "batch", "micro_batch", "accumulation", "steps")
+        ),
+        *(
+            ({name: value}, rf"Report.{name}: .* a finite number, 1e-06 to 1e\+07")
+            for name in ("step_time_median_s", "step_time_p90_s")
+            for value in (0, 0.0, 5e-324, 1e8)
+        ),
+        ({"samples": 1e15}, "Report.samples: .* a whole number, 0 to 1e"),
         ({"extra": 1}, "unknown field 'extra'"),
     ],
 )

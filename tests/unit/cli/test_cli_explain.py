@@ -302,6 +302,13 @@ def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., A
     assert "pinned to 2 GPUs; to let it be resized again: selastic unpin 7" in text
 
 
+def test_reports_without_a_model_are_told(store: Store, viewer: Callable[..., Any]) -> None:
+    """A job whose measurements make no model keeps its size; the sentence says what is wrong with them."""
+    steady(store, reason="keep_unfitted", evidence={"unfitted": "step time 1e-300 s at 4 GPUs"})
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert "No throughput model can be made of its reports: step time 1e-300 s at 4 GPUs." in text
+
+
 def test_a_hostile_detail_cannot_steer_the_terminal(store: Store, viewer: Callable[..., Any]) -> None:
     """What a supervisor wrote is shown without its control characters, and lines stay within a terminal's width."""
     steady(store)
