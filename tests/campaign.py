@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import victims
+from campaign_kills import HEALED_FIRST, KINDS, SETTLE_S, Kills
 from live_daemon import ROOT, Selasticd
 from waiting import wait_until
 
@@ -27,8 +28,6 @@ FILLED = 5
 """Nodes taken by a job that stays; the campaign happens on the other three, 12 GPUs."""
 SAMPLES = 9000
 REQUEST = "elastic:gpus=1-4,batch=16-64"
-SETTLE_S = 240.0
-"""Longest that anything may take to be right again, on a machine as busy as it may be."""
 STARTED_TWICE = "launch failed requeued held"
 STAGES = ("issued", "accepted", "submitted", "granted", "ready", "running")
 TRAIN = """
@@ -106,6 +105,7 @@ class Campaign:
         self.rigid: list[int] = []
         self.filler = ""
         self.reminded = 0.0
+        self.kills = Kills(self)
         self.kinds = kinds or KINDS
         if "cut" in self.kinds and not victims.can_cut():
             self.kinds = tuple(kind for kind in self.kinds if kind != "cut")
@@ -304,7 +304,7 @@ class Campaign:
             at = self.provoke(stage)
             print(f"round {number + 1}: {' + '.join(chosen)} at {at}", flush=True)
             self.counts.stages[at] += 1
-            found = {kind: getattr(self, f"kill_{kind}")() for kind in chosen}
+            found = {kind: self.kills.one(kind) for kind in chosen}
             order = (*HEALED_FIRST, *(kind for kind in chosen if kind != "base"), "base")
             heals = [found[kind] for kind in order if found.get(kind)]
             time.sleep(self.chance.choice((0.0, 0.0, 0.3, 1.5)))  # how long it stays dead, not a wait for anything
@@ -345,108 +345,6 @@ class Campaign:
 
         wait_until(over, SETTLE_S, self.story, every=0.2)
         wait_until(lambda: not self.daemon.companions(), 60, self.story)
-
-    # --- kills; each returns what heals it --------------------------------------------------------------------
-
-    def victim(self) -> Trained | None:
-        return self.chance.choice(self.jobs) if self.jobs else None
-
-    def kill_selasticd(self) -> Any:
-        self.daemon.kill()
-        self.counts.kills["selasticd"] += 1
-        return self.daemon.start
-
-    def kill_supervisor(self) -> Any:
-        job = self.victim()
-        self.counts.kills["supervisor"] += victims.kill(*victims.supervisors(self.sandbox, job.job_id)) if job else 0
-
-    def kill_worker(self) -> Any:
-        self._kill_one("worker", victims.workers)
-
-    def kill_agent(self) -> Any:
-        self._kill_one("agent", victims.agents)
-
-    def _kill_one(self, name: str, find: Any) -> None:
-        job = self.victim()
-        if job is None or not self.slurm_answers():
-            return
-        pieces = [job.job_id, *(c.job_id for c in self.daemon.companions() if c.name == f"selastic-{job.job_id}")]
-        pids = sorted(pid for piece in pieces for pid in find(self.sandbox, piece))
-        if pids:
-            self.counts.kills[name] += victims.kill(self.chance.choice(pids))
-
-    def kill_slurmctld(self) -> Any:
-        """Not before it has saved the start of every base. One whose start it has forgotten it launches a second time
-        and may fail ("Job credential revoked"), with or without selasticd: there is nothing left to come right."""
-        wait_until(self.starts_are_saved, SETTLE_S, self.story, every=0.5)
-        self.counts.kills["slurmctld"] += victims.kill_daemon(self.sandbox, "slurmctld")
-        return lambda: self.sandbox.start_daemon("slurmctld", 90)
-
-    def starts_are_saved(self) -> bool:
-        if not self.slurm_answers():
-            return True
-        # It saves only after a change, so there is to be one.
-        self.sandbox.run(["scontrol", "update", f"jobid={self.filler}", f"comment=campaign {time.monotonic()}"])
-        queue, file = self.daemon.jobs(), self.sandbox.dir / "state" / "job_state"
-        bases = [queue[job.job_id] for job in self.jobs if job.job_id in queue]
-        if any(not base.running and base.state != "PENDING" for base in bases):
-            return False
-        starts = [base.start_time or base.submit_time for base in bases]
-        return file.exists() and file.stat().st_mtime > max(starts, default=0.0) + 1
-
-    def kill_slurmdbd(self) -> Any:
-        self.counts.kills["slurmdbd"] += victims.kill_daemon(self.sandbox, "slurmdbd")
-        return lambda: self.sandbox.start_daemon("slurmdbd", 90)
-
-    def kill_node(self) -> Any:
-        """A node that no base runs on: a base's death is a requeue, which `kill_base` is about."""
-        if not self.slurm_answers():
-            return None
-        bases = {node for job in self.jobs for node in getattr(self.daemon.jobs().get(job.job_id), "nodes", ())}
-        free = sorted(node for node in {"n6", "n7", "n8"} - bases if self.sandbox.daemons.pid(f"slurmd-{node}"))
-        if not free:
-            return None
-        node = self.chance.choice(free)
-        victims.kill_node(self.sandbox, node)
-        self.counts.kills["node"] += 1
-        return lambda: victims.heal_node(self.sandbox, node)
-
-    def kill_base(self) -> Any:
-        """The node of a base dies: Slurm requeues the job, which goes on from its checkpoint on another node, long
-        before this one is back: what Slurm sent to end the job's processes there must not find it again."""
-        job = self.victim()
-        held = self.daemon.jobs().get(job.job_id) if job and self.slurm_answers() else None
-        if job is None or held is None or not held.running:
-            return None
-        node = held.nodes[0]
-        if not self.sandbox.daemons.pid(f"slurmd-{node}"):
-            return None  # dead already
-        victims.kill_node(self.sandbox, node)
-        self.counts.kills["base node"] += 1
-
-        def elsewhere() -> bool:
-            self.remind()
-            now = self.daemon.jobs().get(job.job_id) if self.slurm_answers() else None
-            return self.field(job.job_id, "JobState") == "COMPLETED" or (now is not None and now.running)
-
-        def heal() -> None:
-            wait_until(elsewhere, SETTLE_S, self.story, every=0.2)
-            victims.heal_node(self.sandbox, node)
-
-        return heal
-
-    def kill_cut(self) -> Any:
-        job = self.victim()
-        if job is None or not victims.cut(job.address):
-            return None
-        self.counts.kills["cut"] += 1
-        return lambda: victims.heal_cut(job.address)
-
-
-HEALED_FIRST = ("slurmdbd", "slurmctld")
-"""A slurmctld that died young has no other source of its TRES, and a node needs one to come back to. Healed again in
-their own turn, they only answer."""
-KINDS = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "base", "cut")
 
 
 def _pieces(value: Any) -> list[dict[str, Any]]:

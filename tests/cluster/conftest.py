@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from slurm_ways import cluster as cluster
+from slurm_ways import pyslurm as pyslurm
+from slurm_ways import way as way
 
 from slurm_elastic.daemon.sandbox import Sandbox
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from campaign import KINDS, Campaign
+from campaign import Campaign
+from campaign_kills import KINDS
 from live_daemon import live_daemon
 
 from slurm_elastic.daemon.sandbox import Sandbox

@@ -1,4 +1,4 @@
-"""Fixtures of the shim's tests: workers by fork, and the supervisor's side of their protocol."""
+"""Fixtures of the shim's tests (workers by fork, and the supervisor's side of their protocol) and of the store's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from shim_harness import Control, Start, Zygote
+from stored import store as store
+from stored import url as url
 
 
 @pytest.fixture(scope="session")

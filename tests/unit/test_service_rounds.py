@@ -39,10 +39,12 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
 
 def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Numbers in the store of which no model can be made: that job keeps its size and is told why, another grows on."""
-    bad, good = world.elastic(), world.elastic()
+    bad = world.elastic()
     bad.measured = False
+    world.settle()
     report = Report(0, 1.0, 8, 1, 240, 30, 1, 10, 1e-300, 1e-300, 1.0, 1, 1, 0)
     world.store.submit_reports(bad.job_id, [report], world.slurm.now).result()
+    good = world.elastic()
     world.settle()
     assert good.gpus == 24 and bad.gpus == 8
     decision = world.store.decision(bad.job_id)

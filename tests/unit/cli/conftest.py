@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from served_story import daemon as daemon
+from served_story import run as run
 
 from slurm_elastic.daemon.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow, JobRow

@@ -1,0 +1,114 @@
+"""How Slurm tells what jobs ask for, in every form of asking, by its commands and by pyslurm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from slurm_ways import Commands, PySlurm, RealCluster, gone, running, seen
+
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.daemon.slurm import CommandClient, Job, SlurmClient
+from slurm_elastic.daemon.slurm.fake import Want
+
+# What only the real one has: forms of asking for GPUs, arrays, and comments that break lines.
+
+
+def sbatch(sandbox: Sandbox, *options: str) -> int:
+    answer = sandbox.run(["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "sleep 900"])
+    assert answer.returncode == 0, answer.stderr
+    return int(answer.stdout.split(";")[0])
+
+
+def gpu_requests(sandbox: Sandbox, way: Commands) -> dict[str, tuple[Job, Job]]:
+    """Every form of asking for GPUs, seen waiting and running."""
+    client = way.client(sandbox.env["SLURM_CONF"])
+    forms = {
+        "gres": ("-N2", "--gres=gpu:2"),
+        "typed": ("-N1", "--gres=gpu:a100:3"),
+        "per node": ("-N2", "--gpus-per-node=1"),
+        "total": ("-N2", "-n2", "--gpus=6"),
+        "per task": ("-N1", "-n2", "--gpus-per-task=2"),
+        "none": ("-N1",),
+    }
+    ids = {form: sbatch(sandbox, "--hold", *options) for form, options in forms.items()}
+    before = client.snapshot()
+    sandbox.run(["scontrol", "release", *(str(job_id) for job_id in ids.values())])
+    after = running(client, *ids.values())
+    return {form: (before.jobs[job_id], after.jobs[job_id]) for form, job_id in ids.items()}
+
+
+def test_pyslurm_tells_what_commands_tell(empty_sandbox: Sandbox, pyslurm: PySlurm) -> None:
+    """Whatever the daemon reads of jobs, nodes and partitions is the same by both ways."""
+    conf = empty_sandbox.env["SLURM_CONF"]
+    ways = pyslurm.client(conf), CommandClient(conf)
+    gpu_requests(empty_sandbox, pyslurm)
+    sbatch(empty_sandbox, "--array=0-5%2", "--gres=gpu:1", "--exclusive", "--time=90", "--hold")
+    sbatch(empty_sandbox, "--array=0-1", "-N1", "--mem=700", "--nodelist=n8", "--comment=a b", "--nice=7")
+    RealCluster(empty_sandbox, pyslurm).submit(Want(1, 1), Want(2, 2), user="games")
+    sbatch(empty_sandbox, "-N8", "--gres=gpu:a100:4", "--mem-per-cpu=100", "--no-requeue", "--begin=now+1hour")
+    seen(ways[1], lambda s: sum(job.running for job in s.jobs.values()) == 10)
+
+    def told(client: SlurmClient) -> dict[str, Any]:
+        found = client.snapshot()
+        jobs = {job_id: replace(job, time_left_s=None) for job_id, job in found.jobs.items()}
+        return {"jobs": jobs, "nodes": dict(found.nodes), "partitions": dict(found.partitions)}
+
+    one, other = told(ways[0]), told(ways[1])
+    for kind in one:
+        assert one[kind] == other[kind]
+
+
+EXPECTED = {
+    "gres": ((4, 2), (4, 2, "a100")),
+    "typed": ((3, 3), (3, 3, "a100")),
+    "per node": ((2, 1), (2, 1, "a100")),
+    "total": ((6, 0), (6, 3, "a100")),
+    "per task": ((4, 0), (4, 4, "a100")),
+    "none": ((0, 0), (0, 0, "")),
+}
+
+
+def _summary(found: dict[str, tuple[Job, Job]]) -> dict[str, Any]:
+    return {
+        form: ((waiting.gpus, waiting.gpus_per_node), (job.gpus, job.gpus_per_node, job.gpu_type))
+        for form, (waiting, job) in found.items()
+    }
+
+
+def test_every_form_of_asking_for_gpus_is_counted(empty_sandbox: Sandbox, way: Commands) -> None:
+    """--gres, --gpus, --gpus-per-node and --gpus-per-task give the right totals, waiting and running."""
+    assert _summary(gpu_requests(empty_sandbox, way)) == EXPECTED
+
+
+def test_gpus_are_counted_without_gpu_accounting(can_run_slurm: None, way: Commands) -> None:
+    """A site whose AccountingStorageTRES does not name gres/gpu gets the same totals from what was asked for."""
+    with Sandbox.up(SandboxSpec(nodes=8, with_accounting=False)) as plain:
+        assert "AccountingStorageTRES" not in (plain.dir / "slurm.conf").read_text()
+        # Of a total over several nodes only the sum is known then, and it goes stale when the job gives up a node.
+        assert _summary(gpu_requests(plain, way)) == EXPECTED | {"total": ((6, 0), (6, 0, "a100"))}
+
+
+def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox, way: Commands) -> None:
+    """Slurm 22.05's scancel ignores the raw id of an array's task and reports success; the client does not."""
+    client = way.client(empty_sandbox.env["SLURM_CONF"])
+    array = sbatch(empty_sandbox, "--array=1-5%2", "--gres=gpu:1")
+    snapshot = seen(client, lambda s: sum(j.running for j in s.jobs.values()) == 2)
+    tasks = sorted((j for j in snapshot.jobs.values() if j.running), key=lambda j: j.array_task)
+    assert [(j.array_job_id, j.array_task) for j in tasks] == [(array, "1"), (array, "2")]
+    waiting = [j for j in snapshot.jobs.values() if j.pending]
+    assert [(j.job_id, j.array_task) for j in waiting] == [(array, "3-5%2")]
+    client.cancel(tasks[0].job_id)
+    after = seen(client, lambda s: gone(s, tasks[0].job_id))
+    assert after.jobs[tasks[1].job_id].running
+
+
+def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox, way: Commands) -> None:
+    """Newlines, tabs and what looks like a record in a comment stay inside that comment."""
+    client = way.client(empty_sandbox.env["SLURM_CONF"])
+    text = "first\n7~7~N/A~RUNNING~~\n\tlast"
+    job_id = sbatch(empty_sandbox, f"--comment={text}")
+    other = sbatch(empty_sandbox, "--comment=plain")
+    snapshot = running(client, job_id, other)
+    assert (snapshot.jobs[job_id].comment, snapshot.jobs[other].comment) == (text, "plain")
+    assert set(snapshot.jobs) == {job_id, other}
