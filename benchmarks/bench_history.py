@@ -56,7 +56,7 @@ def measured(store: Store, piece: Piece, hours: int) -> None:
         for hour in range(hours)
         for batch in (64, 128)
     ]
-    store.add_reports(piece.slurm_job_id, reports, hours * HOUR_S)
+    store.submit_reports(piece.slurm_job_id, reports, hours * HOUR_S).result()
 
 
 def size(store: Store) -> float:

@@ -23,7 +23,6 @@ from slurm_elastic.daemon.optimizer.models import Observation, fit
 from slurm_elastic.daemon.optimizer.plans import Cache, plan
 from slurm_elastic.daemon.optimizer.pools import PoolOption, solve_pools
 from slurm_elastic.daemon.optimizer.solver import Option, solve, solve_table
-from slurm_elastic.daemon.optimizer.table import from_arrays
 from slurm_elastic.daemon.optimizer.views import JobView
 
 TARGET_S = {(100, 512): 0.001, (1000, 4096): 0.006, (2000, 16384): 0.02, (10000, 100000): 0.08}
@@ -41,7 +40,7 @@ def cpu(work: Callable[[], object], repeat: int = 1) -> tuple[float, object]:
 
 def ours(instance: Instance) -> tuple[float, float, float, float]:
     """(seconds, MB, value, gap)."""
-    table = from_arrays(instance.starts, instance.weight, instance.value)
+    table = instance.table()
     seconds, answer = cpu(lambda: solve_table(table, instance.capacity), 3)
     tracemalloc.start()
     solve_table(table, instance.capacity)
@@ -53,7 +52,7 @@ def ours(instance: Instance) -> tuple[float, float, float, float]:
 
 def plain_seconds(instance: Instance) -> tuple[float, float]:
     """(seconds, value) on the standard library alone."""
-    table = from_arrays(instance.starts, instance.weight, instance.value).plain()
+    table = instance.table().plain()
     seconds, answer = cpu(lambda: solve_table(table, instance.capacity))
     return seconds, float(instance.value[np.array(answer.choice) + instance.starts[:-1]].sum())  # type: ignore[attr-defined]
 

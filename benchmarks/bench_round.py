@@ -113,7 +113,7 @@ def train(store: Store, pieces: list[Piece]) -> None:
             seconds = base + slope * batch
             report = Report(1, time.time() + step, 1, 1, batch, batch, 1, 10, seconds, seconds, batch / seconds,
                             10 * step, 640 * step, 0)  # fmt: skip
-            store.add_reports(piece.slurm_job_id, [report], time.time())
+            store.submit_reports(piece.slurm_job_id, [report], time.time()).result()
 
 
 def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:

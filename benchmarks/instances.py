@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_elastic.daemon.optimizer.table import Table, scale_for
+
 SIZES = ((20, 64, 32), (100, 512, 64), (1000, 4096, 128), (2000, 16384, 256), (10000, 100000, 256))
 """(jobs, GPUs, largest size of one job)"""
 FAMILIES = ("smooth", "mixed", "restart", "identical")
@@ -18,7 +20,7 @@ ADVERSARIAL = ("subset-sum", "correlated", "one-big", "minimum-8")
 
 @dataclass(frozen=True)
 class Instance:
-    """Columns as `from_arrays` takes them, and the capacity."""
+    """Columns (GPUs strictly rising within each job, values as floats), and the capacity."""
 
     starts: np.ndarray
     weight: np.ndarray
@@ -28,6 +30,11 @@ class Instance:
     @property
     def jobs(self) -> int:
         return len(self.starts) - 1
+
+    def table(self) -> Table:
+        """As the solver takes it."""
+        scale = scale_for(float(np.abs(self.value).max()), self.jobs)
+        return Table(self.starts, self.weight, np.rint(self.value * scale).astype(np.int64), scale)
 
     def rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """(weights, values) of each job."""

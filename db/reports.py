@@ -48,12 +48,8 @@ class ReportsPart(Allocations):
         self._insert = Many(insert_or_ignore(database, _REPORTS), ("job_id", "at", *_BUT_AT))
         self._writer = ReportWriter(self._commit_reports)
 
-    def add_reports(self, job_id: int, reports: Sequence[Report], at: float) -> None:
-        """Store reports that arrived at `at`; returns once they are on the disk. Sent twice, they count once."""
-        self.submit_reports(job_id, reports, at).result()
-
     def submit_reports(self, job_id: int, reports: Sequence[Report], at: float) -> Future[None]:
-        """Like `add_reports`, without waiting: the future is done when the reports are on the disk."""
+        """Store reports that arrived at `at`; done when they are on the disk. Sent twice, they count once."""
         done: Future[None] = Future()
         self._writer.put(Submission(job_id, reports, at, partial(_settle, done)))
         return done
@@ -114,12 +110,6 @@ class ReportsPart(Allocations):
         with self._memory:
             self._seen, self._last, self._warm = seen, last, True
             self._newest = {job_id: (row.generation, row.step) for job_id, row in last.items() if row is not None}
-
-    def report_rows(self, job_id: int, start: float = 0.0) -> list[Report]:
-        """Reports of the job since `start`, in time order; those rolled up are gone."""
-        query = select(_REPORTS).where(_REPORTS.c.job_id == job_id, _REPORTS.c.at >= start).order_by(_REPORTS.c.at)
-        with self._db.read() as connection:
-            return [_report(row) for row in connection.execute(query)]
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)

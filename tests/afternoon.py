@@ -79,7 +79,7 @@ def _course(store: Store, job_id: int, begin: float, sizes: list[tuple[int, int,
                 Report(number, at + 60 * minute, gpus, -(-gpus // 4), 16 * gpus, 16, 1, steps, 16 * gpus / speed,
                        17 * gpus / speed, speed, step, samples, 0)
             )  # fmt: skip
-        store.add_reports(job_id, reports, until)
+        store.submit_reports(job_id, reports, until).result()
 
 
 def _decision(

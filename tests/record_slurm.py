@@ -129,7 +129,7 @@ def test_record(can_run_slurm: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ids = submit_all(sandbox)
         client = Recorder(sandbox.env["SLURM_CONF"])
         scenario(client, ids)
-        sandbox.stop_daemon("slurmctld")
+        sandbox.daemons.stop("slurmctld")
         for call in (client.snapshot, lambda: client.shrink(ids["plain"], ["n1"]), lambda: client.cancel(ids["plain"])):
             with pytest.raises(SlurmError):
                 call()

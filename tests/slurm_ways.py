@@ -118,7 +118,7 @@ class RealCluster:
         )
 
     def stop(self) -> None:
-        self.sandbox.stop_daemon("slurmctld")
+        self.sandbox.daemons.stop("slurmctld")
 
     def start(self) -> None:
         self.sandbox.start_daemon("slurmctld")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
+from slurm_elastic.db import schema
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Report, Shape
@@ -61,6 +64,15 @@ def report(
         samples=step * batch,
         epoch=0,
     )
+
+
+def kept_reports(store: Store, job_id: int) -> list[Report]:
+    """The single reports that the store has of a job, in time order; those rolled up are gone."""
+    table = schema.reports
+    query = select(table).where(table.c.job_id == job_id).order_by(table.c.at)
+    with store._db.read() as connection:
+        rows = connection.execute(query).all()
+    return [Report(**{item.name: row._mapping[item.name] for item in fields(Report)}) for row in rows]
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ class Supervisor:
             self.generation, self.world.slurm.now, self.gpus, nodes, self.batch, micro, 1, 10, step_time, step_time,
             self.batch / step_time, int(self.world.slurm.now), int(self.world.slurm.now) * 240, 0,
         )  # fmt: skip
-        self.world.store.add_reports(self.job_id, [report], self.world.slurm.now)
+        self.world.store.submit_reports(self.job_id, [report], self.world.slurm.now).result()
 
     def _survive(self) -> None:
         """A piece that Slurm took away is trained without."""

@@ -19,7 +19,6 @@ UNIT = 1 << 12
 """Denominator of the multipliers."""
 FIRST_WORK = 100_000
 """Steps of our own search before a MILP solver, where there is one, takes over."""
-Picks = dict[int, int]
 
 
 def solve_linked(

@@ -51,10 +51,6 @@ class Solution:
     def gap(self) -> float:
         return self.bound - self.value
 
-    @property
-    def optimal(self) -> bool:
-        return self.bound <= self.value
-
 
 def solve(
     options: Sequence[Sequence[Option]],

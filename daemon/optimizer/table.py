@@ -219,26 +219,6 @@ def scaled(row: Sequence[Choice], scale: float) -> tuple[list[int], list[int], l
     return weights, values, indices
 
 
-def from_arrays(starts: Any, weight: Any, value: Any) -> Table:
-    """A table of arrays already sorted within each job (GPUs strictly rising); `value` as floats. Needs numpy.
-
-    The way in for tens of thousands of jobs, whose columns are kept from one plan to the next.
-    """
-    starts, weight = np.asarray(starts, dtype=np.int64), np.asarray(weight, dtype=np.int64)
-    value = np.asarray(value, dtype=np.float64)
-    if len(starts) < 2 or (np.diff(starts) < 1).any():
-        raise PlanInputError("every job needs at least one option: starts must rise strictly")
-    if not np.isfinite(value).all():
-        at = int(np.flatnonzero(~np.isfinite(value))[0])
-        raise PlanInputError(f"value {value[at]} at position {at} is not finite")
-    rising = np.diff(weight) > 0
-    rising[starts[1:-1] - 1] = True
-    if not rising.all() or int(weight[starts[:-1]].min()) < 0:
-        raise PlanInputError("GPUs must be 0 or more and rise strictly within each job")
-    scale = scale_for(float(np.abs(value).max()), len(starts) - 1)
-    return Table(starts, weight, np.rint(value * scale).astype(np.int64), scale)
-
-
 def name(labels: Sequence[str] | None, j: int) -> str:
     """How a message calls job j."""
     return f"job {labels[j]}" if labels is not None else f"job #{j}"

@@ -38,14 +38,11 @@ def requeue_steps(
         why, gone = "the job has ended", intent.directive.job_id
         return [Free(gone, gone, why), Close(gone, intent.directive.id, "withdrawn", why)]
     quiet = now - intent.updated
-    steps = {
-        "issued": _issued,
-        "accepted": _accepted,
-        "saved": _saved,
-        "submitted": _submitted,
-        "granted": _granted,
-    }
-    step = steps.get(intent.state)
+    if intent.state == "issued":
+        return _until_told(base, intent, quiet, bounds.issued_s, "withdrawn", "its supervisor has not taken it")
+    if intent.state == "accepted":
+        return _until_told(base, intent, quiet, bounds.stop_s, "failed", "no checkpoint was written")
+    step = {"saved": _saved, "submitted": _submitted, "granted": _granted}.get(intent.state)
     if step is None:
         return _close(base, intent, "failed", f"state {intent.state} is none of a requeue")
     return step(job, use, intent, quiet, bounds)
@@ -76,20 +73,11 @@ def bound_by_a_shrink(job: Job, shrinks: Iterable[EventRow]) -> bool:
     )
 
 
-def _issued(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
-    if not job.base.running:
-        return _close(job.base, intent, "withdrawn", "the job does not run any more")
-    if quiet >= bounds.issued_s:
-        return _close(job.base, intent, "withdrawn", f"its supervisor has not taken it within {quiet:.0f} s")
-    return []
-
-
-def _accepted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
-    if not job.base.running:
-        return _close(job.base, intent, "withdrawn", "the job does not run any more")
-    if quiet >= bounds.stop_s:
-        return _close(job.base, intent, "failed", f"no checkpoint was written within {quiet:.0f} s")
-    return []
+def _until_told(base: Job, intent: IntentRow, quiet: float, most_s: float, end: str, missing: str) -> list[Action]:
+    """Wait for the supervisor's word as long as the job runs, `most_s` seconds at most."""
+    if not base.running:
+        return _close(base, intent, "withdrawn", "the job does not run any more")
+    return _close(base, intent, end, f"{missing} within {quiet:.0f} s") if quiet >= most_s else []
 
 
 def _saved(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:

@@ -150,12 +150,8 @@ class Sandbox:
                 nodes = dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
         return Status({name: self.daemons.pid(name) for name in self.daemons.names()}, nodes)
 
-    def stop_daemon(self, name: str) -> None:
-        """Stop one daemon (munged, mariadbd, slurmdbd, slurmctld, slurmd-n1…); its state stays."""
-        self.daemons.stop(name)
-
     def start_daemon(self, name: str, timeout_s: float = 30) -> None:
-        """Start one daemon again and wait until it answers."""
+        """Start one daemon (munged, mariadbd, slurmdbd, slurmctld, slurmd-n1…) again and wait until it answers."""
         self.daemons.start(name)
         self._startup().wait_ready(name, timeout_s)
 

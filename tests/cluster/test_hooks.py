@@ -104,7 +104,7 @@ def lua_site(site: Site) -> Site:
     shipped = (HOOKS / "job_submit.lua").read_text()
     (site.sandbox.dir / "job_submit.lua").write_text(shipped.replace("/usr/share/slurm-elastic", str(HOOKS)))
     conf.write_text(conf.read_text() + "JobSubmitPlugins=lua\n")
-    site.sandbox.stop_daemon("slurmctld")
+    site.sandbox.daemons.stop("slurmctld")
     site.sandbox.start_daemon("slurmctld")
     return site
 

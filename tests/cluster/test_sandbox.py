@@ -192,7 +192,7 @@ def test_slurmctld_restarts_with_its_jobs(empty_sandbox: Sandbox, submit: Callab
     job = submit("--gres=gpu:1")
     running = lambda: empty_sandbox.run(["squeue", "-h", "-j", str(job), "-o", "%T"]).stdout.strip() == "RUNNING"  # noqa: E731
     wait_until(running, 30, "the job runs")
-    empty_sandbox.stop_daemon("slurmctld")
+    empty_sandbox.daemons.stop("slurmctld")
     assert not empty_sandbox.status().ready
     empty_sandbox.start_daemon("slurmctld")
     wait_until(running, 30, "the job still runs")

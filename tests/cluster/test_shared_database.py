@@ -34,7 +34,7 @@ def test_the_store_keeps_on_a_server_what_it_keeps_in_a_file(url: str) -> None:
     with Store.open(url) as store:
         store.upsert_job(JOB)
         store.set_in_use(7, 1, (PIECE,), 64, 1.0, pause_s=0.5)
-        store.add_reports(7, [Report(1, 1.0, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, 8, 512, 0)], 2.0)
+        store.submit_reports(7, [Report(1, 1.0, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, 8, 512, 0)], 2.0).result()
         store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 8, 64, 64, "grow_idle", None, None)])
         ordered = store.new_intent(Directive(0, 7, (PIECE,), (), 4, 64, "grow_idle", 60.0), 1.0)
         store.move_intent(ordered.id, "done", at=3.0)

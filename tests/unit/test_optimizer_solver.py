@@ -7,10 +7,10 @@ import math
 import random
 
 import pytest
+from reference_solver import solve_reference
 
 from slurm_elastic.daemon.optimizer import table
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
-from slurm_elastic.daemon.optimizer.reference import solve_reference
 from slurm_elastic.daemon.optimizer.solver import Option, Solution, solve
 from slurm_elastic.trainer_shim.errors import ElasticError
 
@@ -71,7 +71,7 @@ def check(rows: list[list[Option]], capacity: int, answer: Solution, best: float
     picked = [row[i] for row, i in zip(rows, answer.choice, strict=True)]
     assert sum(o.gpus for o in picked) <= capacity
     assert math.fsum(o.value for o in picked) == answer.value
-    assert answer.optimal and not answer.stopped
+    assert answer.gap <= 0 and not answer.stopped
     tolerance = 1e-9 * max(abs(o.value) for row in rows for o in row)
     assert abs(answer.value - best) <= tolerance, (rows, capacity, answer, best)
 
@@ -139,7 +139,7 @@ def test_equals_a_milp_on_medium_instances(path: str) -> None:
             continue
         best = math.fsum(o.value for (_, o), x in zip(flat, found.x, strict=True) if x > 0.5)
         answer = solve(rows, capacity)
-        assert answer.optimal
+        assert answer.gap <= 0
         assert abs(answer.value - best) <= 1e-7 * scale * len(rows)
 
 
@@ -147,7 +147,7 @@ def test_many_identical_jobs_with_a_degenerate_multiplier(path: str) -> None:
     """A sweep of 400 equal jobs, where every choice ties, is still proven optimal (and by the known optimum)."""
     row = [Option(k, float(k)) for k in (0, 3, 5, 8)]
     answer = solve([row] * 400, 1201)
-    assert answer.optimal and answer.value == 1201.0
+    assert answer.gap <= 0 and answer.value == 1201.0
 
 
 def test_subset_sum_like_instances(path: str) -> None:
@@ -155,7 +155,7 @@ def test_subset_sum_like_instances(path: str) -> None:
     rng = random.Random(5)
     rows = [[Option(0, 0.0), *(Option(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
     answer = solve(rows, 1001)
-    assert answer.optimal and answer.value == 1000.0
+    assert answer.gap <= 0 and answer.value == 1000.0
 
 
 def test_an_answer_that_ran_out_of_work_says_how_far_it_may_be() -> None:
@@ -163,7 +163,7 @@ def test_an_answer_that_ran_out_of_work_says_how_far_it_may_be() -> None:
     rng = random.Random(9)
     rows = [[Option(0, 0.0), *(Option(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
     answer = solve(rows, 1001, work=5)
-    assert not answer.optimal and answer.stopped
+    assert answer.gap > 0 and answer.stopped
     assert answer.value <= 1000.0 <= answer.bound
     assert sum(row[i].gpus for row, i in zip(rows, answer.choice, strict=True)) <= 1001
 
@@ -209,35 +209,15 @@ def test_negative_capacity_is_refused() -> None:
         solve([[Option(0, 0.0)]], -1)
 
 
-def test_both_paths_agree_where_numbers_are_large() -> None:
+def test_both_paths_agree_where_numbers_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans and values near the 64-bit limit take the exact path instead of overflowing."""
-    np = pytest.importorskip("numpy")
+    pytest.importorskip("numpy")
+    monkeypatch.setattr(table, "NUMPY_FROM_OPTIONS", 0)
     rows = [([0, 99_991], [0.0, 1e15]), ([0, 65_537, 100_003], [0.0, 3.0, 1.1e15]), ([1, 2], [1e13, 2e13])]
-    columns = table.from_arrays(
-        np.cumsum([0, *(len(w) for w, _ in rows)]),
-        np.concatenate([w for w, _ in rows]),
-        np.concatenate([v for _, v in rows]),
-    )
+    columns = table.build([[Option(k, v) for k, v in zip(*row, strict=True)] for row in rows])
     from slurm_elastic.daemon.optimizer.solver import solve_table
 
     assert solve_table(columns, 100_005).choice == solve_table(columns.plain(), 100_005).choice == (0, 2, 1)
-
-
-@pytest.mark.parametrize("change", ["empty job", "nan", "unsorted", "negative"])
-def test_columns_are_checked(change: str) -> None:
-    """Arrays that are not a table are refused before they can give a wrong plan."""
-    np = pytest.importorskip("numpy")
-    starts, weight, value = [0, 2, 4], [0, 1, 0, 2], [0.0, 1.0, 0.0, 2.0]
-    if change == "empty job":
-        starts = [0, 0, 4]
-    elif change == "nan":
-        value[3] = float("nan")
-    elif change == "unsorted":
-        weight = [1, 0, 0, 2]
-    else:
-        weight = [-1, 1, 0, 2]
-    with pytest.raises(PlanInputError):
-        table.from_arrays(np.array(starts), np.array(weight), np.array(value))
 
 
 def shared_instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Option]]:
@@ -257,7 +237,7 @@ def test_jobs_that_share_their_options_get_the_same_plan() -> None:
         for capacity in (least, least + rng.randint(1, 60)):
             kept = solve(options, capacity, memo=memo)
             assert kept == solve(options, capacity)
-            assert kept.optimal
+            assert kept.gap <= 0
     assert shared > 2000
 
 

@@ -107,7 +107,7 @@ def ended(store: Store, job_id: int, end: float, program: str = "ada:chatty.py")
         Report(1, end - 9 + i, r.gpus, r.nodes, r.batch, r.micro_batch, 1, 9, r.step_time, r.step_time,
                r.samples_per_s, i, i, 0) for i, r in enumerate(rows)
     ]  # fmt: skip
-    store.add_reports(job_id, reports, end)
+    store.submit_reports(job_id, reports, end).result()
     store.end_job(job_id, "COMPLETED", end)
 
 

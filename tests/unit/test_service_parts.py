@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stored import kept_reports
 from waiting import wait_until
 from worlds import REQUEST, World
 
@@ -171,10 +172,10 @@ def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> Non
     for age in (3 * 3600.0, 60.0):
         step = int(now - age)
         report = Report(1, now - age, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, step, 64 * step, 0)
-        world.store.add_reports(7, [report], now - age)
+        world.store.submit_reports(7, [report], now - age).result()
     world.store.end_job(8, "COMPLETED", now - 31 * 86400)
     world.store.end_job(9, "COMPLETED", now - 86400)
     daemon.tidy(now)
-    assert [report.at for report in world.store.report_rows(7)] == [now - 60.0]
+    assert [report.at for report in kept_reports(world.store, 7)] == [now - 60.0]
     assert sum(seen.count for seen in world.store.observations(7)) == 2
     assert (world.store.job(8) is None, world.store.job(9) is None) == (True, False)

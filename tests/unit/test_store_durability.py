@@ -10,20 +10,18 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stored import JOB, kept_reports
 
 from slurm_elastic.db import engine
-from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import StoreError
 from slurm_elastic.trainer_shim.wire import Report
 
 ROUNDS = int(os.environ.get("SELASTIC_KILL_ROUNDS", "25"))
 """How often the writer is killed; a hundred in the long run."""
-JOB = JobRow(7, "ada", 1000, "t", "lab", "gpu", "", True, "", "", 1.0, 2.0, None, "RUNNING")
 
 # Four threads report while one decides and orders; each line is an acknowledgement, one write(2) and thus never torn.
 WRITER = """
@@ -41,7 +39,8 @@ def said(*words):
 def report(part):
     for i in itertools.count(begin):
         step = i * 8 + part
-        store.add_reports(7, [Report(1, float(step), 4, 1, 64, 16, 1, 1, .1, .1, 640., step, step * 64, 0)], 1e12)
+        one = Report(1, float(step), 4, 1, 64, 16, 1, 1, .1, .1, 640., step, step * 64, 0)
+        store.submit_reports(7, [one], 1e12).result()
         said("report", step)
 
 def decide():
@@ -60,18 +59,6 @@ threads = [threading.Thread(target=report, args=(part,), daemon=True) for part i
 for thread in threads: thread.start()
 decide()
 """
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'a.db'}"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with Store.open(url) as opened:
-        opened.upsert_job(JOB)
-        yield opened
 
 
 def report(step: int) -> Report:
@@ -98,7 +85,7 @@ def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
     assert check.execute("PRAGMA foreign_key_check").fetchall() == []
     check.close()
     with Store(url) as store:
-        assert told["report"] <= {row.step for row in store.report_rows(7)}, f"seed {seed}"
+        assert told["report"] <= {row.step for row in kept_reports(store, 7)}, f"seed {seed}"
         assert told["decision"] <= {row.gpus_from for row in store.decisions(7, 10**9)}, f"seed {seed}"
         states = {intent: store.intent(intent).state for intent in told["intent"]}
         assert all(states[intent] == "done" for intent in told["closed"]), f"seed {seed}"
@@ -123,19 +110,19 @@ def _killed_after(url: str, begin: int, seconds: float) -> list[list[str]]:
 def test_a_full_disk_is_said_and_outlived(store: Store) -> None:
     """With no page left a report and a decision fail with the reason and the remedy; reading goes on; with space again
     so does writing, in the same process."""
-    store.add_reports(7, [report(1)], 1e6)
+    store.submit_reports(7, [report(1)], 1e6).result()
     with store._db.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     _limit_pages(store, 1)
     with pytest.raises(StoreError, match="the disk is full; free some space, nothing acknowledged was lost"):
-        store.add_reports(7, [report(step) for step in range(10, 4000)], 1e6)
+        store.submit_reports(7, [report(step) for step in range(10, 4000)], 1e6).result()
     with pytest.raises(StoreError, match="the disk is full"):
         for number in range(1000):
             store.add_event(7, "test", "selasticd", {"text": "x" * 1000}, float(number))
-    assert [row.step for row in store.report_rows(7)] == [1]
+    assert [row.step for row in kept_reports(store, 7)] == [1]
     assert store.observations(7)[0].count == 1 and store.job(7) == JOB
     _limit_pages(store, 1 << 30)
-    store.add_reports(7, [report(step) for step in range(10, 4000)], 1e6)
+    store.submit_reports(7, [report(step) for step in range(10, 4000)], 1e6).result()
     assert store.observations(7)[0].count == 3991
 
 
@@ -165,12 +152,12 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
                 filler.write_bytes(b"x" * (4 << 20))
             with pytest.raises(StoreError, match="disk"):
                 for step in range(1, 10_000, 100):
-                    store.add_reports(7, [report(step + i) for i in range(100)], 1e6)
-            kept = len(store.report_rows(7))
+                    store.submit_reports(7, [report(step + i) for i in range(100)], 1e6).result()
+            kept = len(kept_reports(store, 7))
             assert store.job(7) == JOB
             filler.unlink()
-            store.add_reports(7, [report(step) for step in range(20_000, 20_100)], 1e6)
-            assert len(store.report_rows(7)) == kept + 100
+            store.submit_reports(7, [report(step) for step in range(20_000, 20_100)], 1e6).result()
+            assert len(kept_reports(store, 7)) == kept + 100
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -187,10 +174,10 @@ def test_a_locked_database_is_said_and_outlived(tmp_path: Path, monkeypatch: pyt
         for future in futures:
             assert isinstance(future.exception(10), StoreError)
             assert "is held by another process" in str(future.exception())
-        assert store.job(7) == JOB and store.report_rows(7) == []
+        assert store.job(7) == JOB and kept_reports(store, 7) == []
         other.execute("ROLLBACK")
         other.close()
-        store.add_reports(7, [report(step) for step in range(1, 40)], 1e6)
+        store.submit_reports(7, [report(step) for step in range(1, 40)], 1e6).result()
         assert store.observations(7)[0].count == 39
 
 

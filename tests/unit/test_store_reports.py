@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored import JOB, report
+from stored import JOB, kept_reports, report
 
 from slurm_elastic.db.rows import REQUEUE
 from slurm_elastic.db.store import Store
@@ -20,12 +20,12 @@ from slurm_elastic.trainer_shim.wire import Directive, Piece
 def test_observations_group_by_configuration(store: Store, url: str) -> None:
     """One row per configuration with the median of its reports; a report sent twice counts once; a restart forgets
     nothing."""
-    store.add_reports(7, [report(10 * i, time=t) for i, t in enumerate((0.1, 0.3, 0.2), 1)], 100.0)
-    store.add_reports(7, [report(30, time=0.2), report(40, gpus=10, batch=640)], 100.0)
+    store.submit_reports(7, [report(10 * i, time=t) for i, t in enumerate((0.1, 0.3, 0.2), 1)], 100.0).result()
+    store.submit_reports(7, [report(30, time=0.2), report(40, gpus=10, batch=640)], 100.0).result()
     small, large = store.observations(7)
     assert (small.gpus, small.count, small.step_time, small.last_at) == (8, 3, 0.2, 30.0)
     assert (large.gpus, large.batch, large.count) == (10, 640, 1)
-    store.add_reports(7, [report(40, gpus=10, batch=640), report(50, gpus=10, batch=640)], 100.0)
+    store.submit_reports(7, [report(40, gpus=10, batch=640), report(50, gpus=10, batch=640)], 100.0).result()
     assert [row.count for row in store.observations(7)] == [3, 2]
     seen = store.observations(7)
     store.close()
@@ -48,7 +48,7 @@ def test_memory_and_database_agree(
     with Store.open(address) as store:
         store.upsert_job(JOB)
         for step, gpus, time, ask in sent:
-            store.add_reports(7, [report(step, gpus=gpus, time=time)], 1000.0)
+            store.submit_reports(7, [report(step, gpus=gpus, time=time)], 1000.0).result()
             if ask:
                 store.observations(7), store.last_report(7)
         seen, last = store.observations(7), store.last_report(7)
@@ -63,8 +63,8 @@ def test_memory_and_database_agree(
 def test_medians_are_over_the_youngest(store: Store, url: str) -> None:
     """A job that has become slower is believed after a hundred reports, in memory and after a restart alike."""
     store.observations(7)
-    store.add_reports(7, [report(10 * i, time=0.1) for i in range(1, 151)], 5000.0)
-    store.add_reports(7, [report(10 * i, time=0.4) for i in range(151, 221)], 5000.0)
+    store.submit_reports(7, [report(10 * i, time=0.1) for i in range(1, 151)], 5000.0).result()
+    store.submit_reports(7, [report(10 * i, time=0.4) for i in range(151, 221)], 5000.0).result()
     (seen,) = store.observations(7)
     assert (seen.count, seen.step_time) == (220, 0.4)
     store.close()
@@ -74,8 +74,8 @@ def test_medians_are_over_the_youngest(store: Store, url: str) -> None:
 
 def test_a_clock_ahead_does_not_hold_the_last_report(store: Store) -> None:
     """A report from a node whose clock runs a year ahead is as old as its arrival."""
-    store.add_reports(7, [report(10, at=4e9)], 100.0)
-    store.add_reports(7, [report(20, at=101.0)], 101.0)
+    store.submit_reports(7, [report(10, at=4e9)], 100.0).result()
+    store.submit_reports(7, [report(20, at=101.0)], 101.0).result()
     last = store.last_report(7)
     assert last is not None and last.step == 20
     assert store.observations(7)[0].last_at == 101.0
@@ -93,16 +93,16 @@ def test_a_poisoned_report_fails_alone(store: Store) -> None:
     assert futures[0].result(10) is None
     for future in futures[1:]:
         assert isinstance(future.exception(10), StoreError)
-    store.add_reports(7, [report(30)], 99.0)
+    store.submit_reports(7, [report(30)], 99.0).result()
     assert store.observations(7)[0].count == 2
-    assert [row.step for row in store.report_rows(7)] == [10, 30]
+    assert [row.step for row in kept_reports(store, 7)] == [10, 30]
 
 
 def test_reports_after_close_are_refused(store: Store) -> None:
     """Nobody waits for ever on a store that has been closed."""
     store.close()
     with pytest.raises(StoreError, match="closed"):
-        store.add_reports(7, [report(10)], 20.0)
+        store.submit_reports(7, [report(10)], 20.0).result()
 
 
 def test_many_threads_lose_nothing(store: Store) -> None:
@@ -112,7 +112,7 @@ def test_many_threads_lose_nothing(store: Store) -> None:
     def work(part: int) -> None:
         try:
             for i in range(20):
-                store.add_reports(7, [report(part * 1000 + i + 1)], 1e6)
+                store.submit_reports(7, [report(part * 1000 + i + 1)], 1e6).result()
                 store.add_event(7, "test", "selasticd", {"part": part}, float(i))
                 store.observations(7)
         except BaseException as error:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored import JOB, kept_reports
 
 from slurm_elastic.db import retention
-from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.wire import Piece, Report
 
-JOB = JobRow(7, "ada", 1000, "t", "lab", "gpu", "", True, "", "", 1.0, 2.0, None, "RUNNING")
 HOUR = 3600.0
 
 
@@ -24,23 +22,12 @@ def report(at: float, gpus: int = 4, time: float = 0.1, noise: float = 0.0) -> R
     return Report(1, at, gpus, 1, 64, 16, 1, 1, time, time, 64 / time, int(at), int(at) * 64, 0, noise_scale=noise)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'a.db'}"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with Store.open(url) as opened:
-        opened.upsert_job(JOB)
-        yield opened
-
-
 def test_rolled_up_reports_still_count(store: Store) -> None:
     """Reports become hourly records; the count, the youngest time and a median of medians stay."""
-    store.add_reports(7, [report(i * 60.0, time=0.1 if i < 60 else 0.3, noise=i % 2) for i in range(1, 150)], 1e6)
+    made = [report(i * 60.0, time=0.1 if i < 60 else 0.3, noise=i % 2) for i in range(1, 150)]
+    store.submit_reports(7, made, 1e6).result()
     assert store.roll_up(2 * HOUR + 100) == 119
-    assert len(store.report_rows(7)) == 30
+    assert len(kept_reports(store, 7)) == 30
     (seen,) = store.observations(7)
     assert (seen.count, seen.last_at, seen.step_time, seen.noise_scale) == (149, 149 * 60.0, 0.3, 1.0)
     assert store.roll_up(2 * HOUR + 100) == 0
@@ -51,9 +38,9 @@ def test_rolled_up_reports_still_count(store: Store) -> None:
 
 def test_a_late_report_joins_its_hour(store: Store) -> None:
     """A report that was held back for hours is counted in the record of the hour it was made in."""
-    store.add_reports(7, [report(10.0, time=0.1), report(20.0, time=0.1), report(30.0, gpus=8)], 1e6)
+    store.submit_reports(7, [report(10.0, time=0.1), report(20.0, time=0.1), report(30.0, gpus=8)], 1e6).result()
     store.roll_up(HOUR)
-    store.add_reports(7, [report(40.0, time=0.4)], 1e6)
+    store.submit_reports(7, [report(40.0, time=0.4)], 1e6).result()
     store.roll_up(HOUR)
     small, large = store.observations(7)
     assert (small.count, small.last_at, large.count) == (3, 40.0, 1)
@@ -78,12 +65,12 @@ def test_no_report_is_lost_or_counted_twice(
         jobs = [dataclasses.replace(JOB, job_id=number) for number in (7, 8)]
         store.upsert_jobs(jobs)
         for job in jobs:
-            store.add_reports(job.job_id, [report(float(at), gpus=1 + at % 3) for at in times], 1e6)
+            store.submit_reports(job.job_id, [report(float(at), gpus=1 + at % 3) for at in times], 1e6).result()
         counts = {job.job_id: [(row.gpus, row.count) for row in store.observations(job.job_id)] for job in jobs}
         store.roll_up(before)
         for job in jobs:
             assert [(row.gpus, row.count) for row in store.observations(job.job_id)] == counts[job.job_id]
-            assert all(row.at >= before // HOUR * HOUR for row in store.report_rows(job.job_id))
+            assert all(row.at >= before // HOUR * HOUR for row in kept_reports(store, job.job_id))
 
 
 def test_old_jobs_go_with_all_that_is_theirs(store: Store) -> None:
@@ -91,7 +78,7 @@ def test_old_jobs_go_with_all_that_is_theirs(store: Store) -> None:
     for number, end in ((8, 50.0), (9, 150.0)):
         store.upsert_job(dataclasses.replace(JOB, job_id=number))
         store.set_in_use(number, 1, (Piece(number, "base", ("n1",), 4),), 64, 10.0)
-        store.add_reports(number, [report(20.0)], 30.0)
+        store.submit_reports(number, [report(20.0)], 30.0).result()
         store.add_event(number, "started", "selasticd", {}, end - 1)
         store.end_job(number, "COMPLETED", end)
     assert store.prune(100.0) == 1
@@ -130,7 +117,7 @@ def test_a_year_fits(store: Store) -> None:
     before = store.size_mb()
     store.upsert_jobs([dataclasses.replace(JOB, job_id=number) for number in range(100, 150)])
     for number in range(100, 150):
-        store.add_reports(number, [report(hour * HOUR + 5) for hour in range(100)], 1e6)
+        store.submit_reports(number, [report(hour * HOUR + 5) for hour in range(100)], 1e6).result()
     store.roll_up(1e6)
     with store._db.write() as connection:
         connection.exec_driver_sql("DELETE FROM reports")

@@ -131,9 +131,9 @@ def test_allocations_by_time_job_and_user(store: Store) -> None:
 def test_samples_of_a_row_are_its_own(store: Store) -> None:
     """Counters of the training are shared out exactly when the supervisor says where it stood at the change."""
     store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
-    store.add_reports(7, [report(10), report(20)], 30.0)
+    store.submit_reports(7, [report(10), report(20)], 30.0).result()
     store.set_in_use(7, 2, (BASE,), 128, at=40.0, step=25, samples=25 * 64)
-    store.add_reports(7, [report(35, generation=2, batch=64)], 50.0)
+    store.submit_reports(7, [report(35, generation=2, batch=64)], 50.0).result()
     assert [(row.steps, row.samples) for row in store.allocations()] == [(25, 1600), (10, 640)]
     store.note_progress(7, 2, 40, 40 * 64)
     assert store.allocations()[1].steps == 15
@@ -143,16 +143,16 @@ def test_a_late_report_counts_into_its_own_generation(store: Store) -> None:
     """A report that was held back and re-sent belongs to the world that made it."""
     store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
     store.set_in_use(7, 2, (BASE,), 128, at=40.0)
-    store.add_reports(7, [report(30, generation=1)], 50.0)
+    store.submit_reports(7, [report(30, generation=1)], 50.0).result()
     assert [row.steps for row in store.allocations()] == [30, 0]
 
 
 def test_work_done_again_after_a_restore_is_counted(store: Store) -> None:
     """A training that falls back to a checkpoint has a new row that begins at the checkpoint, not at the lost step."""
     store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
-    store.add_reports(7, [report(100)], 100.0)
+    store.submit_reports(7, [report(100)], 100.0).result()
     store.set_in_use(7, 2, (BASE,), 64, at=110.0)
-    store.add_reports(7, [report(70, 120.0, generation=2), report(90, 130.0, generation=2)], 130.0)
+    store.submit_reports(7, [report(70, 120.0, generation=2), report(90, 130.0, generation=2)], 130.0).result()
     assert [row.steps for row in store.allocations()] == [100, 30]
 
 

@@ -112,9 +112,9 @@ def report(clock: str, gpus: int, batch: int, rate: float, step: int, generation
 def _resized(store: Store) -> None:
     store.upsert_job(job(1215, "alice", ALICE, name="resnet"))
     store.set_in_use(1215, 1, (base(1215, "n1", "n2"),), 512, at("13:00:05"), step=0, samples=0)
-    store.add_reports(
+    store.submit_reports(
         1215, [report(f"13:{minute:02}:00", 4, 512, 800, minute * 90) for minute in range(11, 20)], at("13:19:01")
-    )
+    ).result()
     for clock, directive in (("13:20:35", 7),):
         order = Directive(0, 1215, (base(1215, "n1"),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 120)
         assert store.new_intent(order, at(clock)).id == directive - 6
@@ -158,11 +158,11 @@ def _resized(store: Store) -> None:
     )
     store.move_intent(1, "running", at=at("13:20:41"))
     store.move_intent(1, "done", at=at("13:20:44"))
-    store.add_reports(
+    store.submit_reports(
         1215,
         [report(f"13:{minute}:00", 2, 256, 496, 1850 + 90 * (minute - 20), 2) for minute in range(21, 25)],
         at("13:24:01"),
-    )
+    ).result()
     store.save_decisions(
         at("13:21:00"),
         [
@@ -180,7 +180,7 @@ def _resized(store: Store) -> None:
 def _growing(store: Store) -> None:
     store.upsert_job(job(1207, "alice", ALICE, name="chars", request="elastic:gpus=2-8,batch=256-1024"))
     store.set_in_use(1207, 1, (base(1207, "n3"),), 256, at("13:00:07"), step=0, samples=0)
-    store.add_reports(1207, [report("13:24:00", 2, 256, 410.5, 400)], at("13:24:01"))
+    store.submit_reports(1207, [report("13:24:00", 2, 256, 410.5, 400)], at("13:24:01")).result()
     decision = DecisionRow(
         *(1207, at("13:24:30"), 2, 4, 256, 512, Reason.GROW_IDLE.value, 2.0, None),
         evidence={"idle_gpus": 2, "pause_s": 1.0, "pause_measured": False},

@@ -79,7 +79,7 @@ def test_what_holds_the_steps_back_is_told(
         **{"at": last.at + 1, "step": last.step + 9, "comm_share": 0.02, "bottleneck": kind},
         **{"bottleneck_share": 0.45, "bottleneck_rank": 3, "bottleneck_node": "n2"},
     )
-    story.add_reports(1215, [named], last.at + 1)
+    story.submit_reports(1215, [named], last.at + 1).result()
     assert sentence in " ".join(told(1215).split("Held back")[1].split())
     row = next(row for row in reports.status(story, viewer(0, admin=True), NOW) if row["job_id"] == 1215)
     assert (row["bottleneck"], row["comm_share"]) == (kind, 0.02)

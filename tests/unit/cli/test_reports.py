@@ -52,7 +52,9 @@ def test_speedup_is_measured_or_the_planners_or_unknown(story: Store, viewer: Ca
     assert rows[1207]["speedup"] == 1.0
     assert rows[1215]["speedup"] == 1.922
     assert rows[1221]["speedup"] is None
-    story.add_reports(1215, [replace(story.last_report(1215), gpus=1, samples_per_s=248.0, generation=3)], NOW)
+    story.submit_reports(
+        1215, [replace(story.last_report(1215), gpus=1, samples_per_s=248.0, generation=3)], NOW
+    ).result()
     assert by_job(reports.status(story, viewer(1000), NOW))[1215]["speedup"] == 2.0
 
 

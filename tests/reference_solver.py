@@ -1,15 +1,14 @@
 """The recurrence every faster form is tested against: P(j, K) = max over k of P(j-1, K-k) + s_j(k).
 
-Promise: exact, and plain enough to be checked by eye. Limit: time O(N * K), memory J * K choices; for tests and for
-the benchmark's column "plain recurrence".
+Exact, and plain enough to be checked by eye. Limit: time O(N * K), memory J * K choices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .errors import InfeasiblePlan, PlanInputError
-from .solver import Option, Solution
+from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
+from slurm_elastic.daemon.optimizer.solver import Option, Solution
 
 UNREACHED = float("-inf")
 
