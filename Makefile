@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks hooks-deps test-packages
-.PHONY: test-browser test-api test-kills test-torch
+.PHONY: test-browser test-api test-kills test-torch test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history soak-training soak-cluster test-matrix
 
@@ -16,10 +16,11 @@ help:  ## show this list
 demo: ready slurm  ## the main job: elastic training on a private real Slurm, with a check of every sample and step
 	$(BIN)/python examples/demo/demo.py
 
-# Two runs side by side: those on Slurm mostly wait. Each prints when it is done; what either installs is there before.
+# Two at a time: those on Slurm mostly wait, and each has a private one of its own. The main job's tests come when one of
+# the others is done. Each prints when it is done; what either installs is there before.
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
-	@echo "tests: two runs side by side, each told when it is done (a quarter of an hour)"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-cluster test-unit
+	@echo "tests: two runs at a time, each told when it is done (a quarter of an hour)"
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-cluster test-unit test-main-job
 
 lint: ready  ## ruff
 	$(BIN)/ruff check .
@@ -35,7 +36,10 @@ test-unit: ready  ## the tests that need no Slurm
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/unit tests/packaging
 
 test-cluster: ready slurm  ## the tests on a private real Slurm
-	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster tests/end_to_end
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster
+
+test-main-job: ready slurm  ## the main job, end to end on a private real Slurm, with selasticd killed in the middle
+	MAKEFLAGS= $(BIN)/python -m pytest tests/end_to_end
 
 soak: soak-training soak-cluster  ## hundreds of kills at random points of resizes, and the proof that nothing was lost
 

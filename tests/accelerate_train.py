@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 
@@ -10,33 +9,11 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training_script import Average, knobs
 
 from slurm_elastic.trainer_shim.accelerate import elastic
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--pace", type=float, default=0.004)
-parser.add_argument("--samples", type=int, default=403)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--micro", type=int)
-parser.add_argument("--lr", default="auto")
-parser.add_argument("--name", default="final")
-parser.add_argument("out")
-args = parser.parse_args()
-
-
-class Average:
-    """User state: steps seen."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.steps = state["steps"]
-
-
+args = knobs().parse_args()
 torch.manual_seed(0)
 x = torch.randn(args.samples, 6, dtype=torch.float64)
 data = TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from pathlib import Path
@@ -11,18 +10,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from training_script import knobs
 
 from slurm_elastic.trainer_shim.lightning import ElasticStrategy
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--pace", type=float, default=0.004)
-parser.add_argument("--samples", type=int, default=403)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--micro", type=int)
-parser.add_argument("--lr", default="auto")
-parser.add_argument("--name", default="final")
-parser.add_argument("out")
-args = parser.parse_args()
+args = knobs().parse_args()
 warnings.filterwarnings("ignore")
 
 

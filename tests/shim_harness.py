@@ -201,7 +201,7 @@ class Control:
         """What was said and written: for a failing test."""
         lines = [f"{worker}: {message}" for worker, message in self.said if message["type"] != "report"][-40:]
         for log in sorted(self.directory.glob("*.log")):
-            lines.append(f"--- {log.name}\n{log.read_text()[-3000:]}")
+            lines.append(f"--- {log.name}\n{tail(log.read_text(errors='replace'))}")
         return "\n".join(lines)
 
     def drop(self) -> None:
@@ -242,12 +242,17 @@ class Control:
                     self._changed.notify_all()
 
 
+def tail(log: str, lines: int = 20) -> str:
+    """The last lines of a worker's log, without torch's warnings: dozens of them stand after what went wrong."""
+    return "\n".join([line for line in log.splitlines() if not line.startswith("[W")][-lines:])
+
+
 def alone(zygote: Zygote, directory: Path, *args: str, script: Path = SCRIPT) -> dict[str, Any]:
     """The same script in one process that no supervisor knows of."""
     name = f"alone-{time.monotonic_ns()}"
     log = directory / f"{name}.log"
     zygote.spawn(name, script, ["--pace", "0", *args, "--name", name, str(directory)], {}, log)
-    assert zygote.wait(name) == 0, log.read_text()
+    assert zygote.wait(name) == 0, tail(log.read_text())
     return result(directory, name)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
@@ -11,19 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from training_script import Average, knobs
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim import course, exchange, passage, world
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--samples", type=int, default=1003)
-parser.add_argument("--epochs", type=int, default=3)
+parser = knobs(samples=1003)
 parser.add_argument("--batch", type=int, default=50)
 parser.add_argument("--max-batch", type=int)
-parser.add_argument("--micro", type=int)
-parser.add_argument("--lr", default="auto")
 parser.add_argument("--optimizer", default="AdamW")
-parser.add_argument("--pace", type=float, default=0.004, help="seconds per micro batch")
 parser.add_argument(
     "--hold", choices=["steps", "evaluation"], help="what does not end before the test waits for the end"
 )
@@ -31,7 +26,6 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that an evaluation takes; negative: none")
 parser.add_argument("--unused", action="store_true")
 parser.add_argument("--every", type=float, default=600.0)
-parser.add_argument("--name", default="final")
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
 parser.add_argument("--strategy", default="ddp")
@@ -43,7 +37,6 @@ parser.add_argument("--rate", type=float, default=1e-2)
 parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
 parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a map-style dataset")
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
-parser.add_argument("out")
 args = parser.parse_args()
 PHASES = {
     "form": (world, "form"),
@@ -114,19 +107,6 @@ class InShards:
     def iter_shard(self, shard: int, start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         first = shard * args.shards
         return (self.data[number] for number in range(first + start, first + self.shards[shard]))
-
-
-class Average:
-    """User state: the number of steps that this object has seen."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.steps = state["steps"]
 
 
 job = elastic.join(

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from training_script import knobs
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from slurm_elastic.trainer_shim.transformers import elastic
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--pace", type=float, default=0.004)
-parser.add_argument("--samples", type=int, default=403)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--micro", type=int)
-parser.add_argument("--lr", default="auto")
-parser.add_argument("--name", default="final")
-parser.add_argument("out")
-args = parser.parse_args()
+args = knobs().parse_args()
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):

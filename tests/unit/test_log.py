@@ -19,7 +19,7 @@ SETTINGS = """
 mode = "advise"
 listen = "127.0.0.1:0"
 state_dir = "{state}"
-slurm_conf = "{state}/no-slurm.conf"
+slurm_conf = "{slurm_conf}"
 round_interval_s = 1
 """
 
@@ -27,8 +27,9 @@ round_interval_s = 1
 @contextmanager
 def selasticd(folder: Path, log: IO[Any] | int) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon of one's own that finds no Slurm, logging to `log`; stopped as systemd does it."""
-    config, state = folder / "selasticd.toml", folder / "state"
-    config.write_text(SETTINGS.format(state=state))
+    config, state, slurm_conf = folder / "selasticd.toml", folder / "state", folder / "slurm.conf"
+    slurm_conf.touch()  # an empty one is refused at once; for one that is not there Slurm's commands wait a minute
+    config.write_text(SETTINGS.format(state=state, slurm_conf=slurm_conf))
     command = [sys.executable, "-m", "slurm_elastic.daemon.service", "--user", "--config", str(config)]
     process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL)
     try:

@@ -42,11 +42,11 @@ def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCa
     bad = world.elastic()
     bad.measured = False
     world.settle()
-    report = Report(0, 1.0, 8, 1, 240, 30, 1, 10, 1e-300, 1e-300, 1.0, 1, 1, 0)
+    report = Report(0, 1.0, 4, 1, 240, 60, 1, 10, 1e-300, 1e-300, 1.0, 1, 1, 0)
     world.store.submit_reports(bad.job_id, [report], world.slurm.now).result()
     good = world.elastic()
     world.settle()
-    assert good.gpus == 24 and bad.gpus == 8
+    assert good.gpus == 24 and bad.gpus == 4
     decision = world.store.decision(bad.job_id)
     assert decision is not None and decision.reason == Reason.KEEP_UNFITTED.value
     assert "none has a step time" in decision.evidence["unfitted"]
