@@ -194,5 +194,5 @@ def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:
         thread = threading.Thread(target=read)
         thread.start()
         thread.join(5)
-        assert seen == ["t"]
+        assert seen == [JOB.name]
     assert json.dumps(store.job(7).name) == '"changed"'  # type: ignore[union-attr]
