@@ -400,7 +400,7 @@ def test_a_resize_passes_the_policy(lua_site: Site) -> None:
 def test_slurmctld_starts_after_slurm_elastic_was_removed(lua_site: Site) -> None:
     """An admin who removes the package and forgets slurm.conf has a cluster that takes jobs, and a line in the log."""
     lua_site.policy(policy("").replace("/usr/share/slurm-elastic", "/nonexistent"))
-    lua_site.sandbox.stop_daemon("slurmctld")
+    lua_site.sandbox.daemons.stop("slurmctld")
     lua_site.sandbox.start_daemon("slurmctld")
     assert lua_site.ended(lua_site.sbatch(f"--elastic={GOOD}", user=USER)) == "COMPLETED"
     log = (lua_site.sandbox.dir / "log" / "slurmctld.log").read_text()
