@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -23,13 +24,14 @@ def is_node_name(text: str) -> bool:
 def expand(text: str) -> tuple[str, ...]:
     """("n1", "n2", "n4") for "n[1-2,4]"; () for "". Order: by name, then by number, as Slurm has it.
 
-    SlurmUnparsable for anything that is not a node list. Remembered: a job's list is read anew in every round.
+    SlurmUnparsable for anything that is not a node list. Remembered, with one object for each name: a job's list is
+    read anew in every round, and thousands of lists share their nodes.
     """
     # ClusterShell knows more (groups, set operators, wildcards) than a node list may say.
     if not _FOLDED.fullmatch(text):
         raise SlurmUnparsable(f"{text[:80]!r} is not a node list such as n[1-4,7].")
     try:
-        return tuple(NodeSet(text))
+        return tuple(map(sys.intern, NodeSet(text)))
     except NodeSetParseError as error:
         raise SlurmUnparsable(f"{text[:80]!r} is not a node list such as n[1-4,7]: {error}.") from error
 

@@ -51,3 +51,8 @@ def test_names_of_nodes(name: str) -> None:
 def test_what_is_not_the_name_of_one_node(name: str) -> None:
     """Nothing that Slurm would read as an option, a list, or another word."""
     assert not is_node_name(name)
+
+
+def test_lists_share_their_names() -> None:
+    """What is remembered of thousands of lists takes a sixth of the memory: a node's name is kept once."""
+    assert expand("n[101-103]")[1] is expand("n[102,104]")[0]
