@@ -14,7 +14,7 @@ from slurm_elastic.db.rows import IntentRow, InUse
 
 from ..capacity.elastic import ElasticJob, Held, Roster
 from ..capacity.units import Unit, units_of
-from .actions import Action, Cancel, Close, Shrink
+from .actions import Action, Cancel, Close, Free, Shrink
 from .bounds import Bounds
 from .requeue import requeue_steps
 
@@ -39,8 +39,9 @@ def next_actions(
     by_job = {intent.directive.job_id: intent for intent in intents}
     for number, why in (overtaken or {}).items():
         job_id = next(j for j, intent in by_job.items() if intent.directive.id == number)
+        if by_job.pop(job_id).directive.requeues:
+            actions.append(Free(job_id, job_id, why))  # kept already where nobody heard whether it was put back
         actions.append(Close(job_id, number, "overtaken", why))
-        del by_job[job_id]
     for job_id, intent in by_job.items():
         job = roster.elastic.get(job_id)
         if intent.directive.requeues:

@@ -10,7 +10,10 @@ from snapshots import TYPE, Cluster
 from worlds import World
 
 from slurm_elastic.daemon.capacity.elastic import sort_jobs
+from slurm_elastic.daemon.resize.actions import Close, Free
+from slurm_elastic.daemon.resize.bounds import Bounds
 from slurm_elastic.daemon.resize.overtaken import overtaken
+from slurm_elastic.daemon.resize.rules import next_actions
 from slurm_elastic.daemon.slurm.types import Snapshot
 from slurm_elastic.db.rows import IntentRow
 from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
@@ -81,6 +84,17 @@ def test_a_requeue_stops_before_the_job_is_put_back() -> None:
     at.change(1, state="PENDING")
     at.run(4, "n2")
     assert found(at.snapshot(), "saved", keep=()) == {}
+
+
+def test_the_nodes_of_a_requeue_are_kept_no_longer() -> None:
+    """They may be reserved already, when Slurm did not answer whether the job was put back."""
+    at = cluster()
+    at.run(4, "n2", 1)
+    snapshot = at.snapshot()
+    intent = IntentRow(Directive(7, 1, (), (SHAPE,), 4, 240, "grow_idle", 60.0), "saved", "", 900.0, 950.0)
+    roster = sort_jobs(snapshot, accepted={1})
+    actions = next_actions(roster, {}, [intent], {}, 960.0, Bounds(), overtaken(snapshot, roster, [intent]))
+    assert actions[-2:] == [Free(1, 1, LOST[7]), Close(1, 7, "overtaken", LOST[7])]
 
 
 def test_the_daemon_plans_anew_at_once(tmp_path: Path) -> None:
