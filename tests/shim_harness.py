@@ -237,6 +237,9 @@ class Control:
                 if message["type"] == "store":
                     for member in self._worlds[message["generation"]]:
                         self.send(member, message)
+                if message["type"] == "running":
+                    for member in self._worlds[message["generation"]]:
+                        self.send(member, {"type": "dismiss", "generation": message["generation"]})
                 with self._changed:
                     self.said.append((name, message))
                     self._changed.notify_all()

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -36,6 +36,7 @@ parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--rate", type=float, default=1e-2)
 parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
 parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a map-style dataset")
+parser.add_argument("--await-world", type=int, default=-1, help="step that waits until a world is announced")
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 args = parser.parse_args()
 PHASES = {
@@ -51,24 +52,35 @@ PHASES = {
 """What happens to a worker that comes into a world, in its order."""
 
 
-def fail_at(phase: str, number: int) -> None:
-    """Have this process send itself a signal where that phase begins."""
+def before(phase: str, action: Callable[[], None]) -> None:
+    """Have something done where that phase begins."""
     owner, name = PHASES[phase]
     function = getattr(owner, name)
 
     @functools.wraps(function)
-    def failing(*args: object, **kwargs: object) -> object:
+    def delayed(*args: object, **kwargs: object) -> object:
         rehearsed = torch.distributed.is_initialized() and torch.distributed.get_backend() == "fake"
         if not rehearsed:
-            os.kill(os.getpid(), number)
+            action()
         return function(*args, **kwargs)
 
-    setattr(owner, name, failing)
+    setattr(owner, name, delayed)
 
 
-if "FAIL" in os.environ:
-    fail_at(os.environ["FAIL"].split(":")[0], int(os.environ["FAIL"].split(":")[1]))
-HOLD = Path(args.out) / "hold"
+def hiccup(phase: str) -> None:
+    """Once, a connection of this process breaks, where the test has named the phase: of a change of worlds."""
+    with contextlib.suppress(FileNotFoundError):
+        if HICCUP.read_text() == phase and (phase not in ("forward", "backward") or job._course.passage._on_trial):
+            HICCUP.unlink()
+            raise RuntimeError("connection reset by peer")
+
+
+HOLD, HICCUP = Path(args.out) / "hold", Path(args.out) / "hiccup"
+if os.environ.get("FAIL") == "hiccup":
+    for phase in PHASES:
+        before(phase, functools.partial(hiccup, phase))
+elif "FAIL" in os.environ:
+    before(os.environ["FAIL"].split(":")[0], lambda: os.kill(os.getpid(), int(os.environ["FAIL"].split(":")[1])))
 
 
 class Net(torch.nn.Module):
@@ -160,6 +172,8 @@ for epoch in job.epochs(args.epochs):
         if args.hold == "steps" and held != job.global_step:
             held = job.global_step
             hold()
+        while job.global_step == args.await_world and job._course.membership.coming() is None:
+            time.sleep(0.001)
         if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
             raise ValueError("this script fails")
         loss = ((net(x) - y) ** 2).mean()

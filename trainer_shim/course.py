@@ -182,7 +182,7 @@ class Course:
             self.snapshots.save()
         if sums.stop:
             self._leave_on_signal()
-        if sums.switch and coming is not None:
+        if sums.switch and coming is not None and self.passage.comes_now(coming):
             self.passage.switch(coming)
 
     def forget_words(self) -> None:

@@ -73,7 +73,7 @@ class Link:
         self._coming: Coming | None = None
         self._stores: dict[int, tuple[str, int]] = {}
         self._save_wanted = False
-        self._last_generation = self._off = -1
+        self._last_generation = self._off = self._dismissed = -1
         self.lost = False
         self.report_s = 0.0
         """Seconds between two reports, as the supervisor wants it; 0: it has not said."""
@@ -128,6 +128,11 @@ class Link:
         """Whether the supervisor wants nothing more of a world, even of one already left for."""
         with self._changed:
             return generation == self._off
+
+    def dismissed(self, generation: int) -> bool:
+        """Whether this world, in which this worker has no place, has come."""
+        with self._changed:
+            return self._dismissed >= generation
 
     def save_wanted(self) -> bool:
         with self._changed:
@@ -227,6 +232,9 @@ class Link:
             self._store_known(int(message["generation"]), (str(message["host"]), int(message["port"])))
         elif kind == "abort":
             self._aborted(int(message["generation"]))
+        elif kind == "dismiss":
+            with self._changed:
+                self._dismissed = int(message["generation"])
         elif kind == "report_every":
             self.report_s = float(message.get("seconds") or 0.0)
         elif kind in ("checkpoint", "hurry"):

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
@@ -33,16 +34,15 @@ class WayBack:
     coming: Coming
     batch: int
     source: str
-    open: bool
-    """Whether there is a way back: everybody of the old world is in the new one too."""
 
-    def again(self, patience_s: float) -> Coming:
-        """The old world, announced once more. Its store is still there: World holds it."""
+    def gate(self, patience_s: float) -> Gate:
+        """Of the old world, announced once more. Its store is still there: World holds it."""
         old = self.old
-        return dataclasses.replace(
+        again = dataclasses.replace(
             self.coming, generation=old.generation, rank=old.rank, size=old.size, store=None, server=old.store,
             timeout_s=patience_s,
         )  # fmt: skip
+        return Gate(again, f".{self.coming.generation}")
 
 
 BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")
@@ -138,13 +138,13 @@ class Membership:
 
     def leave(
         self, coming: Coming, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]
-    ) -> tuple[WayBack, Gate] | None:
+    ) -> tuple[WayBack, Gate | None] | None:
         """Leave the current world for the coming one; every member of the current one calls this at the same step.
 
         `rescue` is called in the old world once it is certain that it ends, with the new rank of every old one (-1 for
         one that leaves). `drop` lets go of all that refers to the old group. None: the coming world is not complete,
-        and the old one, still whole, goes on. A leaver does not return. `quiesced` with the `position` tells the
-        supervisor that the old world is left.
+        and the old one, still whole, goes on. Who has no gate has no place in the new world. `quiesced` with the
+        `position` tells the supervisor that the old world is left.
         """
         link, old = self.link, self.world
         if link is None or old is None:
@@ -165,24 +165,30 @@ class Membership:
             self.stayed(coming, problem or f"world {coming.generation} did not form")
             worlds.bound(old)
             return None
-        new_ranks = [rank for _, rank in calls]
-        way = WayBack(old, coming, self.batch, self.source, min(new_ranks) >= 0)
-        rescue(new_ranks)
+        way = WayBack(old, coming, self.batch, self.source)
+        rescue([rank for _, rank in calls])
         link.send({"type": "quiesced", "generation": coming.generation, **position})
         drop()
         worlds.leave(later=True)
         if gate is None:
-            self.go()
-        self._settle(coming)
+            link.taken(coming)
+        else:
+            self._settle(coming)
         return way, gate
 
-    def form(self, gate: Gate) -> None:
-        """The group of those who have arrived. Raises WorldNotFormed."""
-        self.world = worlds.in_units(self._formed(gate), self.unit)
+    def form(self, gate: Gate, way: WayBack | None = None) -> None:
+        """The group of those who have arrived. Raises WorldNotFormed, soon when another one has taken the way back."""
+        self.world = worlds.in_units(self._formed(gate, way.gate(0.0) if way is not None else None), self.unit)
 
-    def _formed(self, gate: Gate) -> World:
+    def _formed(self, gate: Gate, back: Gate | None = None) -> World:
         link, generation = self.link, gate.coming.generation
-        return worlds.form(gate, lambda: link is not None and (link.lost or link.called_off(generation)))
+
+        def given_up() -> bool:
+            if link is not None and (link.lost or link.called_off(generation)):
+                return True
+            return back is not None and back.begun()
+
+        return worlds.form(gate, given_up)
 
     def back(self, way: WayBack, patience_s: float) -> None:
         """The old world again, in this process and under its old number; each of its members calls this.
@@ -191,10 +197,28 @@ class Membership:
         """
         worlds.leave(later=True, broken=True)
         self.batch, self.source = way.batch, way.source
-        gate = Gate(way.again(patience_s), f".{way.coming.generation}")
+        gate = way.gate(patience_s)
         gate.arrive()
         gate.wait_open(lambda: self.link is not None and self.link.lost)
         self.form(gate)
+
+    def linger(self, way: WayBack) -> str:
+        """Somebody who leaves waits until the new world has done a step, and goes; when the others form their old world
+        again, this returns why. The supervisor's word or its end bounds the wait."""
+        link, generation = self.link, way.coming.generation
+        self.on_leave()
+        gate: Gate | None = way.gate(0.0)
+        while True:
+            if link is None or link.lost:
+                self.go(EXIT_LOST)
+            if link.dismissed(generation):
+                self.go()
+            try:
+                if gate is not None and gate.begun():
+                    return f"world {generation} did not come about"
+            except RuntimeError:
+                gate = None  # rank 0 has let go of the old world's store, or is gone: there is no way back
+            time.sleep(worlds.LOOK_S)
 
     def stayed(self, coming: Coming, reason: str) -> None:
         """Say that the coming world is not to be had, and that the old one goes on."""

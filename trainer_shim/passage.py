@@ -3,11 +3,11 @@
 Until every rank has the gradients of the new world's first step nothing is final: the members of the old world go on
 holding their state, buffers and position of that moment. When a communication fails before (a joiner has died, or does
 not answer in time) they form their old world again, in their processes, and do that step anew; nothing is lost but
-time. Limits: somebody who leaves cannot come back, so a shrink that fails, and a grow that somebody leaves with, ends
-in a restart from the state saved; so does a rank that dies in the instant of the last agreement, or in the first step
-after a change between two passes over the data, where the script's own code comes first. Over NCCL a step that
-hangs is ended by its watchdog, with the process. Where a framework steps the optimizer, only the time before the first
-step is covered.
+time. Whoever leaves waits for that moment in their process. Between two passes over the data the script's own code
+comes before the next step, so a change that somebody joins is put off until a step has been done. Limits: a rank of the
+old world that dies, and one that dies in the instant of the last agreement, end in a restart from the state saved; so
+does, where passes are one step long, one that dies in that step. Over NCCL a step that hangs is ended by its watchdog,
+with the process. Where a framework steps the optimizer, only the time before the first step is covered.
 """
 
 from __future__ import annotations
@@ -61,10 +61,23 @@ class Passage:
         self._way: WayBack | None = None
         self._before: Before | None = None
         self._on_trial = False
+        self._put_off = 0
         self.repeats_steps = False
         """Whether a step that failed can be done anew: where the loop is the job's own."""
 
     # -- into a world ----------------------------------------------------------------------------------------------
+
+    def comes_now(self, coming: Coming) -> bool:
+        """Whether to make a change that has been agreed on, or to wait for the next step's agreement: every rank says
+        the same. No change is put off twice: a pass may be one step long."""
+        if not self._between_passes() or coming.size <= self._course.world().size:
+            return True
+        put_off, self._put_off = self._put_off, coming.generation
+        return put_off == coming.generation
+
+    def _between_passes(self) -> bool:
+        progress = self._course.state.progress
+        return progress.cursor >= progress.pass_samples
 
     def switch(self, coming: Coming) -> None:
         """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
@@ -90,7 +103,10 @@ class Passage:
             self._went_on(coming)
             return
         way, gate = left
-        self._way, self._before = (way if way.open else None), before
+        self._way, self._before = way, before
+        if gate is None:
+            self._return(course.membership.linger(way), 2 * coming.forming_s + coming.first_step_s)
+            return
         problem = self._enter(gate, before.kept)
         course.snapshots.hold()
         if problem:
@@ -102,7 +118,7 @@ class Passage:
     def _enter(self, gate: Gate, kept: Kept | None) -> str:
         """Form the new world; why that failed, or nothing. The error's own frames, which hold on to the group, end."""
         try:
-            self._course.membership.form(gate)
+            self._course.membership.form(gate, self._way)
             self.connect(has_state=True, kept=kept)
             return ""
         except WorldNotFormed as error:
@@ -146,9 +162,8 @@ class Passage:
                 state.restore(captured)
             handover.copy_to_joiners(state, world, holders, course.device, seconds)
         worlds.gather(world, 0)  # nobody computes while another one may still find that it cannot
-        progress = state.progress
-        between_passes = progress.cursor >= progress.pass_samples
-        self._on_trial = self.repeats_steps and course.membership.source == "survivor" and not between_passes
+        survivor = course.membership.source == "survivor"
+        self._on_trial = self.repeats_steps and survivor and not self._between_passes()
         if self._on_trial:
             worlds.bound(world, course.membership.first_step_s)
         else:

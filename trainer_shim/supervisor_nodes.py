@@ -111,6 +111,9 @@ class Nodes:
             machine.lives.respawn_if_dead()
         elif machine.resizing.owns_agent(key):
             machine.resizing.joiner_lost(f"node {key[1]} of job {key[0]} was lost before its workers' first step")
+        elif gone and all(worker.quiesced and machine.resizing.leaves(worker) for worker in gone):
+            for worker in gone:
+                machine.resizing.left(worker)
         elif machine.mode is Mode.FINISHING and all(worker.exited or worker.done for worker in gone):
             machine.lives.finish_if_over()
         else:

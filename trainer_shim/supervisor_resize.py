@@ -1,9 +1,9 @@
 """One resize at a time: companions asked for, their workers warmed up, a new world agreed on. Pure, like the machine.
 
 Until the new world's first step everything can be undone, and is: companions are dropped, their workers killed, the
-old world goes on. After the agreement on a step that takes its members, who go back to it by themselves when nobody
-leaves (supervisor_return); where somebody does, a restart. What a directive drops is only left here; giving it back to
-Slurm is selasticd's work.
+old world goes on. After the agreement on a step that takes all of its members, who go back to it by themselves
+(supervisor_return); whoever leaves stays till then, and is dismissed with that step. What a directive drops is only
+left here; giving it back to Slurm is selasticd's work.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ class Resize:
     agents: set[AgentKey] = field(default_factory=set)
     world: World | None = None
     agreed: bool = False
-    returns: bool = False
-    """Everybody of the old world is in the new one too: together they can go back."""
     doubt: str = ""
     """Why the new world cannot come any more; its members are to go back, and have not said so yet."""
 
@@ -240,7 +238,6 @@ class Resizing:
         machine.kill([worker for worker in inside if worker.name not in (*names, *(member.name for member in old))])
         world = World(machine.next_generation(), names, active.batch, "survivor")
         active.world = world
-        active.returns = active.awaited > 0 and {worker.name for worker in old} <= set(names)
         machine.send_world(world, [worker for worker in old if worker.name not in names])
 
     def quiesced(self, worker: Worker, generation: int) -> None:
@@ -251,12 +248,11 @@ class Resizing:
         aborted = self._aborted.pop(generation, None)
         if aborted is None:
             return
-        if self.active is None and not aborted.agents:
-            self.active, aborted.agreed = aborted, True
-        elif aborted.returns:
+        if aborted.agents:  # killed by now: it cannot come
             self.returning.begin(generation)
-        else:
-            self._machine.lives.restart(f"generation {generation} was agreed on before it could be called off", 1)
+        elif self.active is None or not self.active.agreed:
+            self.fail(f"generation {generation} was agreed on first", phase="withdrawn")
+            self.active, aborted.agreed = aborted, True
 
     def survived(self, generation: int, error: str) -> None:
         """The coming world did not come about; the old one, whole, goes on."""
@@ -265,13 +261,13 @@ class Resizing:
         if active is not None and self.coming(generation) is not None:
             active.agreed = False
             self.fail(active.doubt or error)
-            for worker in self._machine.members():
-                worker.quiesced = False
+            del self._aborted[generation]
+            self.next()
 
     def joiner_lost(self, detail: str) -> None:
         """A worker, or the whole of a companion, was lost before the new world's first step."""
         active, machine = self.active, self._machine
-        if active is None or not (active.agreed and active.returns):
+        if active is None or not active.agreed or not self._whole():
             self.fail(detail)
         elif not active.doubt:
             active.doubt = detail
@@ -281,10 +277,17 @@ class Resizing:
             self.returning.begin(0)
 
     def left(self, worker: Worker) -> None:
-        """A worker that the new world does without has gone."""
+        """A worker that the new world does without has gone: there is no way back any more."""
+        worker.exited = worker.quiesced = True
         if self.active is not None:
             self.active.agreed = True
-        worker.quiesced = True
+            if self.active.doubt:
+                self.fail(self.active.doubt)
+
+    def _whole(self) -> bool:
+        """Whether the old world could form again."""
+        world, members = self._machine.world, self._machine.members()
+        return world is not None and len(members) == len(world.members) and not any(one.exited for one in members)
 
     def over(self) -> None:
         """The training loop has ended: a world already agreed on is the last one, any other comes too late."""
@@ -308,6 +311,7 @@ class Resizing:
         machine.enter(world, active.pieces)
         for worker in [*machine.fleet.on(dropped), *(worker for worker in left if worker.agent not in dropped)]:
             worker.doomed = True
+            machine.do(Send(worker.name, {"type": "dismiss", "generation": generation}))
             if worker.exited:
                 del machine.fleet.workers[worker.name]
         for worker in machine.members():

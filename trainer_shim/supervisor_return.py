@@ -1,4 +1,4 @@
-"""When a grow fails after its members have agreed on a step: they go back to their old world, in bounded time. Pure.
+"""When a change fails after its members have agreed on a step: they go back to their old world, in bounded time. Pure.
 
 The members find out by themselves, as what they do with the lost ones fails; nothing has to be told to them. Whoever is
 back says so. When nobody is in the time a world may take to form, a restart from the last checkpoint follows.

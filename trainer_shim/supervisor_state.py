@@ -301,6 +301,7 @@ class Machine:
         elif kind == "failed":
             worker.error = str(message.get("error", ""))
             if message.get("survived"):
+                worker.quiesced = False
                 self.resizing.survived(generation, worker.error)
         elif kind == "done":
             worker.done, worker.finished = True, bool(message.get("finished"))

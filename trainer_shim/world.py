@@ -130,6 +130,11 @@ class Gate:
         if self.store.add("arrived", 1) == self.coming.size:
             self.store.set("open", "1")
 
+    def begun(self) -> bool:
+        """Whether anybody has checked in."""
+        found: bool = self.store.check(["arrived"])
+        return found
+
     def announce_switch(self) -> None:
         """A survivor says that the old world has reached its last step: from now on waiting is bounded."""
         self.store.set("switching", "1")
@@ -211,6 +216,9 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
     coming = gate.coming
     store = Patient(PrefixStore("pg", gate.store), give_up)
     try:
+        # torch puts a count of groups into the store's keys, and sets it back when a group is destroyed: not when one
+        # did not form. Where that has happened on some ranks only they would look for each other under two names.
+        dist.distributed_c10d._world.group_count = 0
         # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
         timeout = datetime.timedelta(seconds=coming.forming_s)
         dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
