@@ -2,9 +2,9 @@
 
 A world forms in two phases, each bounded. First every member checks in at the generation's own store; the last one to
 arrive opens the gate. Nothing of the old world has been touched until then, so a world that is not complete can still
-be given up. Then the group is made under a prefix that no other generation uses. The caller has to drop its
-DistributedDataParallel object before `leave`: one that outlives its group can deadlock in gloo's destructor
-(pytorch issue 56297).
+be given up. Then the group is made under a prefix that no other generation uses, and used once all ranks have made it.
+The caller has to drop its DistributedDataParallel object before `leave`: one that outlives its group can deadlock in
+gloo's destructor (pytorch issue 56297).
 """
 
 # mypy: disallow-untyped-calls=False
@@ -212,7 +212,8 @@ class Patient(Store):
 
 
 def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
-    """Make the group once the gate is open. Raises WorldNotFormed, soon when give_up says so."""
+    """Make the group once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and soon when
+    give_up says so."""
     coming = gate.coming
     store = Patient(PrefixStore("pg", gate.store), give_up)
     try:
@@ -222,9 +223,22 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
         timeout = datetime.timedelta(seconds=coming.forming_s)
         dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
+        complete(store, coming.size, timeout)
     except (RuntimeError, ValueError) as error:
+        leave(later=True, broken=True)
         raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None
     return World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base, patient=store)
+
+
+def complete(store: Store, size: int, timeout: datetime.timedelta) -> None:
+    """Wait until every rank has made its group. Raises what the store raises when one does not.
+
+    A rank that gives up may leave connections behind that nobody closes: gloo keeps those that came for a group which
+    is not there any more. Who computed with them would wait for as long as a communication may take.
+    """
+    if store.add("formed", 1) == size:
+        store.set("complete", "1")
+    store.wait(["complete"], timeout)
 
 
 def bound(world: World, seconds: float = COLLECTIVE_TIMEOUT.total_seconds()) -> None:
