@@ -31,11 +31,12 @@ class _Tagged(Dataset[Any]):
 
     Each sample is drawn with generators seeded by (seed, epoch, sample): augmentation is the same on whatever rank or
     worker a sample is read. A dataset that gives many at once (__getitems__) is seeded once for them all. Seeding takes
-    9 us, which samples that are slices of tensors do not need.
+    9 us, which samples that are slices of tensors do not need, nor, where torch puts them together, their batch.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, collate: Any = None) -> None:
         self.dataset = dataset
+        self._drawn = collate is not default_collate or not of_tensors(dataset)
         self._together = asked_together(dataset)
         self._sliced = of_tensors(dataset)
         self.seed = torch.tensor([seed, 0]).share_memory_()
@@ -50,7 +51,8 @@ class _Tagged(Dataset[Any]):
             return micro, None  # a resize came in between: nobody will look at it
         seed, epoch = self.seed.tolist()
         if self._together or self._sliced:
-            seed_all(mix(seed, epoch, micro.indices[0]))
+            if self._drawn:
+                seed_all(mix(seed, epoch, micro.indices[0]))
             indices = list(micro.indices)
             return micro, self.dataset.__getitems__(indices) if self._together else [self.dataset[i] for i in indices]
         samples, drawn = [], mix_on(MIX_FROM, seed, epoch)
@@ -96,10 +98,10 @@ class Feed:
         self._seed = seed
         self.lanes = max(1, options.get("num_workers") or 0) if self._sizes is not None else 0
         """Of shards, how many a rank reads side by side: one a worker. All ranks have to go by the same number."""
-        self._tagged = _Tagged(source, seed)
-        self._batches = _Batches()
         options = dict(options)
         collate = options.pop("collate_fn", None) or default_collate
+        self._tagged = _Tagged(source, seed, collate)
+        self._batches = _Batches()
         options.setdefault("pin_memory", torch.cuda.is_available())
         if options.get("num_workers"):
             options["persistent_workers"] = True

@@ -50,7 +50,8 @@ class Norms:
 
     def micro_done(self) -> None:
         """After a backward pass. One rank alone: the first micro batch's gradient is the small batch's."""
-        self._release()
+        if self._hooks:
+            self._release()
         if self._wanted and not self._shared and not self._own:
             self._own = self._norms()
 

@@ -73,7 +73,7 @@ class Optimization:
             for optimizer in self.optimizers if self._scaler is not None else ():
                 self._scaler.unscale_(optimizer)
             model.clip(clip_norm)
-        with self.stepping(progress):
+        with self._tuning.applied(progress), self._watch or nullcontext():
             for optimizer in self.optimizers:
                 if self._scaler is None:
                     model.step(optimizer)
@@ -92,7 +92,8 @@ class Optimization:
 
     def schedule(self, progress: Progress) -> None:
         """Advance the schedulers to where the samples are: one step per base batch."""
-        self._advanced.check(progress.schedule)
+        if self.schedulers:
+            self._advanced.check(progress.schedule)
         due = progress.samples // self._tuning.base
         for _ in range(due - progress.schedule):
             for scheduler in self.schedulers:

@@ -25,6 +25,8 @@ from .world import World
 def rehearse(rank: int, size: int, device: torch.device, parameters: Iterable[nn.Parameter]) -> None:
     """Rehearse for one place in a world of fully_shard'ed parameters. That it fails costs time only."""
     try:
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it; some torches do so themselves
+
         dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=size)
         try:
             _first_moments(World(-1, rank, size, grouped=True), device, parameters)

@@ -188,8 +188,13 @@ class Plan:
     def _step(self) -> list[Micro]:
         cursor, total = self._cursor, min(self._slicing.batch, self.samples - self._cursor)
         self._cursor += total
-        places = positions_of(cursor, self.samples, self._slicing)
-        measured = is_measured(cursor, self._slicing)
+        slicing, measured = self._slicing, is_measured(cursor, self._slicing)
+        if slicing.micro_batch is None and not (slicing.shards or slicing.together or (slicing.halve and measured)):
+            own = slice_of(total, slicing.ranks, slicing.rank)
+            if own:  # whole, as nearly always
+                part = range(cursor + own.start, cursor + own.stop)
+                return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part))]
+        places = positions_of(cursor, self.samples, slicing)
         # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
         company = range(cursor, cursor + min(2, total))
         places = places or [(range(0), -1, 0, False)]

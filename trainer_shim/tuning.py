@@ -7,7 +7,7 @@ only while a step is taken. So a scheduler that computes from the current rate i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from . import noise
@@ -116,13 +116,13 @@ class Tuning:
             self._known = (key, rate(self.rule, batch or self.base, self.base, scale))
         return self._known[1]
 
-    @contextmanager
-    def applied(self, progress: Progress) -> Iterator[None]:
+    def applied(self, progress: Progress) -> AbstractContextManager[None]:
         """The optimizers' groups changed for one step."""
         current = self.rate(progress)
-        if current.changes_nothing:
-            yield
-            return
+        return nullcontext() if current.changes_nothing else self._changed(current)
+
+    @contextmanager
+    def _changed(self, current: Rate) -> Iterator[None]:
         undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
         try:
             for optimizer in self._optimizers:

@@ -184,6 +184,20 @@ def test_what_is_seeded_by_sample() -> None:
     assert not asked_together(Subset(Squares(9), [1]))
 
 
+@pytest.mark.parametrize("collate", [None, lambda samples: torch.stack([x for (x,) in samples])])
+def test_slices_of_tensors_are_read_without_seeding(collate: Any) -> None:
+    """What draws nothing leaves the generators alone, which saves time in every step; a batch that the script puts
+    together may draw, and finds them seeded."""
+    feed = Feed(TensorDataset(torch.zeros(9, 2)), 3, {"collate_fn": collate} if collate else {})
+    feed.start(0, 0, True, 0, Slicing(4, 1, 0))
+    assert feed.next() is not None  # DataLoader draws once when it begins
+    random.seed(5)
+    torch.manual_seed(5)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    assert feed.next() is not None
+    assert ((random.getstate(), torch.get_rng_state().tolist()) == before) == (collate is None)
+
+
 def test_noise_is_measured_often_only_until_it_is_known() -> None:
     """Every 10th step up to the given cursor, then every 100th; one rank halves those steps, and no others."""
     plan = Plan(range(4000), 0, Slicing(4, 1, 0, halve=True, dense_until=400))
