@@ -143,12 +143,12 @@ class Settings:
     take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/optimizer.md."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
-    """Shortest time from any resize of a job until it may grow. Ten minutes hides the restart of a one-minute
-    checkpoint."""
+    """Shortest time from any resize of a job until it may grow, one of its batch alone excepted. Ten minutes hides the
+    restart of a one-minute checkpoint."""
 
     cooldown_shrink_s: float = number(120.0, 0, 86400)
-    """Shortest time from any resize of a job until it may shrink for another elastic job. Shrinking for a waiting
-    ordinary job does not wait."""
+    """Shortest time from any resize of a job, one of its batch alone excepted, until it may shrink for another elastic
+    job. Shrinking for a waiting ordinary job does not wait."""
 
     min_gain: float = number(0.05, 0, 10)
     """Least gain, in jobs' worth of progress at their reference size, for which anything is moved."""

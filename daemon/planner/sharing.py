@@ -145,7 +145,8 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings) ->
     # Close to its time limit a job has little time to earn back a pause.
     horizon = max(1.0, settings.horizon_s if left is None else min(settings.horizon_s, left))
     # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
-    settled = not (standing.may_grow and standing.may_shrink) or pause / horizon > BATCH_GAIN
+    waits = not (standing.may_grow and standing.may_shrink and standing.may_rebatch)
+    settled = waits or pause / horizon > BATCH_GAIN
     return JobView(
         label=str(standing.job_id),
         model=state.model,

@@ -68,6 +68,8 @@ class Standing:
     may_grow: bool = True
     may_shrink: bool = True
     """For another elastic job; for a waiting one it always may, unless frozen."""
+    may_rebatch: bool = True
+    """Its batch alone may change."""
     until: float | None = None
     """When the cooldown or the time after a failure is over."""
     giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), (), {}))
@@ -163,6 +165,9 @@ def _cooled(standing: Standing, settings: Settings, now: float) -> Standing:
     if last.state == "done":
         grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
         late = max((t for t in (grow, shrink) if t > now), default=None)
+        if last.directive.reason == Reason.BATCH:
+            # It took a pause and no node: most jobs begin with it, and GPUs may be idle that they could grow onto.
+            return replace(standing, may_rebatch=late is None)
         return replace(standing, may_grow=now >= grow, may_shrink=now >= shrink, until=late)
     until = last.updated + settings.failed_backoff_s
     if now >= until:

@@ -214,6 +214,21 @@ def test_the_batch_alone_can_change_and_waits_for_the_cooldown_too() -> None:
     assert world.plan().directives == ()
 
 
+def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
+    """Jobs begin by taking a faster batch: GPUs that are idle then are not left idle for ten minutes."""
+    ended = closed("done", NOW - 10)
+    ended = replace(ended, directive=replace(ended.directive, reason=Reason.BATCH.value))
+    world = World(4)
+    world.job(1, "n1")
+    world.state(1, last=ended)
+    assert row(world.plan(), 1).gpus_to > 4
+    world = World(1)
+    world.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
+    world.states[1] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
+    world.state(1, last=ended)
+    assert world.plan().directives == ()
+
+
 def test_a_size_never_measured_is_tried_on_idle_gpus() -> None:
     """The optimizer does not bet on what it hardly knows. Idle GPUs are no stake; a measured size is no guess."""
     world = World(8)
