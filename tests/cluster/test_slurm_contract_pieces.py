@@ -74,6 +74,9 @@ def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
         assert len(kept.nodes) == 8 and kept.start <= site.at + 1 and kept.end - site.at > 0
         other = cluster.submit(Want(8, 4), user="nobody")
         mine = cluster.submit(Want(1, 4, ("n1",)), user="games")
+        if isinstance(cluster, RealCluster):
+            # As after a requeue: else Slurm may start the job between its reservation and its size.
+            cluster.sandbox.run(["scontrol", "update", f"JobId={mine}", "StartTime=now+120"])
         seen(client, lambda s: s.jobs[other].pending and s.jobs[mine].pending)
         client.resize_waiting(mine, Size(2, 4), name)
         job = running(client, mine).jobs[mine]
