@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -178,15 +178,17 @@ class Membership:
 
     def form(self, gate: Gate, way: WayBack | None = None) -> None:
         """The group of those who have arrived. Raises WorldNotFormed, soon when another one has taken the way back."""
-        self.world = worlds.in_units(self._formed(gate, way.gate(0.0) if way is not None else None), self.unit)
+        ways = [way.gate(0.0)] if way is not None else []
+        self.world = worlds.in_units(self._formed(gate, ways), self.unit)
+        ways.clear()  # the world outlives the old one's store, and may wait for more groups later
 
-    def _formed(self, gate: Gate, back: Gate | None = None) -> World:
+    def _formed(self, gate: Gate, ways: Sequence[Gate] = ()) -> World:
         link, generation = self.link, gate.coming.generation
 
         def given_up() -> bool:
             if link is not None and (link.lost or link.called_off(generation)):
                 return True
-            return back is not None and back.begun()
+            return any(back.begun() for back in ways)
 
         return worlds.form(gate, given_up)
 
