@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning import __version__ as version
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities import distributed
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
@@ -30,25 +29,12 @@ from lightning.pytorch.loops import loop as loops
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from .driven import Driven, Part, check_options, check_parts, rank_to_show, taken_over
+from .driven import Driven, Part, check_options, rank_to_show, taken_over
 from .errors import TrainingError
 from .job import Job, join
-
-TRIED = "2.6"
-PRIVATE: list[tuple[Any, str]] = [
-    (distributed, "_all_gather_ddp_if_available"),
-    (distributed, "_sync_ddp_if_available"),
-    (loops, "_Loop"),
-    (call, "_call_callbacks_on_load_checkpoint"),
-    (call, "_call_callbacks_load_state_dict"),
-    (call, "_call_lightning_module_hook"),
-]
-"""What the adapter works by, beside the public interface; of a Trainer: TRAINER, before it trains."""
-TRAINER = ("_checkpoint_connector", "fit_loop", "val_check_batch", "val_check_interval", "enable_validation")
-FIT_LOOP = ("_data_fetcher", "epoch_loop", "max_batches", "_restarting")
+from .lightning_checks import check, check_library, no_skips
 
 
 class ElasticStrategy(Strategy):
@@ -59,7 +45,7 @@ class ElasticStrategy(Strategy):
 
     def __init__(self, batch: int, max_batch: int | None = None, *, ddp: dict[str, Any] | None = None, **options: Any):
         super().__init__()
-        check_parts("lightning", version, TRIED, PRIVATE)
+        check_library()
         check_options(options, "ElasticStrategy")
         self.job: Job = join(batch, max_batch, **options)
         self._seed = int(options.get("seed", 0))
@@ -139,7 +125,7 @@ class ElasticStrategy(Strategy):
             config.interval = "samples"
         scaler = getattr(self.precision_plugin, "scaler", None)
         schedulers = [config.scheduler for config in counted]
-        _no_skips(self.lightning_module)
+        no_skips(self.lightning_module)
         self._net = self.job.wrap(self.lightning_module, self.optimizers, schedulers, scaler=scaler, **self._ddp)
         others = [config.scheduler for config in self.lr_scheduler_configs if config not in counted]
         self.job.keep(**{f"scheduler{number}": part for number, part in enumerate(others)}, lightning=_Loops(trainer))
@@ -294,38 +280,3 @@ def _go_on(loop: Any) -> None:
     for inner in vars(loop).values():
         if isinstance(inner, loops._Loop):
             _go_on(inner)
-
-
-def _no_skips(module: Any) -> None:
-    """on_train_batch_start() may return -1, to skip the rest of an epoch: this rank's samples would be lost."""
-    hook = module.on_train_batch_start
-
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        answer = hook(*args, **kwargs)
-        if answer == -1:
-            raise TrainingError("on_train_batch_start() returned -1, which skips the rest of an epoch; accepted: None")
-        return answer
-
-    if is_overridden("on_train_batch_start", module):
-        module.on_train_batch_start = asked
-
-
-def check(trainer: Any) -> None:
-    """Raise TrainingError for a Trainer or a module that cannot be trained elastically."""
-    module = trainer.lightning_module
-    check_parts("lightning", version, TRIED, [(trainer, name) for name in TRAINER])
-    check_parts("lightning", version, TRIED, [(trainer.fit_loop, name) for name in FIT_LOOP])
-    wrong = [
-        (not module.automatic_optimization, "manual optimization", "automatic_optimization = True"),
-        (is_overridden("backward", module), "LightningModule.backward()", "the one of Lightning"),
-        (trainer.accumulate_grad_batches != 1, "Trainer(accumulate_grad_batches=)", "ElasticStrategy(micro_batch=)"),
-        (trainer.max_steps != -1, "Trainer(max_steps=)", "max_epochs: steps are not of one size"),
-        (trainer.max_epochs in (None, -1), "training without an end", "Trainer(max_epochs=)"),
-        (trainer.limit_train_batches != 1.0, "Trainer(limit_train_batches=)", "a smaller dataset"),
-        (trainer.overfit_batches != 0, "Trainer(overfit_batches=)", "a smaller dataset"),
-        (trainer.reload_dataloaders_every_n_epochs != 0, "Trainer(reload_dataloaders_every_n_epochs=)", "0"),
-        (trainer.ckpt_path is not None, "fit(ckpt_path=)", "none: an elastic job goes on from its own checkpoints"),
-    ]
-    for found, what, accepted in wrong:
-        if found:
-            raise TrainingError(f"{what} is not possible with ElasticStrategy; accepted: {accepted}")

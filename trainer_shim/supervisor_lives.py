@@ -132,9 +132,9 @@ class Lives:
                 machine.timers.pop(f"kill {worker.agent[0]} {worker.agent[1]}", None)
             self.respawn_if_dead()
         elif machine.resizing.owns(worker):
-            machine.resizing.joiner_lost(f"worker {event.worker} ended before its first step ({_how(event)})")
+            machine.resizing.returning.joiner_lost(f"worker {event.worker} ended before its first step ({_how(event)})")
         elif machine.resizing.leaves(worker) and (event.code == 0 or worker.quiesced):
-            machine.resizing.left(worker)
+            machine.resizing.returning.left(worker)
         elif event.code == 0 and event.signal == 0:
             self.training_over()
         else:

@@ -83,13 +83,13 @@ class Nodes:
     def up(self, event: AgentUp) -> None:
         """An agent has connected."""
         machine = self._machine
-        joins = machine.resizing.expects(event.agent)
+        joins = machine.resizing.warming.expects(event.agent)
         if not (joins or event.agent in self.awaited) or event.agent in machine.fleet.agents:
             machine.do(QuitAgent(event.agent))
             return
         machine.fleet.agents[event.agent] = fleets.Agent(event.gpus)
         if joins:
-            machine.resizing.agent_up(event.agent)
+            machine.resizing.warming.agent_up(event.agent)
             return
         self.awaited.discard(event.agent)
         if machine.mode is Mode.STARTING:
@@ -109,11 +109,13 @@ class Nodes:
             machine.timers.pop(f"blind {worker.name}", None)
         if agent.quitting:
             machine.lives.respawn_if_dead()
-        elif machine.resizing.owns_agent(key):
-            machine.resizing.joiner_lost(f"node {key[1]} of job {key[0]} was lost before its workers' first step")
+        elif machine.resizing.warming.expects(key):
+            machine.resizing.returning.joiner_lost(
+                f"node {key[1]} of job {key[0]} was lost before its workers' first step"
+            )
         elif gone and all(worker.quiesced and machine.resizing.leaves(worker) for worker in gone):
             for worker in gone:
-                machine.resizing.left(worker)
+                machine.resizing.returning.left(worker)
         elif machine.mode is Mode.FINISHING and all(worker.exited or worker.done for worker in gone):
             machine.lives.finish_if_over()
         else:
@@ -138,7 +140,7 @@ class Nodes:
             machine.timers[f"launch {event.number}"] = machine.now + AGAIN_S  # until the time for all of it is over
             return
         self._pieces.pop(event.number, None)
-        if machine.resizing.expects_any(keys):
+        if machine.resizing.warming.expects_any(keys):
             machine.resizing.fail(f"the companion's agents did not start (exit code {event.code})")
         if missing := self.awaited & keys:
             for line in event.tail:
@@ -146,7 +148,7 @@ class Nodes:
             self._give_up_on(missing, f"exit code {event.code}")
 
     def _waits_for(self, key: AgentKey) -> bool:
-        return key in self.awaited or self._machine.resizing.expects_any({key})
+        return key in self.awaited or self._machine.resizing.warming.expects_any({key})
 
     def silent(self) -> None:
         """The time for agents to connect is over."""

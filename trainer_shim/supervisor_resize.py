@@ -1,4 +1,4 @@
-"""One resize at a time: companions asked for, their workers warmed up, a new world agreed on. Pure, like the machine.
+"""One resize at a time: companions asked for and warmed up (supervisor_warming), a new world agreed on. Pure.
 
 Until the new world's first step everything can be undone, and is: companions are dropped, their workers killed, the
 old world goes on. After the agreement on a step that takes all of its members, who go back to it by themselves
@@ -8,58 +8,18 @@ left here; giving it back to Slurm is selasticd's work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from . import fleet as fleets
 from .fleet import Mode, Worker, World
-from .supervisor_events import (
-    AgentKey,
-    CompanionGranted,
-    CompanionRefused,
-    DropCompanions,
-    Message,
-    Say,
-    Send,
-    SubmitCompanion,
-)
+from .supervisor_change import Resize, Stage
+from .supervisor_events import DropCompanions, Message, Say, Send, SubmitCompanion
 from .supervisor_return import Returning
-from .wire import Directive, Piece
+from .supervisor_warming import Warming
+from .wire import Directive
 
 if TYPE_CHECKING:
     from .supervisor_state import Machine
-
-
-class Stage(Enum):
-    """WAITING for Slurm to grant; WARMING up; AGREEING on the step at which to change worlds."""
-
-    WAITING = "waiting"
-    WARMING = "warming"
-    AGREEING = "agreeing"
-
-
-@dataclass(slots=True)
-class Resize:
-    """A change under way. `directive` is 0 for one that the supervisor itself wants."""
-
-    directive: int
-    keep: tuple[Piece, ...]
-    batch: int
-    wait_s: float
-    reason: str
-    stage: Stage = Stage.WAITING
-    added: dict[int, Piece] = field(default_factory=dict)
-    awaited: int = 0
-    agents: set[AgentKey] = field(default_factory=set)
-    world: World | None = None
-    agreed: bool = False
-    doubt: str = ""
-    """Why the new world cannot come any more; its members are to go back, and have not said so yet."""
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        return self.keep + tuple(self.added[index] for index in sorted(self.added))
 
 
 class Resizing:
@@ -71,24 +31,14 @@ class Resizing:
         self._waiting: Directive | None = None
         self._last_id = 0
         self._aborted: dict[int, Resize] = {}
+        self.warming = Warming(machine, self)
         self.returning = Returning(machine, self)
 
     # --- questions of the machine -----------------------------------------------------------------------------
 
-    def expects(self, key: AgentKey) -> bool:
-        """Whether this agent belongs to a companion that is being warmed up."""
-        return self.active is not None and key in fleets.keys(self.active.added.values())
-
-    def expects_any(self, agents: set[AgentKey]) -> bool:
-        """Whether one of these agents is still awaited."""
-        return self.active is not None and any(self.expects(key) and key not in self.active.agents for key in agents)
-
-    def owns_agent(self, key: AgentKey) -> bool:
-        return self.expects(key)
-
     def owns(self, worker: Worker) -> bool:
         """Whether this worker is a joiner, not yet part of the world."""
-        return self.expects(worker.agent)
+        return self.warming.expects(worker.agent)
 
     def leaves(self, worker: Worker) -> bool:
         """Whether this worker's world goes on without it."""
@@ -128,7 +78,7 @@ class Resizing:
         """Go on without these pieces while their workers can still take part in the agreement."""
         machine = self._machine
         if self.active is not None and any(piece.slurm_job_id in job_ids for piece in self.active.added.values()):
-            self.joiner_lost(reason)
+            self.returning.joiner_lost(reason)
         keep = tuple(piece for piece in machine.pieces if piece.slurm_job_id not in job_ids)
         if machine.mode is not Mode.RUNNING or len(keep) == len(machine.pieces):
             return
@@ -138,7 +88,7 @@ class Resizing:
             self.fail(reason)
         machine.do(Say(f"{reason}: going on without it"))
         self.active = Resize(0, keep, machine.batch, 0.0, reason)
-        self._agree()
+        self.agree()
 
     def _begin(self, directive: Directive) -> None:
         machine = self._machine
@@ -158,7 +108,7 @@ class Resizing:
         batch = directive.batch or machine.batch
         self.active = Resize(directive.id, keep, batch, directive.wait_s, directive.reason, awaited=len(directive.add))
         if not directive.add:
-            self._agree()
+            self.agree()
             return
         # One time for both: a companion that waits long leaves its workers little to warm up in.
         machine.timers["resize"] = machine.now + max(directive.wait_s, 1.0)
@@ -166,62 +116,9 @@ class Resizing:
             machine.do(SubmitCompanion(directive.id, index, shape, directive.wait_s))
         machine.tell(directive.id, "submitted")
 
-    # --- companions -------------------------------------------------------------------------------------------
-
-    def granted(self, event: CompanionGranted) -> None:
-        """A companion has its nodes; with the last one their agents are started."""
-        active, machine = self.active, self._machine
-        if active is None or active.directive != event.directive or active.stage is not Stage.WAITING:
-            machine.do(DropCompanions(event.directive))
-            return
-        active.added[event.index] = event.piece
-        if len(active.added) < active.awaited:
-            return
-        active.stage = Stage.WARMING
-        machine.tell(active.directive, "granted")
-        for piece in active.added.values():
-            machine.nodes.launch(piece)
-
-    def refused(self, event: CompanionRefused) -> None:
-        if self.active is not None and self.active.directive == event.directive:
-            self.fail(event.detail, phase="withdrawn")
-
-    def agent_up(self, key: AgentKey) -> None:
-        """An agent of a companion is there: start its workers."""
-        active = self.active
-        if active is None:
-            return
-        active.agents.add(key)
-        piece = next(piece for piece in active.added.values() if piece.slurm_job_id == key[0])
-        found = len(self._machine.fleet.agents[key].gpus)
-        if found != piece.gpus_per_node:
-            self.fail(f"node {key[1]} of companion {key[0]} shows {found} GPUs instead of {piece.gpus_per_node}")
-            return
-        self._machine.spawn_on([key])
-
-    def joiner_ready(self) -> None:
-        """With the last joiner warm the worlds can change."""
-        active, machine = self.active, self._machine
-        if active is None or active.stage is not Stage.WARMING:
-            return
-        joiners = machine.fleet.on(active.agents)
-        if len(joiners) == sum(piece.gpus for piece in active.added.values()) and all(j.ready for j in joiners):
-            machine.timers.pop("resize", None)
-            machine.tell(active.directive, "ready")
-            self._agree()
-
-    def timed_out(self) -> None:
-        """The joiners have not become ready in the time that the directive allows."""
-        if self.active is None:
-            return
-        if self.active.stage is Stage.WARMING:
-            self.fail(f"the companion's workers were not ready within {self.active.wait_s:.0f} s")
-        elif self.active.stage is Stage.WAITING:
-            self.fail(f"Slurm granted no companion within {self.active.wait_s:.0f} s", phase="withdrawn")
-
     # --- the change -------------------------------------------------------------------------------------------
 
-    def _agree(self) -> None:
+    def agree(self) -> None:
         """Tell everyone the coming world; they agree on the step among themselves."""
         active, machine = self.active, self._machine
         if active is None:
@@ -253,41 +150,6 @@ class Resizing:
         elif self.active is None or not self.active.agreed:
             self.fail(f"generation {generation} was agreed on first", phase="withdrawn")
             self.active, aborted.agreed = aborted, True
-
-    def survived(self, generation: int, error: str) -> None:
-        """The coming world did not come about; the old one, whole, goes on."""
-        active = self.active
-        self.returning.ended(generation)
-        if active is not None and self.coming(generation) is not None:
-            active.agreed = False
-            self.fail(active.doubt or error)
-            del self._aborted[generation]
-            self.next()
-
-    def joiner_lost(self, detail: str) -> None:
-        """A worker, or the whole of a companion, was lost before the new world's first step."""
-        active, machine = self.active, self._machine
-        if active is None or not active.agreed or not self._whole():
-            self.fail(detail)
-        elif not active.doubt:
-            active.doubt = detail
-            machine.do(Say(f"{detail}: waiting for the old world to go on"))
-            self._call_off(active)
-            machine.kill(machine.fleet.on(active.agents))  # the rest of them would only be waited for
-            self.returning.begin(0)
-
-    def left(self, worker: Worker) -> None:
-        """A worker that the new world does without has gone: there is no way back any more."""
-        worker.exited = worker.quiesced = True
-        if self.active is not None:
-            self.active.agreed = True
-            if self.active.doubt:
-                self.fail(self.active.doubt)
-
-    def _whole(self) -> bool:
-        """Whether the old world could form again."""
-        world, members = self._machine.world, self._machine.members()
-        return world is not None and len(members) == len(world.members) and not any(one.exited for one in members)
 
     def over(self) -> None:
         """The training loop has ended: a world already agreed on is the last one, any other comes too late."""
@@ -338,10 +200,15 @@ class Resizing:
         self._machine.saving.forget(directive)
         self._last_id = max(self._last_id, directive)
 
-    def _call_off(self, active: Resize) -> None:
+    def call_off(self, active: Resize) -> None:
+        """Tell the members of the old world that the new one is not wanted any more."""
         if active.world is not None:
             for worker in self._machine.members():
                 self._machine.do(Send(worker.name, {"type": "abort", "generation": active.world.generation}))
+
+    def forget(self, generation: int) -> None:
+        """Nobody is in that world any more, nor comes from it."""
+        self._aborted.pop(generation, None)
 
     def fail(self, detail: str, phase: str = "failed") -> None:
         """Undo the resize under way, if there is one: the old pieces are what the job goes on with."""
@@ -353,7 +220,7 @@ class Resizing:
         machine.timers.pop("resize", None)
         if active.world is not None:
             self._aborted[active.world.generation] = active
-        self._call_off(active)
+        self.call_off(active)
         machine.kill(machine.fleet.on(active.agents))
         machine.nodes.quit(sorted(active.agents))
         if active.awaited:

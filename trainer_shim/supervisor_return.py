@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .fleet import Worker
+from .supervisor_events import Say
+
 if TYPE_CHECKING:
     from .supervisor_resize import Resizing
     from .supervisor_state import Machine
@@ -16,7 +19,7 @@ TIMER = "return"
 
 
 class Returning:
-    """Waits for the members of the old world."""
+    """The part of a resize that is only needed when something goes wrong late."""
 
     def __init__(self, machine: Machine, resizing: Resizing) -> None:
         self._machine = machine
@@ -33,6 +36,42 @@ class Returning:
         if generation == self._generation:
             self._generation = 0
             self._machine.timers.pop(TIMER, None)
+
+    def survived(self, generation: int, error: str) -> None:
+        """The coming world did not come about; the old one, whole, goes on."""
+        resizing, active = self._resizing, self._resizing.active
+        self.ended(generation)
+        if active is not None and resizing.coming(generation) is not None:
+            active.agreed = False
+            resizing.fail(active.doubt or error)
+            resizing.forget(generation)
+            resizing.next()
+
+    def joiner_lost(self, detail: str) -> None:
+        """A worker, or the whole of a companion, was lost before the new world's first step."""
+        resizing, active, machine = self._resizing, self._resizing.active, self._machine
+        if active is None or not active.agreed or not self._whole():
+            resizing.fail(detail)
+        elif not active.doubt:
+            active.doubt = detail
+            machine.do(Say(f"{detail}: waiting for the old world to go on"))
+            resizing.call_off(active)
+            machine.kill(machine.fleet.on(active.agents))  # the rest of them would only be waited for
+            self.begin(0)
+
+    def left(self, worker: Worker) -> None:
+        """A worker that the new world does without has gone: there is no way back any more."""
+        active = self._resizing.active
+        worker.exited = worker.quiesced = True
+        if active is not None:
+            active.agreed = True
+            if active.doubt:
+                self._resizing.fail(active.doubt)
+
+    def _whole(self) -> bool:
+        """Whether the old world could form again."""
+        world, members = self._machine.world, self._machine.members()
+        return world is not None and len(members) == len(world.members) and not any(one.exited for one in members)
 
     def timed_out(self) -> None:
         """They are not back."""

@@ -2,9 +2,9 @@
 
 Pure: no clock, no I/O, no process; `now` is an argument, and the driver carries out what it returns. It never
 gambles with the training: until a new world has done its first step the pieces of the old one are what the job uses,
-and every doubt ends in a restart from the last checkpoint, a bounded number of times. Here: the events and what
-workers say; supervisor_nodes has the agents, supervisor_lives beginning and end, supervisor_resize the changes,
-supervisor_reports what goes to selasticd.
+and every doubt ends in a restart from the last checkpoint, a bounded number of times. Here: the events;
+supervisor_heard has what workers say, supervisor_nodes the agents, supervisor_lives beginning and end,
+supervisor_resize the changes, supervisor_reports what goes to selasticd.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from .supervisor_events import (
     QuitAgent,
     Registered,
     Remember,
-    Say,
     Send,
     Spawn,
     StepEnded,
@@ -39,6 +38,7 @@ from .supervisor_events import (
     WorkerLost,
     WorkerMessage,
 )
+from .supervisor_heard import Heard, number
 from .supervisor_lives import Lives
 from .supervisor_nodes import Nodes
 from .supervisor_reports import Reporting
@@ -93,6 +93,7 @@ class Machine:
         self.resizing = Resizing(self)
         self.reporting = Reporting(self)
         self.saving = Saving(self)
+        self.heard = Heard(self)
         self.timers: dict[str, float] = {}
         self.exit_code: int | None = None
         self.ending = False
@@ -199,9 +200,9 @@ class Machine:
                     pieces=self.pieces,
                     batch=self.batch,
                     at=0.0,
-                    pause_s=_number(numbers.get("pause_s")),
-                    step=int(_number(numbers.get("step"))),
-                    samples=int(_number(numbers.get("samples"))),
+                    pause_s=number(numbers.get("pause_s")),
+                    step=int(number(numbers.get("step"))),
+                    samples=int(number(numbers.get("samples"))),
                     detail=detail,
                     exit_code=exit_code,
                 )
@@ -219,7 +220,7 @@ class Machine:
         self.saving.ask()
         first = self.fleet.workers[world.members[0]]
         self.do(Follow(first.name, first.agent))
-        micro_batch = int(_number(first.config.get("micro_batch")))
+        micro_batch = int(number(first.config.get("micro_batch")))
         self.do(InUse(world.generation, pieces, self.batch, micro_batch))
         self.lives.trains()
 
@@ -229,7 +230,7 @@ class Machine:
         if isinstance(event, WorkerMessage):
             worker = self.fleet.workers.get(event.worker)
             if worker is not None and not worker.doomed:
-                self._message(worker, event.message)
+                self.heard.take(worker, event.message)
         elif isinstance(event, WorkerExit):
             self.lives.exited(event)
         elif isinstance(event, WorkerLost):
@@ -247,9 +248,9 @@ class Machine:
         elif isinstance(event, Registered):
             self.reporting.registered(event.report_interval_s)
         elif isinstance(event, CompanionGranted):
-            self.resizing.granted(event)
+            self.resizing.warming.granted(event)
         elif isinstance(event, CompanionRefused):
-            self.resizing.refused(event)
+            self.resizing.warming.refused(event)
         else:
             self.lives.hurry(event)
 
@@ -269,91 +270,10 @@ class Machine:
         elif kind == "stop":
             self.lives.stop_now()
         elif kind == "resize":
-            self.resizing.timed_out()
+            self.resizing.warming.timed_out()
         elif kind == supervisor_return.TIMER:
             self.resizing.returning.timed_out()
         elif kind == "checkpoint" and self.mode is Mode.RUNNING:
             self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
             if self.world and self.world.members[0] in self.fleet.workers:
                 self.do(Send(self.world.members[0], {"type": "checkpoint"}))
-
-    # --- what workers say -------------------------------------------------------------------------------------
-
-    def _message(self, worker: Worker, message: Message) -> None:
-        kind = message.get("type")
-        generation = int(_number(message.get("generation")))
-        if kind == "ready":
-            worker.ready = True
-            worker.config = message
-            if self.resizing.owns(worker):
-                self.resizing.joiner_ready()
-            else:
-                self.lives.form_if_ready()
-        elif kind == "store":
-            self._relay(worker, generation, message)
-        elif kind == "quiesced":
-            worker.quiesced = True
-            self.resizing.quiesced(worker, generation)
-        elif kind == "running":
-            self._running(generation, message)
-        elif kind == "saved":
-            self._saved(message)
-        elif kind == "failed":
-            worker.error = str(message.get("error", ""))
-            if message.get("survived"):
-                worker.quiesced = False
-                self.resizing.survived(generation, worker.error)
-        elif kind == "done":
-            worker.done, worker.finished = True, bool(message.get("finished"))
-            self.lives.training_over()
-        elif kind == "report":
-            self._report(worker, message)
-        elif kind == "pace":
-            self.reporting.pace(worker, message)
-
-    def _relay(self, worker: Worker, generation: int, message: Message) -> None:
-        """Only rank 0 of a world that is coming opens a store."""
-        participants: list[str] = []
-        if self.mode is Mode.FORMING and self.world and self.world.generation == generation:
-            participants = list(self.world.members)
-        elif coming := self.resizing.coming(generation):
-            participants = list(dict.fromkeys((*coming.members, *(self.world.members if self.world else ()))))
-        if participants and participants[0] == worker.name:
-            for name in participants:
-                if name in self.fleet.workers:
-                    self.do(Send(name, message))
-
-    def _running(self, generation: int, message: Message) -> None:
-        if batch := int(_number(message.get("batch"))):
-            self.batch = batch
-        if self.mode is Mode.FORMING and self.world and generation == self.world.generation:
-            self.enter(self.world, self.pieces)
-            for worker in self.members():
-                worker.quiesced = False
-            self.tell(0, "running", "", message)
-            self._say_world(self.world)
-            self.resizing.next()
-        else:
-            self.resizing.running(generation, message)
-
-    def _say_world(self, world: World) -> None:
-        where = ", ".join(f"{len(piece.nodes)} x {piece.gpus_per_node} of {piece.kind}" for piece in self.pieces)
-        self.do(Say(f"generation {world.generation}: {len(world.members)} workers ({where}), from {world.source}"))
-
-    def _saved(self, message: Message) -> None:
-        self.saved_step = max(self.saved_step or 0, int(_number(message.get("step"))))
-        self.timers["checkpoint"] = self.now + self.limits.checkpoint_s
-        self.saving.saved(int(_number(message.get("step"))))
-        self.lives.saved()
-
-    def _report(self, worker: Worker, message: Message) -> None:
-        if self.mode in (Mode.RUNNING, Mode.FINISHING) and (batch := int(_number(message.get("batch")))):
-            self.batch = batch
-        self.reporting.report(worker, message)
-
-
-def _number(value: object) -> float:
-    """A number from a worker's message; anything else counts as 0."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and value >= 0:
-        return float(value)
-    return 0.0

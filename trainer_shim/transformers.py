@@ -23,22 +23,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import Trainer, TrainerCallback
-from transformers import __version__ as version
+from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from .driven import Counted, Driven, Part, check_options, check_parts, rank_to_show, taken_over
+from .driven import Counted, Driven, Part, check_options, rank_to_show, taken_over
 from .errors import TrainingError
 from .job import Job, join
+from .transformers_checks import check
 
 OWN = ("is_local_process_zero", "is_world_process_zero", "max_steps", "stateful_callbacks")
 """What of the Trainer's state belongs to one worker, or is computed anew."""
-TRIED = "5.23"
-PRIVATE = (
-    "_get_num_items_in_batch", "_prepare_for_training", "_run_epoch", "_track_num_input_tokens", "_wrap_model",
-    "accelerator", "floating_point_ops", "get_batch_samples", "get_train_dataloader", "training_step",
-)  # fmt: skip
-"""What the adapter changes, or calls, of a Trainer."""
 COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 
 
@@ -64,24 +58,6 @@ def elastic(trainer: Any, max_batch: int | None = None, *, batch: int | None = N
     trainer.add_callback(_Steps(trainer._hold))
     trainer._hold.tell_rank()
     return trainer
-
-
-def check(trainer: Any) -> None:
-    """Raise TrainingError for a Trainer that cannot be trained elastically."""
-    if not isinstance(trainer, Trainer):
-        raise TrainingError(f"elastic() was given a {type(trainer).__name__}; accepted: a transformers.Trainer")
-    check_parts("transformers", version, TRIED, [(trainer, name) for name in PRIVATE])
-    check_parts("transformers", version, TRIED, [(trainer.args, "distributed_state"), (trainer, "callback_handler")])
-    args = trainer.args
-    wrong = [
-        (args.max_steps > 0, "max_steps", "num_train_epochs: steps are not of one size"),
-        (args.num_train_epochs != int(args.num_train_epochs), "a part of an epoch", "whole num_train_epochs"),
-        (bool(args.deepspeed or args.fsdp), "fsdp and deepspeed", "data parallel replicas"),
-        (args.auto_find_batch_size, "auto_find_batch_size", "elastic(micro_batch=...)"),
-    ]
-    for found, what, accepted in wrong:
-        if found:
-            raise TrainingError(f"{what} is not possible with elastic(trainer); accepted: {accepted}")
 
 
 class _Hold:
