@@ -44,12 +44,15 @@ class Stopwatch:
         self.spent: Counter[str] = Counter()
         self._depth = 0
 
-    def watch(self, owner: Any, name: str, phase: str) -> None:
-        """From now on, calls of owner.name count as `phase`."""
+    def watch(self, owner: Any, name: str, phase: str, first: bool = False) -> None:
+        """From now on, calls of owner.name count as `phase`; with the `first` one a switch begins, and nothing counts
+        that was spent before, on a checkpoint for one."""
         function = getattr(owner, name)
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
+            if first:
+                self.spent.clear()
             begun = time.monotonic()
             self._depth += 1
             try:
@@ -73,7 +76,7 @@ def watched(job: elastic.Job) -> Stopwatch:
 
     course, watch = job._course, Stopwatch()
     model, state = course.model(), course.state
-    watch.watch(course.reporting, "leaving", "last report")
+    watch.watch(course.reporting, "leaving", "last report", first=True)
     watch.watch(course.snapshots, "begin", "begin a copy")
     for name in ("__init__", "arrive", "wait_open"):
         watch.watch(membership.Gate, name, "all arrive")
