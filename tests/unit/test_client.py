@@ -6,6 +6,7 @@ The daemon is a scripted HTTP server here, and MUNGE a word; both are real in te
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -235,3 +236,25 @@ def test_the_client_is_light() -> None:
 
 def _path() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(__file__).parents[2] / "packaging" / "namespace")}
+
+
+def test_a_request_leaves_in_one_piece() -> None:
+    """Head and body are one write: selasticd takes a message that arrives whole by the shorter way."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        came: list[bytes] = []
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                for _ in range(2):
+                    came.append(connection.recv(65536))
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for number in range(2):
+            assert client.post("/x", b'{"number":%d}' % number, token="t") == {}
+        client.close()
+        thread.join()
+    assert [each.partition(b"\r\n\r\n")[2] for each in came] == [b'{"number":0}', b'{"number":1}']
