@@ -23,7 +23,6 @@ from .api_guard import Refused
 from .auth import Viewer
 from .board import StatusBoard
 from .optimizer.prior import Prior
-from .reports.status import shown
 
 DAY_S = 86_400.0
 PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
@@ -63,7 +62,7 @@ class Views:
         """All jobs that have not ended."""
         guard.only(request)
         viewer = await self._viewer(request)
-        return await run_sync(lambda: guard.reply({"jobs": shown(self._board.rows(), viewer)}))
+        return Response(await run_sync(self._board.text, viewer), media_type="application/json")
 
     async def job(self, request: Request) -> Response:
         """One job, ended or not."""

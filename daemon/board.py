@@ -10,9 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+import msgspec
 
 from slurm_elastic.db.store import Store
 
+from .auth import Viewer
+from .reports.common import redacted
 from .reports.status import Board, whole
 
 FRESH_S = 1.0
@@ -25,18 +30,47 @@ STALE_S = 10.0
 """Age from which on a large one is waited for too."""
 
 
+class Texts:
+    """The rows of a board as JSON, each made once for its owner, for admins and for all others."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._owners = [msgspec.json.encode(row | {"own": True}) for _, row in board]
+
+    @cached_property
+    def _admins(self) -> list[bytes]:
+        return [msgspec.json.encode(row | {"own": False}) for _, row in self._board]
+
+    @cached_property
+    def _others(self) -> list[bytes]:
+        return [msgspec.json.encode(redacted(row | {"own": False})) for _, row in self._board]
+
+    def of(self, viewer: Viewer) -> bytes:
+        """{"jobs": what `reports.status.shown` gives}."""
+        others = self._admins if viewer.admin else [] if viewer.private else self._others
+        rows = [
+            self._owners[index] if job.uid == viewer.uid else others[index]
+            for index, (job, _) in enumerate(self._board)
+            if others or job.uid == viewer.uid
+        ]
+        return b'{"jobs":[%b]}' % b",".join(rows)
+
+
 class StatusBoard:
     """The rows of all jobs that have not ended; thread-safe."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._making = threading.Lock()
-        self._known: tuple[int, float, Board] = (-1, 0.0, [])
+        self._known: tuple[int, float, Texts] = (-1, 0.0, Texts([]))
         self._cost = 0.0
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="status")
 
-    def rows(self) -> Board:
-        """All jobs with their rows in full."""
+    def text(self, viewer: Viewer) -> bytes:
+        """All jobs, as this viewer may see them, in JSON."""
+        return self._texts().of(viewer)
+
+    def _texts(self) -> Texts:
         version, at, board = self._known
         age = self._clock() - at
         if version == self._store.version and 0 <= age < FRESH_S:
@@ -49,11 +83,11 @@ class StatusBoard:
             self._maker.submit(self._made)
         return board
 
-    def _made(self) -> Board:
+    def _made(self) -> Texts:
         with self._making:
             version, now, cost = self._store.version, self._clock(), time.thread_time()
             known, at, board = self._known
             if known != version or not 0 <= now - at < FRESH_S:
-                board = whole(self._store, now)
+                board = Texts(whole(self._store, now))
                 self._known, self._cost = (version, now, board), time.thread_time() - cost
             return board

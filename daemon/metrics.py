@@ -137,16 +137,16 @@ class _FromStore(_Lazy):
         reports = [self._store.last_report(job.job_id) for job in jobs]
         rate = sum(report.samples_per_s for report in reports if report is not None)
         yield GaugeMetricFamily(PREFIX + "samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
-        yield self._reasons()
+        yield self._reasons([job.job_id for job in jobs])
         yield from self._resizes()
         size = self._store.size_mb()
         if size is not None:
             yield GaugeMetricFamily(PREFIX + "database_bytes", "Size of the database", size * 1e6)
 
-    def _reasons(self) -> Metric:
+    def _reasons(self, jobs: list[int]) -> Metric:
         # Every reason is there from the start, so that an alert on one finds a series.
         reasons: Tally[str] = Tally({reason.value: 0 for reason in Reason})
-        reasons.update(decision.reason for decision in self._store.current_decisions())
+        reasons.update(decision.reason for decision in self._store.standing(jobs).values())
         standing = GaugeMetricFamily(
             PREFIX + "decisions", "Jobs by the reason of their standing decision", labels=["reason"]
         )

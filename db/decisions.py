@@ -23,8 +23,8 @@ from .rows import CLOSED_STATES, INTENT_STATES, DecisionRow, EventRow, IntentRow
 
 _INTENTS, _DECISIONS, _EVENTS = schema.intents, schema.decisions, schema.events
 _FIELDS = tuple(DecisionRow.__dataclass_fields__)
-_MARKS = ("gpus_from", "gpus_to", "batch_from", "batch_to", "reason", "mechanism", "mode")
-"""The columns of DecisionRow.mark, in its order."""
+BRIEF = ("speedup_from", "speedup_to")
+"""What is remembered of a standing decision's evidence."""
 CHUNK = 500
 """Jobs that one query names: databases bound the number of its values. Rows of one insertion: memory does."""
 
@@ -35,6 +35,7 @@ class Decisions(Part):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._marks: dict[int, Mark] = {}
+        self._standing: dict[int, DecisionRow | None] = {}
         self._closed: dict[int, IntentRow | None] | None = None
 
     def decision_marks(self, job_ids: Collection[int]) -> Mapping[int, Mark]:
@@ -56,6 +57,7 @@ class Decisions(Part):
                     values = [{**{name: getattr(row, name) for name in _FIELDS}, "at": round_at} for row in some]
                     connection.execute(insert(_DECISIONS), values)
             self._marks.update((row.job_id, row.mark) for row in changed)
+            self._standing.update((row.job_id, _brief(row, round_at)) for row in changed)
             return changed
 
     def decision(self, job_id: int) -> DecisionRow | None:
@@ -67,6 +69,18 @@ class Decisions(Part):
         query = select(_DECISIONS).where(_DECISIONS.c.job_id == job_id).order_by(_DECISIONS.c.id.desc()).limit(limit)
         with self._db.read() as connection:
             return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+
+    def standing(self, job_ids: Collection[int]) -> dict[int, DecisionRow]:
+        """The standing decisions of these jobs without alternatives, and with no more of their evidence than BRIEF.
+
+        From memory, for jobs that were asked for before: no query, and no waiting for a commit.
+        """
+        missing = [job_id for job_id in job_ids if job_id not in self._standing]
+        if missing:
+            with self._db.lock:
+                self._load_marks(missing)
+        found = ((job_id, self._standing.get(job_id)) for job_id in job_ids)
+        return {job_id: row for job_id, row in found if row is not None}
 
     def current_decisions(self) -> list[DecisionRow]:
         """The standing decision of every job that has not ended, by job."""
@@ -93,20 +107,22 @@ class Decisions(Part):
             return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
 
     def _load_marks(self, job_ids: list[int]) -> None:
+        rows = _DECISIONS.c
         for first in range(0, len(job_ids), CHUNK):
             some = job_ids[first : first + CHUNK]
-            newest = (
-                select(func.max(_DECISIONS.c.id)).where(_DECISIONS.c.job_id.in_(some)).group_by(_DECISIONS.c.job_id)
-            )
-            query = select(_DECISIONS.c.job_id, *(_DECISIONS.c[name] for name in _MARKS))
+            newest = select(func.max(rows.id)).where(rows.job_id.in_(some)).group_by(rows.job_id)
+            query = select(*(rows[name] for name in _FIELDS if name != "alternatives")).where(rows.id.in_(newest))
             with self._db.read() as connection:
-                for job_id, *mark in connection.execute(query.where(_DECISIONS.c.id.in_(newest))):
-                    self._marks[job_id] = (mark[0], mark[1], mark[2], mark[3], mark[4], mark[5], mark[6])
+                found = [DecisionRow(**row._mapping) for row in connection.execute(query)]
+            self._standing.update(dict.fromkeys(some))
+            for row in found:
+                self._marks[row.job_id], self._standing[row.job_id] = row.mark, _brief(row, row.at)
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
         with self._db.lock:
             self._marks.pop(job_id, None)
+            self._standing.pop(job_id, None)
             if self._closed is not None:
                 self._closed.pop(job_id, None)
 
@@ -205,3 +221,8 @@ class Decisions(Part):
 
 def _active() -> Any:
     return select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+
+
+def _brief(row: DecisionRow, at: float) -> DecisionRow:
+    evidence = {key: row.evidence[key] for key in BRIEF if key in row.evidence}
+    return dataclasses.replace(row, at=at, evidence=evidence, alternatives=[])

@@ -66,11 +66,11 @@ class Jobs(Part):
 
     def jobs(self, active_only: bool = True) -> list[JobRow]:
         """Jobs by id; those that have not ended, or all."""
-        query = select(schema.jobs).order_by(schema.jobs.c.job_id)
+        query = select(*(schema.jobs.c[name] for name in _FIELDS)).order_by(schema.jobs.c.job_id)
         if active_only:
             query = query.where(schema.jobs.c.ended.is_(False))
         with self._db.read() as connection:
-            return [_job_row(row._mapping) for row in connection.execute(query)]
+            return [JobRow(*row) for row in connection.execute(query)]
 
     def end_job(self, job_id: int, state: str, at: float) -> None:
         """The job has ended: its allocation closes, its token, pin and open intent die. The first end counts."""

@@ -27,6 +27,8 @@ _PROGRESS = (
     *("input_wait_share", "comm_share", "bottleneck", "bottleneck_text"),
 )
 """What comes from a job's last report."""
+_MEASURED = tuple(key for key in _PROGRESS if key not in ("step", "samples", "epoch", "reported_at"))
+"""What of it holds for the size that it was measured at, and for no other."""
 
 
 class HasUid(Protocol):
@@ -85,8 +87,9 @@ def whole(store: Store, now: float, active_only: bool = True) -> Board:
     rows: Board = []
     opened = {intent.directive.job_id: intent for intent in store.open_intents()}
     used = store.all_in_use()
-    decided = {decision.job_id: decision for decision in store.current_decisions()}
-    for job in sorted(store.jobs(active_only=active_only), key=lambda job: job.job_id):
+    jobs = store.jobs(active_only=active_only)
+    decided = store.standing([job.job_id for job in jobs]) if active_only else {}
+    for job in jobs:
         standing = Standing(
             used.get(job.job_id),
             decided.get(job.job_id) if active_only else store.decision(job.job_id),
@@ -125,7 +128,7 @@ def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, standing: Sta
         "detail": job.detail,
         "pinned": store.pinned(job.job_id),
     }
-    row |= _asked(job.request) | _held(job, used, decision) | _progress(store, job)
+    row |= _asked(job.request) | _held(job, used, decision) | _progress(store, job, used)
     row |= _target(job, decision, standing.opened)
     row["speedup"] = _speedup(store, job, decision, row)
     return row
@@ -156,11 +159,12 @@ def _held(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> dict
     }
 
 
-def _progress(store: Store, job: JobRow) -> dict[str, Any]:
+def _progress(store: Store, job: JobRow, used: InUse | None) -> dict[str, Any]:
+    """What the last report says; what it has measured at another size than the job has now is not known."""
     report = store.last_report(job.job_id)
     if report is None:
         return dict.fromkeys(_PROGRESS)
-    return {
+    row = {
         "samples_per_s": report.samples_per_s,
         "step_time_s": report.step_time_median_s,
         "step": report.step,
@@ -175,6 +179,9 @@ def _progress(store: Store, job: JobRow) -> dict[str, Any]:
         )
         or None,
     }
+    if used is not None and used.generation != report.generation and used.gpus != report.gpus:
+        row |= dict.fromkeys(_MEASURED)
+    return row
 
 
 def _target(job: JobRow, decision: DecisionRow | None, opened: IntentRow | None) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api_world import ADA
+from api_world import ADA, BASE, BOB, REPORT, ROOT
 from sqlalchemy import event, text
 from waiting import wait_until
 
-from slurm_elastic.daemon import board
+from slurm_elastic.daemon import board, reports
+from slurm_elastic.daemon.auth import Viewer
 from slurm_elastic.daemon.board import STALE_S, StatusBoard
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
@@ -30,7 +33,7 @@ def running(number: int) -> JobRow:
 
 
 def shown(made: StatusBoard) -> list[int]:
-    return [job.job_id for job, _ in made.rows()]
+    return [row["job_id"] for row in json.loads(made.text(Viewer(ADA)))["jobs"]]
 
 
 def test_a_small_board_shows_every_change_at_once(store: Store) -> None:
@@ -59,6 +62,56 @@ def test_a_large_board_is_not_waited_for(store: Store, monkeypatch: pytest.Monke
     store.end_job(7, "COMPLETED", 5.0)
     now[0] += STALE_S
     assert shown(made) == [8, 9], "one that is too old is waited for"
+
+
+@pytest.mark.parametrize(
+    "viewer", [Viewer(ADA), Viewer(BOB), Viewer(BOB, private=True), Viewer(ROOT, admin=True), Viewer(5, private=True)]
+)
+def test_everyone_sees_what_they_may(store: Store, viewer: Viewer) -> None:
+    """The board's answer is the rows that the reports give this viewer, whoever asked before."""
+    store.upsert_job(dataclasses.replace(running(9), uid=BOB, user="bob"))
+    made = StatusBoard(store, lambda: 100.0)
+    for asking in (Viewer(ROOT, admin=True), Viewer(5), viewer, viewer):
+        said = json.loads(made.text(asking))["jobs"]
+        assert said == json.loads(json.dumps(reports.status(store, asking, 100.0)))
+
+
+def test_a_rate_of_another_size_is_not_shown(store: Store) -> None:
+    """After a grow the throughput is not known until the first report of the new world; what was done stays known.
+    A world that was only started again, at the same size, keeps it."""
+
+    def rate() -> tuple[object, object, object]:
+        (row,) = [row for row in reports.status(store, Viewer(ADA), 100.0) if row["job_id"] == 7]
+        return row["gpus"], row["samples_per_s"], row["step"]
+
+    store.set_in_use(7, 1, (BASE,), 64, 10.0)
+    store.add_reports(7, [REPORT], 10.0)
+    assert rate() == (4, 640.0, 10)
+    store.set_in_use(7, 2, (BASE,), 64, 20.0)
+    assert rate() == (4, 640.0, 10)
+    store.set_in_use(7, 3, (dataclasses.replace(BASE, nodes=("n1", "n2")),), 64, 30.0)
+    assert rate() == (8, None, 10)
+    store.add_reports(
+        7, [dataclasses.replace(REPORT, generation=3, gpus=8, at=40.0, step=20, samples_per_s=1200.0)], 40.0
+    )
+    assert rate() == (8, 1200.0, 20)
+
+
+def test_standing_decisions_are_remembered(store: Store) -> None:
+    """What a scrape and the board need of decisions is asked of the database once, and follows what is decided."""
+    evidence = {"speedup_to": 2.0, "much": "more"}
+    store.save_decisions(1.0, [DecisionRow(7, 1.0, 1, 1, 64, 64, "keep_best", None, None, evidence, [{"gpus": 2}])])
+    store._standing.clear()
+    store.standing([7, 8])
+    said: list[str] = []
+    event.listen(store._db.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+    assert {job: row.reason for job, row in store.standing([7, 8]).items()} == {7: "keep_best"} and not said
+    store.save_decisions(2.0, [DecisionRow(8, 2.0, 1, 2, 64, 64, "grow_idle", None, None, evidence)])
+    said.clear()
+    found = store.standing([7, 8])
+    assert (found[7].evidence, found[7].alternatives, found[8].at) == ({"speedup_to": 2.0}, [], 2.0) and not said
+    store.end_job(8, "COMPLETED", 5.0)
+    assert list(store.standing([7])) == [7] and 8 not in store._standing
 
 
 def test_standing_decisions_are_found_by_the_index(store: Store) -> None:
