@@ -9,7 +9,8 @@ kernel's work for its sockets and its disk included, read from its CPU clock by 
 shown beside it (`clients_cpu_s`) and counts nowhere. Requests carry the headers that the shim's client sends.
 
 `full_N`: 64 supervisors send N reports to a request, the next as soon as the last is acknowledged. `jobs_kept`: every
-job one report per 5 s over a connection that it keeps, as supervisors do; `jobs_new`: over a new one each time.
+job one report per 5 s over a connection that it keeps, as supervisors do; `jobs_polled`: and waits for a directive on
+another, asked for again every 25 s, as they do too; `jobs_new`: over a new connection for each report.
 `status_*` is the whole answer as the asker gets it, `daemon_*` the part of it inside the daemon, from the request to
 the last byte handed to the kernel.
 """
@@ -50,6 +51,8 @@ from slurm_elastic.trainer_shim.wire import Report, Reports, to_json
 UID = 1000
 INTERVAL_S = 5.0
 """Time between two reports of a job."""
+POLL_S = 25.0
+"""How long a job waits for a directive in one request."""
 SENDERS = 64
 """Supervisors of `full_N`."""
 ASK_S = 0.1
@@ -162,9 +165,10 @@ class Supervisor(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """An answer, or a part of it."""
         self._got += data
-        if self._got.endswith(b"}") and self._answered is not None:
+        nothing = self._got.startswith(b"HTTP/1.1 204 ") and self._got.endswith(b"\r\n\r\n")
+        if (nothing or self._got.endswith(b"}")) and self._answered is not None:
             got, self._got = self._got, b""
-            if not got.startswith(b"HTTP/1.1 202 "):
+            if not nothing and not got.startswith(b"HTTP/1.1 202 "):
                 raise SystemExit(got.decode())
             self._answered.set_result(None)
 
@@ -196,8 +200,8 @@ async def _full(url: tuple[str, int], tokens: list[str], seconds: float, count: 
     return times
 
 
-async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep: bool) -> Times:
-    """Every job a report per INTERVAL_S, spread evenly."""
+async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep: bool, polls: bool) -> Times:
+    """Every job a report per INTERVAL_S, spread evenly, and with `polls` a directive waited for."""
     times: Times = []
     start = time.monotonic()
     more = () if keep else ("Connection: close",)
@@ -211,7 +215,19 @@ async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep:
             await sender.send(message(index, tokens[index], number, 1, *more), times)
             due += INTERVAL_S
 
-    await asyncio.gather(*(supervise(index) for index in range(len(tokens))))
+    async def poll(index: int) -> None:
+        await asyncio.sleep(index / len(tokens) * POLL_S)
+        sender, wait = await Supervisor.connected(url), POLL_S
+        while wait > 0:
+            wait = min(POLL_S, start + seconds - time.monotonic())
+            lines = (
+                f"GET /v1/jobs/{index + 1}/directive?after=0&wait={max(0.0, wait):g} HTTP/1.1", "Host: 127.0.0.1",
+                "Accept-Encoding: identity", "Accept: application/json", f"Authorization: Bearer {tokens[index]}",
+            )  # fmt: skip
+            await sender.send("\r\n".join([*lines, "", ""]).encode(), [])
+
+    every = range(len(tokens))
+    await asyncio.gather(*map(supervise, every), *map(poll, every if polls else ()))
     return times
 
 
@@ -252,12 +268,12 @@ def full(count: int, seconds: float, folder: str | None) -> dict[str, float]:
     }  # fmt: skip
 
 
-def steady(jobs: int, seconds: float, keep: bool, folder: str | None) -> dict[str, float]:
-    """Every job a report per INTERVAL_S, while somebody asks for the status of all."""
+def steady(jobs: int, seconds: float, keep: bool, polls: bool, folder: str | None) -> dict[str, float]:
+    """Every job a report per INTERVAL_S; in the second half of the time somebody asks for the status of all."""
     with daemon(jobs, folder) as (pid, url, tokens, pipe):
         ours, theirs = FORK.Pipe()
         # A turn of every job before the measurement, and one after it.
-        given = (_steady, url, tokens, seconds + 2 * INTERVAL_S, keep)
+        given = (_steady, url, tokens, seconds + 2 * INTERVAL_S, keep, polls)
         clients = FORK.Process(target=_clients, args=(theirs, *given))
         clients.start()
         time.sleep(INTERVAL_S)
@@ -314,10 +330,8 @@ def main() -> None:
     options = parser.parse_args()
     seconds, folder = options.seconds, options.folder
     parts = {f"full_{count}": partial(full, count, seconds, folder) for count in (1, 10, 50)}
-    parts |= {
-        "jobs_kept": partial(steady, options.jobs, 4 * seconds, True, folder),
-        "jobs_new": partial(steady, options.jobs, 4 * seconds, False, folder),
-    }
+    ways = {"jobs_kept": (True, False), "jobs_polled": (True, True), "jobs_new": (False, False)}
+    parts |= {name: partial(steady, options.jobs, 4 * seconds, *way, folder) for name, way in ways.items()}
     results = {}
     for name, part in parts.items():
         if name.startswith(options.only):

@@ -86,7 +86,7 @@ FIELDS = (
     Field("Batch", "BATCH", text("batch"), "global batch, in samples"),
     Field("TargetBatch", "TARGET_BATCH", text("target_batch"), "global batch it is to have"),
     Field("Batches", "BATCHES", bounds("min_batch", "max_batch"), "global batches that it accepts"),
-    Field("Samples/s", "SAMPLES/S", number("samples_per_s"), "throughput of the whole job, last report"),
+    Field("Samples/s", "SAMPLES/S", number("samples_per_s"), "throughput at this size, last report; - when not known"),
     Field("Speedup", "SPEEDUP", number("speedup"), "throughput against that at its smallest size; - when not known"),
     Field("Input-wait", "INPUT-WAIT", share("input_wait_share"), "share of a step that waits for input, last report"),
     Field("Comm", "COMM", share("comm_share"), "share of a step in which gradients travel and nothing computes"),
