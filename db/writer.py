@@ -20,7 +20,7 @@ from slurm_elastic.trainer_shim.wire import Report
 
 MAX_BATCH = 2_000
 """Most submissions in one transaction, so that readers of the write lock are not kept waiting."""
-GATHER_S = 0.1
+GATHER_S = 0.25
 """Shortest time between two commits while reports keep coming, so that many share what a commit costs."""
 MANY = 200
 """So many do not wait for more."""

@@ -86,15 +86,14 @@ def test_a_rate_of_another_size_is_not_shown(store: Store) -> None:
         return row["gpus"], row["samples_per_s"], row["step"]
 
     store.set_in_use(7, 1, (BASE,), 64, 10.0)
-    store.add_reports(7, [REPORT], 10.0)
+    store.submit_reports(7, [REPORT], 10.0).result()
     assert rate() == (4, 640.0, 10)
     store.set_in_use(7, 2, (BASE,), 64, 20.0)
     assert rate() == (4, 640.0, 10)
     store.set_in_use(7, 3, (dataclasses.replace(BASE, nodes=("n1", "n2")),), 64, 30.0)
     assert rate() == (8, None, 10)
-    store.add_reports(
-        7, [dataclasses.replace(REPORT, generation=3, gpus=8, at=40.0, step=20, samples_per_s=1200.0)], 40.0
-    )
+    grown = dataclasses.replace(REPORT, generation=3, gpus=8, at=40.0, step=20, samples_per_s=1200.0)
+    store.submit_reports(7, [grown], 40.0).result()
     assert rate() == (8, 1200.0, 20)
 
 
