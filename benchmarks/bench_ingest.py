@@ -272,11 +272,13 @@ def steady(jobs: int, seconds: float, keep: bool, polls: bool, folder: str | Non
     """Every job a report per INTERVAL_S; in the second half of the time somebody asks for the status of all."""
     with daemon(jobs, folder) as (pid, url, tokens, pipe):
         ours, theirs = FORK.Pipe()
-        # A turn of every job before the measurement, and one after it.
-        given = (_steady, url, tokens, seconds + 2 * INTERVAL_S, keep, polls)
+        # Turns of every job before the measurement, and one after it.
+        given = (_steady, url, tokens, seconds + 4 * INTERVAL_S, keep, polls)
         clients = FORK.Process(target=_clients, args=(theirs, *given))
         clients.start()
         time.sleep(INTERVAL_S)
+        while _asked(pipe)[0] < 1.5 * jobs:  # every token is remembered, and who was late is on time again
+            time.sleep(0.5)
         results: dict[str, float] = {"jobs": jobs}
         for name in ("", "with_status_"):
             asker_ours, asker_theirs = FORK.Pipe()
