@@ -6,6 +6,7 @@ STALE_S old, and one thread at a time makes the next. Limit: the first one after
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from .auth import Viewer
 from .reports.common import redacted
 from .reports.status import Board, whole
 
+log = logging.getLogger(__name__)
 FRESH_S = 1.0
 """Age up to which measurements are shown again."""
 LITTLE_S = 0.03
@@ -62,6 +64,8 @@ class StatusBoard:
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._making = threading.Lock()
+        self._ordered = threading.Lock()
+        """Held from the order of the next board until it is there, or has failed."""
         self._known: tuple[int, float, Texts] = (-1, 0.0, Texts([]))
         self._cost = 0.0
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="status")
@@ -79,9 +83,17 @@ class StatusBoard:
             return board
         if self._cost <= LITTLE_S or not 0 <= age < STALE_S:
             return self._made()
-        if not self._making.locked():
-            self._maker.submit(self._made)
+        if self._ordered.acquire(blocking=False):
+            self._maker.submit(self._make_ahead)
         return board
+
+    def _make_ahead(self) -> None:
+        try:
+            self._made()
+        except Exception:  # whoever asks when it is too old is told
+            log.exception("the next board of `selastic status` could not be made")
+        finally:
+            self._ordered.release()
 
     def _made(self) -> Texts:
         with self._making:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from api_world import ADA, BASE, BOB, REPORT, ROOT
@@ -63,6 +64,27 @@ def test_a_large_board_is_not_waited_for(store: Store, monkeypatch: pytest.Monke
     store.end_job(7, "COMPLETED", 5.0)
     now[0] += STALE_S
     assert shown(made) == [8, 9], "one that is too old is waited for"
+
+
+def test_whoever_asks_meanwhile_orders_no_second_board(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the maker has begun, too. One that could not be made is told in the log, and ordered again."""
+    monkeypatch.setattr(board, "LITTLE_S", -1.0)
+    now, orders = [100.0], list[Callable[[], None]]()
+    made = StatusBoard(store, lambda: now[0])
+    assert shown(made) == [7, 8]
+    monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
+    store.upsert_job(running(9))
+    now[0] += STALE_S / 2
+    assert [shown(made) for _ in range(5)] == [[7, 8]] * 5 and len(orders) == 1
+    with monkeypatch.context() as broken:
+        broken.setattr(board, "whole", lambda *given: 1 / 0)
+        orders.pop()()
+    assert "could not be made" in caplog.text
+    assert shown(made) == [7, 8] and len(orders) == 1
+    orders.pop()()
+    assert shown(made) == [7, 8, 9]
 
 
 @pytest.mark.parametrize(
