@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # On a CPU-only machine, point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid the CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types contracts test-unit test-cluster soak slurm ready clean hooks hooks-deps test-packages
-.PHONY: test-browser test-api test-kills test-torch test-main-job
+.PHONY: help demo test lint types contracts test-unit test-shim test-cluster soak slurm ready clean hooks hooks-deps
+.PHONY: test-packages test-browser test-api test-kills test-torch test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history soak-training soak-cluster test-matrix
 
@@ -16,11 +16,11 @@ help:  ## show this list
 demo: ready slurm  ## the main job: elastic training on a private real Slurm, with a check of every sample and step
 	$(BIN)/python examples/demo/demo.py
 
-# Two at a time: those on Slurm mostly wait, and each has a private one of its own. The main job's tests come when one of
-# the others is done. Each prints when it is done; what either installs is there before.
+# Three runs side by side: they mostly wait, for Slurm and for each other's processes. The main job's begins when one of
+# them is done. Each prints when it is done; what any of them installs is there before.
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
-	@echo "tests: two runs at a time, each told when it is done (a quarter of an hour)"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-cluster test-unit test-main-job
+	@echo "tests: three runs at a time, each told when it is done (a quarter of an hour)"
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-cluster test-shim test-unit test-main-job
 
 lint: ready  ## ruff
 	$(BIN)/ruff check .
@@ -32,8 +32,12 @@ types: ready  ## mypy, strict
 contracts: ready  ## which part may import which
 	PYTHONPATH=packaging/namespace $(BIN)/lint-imports
 
-test-unit: ready  ## the tests that need no Slurm
-	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/unit tests/packaging
+SHIM_TESTS = $(wildcard tests/unit/test_shim_*.py tests/unit/test_supervisor_*.py)
+test-unit: ready  ## the tests that need no Slurm, but for test-shim's
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 $(SHIM_TESTS:%=--ignore=%) tests/unit tests/packaging
+
+test-shim: ready  ## the trainer shim and its supervisor, in real worlds of torch
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 $(SHIM_TESTS)
 
 test-cluster: ready slurm  ## the tests on a private real Slurm
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster
@@ -88,8 +92,7 @@ test-torch:  ## the shim's tests on the oldest torch and Python that are promise
 	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_TORCH)' 'numpy<2.3' \
 		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100'
 	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests" \
-		$(filter-out tests/unit/test_shim_frameworks.py,$(wildcard tests/unit/test_shim_*.py)) \
-		$(wildcard tests/unit/test_supervisor_*.py) tests/unit/test_request.py tests/unit/test_wire.py
+		$(filter-out tests/unit/test_shim_frameworks.py,$(SHIM_TESTS)) tests/unit/test_request.py tests/unit/test_wire.py
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
 	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/test_api_schema.py

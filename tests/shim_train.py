@@ -172,8 +172,10 @@ for epoch in job.epochs(args.epochs):
         if args.hold == "steps" and held != job.global_step:
             held = job.global_step
             hold()
-        while job.global_step == args.await_world and job._course.membership.coming() is None:
-            time.sleep(0.001)
+        if job.global_step == args.await_world:
+            (Path(args.out) / f"{os.environ['SELASTIC_WORKER']}.awaits").touch()
+            while job._course.membership.coming() is None:
+                time.sleep(0.001)
         if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
             raise ValueError("this script fails")
         loss = ((net(x) - y) ** 2).mean()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from shim_harness import Control, Start, Zygote, alone, difference, result
+from waiting import wait_until
 
 from slurm_elastic.trainer_shim import audit
 from slurm_elastic.trainer_shim.mesh import CUTS_ON_CPUS
@@ -18,12 +19,16 @@ BOUND_S = {signal.SIGKILL: 20.0, signal.SIGSTOP: 3.0}
 """Of one communication: what nobody is told of ends then."""
 
 
-def refused(control: Control, phase: str, number: signal.Signals, stay: str, joiners: list[str]) -> None:
+def refused(
+    control: Control, phase: str, number: signal.Signals, stay: str, joiners: list[str], awaited: bool = False
+) -> None:
     """A change to who stays and these joiners, of whom the first gets the signal in that phase; until all members have
-    gone back."""
+    gone back. awaited: those who stay wait for it, in a step of theirs."""
     control.spawn(joiners[0], FAIL=f"{phase}:{number}")
     control.spawn(*joiners[1:])
     control.ready(*joiners)
+    for name in stay if awaited else "":
+        wait_until((control.directory / f"{name}.awaits").exists, 60, control.story)
     generation = control.world(*stay, *joiners, bound_s=BOUND_S[number], tell=False)
     if number == signal.SIGKILL:
         assert control.exits(joiners[0], hold=True) == [-number], control.story()
@@ -97,7 +102,7 @@ def test_a_grow_that_fails_at_the_end_of_a_pass_is_no_restart(zygote: Zygote, st
     old world goes on when a joiner dies in it."""
     control = start("--await-world", "20")
     control.start("a", "b")
-    refused(control, "forward", signal.SIGKILL, "ab", ["c"])
+    refused(control, "forward", signal.SIGKILL, "ab", ["c"], awaited=True)
     assert control.exits("a", "b") == [0, 0], control.story()
     found = audit.check(control.audit, samples=1003, epochs=3)
     assert found.ok and found.worlds == 1 and found.restarts == 0, (found, control.story())
