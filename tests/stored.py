@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
-import pytest
 from sqlalchemy import select
 
 from slurm_elastic.db import schema
@@ -73,15 +70,3 @@ def kept_reports(store: Store, job_id: int) -> list[Report]:
     with store._db.read() as connection:
         rows = connection.execute(query).all()
     return [Report(**{item.name: row._mapping[item.name] for item in fields(Report)}) for row in rows]
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'selastic.db'}"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with Store.open(url) as opened:
-        opened.upsert_job(JOB)
-        yield opened

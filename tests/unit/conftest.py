@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from shim_harness import Control, Start, Zygote
-from stored import store as store
-from stored import url as url
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.store import Store
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +31,20 @@ def start(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
     yield make
     for control in controls:
         control.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'selastic.db'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """A store with one job. What it takes is imported here: the shim's tests run where there is no database library."""
+    from stored import JOB
+
+    from slurm_elastic.db.store import Store
+
+    with Store.open(url) as opened:
+        opened.upsert_job(JOB)
+        yield opened

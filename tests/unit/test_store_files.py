@@ -6,6 +6,7 @@ import os
 import sqlite3
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,22 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another kind of file"):
         Store.open(f"sqlite:///{path}")
     assert path.read_bytes().startswith(b"something else")
+
+
+def test_opened_while_somebody_writes_to_the_new_file(url: str) -> None:
+    """SQLite does not wait by itself there: a daemon that starts beside another one on a fresh database does."""
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("CREATE TABLE anything (x)")
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60).execute("PRAGMA journal_mode=WAL")
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(lambda: Store.open(url).close())
+        with pytest.raises(TimeoutError):
+            opening.result(0.2)
+        other.execute("COMMIT")
+        opening.result(60)
+    other.close()
 
 
 def test_opened_by_two_at_once(url: str) -> None:
