@@ -63,7 +63,8 @@ class Pauses:
 
 def read(path: Path) -> list[Line]:
     """What the training has noted so far."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be in the works
 
 
 def worlds(lines: list[Line]) -> list[list[Line]]:
