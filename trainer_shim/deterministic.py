@@ -26,7 +26,7 @@ from .errors import TrainingError
 from .fixed_order import Node, nodes_of, put, total
 from .sampling import Micro
 from .speech import Speech
-from .words import OnError, Reader, Said
+from .words import OnError, Reader, Said, attempt
 from .world import World, buckets_of
 
 Grads = list[torch.Tensor]
@@ -88,19 +88,15 @@ class Deterministic:
     def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
         if self.void:
             return None
-        try:
-            speech = Speech(self._world, said)
-            loss.backward()
-            self._take()
-            if said is not None:
-                self._add_up()
-            return speech.reader()
-        except RuntimeError as error:
-            undo = self.on_error(error)
-            if undo is None:
-                raise
-        undo()
-        return None
+        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
+
+    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        speech = Speech(self._world, said)
+        loss.backward()
+        self._take()
+        if said is not None:
+            self._add_up()
+        return speech.reader()
 
     def _take(self) -> None:
         """With a shard's last micro batch its gradient is whole: put it in its place."""

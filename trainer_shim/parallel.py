@@ -24,7 +24,7 @@ from .errors import TrainingError
 from .exposed import Exposed
 from .norms import Norms, Squares
 from .sampling import Micro
-from .words import SILENCE, WORDS, OnError, Reader, Said, Sums
+from .words import SILENCE, WORDS, OnError, Reader, Said, Sums, attempt
 from .world import World
 
 UNSYNCED: dict[str, Any] = (
@@ -146,14 +146,13 @@ class Replicated:
         self._called = self._called or (not self._bypass and torch.is_grad_enabled())
         if self._ddp is None or self._bypass or self.void or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        try:
-            return self._ddp(*args, **kwargs)
-        except RuntimeError as error:  # buffers and buckets are agreed on in the forward pass
-            undo = self.on_error(error)
-            if undo is None:
-                raise
-        undo()
-        return self.module(*args, **kwargs)
+        # Buffers and buckets are agreed on in the forward pass.
+        return attempt(lambda: self._wrapped(*args, **kwargs), self.on_error, lambda: self.module(*args, **kwargs))
+
+    def _wrapped(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ddp is None:
+            raise AssertionError("called outside a world")
+        return self._ddp(*args, **kwargs)
 
     @property
     def averaged_over(self) -> int:
@@ -174,14 +173,7 @@ class Replicated:
                 "learn from it; call that object instead of the model, or of one of the model's methods"
             )
         # On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
-        try:
-            return self._backward(loss, said)
-        except RuntimeError as error:
-            undo = self.on_error(error)
-            if undo is None:
-                raise
-        undo()
-        return None
+        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
 
     def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
         outer = self._outer

@@ -1,8 +1,8 @@
 """Proofs of a shared secret, for a user's own daemon: its client.json holds the secret, and requests never do.
 
 Promise: a proof is good for one request, once, within MAX_AGE_S: whoever listens on the network can use it for nothing.
-Limit: the clocks of the hosts must agree to MAX_AGE_S, as MUNGE's must; what is said is not hidden, only who says it is
-proven.
+Limits: the clocks of the hosts must agree to MAX_AGE_S, as MUNGE's must; what is said is not hidden, only who says it
+is proven; which proofs were used is forgotten when the daemon ends.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from .mesh import (
 from .rehearsal import rehearse
 from .sampling import Micro
 from .speech import Speech
-from .words import OnError, Reader, Said
+from .words import OnError, Reader, Said, attempt
 from .world import World, buckets_of
 
 
@@ -141,14 +141,7 @@ class Sharded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.void:
             return self._stand_in(*args, **kwargs)
-        try:
-            return self.module(*args, **kwargs)
-        except RuntimeError as error:
-            undo = self.on_error(error)
-            if undo is None:
-                raise
-        undo()
-        return self._stand_in(*args, **kwargs)
+        return attempt(lambda: self.module(*args, **kwargs), self.on_error, lambda: self._stand_in(*args, **kwargs))
 
     def _stand_in(self, *args: Any, **kwargs: Any) -> Any:
         """Of a whole model of zeros: something for the rest of a void step, in which ranks cannot compute together."""
@@ -171,18 +164,14 @@ class Sharded:
         # fully_shard reduces inside its own streams, where a word of ours cannot ride along.
         if self.void:
             return None
-        try:
-            speech = Speech(self._world, said)
-            loss.backward()
-            if said is not None and self._shard is None:
-                self._reduce()
-            return speech.reader()
-        except RuntimeError as error:
-            undo = self.on_error(error)
-            if undo is None:
-                raise
-        undo()
-        return None
+        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
+
+    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        speech = Speech(self._world, said)
+        loss.backward()
+        if said is not None and self._shard is None:
+            self._reduce()
+        return speech.reader()
 
     def _reduce(self) -> None:
         """The mean of the gradients over the replicas, where fully_shard does not see to it."""

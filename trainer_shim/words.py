@@ -8,14 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeVar
 
 BITS = 5
 """Generations are told apart modulo 2^BITS; two that are held at one time are never that far from each other."""
 WORDS = BITS + 3
 SILENCE = [0.0] * WORDS
+T = TypeVar("T")
 Reader = Callable[[], "Sums"]
 OnError = Callable[[RuntimeError], "Callable[[], None] | None"]
 """About an error of a step: what to call once the error is gone, after which the step is void; None: raise it."""
+
+
+def attempt(run: Callable[[], T], on_error: OnError, instead: Callable[[], T]) -> T:
+    """What `run` returns; where on_error makes the step void, what `instead` returns after that.
+
+    The error has to be gone by then: its frames hold on to the broken world's group.
+    """
+    try:
+        return run()
+    except RuntimeError as error:
+        undo = on_error(error)
+        if undo is None:
+            raise
+    undo()
+    return instead()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

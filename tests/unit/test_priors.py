@@ -87,7 +87,7 @@ def test_nothing_is_learned_from_nothing() -> None:
     ("command", "program"),
     [
         ("train.py --epochs 90", "ada:train.py"),
-        ("/opt/venv/bin/python3 -u /work/ada/train.py --lr 0.1", "ada:/work/ada/train.py"),
+        ("/opt/venv/bin/python3 -u /home/ada/train.py --lr 0.1", "ada:/home/ada/train.py"),
         ("python -m pkg.train --lr 0.1", "ada:pkg.train"),
         ("", ""),
         ("python", ""),
