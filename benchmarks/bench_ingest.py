@@ -8,9 +8,10 @@ the supervisors, who asks for the status. **CPU seconds are those of the daemon'
 kernel's work for its sockets and its disk included, read from its CPU clock by the parent; what the clients burn is
 shown beside it (`clients_cpu_s`) and counts nowhere. Requests carry the headers that the shim's client sends.
 
-`full_N`: 64 supervisors send N reports to a request, the next as soon as the last is acknowledged. `jobs_kept`: every
-job one report per 5 s over a connection that it keeps, as supervisors do; `jobs_polled`: and waits for a directive on
-another, asked for again every 25 s, as they do too; `jobs_new`: over a new connection for each report.
+`full_N`: supervisors send N reports to a request, the next as soon as the last is acknowledged: all of them for N = 1,
+64 otherwise. `jobs_kept`: every job one report per 5 s over a connection that it keeps, as supervisors do;
+`jobs_polled`: and waits for a directive on another, asked for as often as they do; `jobs_new`: over a new connection
+for each report.
 `status_*` is the whole answer as the asker gets it, `daemon_*` the part of it inside the daemon, from the request to
 the last byte handed to the kernel.
 """
@@ -42,19 +43,20 @@ from api_world import BASE, FakeController, Named, job
 
 from slurm_elastic.daemon import collector
 from slurm_elastic.daemon.api import create_app
+from slurm_elastic.daemon.board import KEEP_S
 from slurm_elastic.daemon.http_server import server_config
 from slurm_elastic.daemon.service import SWITCH_S
 from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.daemon.ticker import Ticker
 from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.daemon_link import POLL_S
 from slurm_elastic.trainer_shim.wire import Report, Reports, to_json
 
 UID = 1000
 INTERVAL_S = 5.0
 """Time between two reports of a job."""
-POLL_S = 25.0
-"""How long a job waits for a directive in one request."""
 SENDERS = 64
-"""Supervisors of `full_N`."""
+"""Supervisors of `full_N` that send many reports to a request."""
 ASK_S = 0.1
 """Time between two questions for the status."""
 Times = list[float]
@@ -116,6 +118,9 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
         app.add_middleware(Timed)
         collector.relax()
         sys.setswitchinterval(SWITCH_S)
+        ticker = Ticker(lambda: None, 3600, 1)
+        ticker.every(app.board.keep, KEEP_S)
+        ticker.start()
         server = uvicorn.Server(server_config(app, settings))
 
         async def run() -> None:
@@ -130,6 +135,7 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
                 pipe.send((stored, inside.copy()))
                 inside.clear()
             server.should_exit = True
+            ticker.stop()
 
         uvloop.run(run())
 
@@ -236,7 +242,7 @@ def _clients(pipe: Any, work: Any, *given: Any) -> None:
     pipe.send((len(times), at(times, 0.5), at(times, 0.99), time.process_time()))
 
 
-def _ask_status(url: tuple[str, int], seconds: float, pipe: Any) -> None:
+def _ask_status(url: tuple[str, int], seconds: float, every_s: float, pipe: Any) -> None:
     took, end = [], time.monotonic() + seconds
     connection = http.client.HTTPConnection(*url, timeout=30)
     while time.monotonic() < end:
@@ -245,16 +251,16 @@ def _ask_status(url: tuple[str, int], seconds: float, pipe: Any) -> None:
         text = connection.getresponse().read()
         took.append(time.monotonic() - began)
         assert json.loads(text)["jobs"], "status shows the jobs"
-        time.sleep(ASK_S)
+        time.sleep(every_s)
     pipe.send((took, time.process_time()))
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------
 
 
-def full(count: int, seconds: float, folder: str | None) -> dict[str, float]:
+def full(count: int, senders: int, seconds: float, folder: str | None) -> dict[str, float]:
     """`count` reports to a request, as fast as they are acknowledged."""
-    with daemon(SENDERS, folder) as (pid, url, tokens, pipe):
+    with daemon(senders, folder) as (pid, url, tokens, pipe):
         _run(_full, url, tokens, 0.5, count, 0)  # tokens remembered, tables warm
         stored, _ = _asked(pipe)
         cpu, wall = cpu_s(pid), time.monotonic()
@@ -268,7 +274,7 @@ def full(count: int, seconds: float, folder: str | None) -> dict[str, float]:
     }  # fmt: skip
 
 
-def steady(jobs: int, seconds: float, keep: bool, polls: bool, folder: str | None) -> dict[str, float]:
+def steady(jobs: int, seconds: float, asked_s: float, keep: bool, polls: bool, folder: str | None) -> dict[str, float]:
     """Every job a report per INTERVAL_S; in the second half of the time somebody asks for the status of all."""
     with daemon(jobs, folder) as (pid, url, tokens, pipe):
         ours, theirs = FORK.Pipe()
@@ -282,7 +288,7 @@ def steady(jobs: int, seconds: float, keep: bool, polls: bool, folder: str | Non
         results: dict[str, float] = {"jobs": jobs}
         for name in ("", "with_status_"):
             asker_ours, asker_theirs = FORK.Pipe()
-            asker = FORK.Process(target=_ask_status, args=(url, seconds / 2, asker_theirs))
+            asker = FORK.Process(target=_ask_status, args=(url, seconds / 2, asked_s, asker_theirs))
             stored, _ = _asked(pipe)
             cpu, wall = cpu_s(pid), time.monotonic()
             if name:
@@ -329,11 +335,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--folder", default=None, help="where the database lies (default: the temporary directory)")
     parser.add_argument("--only", default="", help="those whose name begins so")
+    parser.add_argument("--asked-every", type=float, default=ASK_S, help="seconds between two questions for the status")
     options = parser.parse_args()
     seconds, folder = options.seconds, options.folder
-    parts = {f"full_{count}": partial(full, count, seconds, folder) for count in (1, 10, 50)}
+    senders = {1: options.jobs, 10: SENDERS, 50: SENDERS}
+    parts = {f"full_{count}": partial(full, count, many, seconds, folder) for count, many in senders.items()}
     ways = {"jobs_kept": (True, False), "jobs_polled": (True, True), "jobs_new": (False, False)}
-    parts |= {name: partial(steady, options.jobs, 4 * seconds, *way, folder) for name, way in ways.items()}
+    given = (options.jobs, 4 * seconds, options.asked_every)
+    parts |= {name: partial(steady, *given, *way, folder) for name, way in ways.items()}
     results = {}
     for name, part in parts.items():
         if name.startswith(options.only):

@@ -30,6 +30,7 @@ from . import openapi
 from .api_guard import Refused
 from .api_views import Views
 from .auth import Authenticator, Unauthenticated, Viewer, bearer
+from .board import StatusBoard
 from .intake import Intake
 from .metrics import Metrics
 from .optimizer.prior import Prior
@@ -78,6 +79,7 @@ class Api:
         self.authenticator = authenticator
         # A controller without rounds, as in a test, has no state to tell.
         self.metrics = Metrics(store, getattr(controller, "state", None))
+        self.board = StatusBoard(store)
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self.user_limit = guard.RateLimit(settings.requests_per_s * 10)
@@ -94,7 +96,7 @@ class Api:
             ("POST", "/v1/jobs/{job_id:int}/register", self.register),
             ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
             ("POST", "/v1/jobs/{job_id:int}/pin", self.pin),
-            *Views(self.store, self.controller, self._viewer).table(),
+            *Views(self.store, self.board, self.controller, self._viewer).table(),
         ]
         return [Route(path, self._counted(guard.guarded(handler)), methods=[method]) for method, path, handler in table]
 
@@ -235,12 +237,13 @@ class Api:
 
 
 class Application(Starlette):
-    """The API, and the quick way for reports into it."""
+    """The API, the quick way for reports into it, and the status that is kept ready."""
 
     def __init__(self, api: Api) -> None:
         handlers: Any = {Exception: guard.on_error, 404: guard.on_error, 405: guard.on_error}
         super().__init__(routes=api.routes(), exception_handlers=handlers)
         self.intake = Intake(api.store, api.metrics, api.job_limit)
+        self.board = api.board
 
 
 def create_app(

@@ -39,11 +39,12 @@ class Planner(Protocol):
 
 
 class Views:
-    """The handlers, over one store; `viewer` finds out who asks."""
+    """The handlers, over one store and its board; `viewer` finds out who asks."""
 
-    def __init__(self, store: Store, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]) -> None:
-        self.store, self.planner, self._viewer = store, planner, viewer
-        self._board = StatusBoard(store)
+    def __init__(
+        self, store: Store, board: StatusBoard, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]
+    ) -> None:
+        self.store, self.planner, self._board, self._viewer = store, planner, board, viewer
 
     def table(self) -> list[tuple[str, str, guard.Handler]]:
         """Method, address and handler of each view."""

@@ -1,7 +1,8 @@
 """The status of all jobs, kept ready: whoever asks while a round or a write is busy gets what is there at once.
 
 Promise: a board that takes little to make is made anew for everyone who asks after a change; a large one is at most
-STALE_S old, and one thread at a time makes the next. Limit: the first one after a start is waited for.
+STALE_S old, and one thread at a time makes the next. Limit: who asks for a large one after nobody has for WATCHED_S
+waits for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cached_property
 import msgspec
 
 from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.errors import StoreError
 
 from .auth import Viewer
 from .reports.common import redacted
@@ -30,6 +32,10 @@ REST = 20.0
 """A large one is shown again for so many times the CPU time that it took: to watch costs 1/20 of a core at most."""
 STALE_S = 10.0
 """Age from which on a large one is waited for too."""
+KEEP_S = 4.0
+"""Time between two calls of `keep`: twice before a large one is too old."""
+WATCHED_S = 900.0
+"""How long after somebody has asked the next large ones are made ahead."""
 
 
 class Texts:
@@ -68,29 +74,42 @@ class StatusBoard:
         """Held from the order of the next board until it is there, or has failed."""
         self._known: tuple[int, float, Texts] = (-1, 0.0, Texts([]))
         self._cost = 0.0
+        self._asked = clock()
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="status")
 
     def text(self, viewer: Viewer) -> bytes:
         """All jobs, as this viewer may see them, in JSON."""
         return self._texts().of(viewer)
 
+    def keep(self) -> None:
+        """Called every KEEP_S: make the next large one before somebody waits for it, while there are people who ask."""
+        now, (version, at, _) = self._clock(), self._known
+        if now - self._asked < WATCHED_S and now - at >= KEEP_S and (self._cost > LITTLE_S or version < 0):
+            self._order()
+
     def _texts(self) -> Texts:
+        self._asked = self._clock()
         version, at, board = self._known
-        age = self._clock() - at
+        age = self._asked - at
         if version == self._store.version and 0 <= age < FRESH_S:
             return board
         if self._cost > LITTLE_S and 0 <= age < min(STALE_S, REST * self._cost):
             return board
         if self._cost <= LITTLE_S or not 0 <= age < STALE_S:
             return self._made()
+        self._order()
+        return board
+
+    def _order(self) -> None:
         if self._ordered.acquire(blocking=False):
             self._maker.submit(self._make_ahead)
-        return board
 
     def _make_ahead(self) -> None:
         try:
             self._made()
-        except Exception:  # whoever asks when it is too old is told
+        except StoreError as error:  # whoever asks when it is too old is told
+            log.warning("the next board of `selastic status` could not be made: %s", error)
+        except Exception:
             log.exception("the next board of `selastic status` could not be made")
         finally:
             self._ordered.release()

@@ -21,6 +21,7 @@ from . import collector
 from .api import create_app
 from .assembly import Daemon
 from .auth import Authenticator
+from .board import KEEP_S
 from .check import check
 from .claims import address, alone, listening, write_client_file
 from .hook_socket import beside
@@ -112,6 +113,7 @@ def _lead(
         leader.on_lost(server.end)
         collector.relax()
         sys.setswitchinterval(SWITCH_S)
+        daemon.ticker.every(app.board.keep, KEEP_S)
         daemon.start()
         server.run(sockets=sockets)
     finally:

@@ -48,6 +48,13 @@ class Ticker:
             work, CronTrigger(hour=hour, minute=minute), max_instances=1, coalesce=True, misfire_grace_time=None, **more
         )
 
+    def every(self, work: Callable[[], object], seconds: float) -> None:
+        """Call `work` so often, from now on, on a thread beside the rounds. `work` must not raise."""
+        self._scheduler.add_job(
+            work, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None,
+            next_run_time=_now(),
+        )  # fmt: skip
+
     def wake(self) -> None:
         """Let the next round come as soon as it may."""
         with self._lock:

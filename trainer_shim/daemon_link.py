@@ -20,7 +20,7 @@ from .wire import Directive, Grant, Phase, Registration, Report, Reports
 MAX_REPORTS = 1000
 MAX_PHASES = 200
 REPORTS_AT_ONCE = 50
-POLL_S = 25.0
+POLL_S = 50.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 

@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon import board, reports
 from slurm_elastic.daemon.auth import Viewer
-from slurm_elastic.daemon.board import STALE_S, StatusBoard
+from slurm_elastic.daemon.board import KEEP_S, STALE_S, WATCHED_S, StatusBoard
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 
@@ -85,6 +85,34 @@ def test_whoever_asks_meanwhile_orders_no_second_board(
     assert shown(made) == [7, 8] and len(orders) == 1
     orders.pop()()
     assert shown(made) == [7, 8, 9]
+
+
+def test_a_large_board_is_kept_ready_while_people_ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one too, and until nobody has asked for a while; a small one is made when it is asked for."""
+    now, orders = [100.0], list[Callable[[], None]]()
+    made = StatusBoard(store, lambda: now[0])
+    monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
+
+    def kept() -> bool:
+        """Whether this call has made a board."""
+        made.keep()
+        if orders:
+            orders.pop()()
+        return made._known[1] == now[0]
+
+    monkeypatch.setattr(board, "LITTLE_S", -1.0)
+    assert kept(), "there is one before anybody asks"
+    now[0] += KEEP_S / 2
+    assert not kept(), "one that is new"
+    now[0] += KEEP_S / 2
+    assert kept()
+    now[0] += WATCHED_S
+    assert not kept() and shown(made) == [7, 8], "who asks first after that waits for it"
+    now[0] += KEEP_S
+    assert kept(), "and is not alone, perhaps"
+    monkeypatch.setattr(board, "LITTLE_S", 60.0)
+    now[0] += KEEP_S
+    assert not kept(), "a small one"
 
 
 @pytest.mark.parametrize(

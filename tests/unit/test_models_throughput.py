@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.daemon.optimizer import linear
+from slurm_elastic.daemon.optimizer import linear, models
 from slurm_elastic.daemon.optimizer.errors import PlanInputError
 from slurm_elastic.daemon.optimizer.learning import learn
 from slurm_elastic.daemon.optimizer.models import Observation, ThroughputModel, fit, fit_each, fit_many
 from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, from_plain, to_plain
 from slurm_elastic.daemon.optimizer.shipped import DEFAULT
 from slurm_elastic.daemon.optimizer.step_form import log_step_time, step_time
+from slurm_elastic.trainer_shim import wire
 
 TRUTH = (-1.4, -0.3, -2.5, -5.0, -0.8, -4.0, -1.0)
 
@@ -31,6 +32,14 @@ def observe(gpus: int, nodes: int, micro: int, accumulation: int = 1, noise: flo
     """A report of that program, `noise` as a factor - 1."""
     time = true_time(gpus, nodes, micro, accumulation) * (1 + noise)
     return Observation(gpus, nodes, gpus * micro * accumulation, micro, accumulation, time)
+
+
+def test_a_report_within_the_bounds_of_the_wire_is_one_that_a_model_takes() -> None:
+    """Otherwise a report that was accepted keeps its job without a model."""
+    kinds = wire.form(wire.Report)
+    seconds = kinds["step_time_median_s"][1]
+    assert (seconds.low, seconds.high) == models.STEP_S
+    assert {kinds[name][1].high for name in ("gpus", "nodes", "batch", "micro_batch", "accumulation")} == {models.MOST}
 
 
 def random_observations(rng: random.Random) -> list[Observation]:

@@ -110,6 +110,21 @@ def test_an_event_during_a_round_makes_one_more_follow() -> None:
     assert work.done == 2
 
 
+def test_other_work_comes_again_and_again_beside_a_round() -> None:
+    """A long round holds it up no more than it holds up a round."""
+    work, other = Count(), Count()
+    work.go.clear()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.every(other, 0.01)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done == 1 and other.done >= 3, 20)
+    finally:
+        work.go.set()
+        ticker.stop()
+    assert work.done == 1
+
+
 def test_stopping_waits_for_the_round_under_way() -> None:
     """The store is closed after it, never under it."""
     work = Count()
