@@ -222,10 +222,11 @@ async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep:
             due += INTERVAL_S
 
     async def poll(index: int) -> None:
-        await asyncio.sleep(index / len(tokens) * POLL_S)
+        await asyncio.sleep(index / len(tokens) * INTERVAL_S)
         sender, wait = await Supervisor.connected(url), POLL_S
+        share = (index + 1) / len(tokens)  # of its time that the first one waits: afterwards they come evenly
         while wait > 0:
-            wait = min(POLL_S, start + seconds - time.monotonic())
+            wait, share = min(share * POLL_S, start + seconds - time.monotonic()), 1.0
             lines = (
                 f"GET /v1/jobs/{index + 1}/directive?after=0&wait={max(0.0, wait):g} HTTP/1.1", "Host: 127.0.0.1",
                 "Accept-Encoding: identity", "Accept: application/json", f"Authorization: Bearer {tokens[index]}",
