@@ -34,6 +34,7 @@ from .board import StatusBoard
 from .intake import Intake
 from .metrics import Metrics
 from .optimizer.prior import Prior
+from .reports.common import not_known
 from .settings import Settings
 
 MAX_WAIT_S = 60.0
@@ -204,8 +205,10 @@ class Api:
     async def _own(self, job_id: int, viewer: Viewer) -> None:
         owner = await run_sync(self.controller.owner, job_id)
         if owner is None:
-            raise NotFound(f"Slurm knows no job {job_id} that has not ended")
+            raise NotFound(_unknown(job_id))
         if owner[0] != viewer.uid:
+            if viewer.private:
+                raise NotFound(_unknown(job_id))
             raise NotAllowed(f"job {job_id} belongs to another user; you are uid {viewer.uid}")
 
     async def _job_of_token(self, request: Request) -> int:
@@ -222,9 +225,11 @@ class Api:
     def _pin(self, job_id: int, gpus: int | None, viewer: Viewer) -> None:
         job = self.store.job(job_id)
         if job is None:
-            raise NotFound(f"job {job_id} is not known to selasticd")
+            raise NotFound(not_known([job_id]))
         owner = self.controller.owner(job_id)
         if not viewer.admin and (owner[0] if owner else job.uid) != viewer.uid:
+            if viewer.private:
+                raise NotFound(not_known([job_id]))
             raise NotAllowed(f"job {job_id} belongs to another user; only its owner and admins may pin it")
         if owner is None:
             raise Refused(409, f"job {job_id} has ended; accepted: a job that is pending or running")
@@ -251,6 +256,10 @@ def create_app(
 ) -> Application:
     """The ASGI application of the API."""
     return Application(Api(store, controller, settings, authenticator or Authenticator(settings)))
+
+
+def _unknown(job_id: int) -> str:
+    return f"Slurm knows no job {job_id} that has not ended"
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

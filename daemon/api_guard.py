@@ -82,11 +82,11 @@ def peer_uid(request: Request) -> int | None:
     return int(host.removeprefix(PREFIX)) if host.startswith(PREFIX) else None
 
 
-def job_id(request: Request) -> int:
+def job_id(request: Request, least: int = 1) -> int:
     """The job in the path. Raises Refused (404) for a number that Slurm never gives."""
     number = int(request.path_params["job_id"])
-    if not 0 < number < MAX_JOB_ID:
-        raise Refused(404, f"there is no job {number}; accepted: 1 to {MAX_JOB_ID - 1}")
+    if not least <= number < MAX_JOB_ID:
+        raise Refused(404, f"there is no job {number}; accepted: {least} to {MAX_JOB_ID - 1}")
     return number
 
 

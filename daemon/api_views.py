@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +26,9 @@ from .board import StatusBoard
 from .optimizer.prior import Prior
 
 DAY_S = 86_400.0
+MOST_HISTORIES = 2
+"""Views of past time that are made at once: each may read a year of all jobs into memory, and a thread that makes one
+is not there for supervisors."""
 PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
 
 
@@ -45,6 +49,7 @@ class Views:
         self, store: Store, board: StatusBoard, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]
     ) -> None:
         self.store, self.planner, self._board, self._viewer = store, planner, board, viewer
+        self._histories = CapacityLimiter(MOST_HISTORIES)
 
     def table(self) -> list[tuple[str, str, guard.Handler]]:
         """Method, address and handler of each view."""
@@ -78,9 +83,9 @@ class Views:
         return guard.reply(await run_sync(reports.explain, self.store, job_id, viewer, time.time()))
 
     async def events(self, request: Request) -> Response:
-        """What has been done to the job."""
+        """What has been done to the job; of 0, to the daemon."""
         guard.only(request, "limit")
-        job_id, viewer = guard.job_id(request), await self._viewer(request)
+        job_id, viewer = guard.job_id(request, least=0), await self._viewer(request)
         limit = guard.whole(request, "limit", 1000, 1, 10_000)
         return guard.reply({"events": await run_sync(reports.events, self.store, job_id, viewer, limit)})
 
@@ -96,7 +101,7 @@ class Views:
             "job": _job_list(request),
         }
         call: Callable[[], Any] = lambda: reports.acct(self.store, viewer, time.time(), **filters)  # noqa: E731
-        return guard.reply({"allocations": await run_sync(call)})
+        return guard.reply({"allocations": await run_sync(call, limiter=self._histories)})
 
     async def plan(self, request: Request) -> Response:
         """What the last rounds decided, or with dry_run=1 what a round would decide now."""
@@ -121,7 +126,8 @@ class Views:
         start, end = _window(request)
         jobs = _job_list(request) or []
         since = max(0.0, now - DAY_S) if start is None else start
-        return guard.reply(await run_sync(lambda: report(self.store, viewer, now, start=since, end=end, job=jobs)))
+        call: Callable[[], Any] = lambda: report(self.store, viewer, now, start=since, end=end, job=jobs)  # noqa: E731
+        return guard.reply(await run_sync(call, limiter=self._histories))
 
     def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
         """A dry plan as this viewer may see it."""

@@ -1,5 +1,5 @@
 """`selastic events JOB`: the timeline of everything done to a job: who, what, and with what. Append-only, kept after
-Slurm has forgotten the job.
+Slurm has forgotten the job. Of job 0 it is the daemon's own timeline, for admins.
 """
 
 from __future__ import annotations
@@ -43,9 +43,13 @@ FIELDS = (
 )
 
 
+def _job_or_daemon(text: str) -> int:
+    return 0 if text == "0" else cli_common.job_id(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic events`."""
-    parser.add_argument("job", type=cli_common.job_id, metavar="JOB", help="job id")
+    parser.add_argument("job", type=_job_or_daemon, metavar="JOB", help="job id; 0: selasticd itself (admins)")
     cli_common.add_output_options(parser, FIELDS, DEFAULT)
 
 

@@ -102,7 +102,7 @@ def _value(kind: Any, within: wire.Within) -> dict[str, Any]:
 
 
 def _paths() -> dict[str, Any]:
-    job = [_parameter("job_id", "path", {"type": "integer", "minimum": 1, "maximum": (1 << 32) - 1}, required=True)]
+    job = [_job(1)]
     time = {"type": "number", "minimum": 0, "maximum": wire.MAX_NUMBER}
     after = _parameter("after", "query", {"type": "integer", "minimum": 0, "maximum": int(wire.MAX_NUMBER)})
     wait = _parameter("wait", "query", {"type": "number", "minimum": 0, "maximum": 60})
@@ -140,14 +140,18 @@ def _paths() -> dict[str, Any]:
         },
         "/v1/jobs/{job_id}/explain": {"parameters": job, "get": _operation("Why it has what it has", told, "munge")},
         "/v1/jobs/{job_id}/events": {
-            "parameters": [*job, limit],
-            "get": _operation("What was done to the job", told, "munge"),
+            "parameters": [_job(0), limit],
+            "get": _operation("What was done to the job; of 0: to the daemon, for admins", told, "munge"),
         },
         "/v1/acct": {"parameters": acct, "get": _operation("Every size that jobs have had", told, "munge")},
         "/v1/advice": {"parameters": window, "get": _operation("What advice would have brought", told, "munge")},
         "/v1/report": {"parameters": window, "get": _operation("How jobs have gone", told, "munge")},
         "/v1/plan": {"parameters": [dry_run], "get": _operation("The last plan, or one made now", told, "munge")},
     }
+
+
+def _job(least: int) -> dict[str, Any]:
+    return _parameter("job_id", "path", {"type": "integer", "minimum": least, "maximum": (1 << 32) - 1}, required=True)
 
 
 def _metrics() -> dict[str, Any]:

@@ -28,13 +28,13 @@ REPORT = Report(1, 5.0, 4, 1, 64, 16, 1, 10, 0.1, 0.1, 640.0, 10, 640, 0)
 
 
 class Named(Authenticator):
-    """Believes `Authorization: Test UID`."""
+    """Believes `Authorization: Test UID`, and with ` private` behind it hides others' jobs from this one."""
 
     def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
-        scheme, _, uid = (authorization or "").partition(" ")
+        scheme, uid, *private = [*(authorization or "").split(), "", ""][:3]
         if scheme != "Test":
             raise Unauthenticated("nobody")
-        return Viewer(int(uid), int(uid) == ROOT)
+        return Viewer(int(uid), int(uid) == ROOT, private == ["private"])
 
 
 class FakeController:

@@ -122,10 +122,11 @@ class Waited:
 def advice(
     store: Store, viewer: Viewer, now: float, *, start: float, end: float | None = None, job: Iterable[int] = ()
 ) -> dict[str, Any]:
-    """`moves`, `jobs` and `waited` of the jobs that the viewer may see, `cluster`: the sums over all of them
-    (over one's own where Slurm hides others').
+    """`moves`, `jobs` and `waited` of the jobs that the viewer may see, `cluster`: the sums over all jobs.
 
-    start, end: the window in unix seconds; job: only these ids (empty: all), also in the sums.
+    start, end: the window in unix seconds; job: only these ids (empty: all), also in the sums. The sums leave out
+    jobs that the viewer may not see where ids are named, since a sum over one job is that job's own figure, and where
+    Slurm hides others' jobs.
     """
     end = now if end is None else min(end, now)
     wanted = set(job)
@@ -135,21 +136,21 @@ def advice(
         for stretch in stretched(store.decisions_within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
-    total, rows, moves, counted = Sum(), list[dict[str, Any]](), list[dict[str, Any]](), 0
+    total, rows, moves, counted, acted = Sum(), list[dict[str, Any]](), list[dict[str, Any]](), 0, 0
     for job_id, some in groupby(stretches, key=lambda stretch: stretch.decision.job_id):
         mine, whole = list(some), Sum()
         for stretch in mine:
             whole.add(stretch)
         owner = jobs[job_id]
         seen = may_see(viewer, owner)
-        if seen or not viewer.private:
+        if seen or not (viewer.private or wanted):
             total.merge(whole)
             counted += 1
+            acted += sum(stretch.decision.mode == "act" for stretch in mine)
         if seen:
             who = _who(owner, viewer)
             rows.append(who | whole.told() | _means(whole))
             moves += [who | _move(run) for run in runs(mine)]
-    acted = sum(stretch.decision.mode == "act" for stretch in stretches)
     known = [entry.told() for entry in waited(stretches) if _visible(viewer, jobs.get(entry.job_id))]
     cluster = total.told() | {"jobs": counted}
     return {"start": start, "end": end, "acted": acted, "cluster": cluster, "jobs": rows, "moves": moves,

@@ -2,7 +2,7 @@
 
 Promise: allocations, pauses and measurements as recorded; a curve is the planner's model of the same measurements under
 the same prior, with its own uncertainty. Limit: jobs that the viewer may see in full, and no others; managed capacity
-is known for the moments at which a decision was stored.
+is known for the moments at which a decision was stored, where Slurm hides others' jobs a decision on a job shown.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ def course(
         | scaling(owner.request, store.observations(owner.job_id), prior(owner.job_id))
         for owner in shown.values()
     ]
+    decided = store.decisions_within(start, end)
     return {
         "now": now,
         "start": start,
         "end": end,
         "jobs": jobs,
         "allocations": [row for row in rows if row["job_id"] in shown],
-        "capacity": capacity(store.decisions_within(start, end), start),
+        "capacity": capacity((row for row in decided if row.job_id in shown or not viewer.private), start),
     }
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .common import Viewer, reason_text, visible_job
+from .hidden import hidden
 from .status import job_row
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, 
     if opened is not None and opened.state == "running":
         opened = None  # the training has switched; what is left is to give back what it no longer uses
     closed = store.last_closed_intent(job_id)
-    return {
+    facts: dict[str, Any] = {
         "now": now,
         "job": job_row(store, job, viewer, now) | {"record_reason": job.reason},
         "sizes": [row.gpus for row in sorted(store.allocations(job_id), key=lambda row: row.start)],
@@ -45,6 +46,11 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, 
         "observations": [asdict(seen) for seen in store.observations(job_id)],
         "mean_pause_s": store.mean_pause(job_id),
     }
+    resized, ordered = facts["last_resize"], facts["resize"]
+    for decision in (facts["decision"], resized and resized["cause"], ordered and ordered["cause"]):
+        if decision is not None:
+            decision |= hidden(store, viewer, decision)
+    return facts
 
 
 def _last_resize(store: Store, job_id: int, decisions: list[DecisionRow]) -> dict[str, Any] | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from slurm_elastic.trainer_shim.errors import NotAllowed
+
 from .common import Viewer, may_see, reason_text, visible_job
 
 if TYPE_CHECKING:
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
 
 
 def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> list[dict[str, Any]]:
-    """The last `limit` events of the job, oldest first. Raises NotFound or NotAllowed."""
-    visible_job(store, job_id, viewer)
+    """The last `limit` events of the job, oldest first; of job 0: the daemon's own, for admins. Raises NotFound or
+    NotAllowed."""
+    if job_id:
+        visible_job(store, job_id, viewer)
+    elif not viewer.admin:
+        raise NotAllowed("the daemon's own events (job 0) are shown to admins only")
     rows = sorted(store.events(job_id, limit=limit), key=lambda row: (row.at, row.id))
     return [
         {"id": row.id, "job_id": row.job_id, "at": row.at, "kind": row.kind, "who": row.who, "detail": row.detail}

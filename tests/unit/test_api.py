@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from api_world import ADA, BASE, BOB, DIRECTIVE, REGISTRATION, REPORT, ROOT, Fak
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from slurm_elastic.daemon import api_guard
+from slurm_elastic.daemon import api_guard, reports
 from slurm_elastic.daemon.api import create_app
 from slurm_elastic.daemon.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
@@ -252,6 +254,18 @@ def test_plans_are_redacted(world: World) -> None:
     assert [row["reason"] for row in everything] == ["grow_idle", "grow_idle"]
 
 
+@pytest.mark.parametrize(("path", "body"), [("register", REGISTRATION), ("pin", b'{"gpus": 2}')])
+def test_where_slurm_hides_jobs_anothers_is_as_none(world: World, path: str, body: bytes) -> None:
+    """Nobody finds out by trying which job ids are others': the answer is that of an id that is nobody's."""
+    hidden, missing = (
+        world.http.post(f"/v1/jobs/{job_id}/{path}", content=body, headers={"Authorization": "Test 1000 private"})
+        for job_id in (8, 99)
+    )
+    assert hidden.status_code == missing.status_code == 404
+    assert hidden.text.replace("8", "99") == missing.text
+    assert world.http.post(f"/v1/jobs/8/{path}", content=body, headers=as_uid(ADA)).status_code == 403
+
+
 def test_pin(world: World) -> None:
     """The owner or an admin pins to a size that the job accepts; it is recorded, and a round comes soon."""
 
@@ -344,3 +358,24 @@ def test_another_version_is_refused(world: World) -> None:
     body = to_json(Registration(2, 1, (BASE,), 64, "train.py"))
     answer = world.http.post("/v1/jobs/7/register", content=body, headers=as_uid(ADA))
     assert answer.status_code == 400 and answer.json()["error"] == "version=2 is not spoken here; accepted: 1"
+
+
+def test_views_of_the_past_leave_threads_to_supervisors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask for long histories, two are made at once, and who asks for anything else is answered."""
+    going, least, held = threading.Semaphore(0), threading.Event(), []
+
+    def slow(*_: Any, **__: Any) -> list[Any]:
+        held.append(1)
+        going.release()
+        assert least.wait(60)
+        return []
+
+    monkeypatch.setattr(reports, "acct", slow)
+    with ThreadPoolExecutor(48) as many:
+        asked = [many.submit(world.http.get, "/v1/acct", headers=as_uid(uid)) for uid in range(5000, 5045)]
+        assert going.acquire(timeout=60) and going.acquire(timeout=60)
+        assert world.http.get("/v1/health").status_code == 200
+        world.token()
+        assert len(held) == 2
+        least.set()
+        assert {each.result().status_code for each in asked} == {200}

@@ -143,6 +143,10 @@ def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
     assert run("plan")[1].splitlines()[-1] == "1 of 2 running jobs to be resized"
     assert run("plan", "-a")[1].splitlines()[-1] == "1 of 2 running jobs to be resized, 1 waiting"
     assert run("plan", "--dry-run", "-nP", "-o", "jobid,from,to")[1].splitlines() == ["1207|2|4", "1215|2|2"]
+    assert run("events", "0")[0] == 1 and run("events", "0")[2].endswith("shown to admins only\n")
+    daemon.caller.viewer = Viewer(1000, admin=True)
+    assert run("events", "0", "-n")[:2] == (0, "")
+    daemon.caller.viewer = Viewer(1000)
     top = run("top", "--once")[1].splitlines()
     assert "3 running on 4 GPUs, 0 waiting, 1 resizing" in top[0]
     assert top[2].split()[0] == "JOBID"

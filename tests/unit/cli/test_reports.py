@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from slurm_elastic.daemon import reports
+from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
+from slurm_elastic.trainer_shim.wire import Piece
 
 
 def at(clock: str) -> float:
@@ -235,3 +237,71 @@ def test_every_report_is_json(story: Store, viewer: Callable[..., Any]) -> None:
     facts = [reports.explain(story, row["job_id"], root, NOW) for row in reports.status(story, root, NOW)]
     text = json.dumps([facts, reports.acct(story, root, NOW), reports.plan(story, root)], allow_nan=False)
     assert "1215" in text
+
+
+def told_in(facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The evidence behind the last resize, and why a larger size was not left."""
+    cause = facts["last_resize"]["cause"]
+    return cause["evidence"], cause["alternatives"][0]["why"]
+
+
+def test_explain_tells_no_more_of_other_jobs_than_status(store: Store, viewer: Callable[..., Any]) -> None:
+    """A job's owner learns what made room: of another's job its id and GPUs, where Slurm hides jobs nothing; an admin
+    learns how that job's progress changed too."""
+    moved = [
+        {"job_id": 7, "gpus_from": 1, "gpus_to": 2, "change": 0.5},
+        {"job_id": 8, "gpus_from": 2, "gpus_to": 1, "change": 0.25},
+    ]
+    waiting = {"for_job": 9, "for_gpus": 4, "for_jobs": [{"job_id": 9, "gpus": 4, "given": 2}]}
+    decision = DecisionRow(
+        *(7, 5.0, 4, 2, 64, 64, "shrink_for_job", None, None),
+        evidence={"others": moved, "idle_gpus": 0, **waiting},
+        alternatives=[{"gpus": 3, "batch": 64, "why": "too few would be left for 9 to start"}],
+        mechanism="shrink",
+        mode="act",
+    )
+    for job_id, uid in ((7, 1000), (8, 2000)):
+        row = JobRow(
+            job_id, "x", uid, "n", "a", "p", "elastic:gpus=1-8,batch=64", True, "", "", 1.0, 2.0, None, "RUNNING"
+        )
+        store.upsert_job(row)
+    for generation, gpus in ((1, 4), (2, 2)):
+        store.set_in_use(7, generation, (Piece(7, "base", ("n1",), gpus),), 64, generation * 3.0, 0.0, "shrink_for_job")
+    store.save_decisions(5.0, [decision])
+    evidence, why = told_in(reports.explain(store, 7, viewer(1000), 9.0))
+    assert evidence["others"] == [moved[0], {"job_id": 8, "gpus_from": 2, "gpus_to": 1}]
+    assert evidence["for_job"] == 9 and why.endswith("for 9 to start")
+    evidence, why = told_in(reports.explain(store, 7, viewer(1000, private=True), 9.0))
+    assert evidence == {"others": moved[:1], "idle_gpus": 0, "for_jobs": []}
+    assert why == "too few would be left for waiting jobs to start"
+    evidence, _ = told_in(reports.explain(store, 7, viewer(0, admin=True, private=False), 9.0))
+    assert evidence["others"] == moved
+
+
+def test_a_sum_over_one_job_tells_nothing_of_it(story: Store, viewer: Callable[..., Any]) -> None:
+    """Asking for the advice on another user's job by its id gives no sum that would be that job's own figures."""
+    start = at("12:00:00")
+    stranger = reports.advice(story, viewer(1002), NOW, start=start, job=[1215])
+    assert stranger["cluster"]["jobs"] == stranger["acted"] == stranger["cluster"]["seconds"] == 0
+    assert reports.advice(story, viewer(1002), NOW, start=start)["cluster"]["jobs"] > 1
+    owner = reports.advice(story, viewer(1000), NOW, start=start, job=[1215])
+    assert owner["cluster"]["jobs"] == 1 and owner["acted"] > 0
+    assert reports.advice(story, viewer(1002, private=True), NOW, start=start)["acted"] == 0
+
+
+def test_capacity_is_not_timed_by_hidden_jobs(story: Store, viewer: Callable[..., Any]) -> None:
+    """Where Slurm hides jobs the report has no moment at which something was decided about another's."""
+    known = {"pool": "gpu", "capacity_gpus": 8}
+    row = DecisionRow(1218, at("13:22:00"), 0, 3, 0, 0, "waiting", None, None, known, mode="act")
+    story.save_decisions(row.at, [row])
+    start = at("12:00:00")
+    assert reports.course(story, viewer(1002), NOW, start=start)["capacity"] == [{"at": row.at, "gpus": 8.0}]
+    assert reports.course(story, viewer(1002, private=True), NOW, start=start)["capacity"] == []
+
+
+def test_the_daemons_own_events_are_for_admins(story: Store, viewer: Callable[..., Any]) -> None:
+    """What job 0 stands for: starts, and why Slurm's refusals made it fall back."""
+    story.add_event(0, "tripped", "selasticd", {"why": "Access denied"}, NOW)
+    assert reports.events(story, 0, viewer(0, admin=True))[0]["detail"] == {"why": "Access denied"}
+    with pytest.raises(NotAllowed, match="admins only"):
+        reports.events(story, 0, viewer(1000))
