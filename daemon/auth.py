@@ -19,7 +19,7 @@ from slurm_elastic.trainer_shim import munge
 from slurm_elastic.trainer_shim.errors import ConfigError, NotAllowed
 from slurm_elastic.trainer_shim.secret_proof import Verifier
 
-from .operators import uids
+from .operators import hides_jobs, uids
 from .settings import Settings
 
 
@@ -40,12 +40,21 @@ class Viewer:
 class Authenticator:
     """Finds out who calls. Blocking (it asks munged): call it from a thread.
 
-    operators: uids of those who are Operator or Administrator in Slurm, as known now.
+    operators: uids of those who are Operator or Administrator in Slurm, as known now. private: whether Slurm hides
+    others' jobs; None while slurmctld has not said: then slurm.conf counts, and without that file they are hidden.
     """
 
-    def __init__(self, settings: Settings, operators: Callable[[], Collection[int]] = tuple) -> None:
-        self._operators = operators
-        self._private = _hides_jobs(munge.slurm_conf_value("PrivateData", settings.slurm_conf or None) or "")
+    def __init__(
+        self,
+        settings: Settings,
+        operators: Callable[[], Collection[int]] = tuple,
+        private: Callable[[], bool | None] = lambda: None,
+    ) -> None:
+        self._operators, self._private = operators, private
+        conf = settings.slurm_conf or None
+        self._private_here = hides_jobs(munge.slurm_conf_value("PrivateData", conf) or "") or not munge.has_slurm_conf(
+            conf
+        )
         self._listen_socket = settings.listen_socket
         self._ca = _certificates(settings.tls_ca) if settings.tls_ca else ""
         self._socket = settings.munge_socket or None
@@ -87,7 +96,8 @@ class Authenticator:
     def viewer(self, uid: int) -> Viewer:
         """What this uid may see."""
         admin = uid in self._admins or uid in self._operators()
-        return Viewer(uid, admin, self._private and not admin)
+        private = self._private()
+        return Viewer(uid, admin, not admin and (self._private_here if private is None else private))
 
     def client_values(self, url: str) -> dict[str, Any]:
         """What client.json has to hold for callers to reach and to trust this daemon.
@@ -110,11 +120,6 @@ def bearer(authorization: str | None) -> str:
 
 def _slurm_user(settings: Settings) -> str:
     return munge.slurm_conf_value("SlurmUser", settings.slurm_conf or None) or "root"
-
-
-def _hides_jobs(private: str) -> bool:
-    """Whether Slurm's PrivateData hides others' jobs."""
-    return bool({"jobs", "all"} & set(private.lower().split(",")))
 
 
 def _certificates(path: str) -> str:

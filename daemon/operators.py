@@ -1,7 +1,9 @@
-"""Who is Operator or Administrator in Slurm: they may do in selasticd what root may.
+"""What Slurm says of those who call: who is Operator or Administrator, and so may do in selasticd what root may, and
+whether users see each other's jobs.
 
-Promise: nobody waits for slurmdbd: it is asked in the background, once in REFRESH_S, and what it last said counts.
-Limit: without slurmdbd, or where it hides its users from the daemon's, there are none; the setting `admins` names more.
+Promise: nobody waits for Slurm: it is asked in the background, once in REFRESH_S, and what it last said counts.
+Limit: without slurmdbd, or where it hides its users from the daemon's, there are no operators; the setting `admins`
+names more.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import logging
 import pwd
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from slurm_elastic.trainer_shim.errors import SlurmError
 
@@ -19,13 +22,20 @@ REFRESH_S = 60.0
 
 
 class Operators:
-    """`ask` gives user names, and raises SlurmError when slurmdbd does not answer."""
+    """`ask` gives user names, `private_data` slurmctld's PrivateData; both raise SlurmError when there is no answer."""
 
-    def __init__(self, ask: Callable[[], Collection[str]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._ask, self._clock = ask, clock
+    def __init__(
+        self,
+        ask: Callable[[], Collection[str]],
+        private_data: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask, self._private_data, self._clock = ask, private_data, clock
         self._due = float("-inf")
         self._busy = threading.Lock()
         self.uids: frozenset[int] = frozenset()
+        self.private: bool | None = None
+        """Others' jobs are hidden; None: Slurm has not said yet."""
 
     def look(self) -> None:
         """Ask in the background if it is time."""
@@ -35,11 +45,25 @@ class Operators:
 
     def _refresh(self) -> None:
         try:
-            self.uids = uids(self._ask())
-        except SlurmError as error:
-            log.debug("Slurm's operators are not known for now: %s", error)
+            with _told("Slurm's operators"):
+                self.uids = uids(self._ask())
+            with _told("Slurm's PrivateData"):
+                self.private = hides_jobs(self._private_data())
         finally:
             self._busy.release()
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except SlurmError as error:
+        log.debug("%s: not known for now: %s", what, error)
+
+
+def hides_jobs(private_data: str) -> bool:
+    """Whether this value of Slurm's PrivateData hides others' jobs."""
+    return bool({"jobs", "all"} & set(private_data.lower().split(",")))
 
 
 def uids(users: Collection[str]) -> frozenset[int]:

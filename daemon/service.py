@@ -75,8 +75,8 @@ def serve(settings: Settings) -> int:
         bound(settings.listen_socket) as local,
     ):
         # Before the store writes anything: who cannot prove callers' identities must not start at all.
-        operators = Operators(client.operators)
-        authenticator = Authenticator(settings, lambda: operators.uids)
+        operators = Operators(client.operators, client.private_data)
+        authenticator = Authenticator(settings, lambda: operators.uids, lambda: operators.private)
         notifier = Notifier()
         waiting = notifier.standing_by
         with leading(settings.database_url, lock_file, settings.lease_s, waiting) as leader:

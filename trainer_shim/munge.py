@@ -108,8 +108,9 @@ def default_socket(slurm_conf: str | None = None) -> str | None:
 
 def slurm_conf_value(key: str, path: str | None = None, depth: int = 0) -> str | None:
     """The value of a key in slurm.conf (by default $SLURM_CONF), its `include` files read too; None: not there."""
+    conf = _slurm_conf(path)
     try:
-        text = Path(path or os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF).read_text(errors="replace")
+        text = conf.read_text(errors="replace")
     except OSError:
         return None
     found = None
@@ -117,10 +118,20 @@ def slurm_conf_value(key: str, path: str | None = None, depth: int = 0) -> str |
         words = line.split("#", 1)[0].strip()
         included = re.match(r"include\s+(\S+)", words, re.IGNORECASE)
         if included and depth < 5:
-            found = slurm_conf_value(key, included.group(1), depth + 1) or found
+            # As Slurm has it: a relative path starts where the file that names it lies.
+            found = slurm_conf_value(key, str(conf.parent / included.group(1)), depth + 1) or found
         match = re.match(rf"{re.escape(key)}\s*=\s*(\S+)", words, re.IGNORECASE)
         found = match.group(1).strip('"') if match else found
     return found
+
+
+def has_slurm_conf(path: str | None = None) -> bool:
+    """Whether slurm.conf can be read here; a host that gets it from slurmctld ("configless") has none."""
+    return os.access(_slurm_conf(path), os.R_OK)
+
+
+def _slurm_conf(path: str | None) -> Path:
+    return Path(path or os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF)
 
 
 class _Context:

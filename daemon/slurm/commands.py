@@ -175,10 +175,17 @@ class CommandClient:
 
     def slurm_user(self) -> str:
         """The name of SlurmUser, who may do everything in Slurm; empty where slurmctld does not tell."""
+        return self._configured("SlurmUser")
+
+    def private_data(self) -> str:
+        """What Slurm hides of others, as PrivateData names it, such as "jobs,usage"; "none": nothing."""
+        return self._configured("PrivateData")
+
+    def _configured(self, key: str) -> str:
         done = self._run(["scontrol", "show", "config"])
         if done.returncode != 0:
             raise _no_answer(done, "scontrol show config")
-        found = re.search(r"(?m)^SlurmUser\s*=\s*([^\s(]+)", done.stdout)
+        found = re.search(rf"(?m)^{key}\s*=\s*([^\s(]+)", done.stdout)
         return found[1] if found else ""
 
     def release(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from waiting import wait_until
 
+from slurm_elastic.daemon.operators import hides_jobs
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.sandbox.config import ACCOUNT
 from slurm_elastic.daemon.slurm import CommandClient, Size
@@ -100,7 +101,7 @@ def test_a_coordinator_can_do_all_that_the_daemon_does(cluster: Cluster) -> None
     # As `selasticd --check` learns of it.
     client = CommandClient(str(cluster.sandbox.layout.slurm_conf))
     assert client.coordinated(DAEMON) == {ACCOUNT, "closed"} and client.coordinated(OWNER) == frozenset()
-    assert client.slurm_user() == "root"
+    assert client.slurm_user() == "root" and hides_jobs(client.private_data())
     cluster.admin("delete", "coordinator", f"account={ACCOUNT},closed", f"names={DAEMON}")
 
 

@@ -49,7 +49,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, int]]]:
         store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
 
         def start(**values: object) -> tuple[Server, int]:
-            settings = Settings(**values)  # type: ignore[arg-type]
+            (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
+            settings = Settings(slurm_conf=str(tmp_path / "slurm.conf"), **values)  # type: ignore[arg-type]
             app = create_app(store, Seen(), settings, Authenticator(settings))
             return running.enter_context(served(app, settings))
 
@@ -167,7 +168,7 @@ def test_slurms_operators_are_admins() -> None:
             raise SlurmUnreachable("slurmdbd is away")
         return names.pop()
 
-    operators = Operators(ask, clock=lambda: now[0])
+    operators = Operators(ask, lambda: "none", clock=lambda: now[0])
     authenticator = Authenticator(Settings(), lambda: operators.uids)
     assert not authenticator.viewer(65534).admin
     operators.look()
@@ -177,6 +178,7 @@ def test_slurms_operators_are_admins() -> None:
     operators.look()
     assert asked.acquire(timeout=60) and asked.acquire(timeout=60)
     assert authenticator.viewer(65534).admin and not authenticator.viewer(ADA).admin
+    wait_until(lambda: operators.private is False, 60)  # what slurmctld says does not wait for slurmdbd
 
 
 def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
@@ -186,8 +188,16 @@ def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
     settings = Settings(slurm_conf=str(conf))
     viewer = Authenticator(settings).viewer
     assert viewer(ADA) == Viewer(ADA, False, True) and viewer(0) == Viewer(0, True, False)
+    (tmp_path / "more.conf").write_text("PrivateData=jobs\n")
+    conf.write_text("include more.conf\n")
+    assert Authenticator(settings).viewer(ADA).private
     conf.write_text("PrivateData=usage\n")
     assert not Authenticator(settings).viewer(ADA).private
+    assert Authenticator(settings, private=lambda: True).viewer(ADA).private
+    # Without slurm.conf, as on a host that slurmctld sends it to, nothing is told until slurmctld has spoken.
+    elsewhere = Settings(slurm_conf=str(tmp_path / "none.conf"))
+    assert Authenticator(elsewhere).viewer(ADA).private
+    assert not Authenticator(elsewhere, private=lambda: False).viewer(ADA).private
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
         store.set_in_use(8, 1, (), 64, 10.0)

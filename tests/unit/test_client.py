@@ -210,7 +210,7 @@ def test_slurm_conf_names_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyP
     included = tmp_path / "auth.conf"
     included.write_text("authinfo=cred_expire=60,socket=/run/other.socket # here\n")
     conf = tmp_path / "slurm.conf"
-    conf.write_text(f"ClusterName=x\n#AuthInfo=socket=/no\nInclude {included}\nSlurmUser=slurm\n")
+    conf.write_text("ClusterName=x\n#AuthInfo=socket=/no\nInclude auth.conf\nSlurmUser=slurm\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))
     assert munge.default_socket() == "/run/other.socket"
     assert munge.slurm_conf_value("SlurmUser") == "slurm"
