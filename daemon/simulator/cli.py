@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.trainer_shim.errors import ConfigError
@@ -22,22 +23,28 @@ if TYPE_CHECKING:
     from .metrics import Summary
     from .programs import Program
 
-DEFAULT_POLICIES = "static,fixed-batch,throughput,auto"
+DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
-COMPARISONS = ("feedback", "evolution")
-"""What others do: fixed sizes with multilevel feedback (Tiresias), an online evolutionary search (ONES)."""
+COMPARISONS = ("backfill", "feedback", "evolution")
+"""What others do: fixed sizes with backfill (Slurm), with multilevel feedback (Tiresias), an online evolutionary search
+(ONES)."""
 EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
-min_batch,max_batch,weight,until]), `sacct -X --parsable2 -o JobID,JobName,Submit,ElapsedRaw,AllocTRES,Comment`, and the
-workloads of adaptdl, ElasticFlow and Tiresias. Of sacct's lines, steps and jobs that had no GPU or never ran are left
-out.
+min_batch,max_batch,weight,wait_s,until]), sacct's (-P or --json), and the workloads of adaptdl, ElasticFlow and
+Tiresias.
+policies: recorded (the trace's own start times, shown where it has them), static (first come, first served), backfill
+(the same with backfill, run times known in advance: what Slurm does), and the daemon's (docs/optimizer.md).
 
-  selastic simulate jobs.txt --cluster 16x4 --assume balanced --policy static,auto --html would-have.html
+What would have come of last month, were every job elastic, on 16 nodes of 4 GPUs:
+  {COMMAND} > jobs.txt
+  selastic simulate jobs.txt --cluster 16x4 --assume balanced --html would-have.html
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `selastic simulate`."""
-    parser.epilog = EPILOG
+    from .sacct import COMMAND
+
+    parser.epilog = EPILOG.replace("{COMMAND}", COMMAND)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     shown = "(default %(default)s)"
@@ -46,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=DEFAULT_POLICIES, metavar="A,B", help=f"policies to compare {shown}")
     add("--profiles", type=Path, metavar="DIR", help="measured programs, one folder each")
     classes = "compute, balanced, communication"
-    add("--assume", default="", metavar="CLASS", help=f"program of jobs without a profile: {classes}")
+    add("--assume", default="", metavar="CLASS", help=f"make jobs without a profile elastic, scaling as: {classes}")
+    stretched = "such jobs accept 1/X to X times the GPUs that they had, up to X times the batch"
+    add("--stretch", type=float, default=4.0, metavar="X", help=f"{stretched} {shown}")
     said = "what ends the training of jobs that do not say: epochs (any batch as good) or quality"
     add("--until", default="quality", choices=ENDS, help=f"{said} {shown}")
     add("--interval", type=float, default=60.0, metavar="S", help=f"shortest time between decisions {shown}")
@@ -68,40 +77,77 @@ def run(args: argparse.Namespace) -> int:
     from . import metrics, programs, replay, trace
 
     name = "standard input" if str(args.trace) == "-" else str(args.trace)
-    jobs = trace.read(_text(args.trace), name)
+    read = trace.load(_text(args.trace), name)
+    jobs = read.jobs
     known = programs.builtin()
     if args.profiles:
         known.update(load_profiles(args.profiles))
     if args.assume and args.assume not in known:
         raise ConfigError(f"--assume {args.assume}: accepted: {', '.join(sorted(known))}")
     settings = _settings(args)
-    outcomes: list[Outcome] = []
+    happened = replay.recorded(jobs, settings)
+    outcomes: list[Outcome] = [happened] if happened else []
     notes: list[str] = []
     for policy in _policies(args.policy):
         outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume)
         outcomes.append(outcome)
+    notes = [*_conditions(outcomes, settings), *read.notes, *notes]
     rows = [metrics.summary(outcome, args.window) for outcome in outcomes]
     if args.json:
         print(json.dumps(_document(outcomes, rows, notes, settings), indent=1))
     else:
-        print(metrics.table(rows))
+        print(metrics.aligned(metrics.cells(rows, _needless(args))))
+        print(metrics.LEGEND)
+        print(metrics.gains(rows))
         print("\nEvery figure, and so every gain, rests on what is assumed of the jobs' speed at other sizes:")
-        print("\n".join(f"  {note}" for note in notes))
+        for note in notes:
+            print(fill(note, 118, initial_indent="  ", subsequent_indent="    "))
         if args.jobs:
             _print_jobs(outcomes)
     if args.html:
         from .page import page
 
-        args.html.write_text(page(outcomes, rows, notes), encoding="utf-8")
+        try:
+            args.html.write_text(page(outcomes, rows, notes, _needless(args)), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--html {args.html} cannot be written ({error.strerror})") from None
     return 0
 
 
 def _text(path: Path) -> str:
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"trace {path} cannot be read ({reason})") from None
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"trace {path} cannot be read ({error.strerror})") from None
+    # Names of jobs may be in any encoding; nothing else of a trace is more than ASCII.
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return content.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+
+
+def _needless(args: argparse.Namespace) -> set[str]:
+    """Columns that say nothing under these options."""
+    return {*(() if args.drop else ("dropped",)), *(() if args.window else ("completed_in_window",))}
+
+
+def _conditions(outcomes: list[Outcome], settings: Settings) -> list[str]:
+    """What holds for every job."""
+    from .metrics import RECORDED
+    from .replay import most_held
+
+    nodes = -(-settings.gpus // settings.gpus_per_node)
+    known = "curves learned from reports (--learned)" if settings.learned else "curves known exactly (no --learned)"
+    found = [
+        f"cluster: {nodes} nodes of {settings.gpus_per_node} GPUs, one kind, one partition, always up (--cluster)",
+        f"elastic policies: a decision at most every {settings.interval_s:g} s (--interval), {settings.pause_s:g} s of "
+        f"pause at every resize (--pause), {known}",
+        "cores, memory, priorities, fair-share, limits, reservations and nodes that failed are left out",
+    ]
+    if not any(job.elastic for outcome in outcomes for job in outcome.jobs):
+        found.insert(0, "NO JOB IS ELASTIC under these assumptions: policies differ in the queue's order alone")
+    recorded = [outcome for outcome in outcomes if outcome.policy == RECORDED]
+    if recorded and (most := most_held(recorded[0])) > settings.gpus:
+        found.insert(0, f"RECORDED JOBS HELD {most} GPUs AT ONCE, the cluster has {settings.gpus}: see --cluster")
+    return found
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -110,6 +156,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     shape = re.fullmatch(r"(\d+)x(\d+)", args.cluster)
     if not shape or not int(shape[1]) * int(shape[2]):
         raise ConfigError(f"--cluster {args.cluster}: expected NODESxGPUS, for instance 16x4")
+    if not 1 <= args.stretch <= 1024:
+        raise ConfigError(f"--stretch {args.stretch:g}: expected a number from 1 to 1024")
     for option in ("interval", "pause", "grow_wait", "cooldown", "window"):
         if not 0 <= getattr(args, option) < float("inf"):
             raise ConfigError(f"--{option.replace('_', '-')} {getattr(args, option)}: expected 0 or more seconds")
@@ -127,6 +175,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         drop=args.drop,
         learned=args.learned,
         seed=args.seed,
+        stretch=args.stretch,
         until=args.until,
     )
 

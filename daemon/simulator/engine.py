@@ -42,7 +42,7 @@ class Simulation(ABC):
         self.changes = list[tuple[float, str, int, int]]()
         self.decided_at, self.due, self.decisions, self.events = float("-inf"), float("inf"), 0, 0
         self.targets: dict[int, tuple[int, int]] = {}
-        self.fixed = policy in ("static", "feedback")
+        self.fixed = policy in ("static", "feedback", "backfill")
         """Every job at the size that it asked for, on the shape that it needs."""
         self.places = Places(settings.gpus, settings.gpus_per_node)
 

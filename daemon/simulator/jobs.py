@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..optimizer.goodput import nearest
 from ..optimizer.models import Observation, ThroughputModel
 from ..optimizer.views import JobView
 from .programs import BatchLadder, Program, rigid, size_ladder
@@ -42,6 +43,9 @@ class Settings:
     price_moves: bool = True
     """False: the planner takes moves for free (they are not)."""
     seed: int = 0
+    stretch: float = 4.0
+    """Jobs that an assumed program makes elastic accept from this fraction of their GPUs to this multiple of them, and
+    batches up to this multiple of theirs."""
     until: str = "quality"
     """What ends the training of a job that does not say: "quality" counts a large batch's waste, "epochs" does not."""
 
@@ -103,8 +107,10 @@ def prepare(
         program, own = programs.get(row.program), row.program in programs
         if program is None and declared and row.program != "rigid":
             program = programs[declared]
-            key = f"program '{declared}' assumed for jobs of no known program"
+            key = f"of no known program: taken to scale as '{declared}' programs do"
             assumed[key] = assumed.get(key, 0) + 1
+            key = _STRETCHED.format(times=f"{settings.stretch:g}", each=program.base_batch)
+            assumed[key] = assumed.get(key, 0) + (not row.min_gpus)
         if not (row.duration_s or (row.samples and program) or (program and program.work)):
             raise TraceError(
                 f"job {row.job_id}: the trace has no run time for it and program '{row.program}' is not known; "
@@ -113,17 +119,41 @@ def prepare(
         if program is None:
             key = "no profile: rigid at the size and run time recorded (--assume CLASS makes them elastic)"
             assumed[key] = assumed.get(key, 0) + 1
-            jobs.append(_rigid(row, settings))
+            if row.gpus > settings.gpus:
+                assumed[OVERSIZED] = assumed.get(OVERSIZED, 0) + 1
+            else:
+                jobs.append(_rigid(row, settings))
         else:
             key = f"{program.name}: {program.note or 'declared'}"
             assumed[key] = assumed.get(key, 0) + 1
-            jobs.append(_elastic(row if own else replace(row, samples=0.0), program, settings, shapes))
+            jobs.append(_elastic(row if own else _declared(row, program, settings), program, settings, shapes))
+            if row.gpus > settings.gpus:
+                key = "larger than the cluster: run on all of it, for longer"
+                assumed[key] = assumed.get(key, 0) + 1
             key = "train until a quality is reached: a large batch wastes samples as their noise scale says"
             if not jobs[-1].quality:
                 key = "train a fixed number of samples: every batch of their range is as good as another"
             key += "" if row.until else " (taken to, not said)"
             assumed[key] = assumed.get(key, 0) + 1
-    return jobs, [f"{count} jobs, {text}" for text, count in sorted(assumed.items())]
+    return jobs, [f"{count} job{'s' * (count != 1)}, {text}" for text, count in sorted(assumed.items()) if count]
+
+
+OVERSIZED = "larger than the cluster and rigid: left out (is --cluster right?)"
+_STRETCHED = (
+    "without an elastic request: taken to accept 1/{times} to {times} times the GPUs that they had and 1 to {times} "
+    "times the batch that they trained with, {each} samples a GPU (--stretch {times})"
+)
+
+
+def _declared(row: TraceJob, program: Program, settings: Settings) -> TraceJob:
+    """What is taken of a job whose program is only assumed; what its request says stays."""
+    batch = row.batch or row.min_batch or program.base_batch * row.gpus
+    return replace(
+        row, samples=0.0, batch=batch, min_batch=row.min_batch or batch,
+        max_batch=row.max_batch or max(batch, int(batch * settings.stretch)),
+        min_gpus=row.min_gpus or max(1, int(row.gpus / settings.stretch)),
+        max_gpus=row.max_gpus or max(row.gpus, int(row.gpus * settings.stretch)),
+    )  # fmt: skip
 
 
 def _rigid(row: TraceJob, settings: Settings) -> Job:
@@ -154,6 +184,8 @@ def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shape
     quality = program.noise is not None and (row.until or settings.until) == "quality"
     if row.duration_s and not row.samples:
         nodes = -(-row.gpus // settings.gpus_per_node)
-        work = row.duration_s * program.throughput(row.gpus, nodes, row.batch)
-        work *= program.efficiency(row.batch, 0.0) if quality else 1.0
+        # At the batch that it is run with where nothing is elastic, so that it takes as long there as it took.
+        batch = (nearest(batches(asked), row.batch) or (row.batch,))[0]
+        work = row.duration_s * program.throughput(row.gpus, nodes, batch)
+        work *= program.efficiency(batch, 0.0) if quality else 1.0
     return Job(row, program, sizes, batches, max(work, 1.0), True, quality, asked)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..cli_times import elapsed
 from .engine import Outcome
 from .jobs import Job
+
+RECORDED = "recorded"
+"""The policy of an outcome that the trace itself tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Summary:
     p99_s: float
     mean_wait_s: float
     makespan_s: float
+    gpu_hours: float
     gpus_used: float
     """Share of GPU-seconds held until the last job ended."""
     restarts: float
@@ -57,12 +62,19 @@ def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:
         p99_s=quantile(times, 0.99),
         mean_wait_s=sum(job.start_s - job.trace.submit_s for job in done) / count,
         makespan_s=outcome.end_s - first,
+        gpu_hours=held / 3600,
         gpus_used=held / (outcome.settings.gpus * span),
         restarts=sum(job.moves for job in done) / count,
         pause_s=sum(job.paused_s for job in done) / count,
-        spread=sum(job.spread_seconds for job in outcome.jobs) / max(1e-9, held),
+        spread=_spread(outcome, held),
         decisions=outcome.decisions,
     )
+
+
+def _spread(outcome: Outcome, held: float) -> float:
+    if outcome.policy == RECORDED:  # a trace says nothing of nodes
+        return math.nan
+    return sum(job.spread_seconds for job in outcome.jobs) / max(1e-9, held)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -112,13 +124,73 @@ TITLES = {
 }
 
 
+CLOCKED = {
+    "policy": "POLICY",
+    "completed": "DONE",
+    "dropped": "DROPPED",
+    "completed_in_window": "IN WINDOW",
+    "mean_wait_s": "WAIT",
+    "mean_s": "MEAN",
+    "median_s": "MEDIAN",
+    "p90_s": "P90",
+    "p99_s": "P99",
+    "makespan_s": "ALL DONE",
+    "gpu_hours": "GPU-HOURS",
+    "gpus_used": "USED",
+    "restarts": "RESIZES/JOB",
+    "spread": "SPREAD",
+}
+LEGEND = (
+    "WAIT: mean time until a job first starts. MEAN to P99: from when it could start to its end. ALL DONE: until the "
+    "last has ended.\nUSED: share of the cluster's GPU time held until then. SPREAD: of it, on more nodes than needed."
+)
+"""What the columns of CLOCKED are."""
+
+
+def cells(rows: Sequence[Summary], without: Collection[str] = ()) -> list[list[str]]:
+    """The figures under CLOCKED's titles, times as sacct prints them; `without`: names of columns to leave out."""
+    names = [name for name in CLOCKED if name not in without]
+    lines = [[CLOCKED[name] for name in names]]
+    for row in rows:
+        values = asdict(row)
+        lines.append([_clocked(name, values[name]) for name in names])
+    return lines
+
+
+def gains(rows: Sequence[Summary]) -> str:
+    """The last policy against the first, in a sentence; empty with less than two."""
+    first, last = rows[0], rows[-1]
+    if first is last or not first.completed or not last.completed:
+        return ""
+    figures = {"mean time to the end": (last.mean_s, first.mean_s), "P90": (last.p90_s, first.p90_s)}
+    figures["GPU-hours"] = last.gpu_hours, first.gpu_hours
+    told = [f"{name} {100 * (new / old - 1):+.0f} %" for name, (new, old) in figures.items() if old > 0]
+    return f"{last.policy} against {first.policy}: {', '.join(told)}"
+
+
+def _clocked(name: str, value: Any) -> str:
+    timed = name.endswith("_s") and not math.isnan(value)
+    return (
+        elapsed(value)
+        if timed
+        else f"{value:,.{0 if value >= 100 else 1}f}"
+        if name == "gpu_hours"
+        else _cell(name, value)
+    )
+
+
 def table(rows: Sequence[Summary]) -> str:
-    """The figures side by side, one policy a line."""
+    """The figures side by side in seconds, one policy a line: what benchmarks print."""
     lines = [list(TITLES.values())]
     for row in rows:
         values = asdict(row)
         lines.append([_cell(name, values[name]) for name in TITLES])
-    widths = [max(len(line[c]) for line in lines) for c in range(len(TITLES))]
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as text."""
+    widths = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
     widths[0] *= -1  # the names to the left, the figures to the right
     return "\n".join("  ".join(_padded(cell, w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 

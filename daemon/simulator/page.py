@@ -6,11 +6,11 @@ MOST_JOBS jobs by submit time; the curves show all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from html import escape
 
 from .engine import Outcome
-from .metrics import TITLES, Summary, table
+from .metrics import LEGEND, Summary, cells, gains
 
 MOST_JOBS = 400
 WIDTH, LEFT = 1100, 60
@@ -21,14 +21,18 @@ td:first-child,th:first-child{text-align:left}svg{display:block;margin:.5em 0}te
 COLOURS = ("#3b6fb6", "#c8553d", "#3f8f5b", "#8a63a8", "#b58900", "#2a9d9d", "#8c564b", "#7f7f7f")
 
 
-def page(outcomes: Sequence[Outcome], rows: Sequence[Summary], notes: Sequence[str]) -> str:
+def page(
+    outcomes: Sequence[Outcome], rows: Sequence[Summary], notes: Sequence[str], without: Collection[str] = ()
+) -> str:
     """The page's HTML."""
     end = max((o.end_s for o in outcomes), default=0.0) or 1.0
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>selastic simulate</title>",
         f"<style>{STYLE}</style><h1>What would have come of it</h1>",
-        _figures(rows),
-        f"<p>Assumed: {escape('; '.join(notes))}.</p>",
+        _figures(rows, without),
+        f"<p>{escape(gains(rows))}</p><p>{escape(LEGEND)}</p>",
+        "<h2>What it rests on</h2>",
+        "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>",
         "<h2>Jobs completed</h2>",
         _chart([(o.policy, _completions(o)) for o in outcomes], end, max((len(o.jobs) for o in outcomes), default=1)),
         "<h2>GPUs held</h2>",
@@ -39,12 +43,11 @@ def page(outcomes: Sequence[Outcome], rows: Sequence[Summary], notes: Sequence[s
     return "\n".join(parts) + "</html>\n"
 
 
-def _figures(rows: Sequence[Summary]) -> str:
-    lines = [line.split("  ") for line in table(rows).splitlines()]
-    cells = [[c.strip() for c in line if c.strip()] for line in lines]
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in line) + "</tr>" for line in cells[1:])
-    head = "".join(f"<th>{escape(title)}</th>" for title in TITLES.values())
-    return f"<table><tr>{head}</tr>{body}</table>"
+def _figures(rows: Sequence[Summary], without: Collection[str]) -> str:
+    head, *lines = cells(rows, without)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in line) + "</tr>" for line in lines)
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    return f"<div class=scroll><table><tr>{titles}</tr>{body}</table></div>"
 
 
 def _completions(outcome: Outcome) -> list[tuple[float, float]]:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 from ..optimizer.plans import choose
 from ..optimizer.policies import POLICIES
+from .backfill import Backfill
 from .decisions import Chooser, Optimized
 from .engine import Outcome
 from .evolution import Evolution
 from .feedback import Feedback
-from .jobs import Settings, prepare
-from .programs import Program
+from .jobs import Job, Settings, prepare
+from .metrics import RECORDED
+from .programs import BatchLadder, Program, rigid
 from .trace import TraceJob
 
 
@@ -30,9 +32,38 @@ def simulate(
     """(outcome, assumptions) of one policy over a trace."""
     if policy == "evolution" and chooser is None:
         chooser = Evolution(settings.seed)
-    elif policy not in (*POLICIES, "feedback") and chooser is None:
+    elif policy not in (*POLICIES, "feedback", "backfill") and chooser is None:
         raise ValueError(policy)
     jobs, assumptions = prepare(trace, programs, settings, declared)
     if policy == "feedback":
         return Feedback(jobs, policy, settings).run(), assumptions
+    if policy == "backfill":
+        return Backfill(jobs, policy, settings).run(), assumptions
     return Optimized(jobs, policy, settings, chooser or choose).run(), assumptions
+
+
+def recorded(trace: Sequence[TraceJob], settings: Settings) -> Outcome | None:
+    """What the trace itself says came of it; None where it does not say for every job when it started."""
+    if any(row.wait_s < 0 or not row.duration_s for row in trace):
+        return None
+    jobs, changes, program, batches = list[Job](), list[tuple[float, str, int, int]](), rigid(), BatchLadder(1, 1)
+    for row in trace:
+        job = Job(row, program, ((row.gpus, 1),), batches, row.duration_s, False, False, row.gpus)
+        job.start_s = row.submit_s + row.wait_s
+        job.end_s = job.start_s + row.duration_s
+        job.gpu_seconds = row.gpus * row.duration_s
+        jobs.append(job)
+        changes += [(job.start_s, row.job_id, row.gpus, row.batch), (job.end_s, row.job_id, 0, 0)]
+    # What one gives back, the next takes at the same moment.
+    changes.sort(key=lambda change: (change[0], change[2] > 0))
+    return Outcome(RECORDED, settings, jobs, changes, 0, len(changes), max(job.end_s for job in jobs))
+
+
+def most_held(outcome: Outcome) -> int:
+    """The most GPUs held at one time."""
+    held, most, jobs = 0, 0, dict[str, int]()
+    for _, job, gpus, _ in outcome.changes:
+        held += gpus - jobs.get(job, 0)
+        jobs[job] = gpus
+        most = max(most, held)
+    return most

@@ -1,97 +1,106 @@
-"""Traces of jobs: our own CSV, the formats of three public data sets, and `sacct --parsable2`.
+"""Traces of jobs: our own CSV, the formats of three public data sets, and sacct's.
 
 Promise: a broken row is refused with its file, its line and what was expected. Limit: text only, no I/O here.
 
 Our own CSV has a header and one job per line; only the first four columns are needed:
-    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,until
+    job_id,submit_s,program,gpus,batch,samples,duration_s,min_gpus,max_gpus,min_batch,max_batch,weight,wait_s,until
 `samples` is the work counted at the base batch, or `duration_s` how long it takes at `gpus` and `batch`; program
-"rigid" or an unknown one: runs at `gpus` for `duration_s`. `until` is "epochs" or "quality": what ends the training.
+"rigid" or an unknown one: runs at `gpus` for `duration_s`. `wait_s` is how long it waited. `until` is "epochs" or
+"quality": what ends the training.
 """
 
 from __future__ import annotations
 
 import csv
-import math
-import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 
-from slurm_elastic.trainer_shim.errors import ElasticError, RequestError
-from slurm_elastic.trainer_shim.request import ENDS, find, parse
+from slurm_elastic.trainer_shim.errors import RequestError
+from slurm_elastic.trainer_shim.request import ENDS
 
+from . import sacct
+from .trace_job import TraceError, TraceJob, number
 
-class TraceError(ElasticError):
-    """A trace that cannot be read: file, line, what was expected."""
+__all__ = ["Trace", "TraceError", "TraceJob", "load", "number", "read", "write"]
+Reader = Callable[[dict[str, str]], TraceJob | str]
+"""A job of a row, or what it is instead, "" for nothing to tell of. Raises ValueError or RequestError."""
 
 
 @dataclass(frozen=True, slots=True)
-class TraceJob:
-    """One job of a trace; 0 means "not given" in every number but submit_s."""
+class Trace:
+    """The jobs of a trace by submit time, and in words what was left out or taken to be otherwise than it says."""
 
-    job_id: str
-    submit_s: float
-    program: str
-    gpus: int
-    batch: int = 0
-    samples: float = 0.0
-    duration_s: float = 0.0
-    min_gpus: int = 0
-    max_gpus: int = 0
-    min_batch: int = 0
-    max_batch: int = 0
-    weight: float = 1.0
-    until: str = ""
-    """"epochs": every sample counts the same; "quality": by its worth at the batch; "": not said."""
+    jobs: list[TraceJob]
+    notes: list[str]
 
 
 def read(text: str, name: str = "trace") -> list[TraceJob]:
     """The jobs of a trace in any known format, by submit time. Raises TraceError."""
-    lines = text.splitlines()
-    if not lines:
-        raise TraceError(f"{name}:1: empty; expected a header line with the columns of a trace")
+    return load(text, name).jobs
+
+
+def load(text: str, name: str = "trace") -> Trace:
+    """A trace in any known format. Raises TraceError."""
+    if text.lstrip().startswith("{"):
+        return _trace(sacct.from_json(text, name), sacct.Reader(), name)
+    lines = [line.rstrip("\r") for line in text.split("\n")]  # splitlines() would part names at odd characters
+    if not text.strip():
+        raise TraceError(f"{name}:1: empty; expected a header line with the columns of a trace, then its jobs")
     separator = "|" if "|" in lines[0] else ","
     header = [column.strip() for column in lines[0].split(separator)]
     reader = _format(set(header))
     if reader is None:
-        known = "; ".join(sorted(_KNOWN))
-        raise TraceError(f"{name}:1: header '{lines[0][:80]}' is of no known trace; accepted: {known}")
-    jobs = list[TraceJob]()
-    for line, row in enumerate(csv.reader(lines[1:], delimiter=separator), 2):
-        if not row:
-            continue
-        if len(row) != len(header):
-            raise TraceError(f"{name}:{line}: {len(row)} columns; expected {len(header)} as in the header")
-        try:
-            job = reader(dict(zip(header, (cell.strip() for cell in row), strict=True)))
-        except (ValueError, RequestError) as error:
-            raise TraceError(f"{name}:{line}: {error}") from None
-        if job is not None and jobs and jobs[-1].job_id == job.job_id and "+" in row[0]:
-            jobs[-1] = replace(jobs[-1], gpus=jobs[-1].gpus + job.gpus)  # another component of a heterogeneous job
-        elif job is not None:
-            jobs.append(job)
-    return _from_zero(jobs, name)
+        raise TraceError(f"{name}:1: {_unknown(lines[0], header)}")
+    rows = sacct.cells(lines, header) if separator == "|" else enumerate(csv.reader(lines[1:]), 2)
+    return _trace(((f"{name}:{line}", header, row) for line, row in rows if row), reader, name)
 
 
-def _from_zero(jobs: list[TraceJob], name: str) -> list[TraceJob]:
+def _trace(rows: Iterable[tuple[str, list[str], list[str]]], reader: Reader, name: str) -> Trace:
+    """`rows`: (where, header, cells). Components of a heterogeneous job are one job, wherever they stand."""
+    jobs, left_out = dict[str, TraceJob](), Counter[str]()
+    for where, header, cells in rows:
+        found = _job(where, header, cells, reader)
+        if isinstance(found, str):
+            left_out[found] += bool(found)
+        elif found.job_id in jobs and "+" in cells[header.index("JobID") if "JobID" in header else 0]:
+            before = jobs[found.job_id]
+            longest = max(before.duration_s, found.duration_s)
+            jobs[found.job_id] = replace(before, gpus=before.gpus + found.gpus, duration_s=longest)
+        else:
+            unique, times = found.job_id, 1
+            while unique in jobs:  # sacct --duplicates tells each run of a requeued job
+                times += 1
+                unique = f"{found.job_id}#{times}"
+            jobs[unique] = replace(found, job_id=unique)
+    notes = [f"{count} {reason}, left out" for reason, count in sorted(left_out.items())]
     if not jobs:
-        raise TraceError(f"{name}: no jobs in it")
-    first = min(job.submit_s for job in jobs)
-    return sorted((replace(job, submit_s=job.submit_s - first) for job in jobs), key=lambda j: j.submit_s)
+        hint = sacct.HINT if sacct.NO_GPU in left_out else ""
+        raise TraceError(f"{name}: no jobs in it{': ' if notes else ''}{'; '.join(notes)}{hint}")
+    notes += reader.notes() if isinstance(reader, sacct.Reader) else []
+    first = min(job.submit_s for job in jobs.values())
+    moved = (replace(job, submit_s=job.submit_s - first) for job in jobs.values())
+    return Trace(sorted(moved, key=lambda j: j.submit_s), notes)
 
 
-def number(row: dict[str, str], column: str, least: float = 0.0, default: float | None = None) -> float:
-    """A finite number >= least; ValueError naming the column, the value and what was expected."""
-    text = row.get(column, "")
-    if text == "" and default is not None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < least:
-        raise ValueError(f"{column} is '{text}'; expected a number of {least:g} or more")
-    return value
+def _job(where: str, header: list[str], cells: list[str], reader: Reader) -> TraceJob | str:
+    """What a row says. A `|` within a name or a comment, which sacct does not escape, makes it too long."""
+    error: Exception = ValueError(f"{len(cells)} columns; expected {len(header)} as in the header")
+    for fitted in sacct.fitted(header, cells) if len(cells) >= len(header) else ():
+        try:
+            return reader(dict(zip(header, (cell.strip() for cell in fitted), strict=True)))
+        except (ValueError, RequestError) as caught:
+            error = caught
+    raise TraceError(f"{where}: {error}") from None
+
+
+def _unknown(line: str, header: list[str]) -> str:
+    if "JobID" in header or header[0].split()[:1] == ["JobID"]:
+        return f"not all columns of a trace from sacct are there; expected: {sacct.COMMAND}"
+    if header[0].partition("_")[0].partition("+")[0].isdigit():
+        return f"no header line; expected one, from sacct without --noheader: {sacct.COMMAND}"
+    known = "; ".join([*sorted(_KNOWN), f"sacct's ({sacct.COMMAND}, or --json in place of -P -o)"])
+    return f"header {line[:80]!a} is of no known trace; accepted: {known}"
 
 
 def _own(row: dict[str, str]) -> TraceJob:
@@ -108,6 +117,7 @@ def _own(row: dict[str, str]) -> TraceJob:
         min_batch=int(number(row, "min_batch", 0, 0)),
         max_batch=int(number(row, "max_batch", 0, 0)),
         weight=number(row, "weight", 1e-6, 1.0),
+        wait_s=number(row, "wait_s", -1, -1.0),
         until=row.get("until", ""),
     )
     if job.until not in ("", *ENDS):
@@ -135,51 +145,7 @@ def _tiresias(row: dict[str, str]) -> TraceJob:
     return TraceJob(row["job_id"], number(row, "submit_time"), row["model_name"], gpus, duration_s=duration)
 
 
-def _sacct(row: dict[str, str]) -> TraceJob | None:
-    """A job line of sacct; steps, jobs without GPUs and jobs that never ran are left out.
-
-    Components of a heterogeneous job follow one another and are one job.
-    """
-    if "." in row["JobID"]:
-        return None
-    gpus = _gpus(row.get("AllocTRES") or row.get("ReqTRES") or "")
-    elapsed = number(row, "ElapsedRaw") if row.get("ElapsedRaw") else _clock(row.get("Elapsed", ""))
-    if not gpus or not elapsed:
-        return None
-    submit = _time(row.get("Submit", ""), "Submit")
-    job = TraceJob(row["JobID"].partition("+")[0], submit, row.get("JobName") or "rigid", gpus, duration_s=elapsed)
-    marked = find(row.get("Comment", ""))
-    if not marked:
-        return job
-    request = parse(marked)
-    return replace(
-        job, min_gpus=request.min_gpus, max_gpus=request.max_gpus, min_batch=request.min_batch,
-        max_batch=request.max_batch, weight=request.weight, until=request.until,
-    )  # fmt: skip
-
-
-def _gpus(tres: str) -> int:
-    found = re.search(r"gres/gpu=(\d+)", tres)
-    return int(found.group(1)) if found else sum(int(n) for n in re.findall(r"gres/gpu:[^=,]+=(\d+)", tres))
-
-
-def _time(text: str, column: str) -> float:
-    try:
-        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
-        raise ValueError(f"{column} is '{text}'; expected a time like 2026-11-20T13:20:41") from None
-
-
-def _clock(text: str) -> float:
-    """Slurm's [days-]hours:minutes:seconds in seconds."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text)
-    if not found:
-        raise ValueError(f"Elapsed is '{text}'; expected [days-][hours:]minutes:seconds")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-_KNOWN: dict[str, tuple[frozenset[str], Callable[[dict[str, str]], TraceJob | None]]] = {
+_KNOWN: dict[str, tuple[frozenset[str], Reader]] = {
     "own (job_id,submit_s,program,gpus,...)": (frozenset({"job_id", "submit_s", "program", "gpus"}), _own),
     "adaptdl (name,time,application,num_replicas,batch_size)": (
         frozenset({"name", "time", "application", "num_replicas", "batch_size"}),
@@ -193,11 +159,12 @@ _KNOWN: dict[str, tuple[frozenset[str], Callable[[dict[str, str]], TraceJob | No
         frozenset({"job_id", "num_gpu", "submit_time", "model_name", "duration"}),
         _tiresias,
     ),
-    "sacct --parsable2 (JobID|Submit|Elapsed or ElapsedRaw|AllocTRES|...)": (frozenset({"JobID", "Submit"}), _sacct),
 }
 
 
-def _format(header: set[str]) -> Callable[[dict[str, str]], TraceJob | None] | None:
+def _format(header: set[str]) -> Reader | None:
+    if sacct.complete(header):
+        return sacct.Reader()
     for columns, reader in _KNOWN.values():
         if columns <= header:
             return reader

@@ -14,8 +14,8 @@ from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.measured import program
 from slurm_elastic.daemon.simulator.metrics import per_job
 from slurm_elastic.daemon.simulator.programs import builtin
-from slurm_elastic.daemon.simulator.replay import simulate
-from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, read, write
+from slurm_elastic.daemon.simulator.replay import recorded, simulate
+from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, load, read, write
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 OWN = """job_id,submit_s,program,gpus,batch,duration_s
@@ -49,6 +49,98 @@ def test_sacct_lines_as_sites_have_them() -> None:
 """
     figures = [(r.job_id, r.gpus, r.duration_s) for r in read(lines)]
     assert figures == [("7_1", 1, 86460.0), ("8", 3, 300.0), ("9", 2, 300.0)]
+
+
+MONTH = """JobID|JobName|State|Submit|Eligible|Start|ElapsedRaw|AllocTRES|Comment
+1|"quoted|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:10|60|gres/gpu=2|
+2|a|b|CANCELLED by 123|2026-10-01T00:01:00|2026-10-01T00:05:00|2026-10-01T00:05:30|60|gres/gpu:a100=1,gres/gpu=1|
+12+0|het|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:00|9|gres/gpu=1|
+3|x|RUNNING|2026-10-01T00:02:00|2026-10-01T00:02:00|2026-10-01T00:02:00|60|gres/gpu=1|two
+lines
+12+1|het|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:00|9|gres/gpu=2|
+4|cpu|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:00|60|cpu=1|
+5|no|CANCELLED by 0|2026-10-01T00:00:00|2026-10-01T00:00:00|None|0|gres/gpu=1|
+1|again|COMPLETED|2026-10-01T00:09:00|2026-10-01T00:09:00|2026-10-01T00:09:00|60|gres/gpu=2|
+"""
+
+
+def test_a_month_of_a_site_as_sacct_prints_it() -> None:
+    """Names with quotes and bars, comments with line breaks, components apart, a job told twice; it waits from when it
+    might start; what is left out or taken for something else is said."""
+    found = load(MONTH)
+    figures = {job.job_id: (job.gpus, job.submit_s, job.wait_s) for job in found.jobs}
+    assert figures == {"1": (2, 0.0, 10.0), "12": (3, 0.0, 0.0), "3": (1, 120.0, 0.0), "2": (1, 300.0, 30.0),
+                       "1#2": (2, 540.0, 0.0)}  # fmt: skip
+    assert {job.job_id: job.program for job in found.jobs}["2"] == "a|b"
+    said = "; ".join(found.notes)
+    for words in ("1 jobs that held no GPU", "1 jobs that never ran", "1 still ran", "1 CANCELLED", "2026-10-01 00:09"):
+        assert words in said
+
+
+def test_what_is_no_dump_of_sacct_is_told_how_to_make_one() -> None:
+    """No header, columns that are missing, lines cut into columns, a month without a GPU."""
+    for text, words in (
+        (MONTH.partition("\n")[2], "no header line; expected one, from sacct without --noheader: sacct -a -X -P"),
+        ("JobID|Submit\n1|2026-10-01T00:00:00\n", "not all columns .* are there; expected: sacct -a -X -P"),
+        ("JobID   JobName\n-----\n", "not all columns"),
+        ("JobID|Submit|ElapsedRaw|AllocTRES\n1|2026-10-01T00:00:00|9|cpu=1\n", "1 jobs that held no GPU.*AccountingSt"),
+        ('{"jobs": 7}', "not what sacct --json prints; expected an object with `jobs`"),
+        ('{"jobs": [{"job_id": 7}]}', r"jobs\[0\]: not as sacct --json prints a job \(KeyError: 'time'\)"),
+    ):
+        with pytest.raises(TraceError, match=words):
+            read(text)
+
+
+def test_sacct_as_json_is_what_its_lines_are() -> None:
+    """Numbers as 22.05 writes them and as later releases do; array tasks, components, the job's own comment."""
+    tres = {"allocated": [{"type": "cpu", "name": None, "count": 1}, {"type": "gres", "name": "gpu", "count": 2}]}
+    old = {"submission": 1795336283, "eligible": 1795336290, "start": 1795336300, "elapsed": 5}
+    new = {key: {"set": True, "infinite": False, "number": value} for key, value in old.items()}
+    task = {"job_id": {"set": False, "number": 0}, "job_offset": 0}
+    jobs = [
+        {"job_id": 9, "name": "t", "array": {"job_id": 8, "task_id": 5}, "het": {"job_id": 0, "job_offset": None},
+         "time": old, "state": {"current": "COMPLETED"}, "tres": tres,
+         "comment": {"job": "elastic:gpus=1-8,batch=64-512"}},
+        {"job_id": 12, "name": "h", "array": {"job_id": 0}, "het": {"job_id": 12, "job_offset": 0}, "time": old,
+         "state": {"current": "COMPLETED"}, "tres": tres},
+        {"job_id": 13, "name": "h", "array": {"job_id": 0}, "het": {"job_id": 12, "job_offset": 1}, "time": old,
+         "state": {"current": ["CANCELLED"]}, "tres": tres},
+        {"job_id": 20, "name": "n", "array": {"job_id": 0}, "het": task, "time": new,
+         "state": {"current": ["COMPLETED"]}, "tres": tres},
+    ]  # fmt: skip
+    rows = read(json.dumps({"jobs": jobs}))
+    assert [(r.job_id, r.gpus, r.duration_s, r.wait_s, r.max_gpus) for r in rows] == [
+        ("8_5", 2, 5.0, 10.0, 8), ("12", 4, 5.0, 10.0, 0), ("20", 2, 5.0, 10.0, 0)]  # fmt: skip
+
+
+def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace's own start times are a row; a cluster smaller than what was held at once, and that no job is elastic,
+    is said before anything else; times read like sacct's."""
+    trace = tmp_path / "t.txt"
+    trace.write_bytes(MONTH.encode("utf-16"))
+    assert cli.run(arguments(str(trace), "--cluster", "1x2", "--policy", "auto")) == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[1].split()[:4] == ["recorded", "5", "00:00:08", "00:00:57"]
+    assert "RECORDED JOBS HELD 3 GPUs AT ONCE, the cluster has 2" in told and "NO JOB IS ELASTIC" in told
+    assert "DROPPED" not in told and "IN WINDOW" not in told
+    assert recorded(read(OWN), Settings(4)) is None, "nobody wrote down when they started"
+
+
+def test_nothing_is_assumed_of_a_job_that_is_not_said() -> None:
+    """A rigid job that cannot run is left out and counted; one made elastic has bounds, and the notes tell them; with a
+    batch that its GPUs cannot share it still takes as long as it took."""
+    rows = [TraceJob("a", 0.0, "x", 8, duration_s=100.0), TraceJob("b", 0.0, "x", 2, duration_s=100.0)]
+    outcome, notes = simulate(rows, builtin(), "static", Settings(4))
+    assert [job.trace.job_id for job in outcome.jobs] == ["b"] and any(
+        "1 job, larger than the cluster" in n for n in notes
+    )
+    outcome, notes = simulate(rows, builtin(), "auto", Settings(64, stretch=2.0), "balanced")
+    assert [(job.sizes[0][0], job.sizes[-1][0]) for job in outcome.jobs] == [(4, 16), (1, 4)]
+    assert [job.batches(job.asked)[-1] for job in outcome.jobs] == [512, 128]
+    assert any("2 jobs, without an elastic request: taken to accept 1/2 to 2 times the GPUs" in note for note in notes)
+    small = TraceJob("c", 0.0, "balanced", 16, 32, duration_s=1000.0)
+    outcome, _ = simulate([small], builtin(), "static", Settings(16))
+    assert outcome.jobs[0].end_s == pytest.approx(1000.0)
 
 
 def test_a_job_of_unknown_length_is_refused() -> None:
@@ -198,7 +290,7 @@ def test_the_policies_compared_by_default(tmp_path: Path, capsys: pytest.Capture
     trace.write_text(OWN)
     assert cli.run(arguments(str(trace), "--cluster", "2x4", "--json")) == 0
     shown = [p["policy"] for p in json.loads(capsys.readouterr().out)["policies"]]
-    assert shown == ["static", "fixed-batch", "throughput", DEFAULT_POLICY]
+    assert shown == ["backfill", "fixed-batch", "throughput", DEFAULT_POLICY]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +301,8 @@ def test_the_policies_compared_by_default(tmp_path: Path, capsys: pytest.Capture
         (["--assume", "magic"], "--assume magic: accepted: balanced"),
         (["--horizon", "0"], "--horizon 0.0"),
         (["--pause", "-1"], "--pause -1.0"),
+        (["--stretch", "0.5"], "--stretch 0.5: expected a number from 1 to 1024"),
+        (["--html", "/nonexistent/x.html"], "--html /nonexistent/x.html cannot be written"),
         (["--profiles", "/nonexistent"], "no sub-folder with a placements.csv"),
     ],
 )
