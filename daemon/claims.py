@@ -23,6 +23,8 @@ from .settings import Settings
 from .user_mode import facing
 
 log = logging.getLogger(__name__)
+UNREAD_MS = 120_000
+"""How long a caller may leave an answer unread, in milliseconds, before the connection ends."""
 
 
 @contextlib.contextmanager
@@ -51,14 +53,18 @@ def listening(settings: Settings, nodes: Callable[[], Iterable[str]] = tuple) ->
     host, port = settings.address
     if host is None:
         host = facing(nodes())
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, kind) as listener:
+    with contextlib.ExitStack() as held:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, _, _, where = found[0]
+            listener = held.enter_context(socket.socket(family, kind))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit it. Else one whose host died, or that reads no answer, keeps its descriptor for good.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
             listener.bind(where)
-            yield listener
-    except OSError as error:
-        raise ConfigError(f"listen={settings.listen} cannot be used ({error.strerror or error})") from None
+        except OSError as error:
+            raise ConfigError(f"listen={settings.listen} cannot be used ({error.strerror or error})") from None
+        yield listener
 
 
 def address(settings: Settings, listener: socket.socket) -> str:

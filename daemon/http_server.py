@@ -21,7 +21,7 @@ import uvicorn
 from . import hook_socket
 from .api import Application
 from .assembly import Daemon
-from .intake_protocol import IntakeProtocol
+from .bounded_requests import BoundedProtocol
 from .notify import Notifier
 from .settings import Settings
 
@@ -35,7 +35,7 @@ def server_config(app: Application, settings: Settings) -> uvicorn.Config:
     """How the API is served."""
     return uvicorn.Config(
         app,
-        http=partial(IntakeProtocol, intake=app.intake),  # type: ignore[arg-type]  # a class is called, no more
+        http=partial(BoundedProtocol, intake=app.intake),  # type: ignore[arg-type]  # a class is called, no more
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
         log_config=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from slurm_elastic.daemon import intake
+from slurm_elastic.daemon import bounded_requests, intake
 from slurm_elastic.daemon.api import Application, create_app
 from slurm_elastic.daemon.api_guard import RateLimit
 from slurm_elastic.daemon.http_server import Server
@@ -200,3 +201,43 @@ def test_a_report_under_way_is_waited_for(world: World, monkeypatch: pytest.Monk
             connection.loop.call_soon_threadsafe(told, None)
         status, said, headers = answer(kept)
         assert (status, said, headers["connection"], kept.recv(1)) == (202, {"stored": 1}, "close", b"")
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the daemon has ended this connection without a word."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /v1/health HTTP/1.1\r\nHost: x\r\n", b"POST /v1/jobs/7/pin HTTP/1.1\r\nCo"]
+)
+def test_who_never_ends_a_request_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    """A head that does not come to its end holds no connection for good; the next request of one has its full time."""
+    monkeypatch.setattr(bounded_requests, "MESSAGE_S", 0.5)
+    with world.connected() as connection:
+        connection.sendall(said)
+        assert closed(connection)
+    with world.connected() as connection:
+        for _ in range(2):
+            connection.sendall(world.request(later(1)))
+            assert answer(connection)[0] == 202
+        connection.sendall(b"GET")
+        assert closed(connection)
+    wait_until(lambda: not world.server.server_state.connections, 60)
+
+
+@pytest.mark.parametrize("piece", [b"a: b\r\n" * 1000, b"x" * 4000])
+def test_a_request_without_end_is_cut_off(world: World, piece: bytes) -> None:
+    """Headers, and what stands between the pieces of a body, are kept in memory only up to a bound."""
+    chunked = b"POST /v1/jobs/7/pin HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+    for start, most in ((b"GET /", bounded_requests.MOST_HEAD), (chunked, bounded_requests.MOST)):
+        sent = 0
+        with world.connected() as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(start if piece[:1] == b"x" else start + b" HTTP/1.1\r\n" * start.startswith(b"GET"))
+            while sent < 64 << 20:
+                connection.sendall(piece)
+                sent += len(piece)
+        assert sent < 64 << 20, f"{sent} bytes were taken; accepted: {most}"

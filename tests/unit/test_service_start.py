@@ -57,6 +57,18 @@ def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
         settings = Settings(state_dir=str(tmp_path), listen=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), claims.listening(settings):
             pass
+    # What fails later, while the daemon runs, is not the port's fault.
+    with pytest.raises(OSError, match="No space left"), claims.listening(settings):
+        raise OSError(28, "No space left on device")
+
+
+def test_answers_that_nobody_reads_end_their_connection(tmp_path: Path) -> None:
+    """A caller whose host has died, or who does not read, does not keep a descriptor of the daemon's for good."""
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
+    with claims.listening(settings) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == claims.UNREAD_MS
 
 
 def test_port_0_is_told_to_clients(tmp_path: Path) -> None:
