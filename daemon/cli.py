@@ -1,12 +1,15 @@
 """`selastic`: the command line.
 
 Promise: every outcome is one exit status, decided here alone: 0 done, 1 not found or refused, 2 wrong usage,
-3 selasticd or munged does not answer; an error is one sentence on stderr; a closed pipe is silent. Limit: what `run`
+3 selasticd or munged does not answer; an error is one sentence on stderr; a closed pipe is silent; a letter that the
+locale cannot show is a `?`. Limit: what `run`
 executes and what `sbatch` becomes end with their own status.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,25 +19,48 @@ from slurm_elastic.trainer_shim.errors import ConfigError, DaemonUnreachable, El
 from . import cli_parser
 
 DONE, REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` without the program's name. Returns its exit status, or raises SystemExit as argparse
     does for --help and wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _prepare_output()
     try:
-        status = _run(words)
-        sys.stdout.flush()
+        try:
+            status = _run(words)
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has what it wanted (`| head`). Python would complain at exit when it flushes what is left.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # The reader has what it wanted (`| head`).
+        _drop_output()
         return DONE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        print(f"selastic: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return REFUSED
     except KeyboardInterrupt:
         return INTERRUPTED
     except ElasticError as error:
         print(f"selastic: {error}", file=sys.stderr)
         return exit_status(error)
     return status
+
+
+def _prepare_output() -> None:
+    """Something to print to where stdout was closed (`>&-`), and no error for a name in another alphabet."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Python would complain at exit when it flushes what is left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def exit_status(error: ElasticError) -> int:

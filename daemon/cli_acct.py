@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-S",
         "--starttime",
         metavar="TIME",
-        help=f"sizes held after this (default: midnight, with -j: ever); {ACCEPTED}",
+        help=f"sizes held after this (default: midnight, with -j: ever, with -s: now); {ACCEPTED}",
     )
     group.add_argument("-E", "--endtime", metavar="TIME", help="sizes held before this (default: now)")
     parser.add_argument(
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         start = 0.0
     end = parse_time(args.endtime, now) if args.endtime else None
     if args.starttime:
-        check_window(start, end)
+        check_window(start, end, now)
     one_user = args.user[0] if args.user and len(args.user) == 1 else None
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
     answer = cli_common.get("/v1/acct", start=start, end=end, user=one_user, job=jobs)

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     columns = cli_common.check_format(args, FIELDS, MOVES if args.moves else DEFAULT)
     now = cli_common.clock()
     start, end = parse_time(args.starttime, now), parse_time(args.endtime, now) if args.endtime else None
-    check_window(start, end)
+    check_window(start, end, now)
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
     answer = cli_common.get("/v1/advice", start=max(0.0, start), end=end, job=jobs)
     _, unknown = cli_common.named(args, answer["jobs"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from slurm_elastic.trainer_shim.errors import ConfigError, NotFound
 from . import tables
 
 STATES = {
+    "BF": "BOOT_FAIL",
     "CA": "CANCELLED",
     "CD": "COMPLETED",
     "CF": "CONFIGURING",
@@ -49,10 +51,15 @@ class _HelpFormat(argparse.Action):
 
 
 def job_id(text: str) -> int:
-    """One job id, for argparse."""
-    if not (text.isascii() and text.isdigit()) or not 0 < int(text) < 1 << 32:
+    """One job id, for argparse; that of the whole for a component of a heterogeneous job, such as 1207+1."""
+    word = re.sub(r"\+[0-9]+$", "", text.strip())
+    if re.fullmatch(r"[0-9]+_[0-9]+", word, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"'{word}' is a task of an array; accepted: the task's own number, which squeue -h -o %A -j {word} prints"
+        )
+    if not re.fullmatch(r"[0-9]{1,10}", word, re.ASCII) or not 0 < int(word) < 1 << 32:
         raise argparse.ArgumentTypeError(f"'{text}' is not a job id; accepted: a number such as 1207")
-    return int(text)
+    return int(word)
 
 
 def job_ids(text: str) -> list[int]:
@@ -167,8 +174,9 @@ def print_table(
 
 
 def print_json(answer: object) -> None:
-    """Indented JSON, with letters as they are."""
-    print(json.dumps(answer, indent=2, ensure_ascii=False))
+    """Indented JSON, with letters as they are where the locale can show them."""
+    plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(answer, indent=2, ensure_ascii=not plain))
 
 
 def get(path: str, **query: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from datetime import datetime, timezone
@@ -23,6 +24,8 @@ from . import cli_parser
 
 SHELLS = {"bash": "{}.bash", "zsh": "_{}", "fish": "{}.fish"}
 """Shells, and the file name that each looks for."""
+FILES = ("script", "arguments", "words", "trace")
+"""Arguments that are files, besides those that are called FILE."""
 PROGRAMS = {
     "selastic": (1, "User Commands", "see, explain and steer elastic deep-learning jobs on Slurm"),
     "selasticd": (8, "System Administration", "decide what elastic jobs on Slurm get, and see to it"),
@@ -49,6 +52,8 @@ def man_page(program: str) -> str:
         "description": description,
     }
     page = str(_tool("argparse_manpage.manpage").Manpage(parser_of(program), _data=data)).rstrip()
+    # A usage of several lines keeps them.
+    page = re.sub(r"^usage: .*\n(?: +.*\n)*", r".nf\n\g<0>.fi\n", page, flags=re.MULTILINE)
     others = [f".BR {name} ({PROGRAMS[name][0]})," for name in PROGRAMS if name != program]
     return "\n".join([page, ".SH SEE ALSO", *others, ".BR selasticd.toml (5)"]) + "\n"
 
@@ -65,7 +70,23 @@ def completion(shell: str, program: str = "selastic") -> str:
     """The completion script for bash, zsh or fish. Raises ConfigError for another shell."""
     if shell not in SHELLS:
         raise ConfigError(f"no completion for shell '{shell}'; accepted: {', '.join(SHELLS)}")
-    return str(_tool("shtab").complete(parser_of(program), shell=shell))
+    return str(_tool("shtab").complete(_completing(parser_of(program)), shell=shell))
+
+
+def _completing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser with what shtab asks for: which words are files, and of each command no more than its one line."""
+    shtab = _tool("shtab")
+    for action in parser._actions:
+        if action.metavar == "DIR":
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.metavar in ("FILE", "[FILE]") or action.dest in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        if isinstance(action, argparse._SubParsersAction):
+            for listed in action._choices_actions:
+                child = action.choices[listed.dest]
+                child.description = listed.help
+                _completing(child)
+    return parser
 
 
 def _tool(name: str) -> Any:

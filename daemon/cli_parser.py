@@ -74,6 +74,15 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
+class _Format(argparse.HelpFormatter):
+    """argparse's, but YYYY-MM-DD stays in one piece."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+
 class _Version(argparse.Action):
     """--version, looked up only when asked for."""
 
@@ -121,12 +130,31 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not words:
         parser.print_help(sys.stderr)
         parser.exit(2)
-    return parser.parse_args(words)
+    args, extra = parser.parse_known_args(words)
+    if extra:
+        parser.prog += f" {args.command}"  # whose --help it is that lists what is accepted
+        parser.error(f"unrecognized arguments: {' '.join(extra)}{_meant(words, extra)}")
+    return args
+
+
+_HABITS = {"-t": "-s", "--states": "--state", "-p": "-r"}
+"""What squeue calls otherwise."""
+
+
+def _meant(words: Sequence[str], extra: Sequence[str]) -> str:
+    """What somebody who knows squeue has probably meant; empty for no idea."""
+    first = extra[0].partition("=")[0]
+    if first.isdigit():
+        return f" (did you mean -j {first}?)"
+    if not first.startswith("-") and words[words.index(extra[0]) - 1] == "-p":
+        return f" (-p is --parsable, as in sacct; did you mean -r {first}?)"
+    return f" (did you mean {_HABITS[first]}?)" if first in _HABITS else ""
 
 
 def _add(add_parser: Callable[..., argparse.ArgumentParser], command: Command, module: Any) -> None:
     # '%' starts a substitution in argparse's texts.
-    child = add_parser(command.name, help=command.help, description=_description(command, module).replace("%", "%%"))
+    text = _description(command, module).replace("%", "%%")
+    child = add_parser(command.name, help=command.help, description=text, formatter_class=_Format)
     if module is not None:
         getattr(module, command.arguments)(child)
         child.set_defaults(function=getattr(module, command.function))
@@ -134,6 +162,7 @@ def _add(add_parser: Callable[..., argparse.ArgumentParser], command: Command, m
 
 def _description(command: Command, module: Any) -> str:
     """The first paragraph of the module, without the `selastic ...`: that opens it; else the command's one line."""
-    opening = ((module.__doc__ if module else None) or command.help).strip().split("\n\n")[0]
+    own = module.__doc__ if module and command.function == "run" else None
+    opening = (own or command.help).strip().split("\n\n")[0]
     text = re.sub(r"^`selastic[^:]*`: ", "", opening)
     return text[:1].upper() + text[1:].replace("`", "'")

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         start = 0.0
     end = parse_time(args.endtime, now) if args.endtime else None
     if args.starttime:
-        check_window(start, end)
+        check_window(start, end, now)
     if args.html == "-" and not args.json and sys.stdout.isatty():
         raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None

@@ -38,14 +38,15 @@ def parse_time(text: str, now: float) -> float:
         moment = None
     if moment is None:
         raise ConfigError(f"time '{text}' is not one of Slurm's forms; accepted: {ACCEPTED}")
-    return moment.timestamp()
+    return max(0.0, moment.timestamp())
 
 
-def check_window(start: float, end: float | None) -> None:
-    """Raise ConfigError for a time that ends before it begins, in which there is nothing."""
-    if end is not None and start > end:
-        first, last = (datetime.fromtimestamp(at).strftime(STANDARD) for at in (start, end))
-        raise ConfigError(f"--starttime {first} lies after --endtime {last}; accepted: a start before the end")
+def check_window(start: float, end: float | None, now: float) -> None:
+    """Raise ConfigError for a time that ends before it begins, in which there is nothing; without an end it is now."""
+    if start > (now if end is None else end):
+        first, last = (datetime.fromtimestamp(at).strftime(STANDARD) for at in (start, now if end is None else end))
+        until = f"now ({last})" if end is None else f"--endtime {last}"
+        raise ConfigError(f"--starttime {first} lies after {until}; accepted: a start before the end")
 
 
 def _relative(word: str, now: datetime) -> datetime | None:

@@ -56,12 +56,23 @@ def redacted(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value if key in PUBLIC else None for key, value in row.items()}
 
 
-def known_job(store: Store, job_id: int) -> JobRow:
-    """The job. Raises NotFound with one sentence."""
+def known_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
+    """The job. Raises NotFound with one sentence; what holds GPUs for a job is told from what nobody knows."""
     job = store.job(job_id)
     if job is None:
+        whole = _held_for(store, job_id)
+        if whole is not None and (may_see(viewer, whole) or not viewer.private):
+            raise NotFound(f"job {job_id} only holds GPUs for job {whole.job_id}; accepted: {whole.job_id}")
         raise NotFound(not_known([job_id]))
     return job
+
+
+def _held_for(store: Store, slurm_job_id: int) -> JobRow | None:
+    """The job that trains on this Slurm job: its companion, or its component."""
+    for job_id, used in store.all_in_use().items():
+        if any(piece.slurm_job_id == slurm_job_id for piece in used.pieces):
+            return store.job(job_id)
+    return None
 
 
 def not_known(job_ids: Sequence[int]) -> str:
@@ -71,12 +82,13 @@ def not_known(job_ids: Sequence[int]) -> str:
     else:
         jobs, it, its = f"jobs {', '.join(map(str, job_ids))} are", "they", "their"
     never = f"{it} never had an elastic request (--comment={ACCEPTED_FORM})"
-    return f"{jobs} not known to selasticd: {never}, {its} records are gone, or {it} came after the last round"
+    came = f"{it} came after the daemon's last look at the queue (try again in a few seconds)"
+    return f"{jobs} not known to selasticd: {never}, {its} records are gone, or {came}"
 
 
 def visible_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
     """The job, for someone who may see all of it. Raises NotFound or NotAllowed with one sentence."""
-    job = known_job(store, job_id)
+    job = known_job(store, job_id, viewer)
     if not may_see(viewer, job):
         if viewer.private:
             raise NotFound(not_known([job_id]))

@@ -101,7 +101,7 @@ def whole(store: Store, now: float, active_only: bool = True) -> Board:
 
 def job(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, Any]:
     """The row of one job, ended or not. Raises NotFound."""
-    found = visible_job(store, job_id, viewer) if viewer.private else known_job(store, job_id)
+    found = visible_job(store, job_id, viewer) if viewer.private else known_job(store, job_id, viewer)
     row = job_row(store, found, viewer, now)
     return row if may_see(viewer, found) else redacted(row)
 

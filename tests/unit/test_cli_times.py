@@ -63,6 +63,11 @@ def test_every_form_that_sacct_accepts_is_read(text: str, means: str) -> None:
     assert parse_time(text, local(NOW)) == local(means)
 
 
+def test_before_the_epoch_is_ever(zone: None) -> None:
+    """A window that began before there were jobs is no error, as with sacct."""
+    assert parse_time("now-100000weeks", local(NOW)) == 0
+
+
 NO_TIMES = (
     "",
     "yesterdayish",

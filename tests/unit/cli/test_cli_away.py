@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import pytest
 import tomllib
 from served_story import Daemon, Run
 
+from slurm_elastic.daemon.auth import Viewer
 from slurm_elastic.trainer_shim.errors import DaemonUnreachable
+from slurm_elastic.trainer_shim.wire import Piece
 
 SELASTIC = [sys.executable, "-m", "slurm_elastic.daemon.cli"]
 
@@ -43,6 +46,22 @@ SELASTIC = [sys.executable, "-m", "slurm_elastic.daemon.cli"]
         (["statsu"], 2, "(did you mean status?)"),
         (["sandbox", "dwon"], 2, "(did you mean down?); accepted: up, down, status\n"),
         (["acct", "-j", "abc"], 2, "selastic acct: argument -j/--jobs: 'abc' is not a job id"),
+        (["explain", "7_4"], 2, "'7_4' is a task of an array; accepted: the task's own number, which squeue -h -o %A"),
+        (
+            ["status", "-t", "R"],
+            2,
+            "selastic status: unrecognized arguments: -t R (did you mean -s?)\nselastic status --",
+        ),
+        (
+            ["status", "-p", "gpu"],
+            2,
+            "unrecognized arguments: gpu (-p is --parsable, as in sacct; did you mean -r gpu?)",
+        ),
+        (["acct", "1215"], 2, "unrecognized arguments: 1215 (did you mean -j 1215?)"),
+        (["acct", "-S", "now+1hour"], 2, "lies after now ("),
+        (["advise", "-S", "now+1hour"], 2, "lies after now ("),
+        (["report", "-S", "now+1hour"], 2, "lies after now ("),
+        (["unpin", "99"], 1, "job 99 is not known to selasticd: it never had"),
         (["acct", "-S", "2026-11-21", "-E", "2026-11-20"], 2, "lies after --endtime 2026-11-20T00:00:00"),
         (["advise", "-E", "now-2days"], 2, "lies after --endtime"),
         (["report", "-S", "now", "-E", "now-1hour"], 2, "lies after --endtime"),
@@ -114,6 +133,50 @@ def test_a_closed_pipe_is_silent(daemon: Daemon) -> None:
     process.stdout.close()  # the reader is gone before the first byte
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_output_that_cannot_be_written_is_a_sentence(daemon: Daemon) -> None:
+    """A full disk is named, in the middle of a table as after a look-up; a closed stdout takes nothing and harms
+    nothing."""
+    environment = os.environ | {"PYTHONPATH": "packaging/namespace"}
+    for words in (["status", "-a"], ["--version"]):
+        with open("/dev/full", "wb") as full:
+            ended = subprocess.run(
+                [*SELASTIC, *words], env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60
+            )
+        assert ended.returncode == 1
+        assert ended.stderr == b"selastic: the output cannot be written (No space left on device)\n"
+    closed = ["bash", "-c", '"$@" >&-', "-", *SELASTIC, "explain", "1215"]
+    ended = subprocess.run(closed, env=environment, stderr=subprocess.PIPE, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_name_that_the_locale_cannot_show_is_shown_as_far_as_it_can_be(daemon: Daemon) -> None:
+    """Another user's job called in another alphabet does not end the table; JSON escapes it and loses nothing."""
+    daemon.store.upsert_job(replace(daemon.store.job(1221), name="bös 日"))  # type: ignore[type-var]
+    environment = os.environ | {"PYTHONPATH": "packaging/namespace", "PYTHONIOENCODING": "latin1"}
+
+    def said(*words: str) -> bytes:
+        command = [*SELASTIC, "status", "-j", "1221", *words]
+        return subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True).stdout
+
+    assert said("-n", "-o", "name") == "bös ?\n".encode("latin1")
+    assert json.loads(said("--json"))["jobs"][0]["name"] == "bös 日"
+
+
+def test_job_ids_as_squeue_prints_them(daemon: Daemon, run: Run) -> None:
+    """A component of a heterogeneous job stands for the whole; blanks after a comma do no harm."""
+    assert run("status", "-n", "-j", "1207+1, 1215", "-o", "jobid")[1].split() == ["1207", "1215"]
+
+
+def test_a_companion_is_told_from_a_job_that_nobody_knows(daemon: Daemon, run: Run) -> None:
+    """squeue shows companions, so somebody asks about one: the answer names the job that it holds GPUs for, but for
+    whom Slurm hides that job from."""
+    pieces = (Piece(1215, "base", ("n1",), 2), Piece(1299, "companion", ("n2",), 2))
+    daemon.store.set_in_use(1215, 3, pieces, 512, 2e9)
+    assert run("explain", "1299")[::2] == (1, "selastic: job 1299 only holds GPUs for job 1215; accepted: 1215\n")
+    daemon.caller.viewer = Viewer(4711, private=True)
+    assert "job 1299 is not known" in run("explain", "1299")[2]
 
 
 def test_top_says_that_the_daemon_is_away_and_goes_on(

@@ -106,7 +106,7 @@ def test_a_job_that_is_not_known_is_said(command: str, daemon: Daemon, run: Run)
     status, out, err = run(command, "-j", "99")
     assert (status, out) == (1, "")
     assert err.startswith("selastic: job 99 is not known to selasticd: ")
-    assert "(--comment=elastic:gpus=MIN-MAX,batch=MIN-MAX)" in err and err.endswith("or it came after the last round\n")
+    assert "(--comment=elastic:gpus=MIN-MAX,batch=MIN-MAX)" in err and err.endswith("(try again in a few seconds)\n")
     for form in (["-nP", "-o", "jobid"], ["--json"]):
         status, out, err = run(command, "-j", "99,1215,98", *form)
         assert (status, "1215" in out) == (1, True)

@@ -177,6 +177,23 @@ def test_bash_completes_a_command(generated: Path) -> None:
     assert ended.stdout.split() == ["status"]
 
 
+@pytest.mark.parametrize(
+    "words", ["config check pyproj", "run --batch 3 pyproj", "sbatch pyproj", "report --html pyproj"]
+)
+def test_bash_completes_a_file(generated: Path, words: str) -> None:
+    """Where a file is meant, its name completes as it does for any other command."""
+    script = generated / "completions" / cli_docs.SHELLS["bash"].format("selastic")
+    typed = f"COMP_WORDS=(selastic {words}); COMP_CWORD={len(words.split())}"
+    shell = f"compopt() {{ :; }}; source {script}; {typed}; _shtab_selastic; echo ${{COMPREPLY[@]}}"
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == ["pyproject.toml"], ended.stderr
+
+
+def test_help_keeps_a_date_in_one_piece() -> None:
+    """YYYY-MM-DD is not broken at its hyphens."""
+    assert "YYYY-MM-DD[THH" in bare("acct", "--help").stdout
+
+
 def test_an_unknown_shell_is_refused() -> None:
     """Only shells that we can write for."""
     with pytest.raises(errors.ConfigError, match="accepted: bash, zsh, fish"):
