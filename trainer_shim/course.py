@@ -16,6 +16,7 @@ import torch
 from . import world as worlds
 from .audit import Recorder
 from .batch import slice_of
+from .between import Between
 from .checkpoint import Found
 from .data import Feed
 from .errors import TrainingError
@@ -44,6 +45,7 @@ class Course:
         self.reporting = Reporting(membership, tuning, self.state)
         self.snapshots = Snapshots(membership, self.state, self.model, directory, every_s)
         self.saving = self.snapshots.saving
+        self.between = Between(self.state, membership.link is not None or self.saving.writer is not None)
         self.device: torch.device = membership.device()
         self.strategy: Strategy | None = None
         self.optimization: Optimization | None = None

@@ -168,15 +168,19 @@ class Job(Facts):
         passes = self._passes
         self._course.optimizers().watch(self._state.parts.values(), lambda: passes.micro is not None)
         passes.open = True
+        self._course.between.enter(self._state.progress)
         try:
             while self._state.progress.epoch < count and not passes.stopped:
                 passes.number = self._onces = 0
                 yield self._state.progress.epoch
                 if not passes.stopped:
                     self._state.progress.next_epoch()
+                    self._course.between.begin()
         finally:
             passes.open = False
             over = self._state.progress.epoch >= count
+            if over:
+                self._course.between.end()
             if over or passes.stopped or isinstance(sys.exc_info()[1], GeneratorExit):
                 self._course.finish(finished=over)
 
@@ -214,21 +218,22 @@ class Job(Facts):
     def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call function(*args, **kwargs) on rank 0 while the others wait; every rank gets the result.
 
-        Within one epoch the same call is not made again for workers that join later, nor after a restart from a
-        checkpoint that was written behind it. The result has to be picklable. Modes that the function sets (eval) are
+        Where it stands before or behind a pass over the data, its result is written into a checkpoint, and the call
+        not made again for workers that join later or after a restart; inside a pass that code does not run again, and
+        each call is made. The result has to be picklable. Modes that the function sets (eval) are
         undone. A sharded model needs all its ranks: there every rank calls the function, and rank 0's result counts.
         """
         if not self._begun:
             raise TrainingError("job.once() was called before job.epochs(); there is no world yet to call it once in")
-        progress, ordinal = self._state.progress, self._onces
-        self._onces += 1
-        if self._passes.open and ordinal in progress.once:
-            return progress.once[ordinal]
+        between = self._passes.open and self._course.feed is None
+        if between and self._onces in self._state.progress.once:
+            self._onces += 1
+            return self._state.progress.once[self._onces - 1]
         self._course.passage.settle()
-        progress = self._state.progress  # the old world's, where it goes on
         result = on_rank_0(self._course, function, args, kwargs)
-        if self._passes.open:
-            progress.once[ordinal] = result
+        if between:
+            self._state.progress.once[self._onces] = result
+            self._onces += 1
             self._course.snapshots.save()
         self._course.reporting.meter.resume()
         return result

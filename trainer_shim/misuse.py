@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,12 +30,28 @@ def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedule
                 f"job.wrap(model, optimizer): the {type(optimizer).__name__} holds no parameter of this model; "
                 "make it of model.parameters()"
             )
+        _check_steps_alone(optimizer)
     for scheduler in schedulers:
         driven = getattr(scheduler, "optimizer", None)  # perhaps in a framework's wrapping: its parameters tell
         if driven is not None and not any(_first(driven) is _first(optimizer) for optimizer in optimizers):
             raise TrainingError(
                 f"job.wrap() was given a {type(scheduler).__name__} of another optimizer, whose state would not "
                 "survive; give wrap() that optimizer too"
+            )
+
+
+def _check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
+    _, *asked = inspect.signature(type(optimizer).step).parameters.values()  # of the class: schedulers wrap step()
+    if any(entry.kind is entry.POSITIONAL_OR_KEYWORD and entry.default is entry.empty for entry in asked):
+        raise TrainingError(
+            f"job.wrap() was given a {type(optimizer).__name__}, whose step() computes the loss again and again, and "
+            "job.step(loss) has each batch once; accepted: optimizers whose step() needs no closure, e.g. AdamW or SGD"
+        )
+    for group in optimizer.param_groups:
+        if not isinstance(group.get("lr"), (int, float, torch.Tensor)):
+            raise TrainingError(
+                f"job.wrap() was given a {type(optimizer).__name__} with lr={group.get('lr')!r}, which no rule can "
+                "change with the batch; accepted: an optimizer that is given a rate, lr=..."
             )
 
 
@@ -85,5 +102,6 @@ class Advanced:
             if scheduler.last_epoch != start + steps:
                 raise TrainingError(
                     f"the script called step() of the {type(scheduler).__name__} that job.wrap() was given; "
-                    "job.step() advances it, one step per base batch of samples"
+                    "job.step() advances it, one step per base batch of samples; one that is stepped by epoch goes to "
+                    "job.keep() and not to job.wrap()"
                 )

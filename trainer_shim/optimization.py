@@ -25,6 +25,7 @@ class Optimization:
         self.optimizers: list[torch.optim.Optimizer] = _listed(optimizers)
         self.schedulers = _listed(schedulers)
         self._scaler = scaler
+        self._scales = False
         for entry in self.optimizers:
             if not isinstance(entry, torch.optim.Optimizer):
                 raise TrainingError(f"job.wrap() was given the optimizer {type(entry).__name__}; accepted: torch.optim")
@@ -64,6 +65,12 @@ class Optimization:
         """The loss to run backward on."""
         if self._scaler is None:
             return loss
+        if not self._scales and getattr(self._scaler, "_scale", None) is not None:  # made by its first scale()
+            raise TrainingError(
+                "the script called scale() of the GradScaler that job.wrap() was given; job.step(loss) does, and "
+                "unscales, steps and updates: give it the loss as it is"
+            )
+        self._scales = True
         scaled: torch.Tensor = self._scaler.scale(loss)
         return scaled
 

@@ -68,7 +68,10 @@ class Passes:
         ordinal = self.number
         self.number += 1
         if ordinal < course.state.progress.loader:
+            course.between.passed()
             return  # done before the restart, or before this worker joined
+        if ordinal > course.state.progress.loader:
+            course.state.progress.next_pass(ordinal)  # the one before was left early
         self.begin(feed, ordinal, shuffle)
         try:
             while not self.stopped:
@@ -84,24 +87,32 @@ class Passes:
                         "with a DataLoader of your own, in job.once()"
                     )
                 course.boundary()
+        except GeneratorExit:  # the loop was left early
+            course.between.begin()
+            raise
         finally:
             course.feed = self.micro = None
             self._own = []
         course.state.progress.next_pass(ordinal + 1)
+        course.between.begin()
 
     def begin(self, feed: Feed, ordinal: int, shuffle: bool) -> None:
         """Begin a pass, or go on with it where the training is."""
         course = self._course
-        if course.state.progress.pass_samples not in (0, feed.samples):
+        progress = course.state.progress
+        if progress.pass_samples not in (0, feed.samples):
             raise TrainingError(
-                f"the dataset has {feed.samples} samples here and {course.state.progress.pass_samples} where the "
+                f"the dataset has {feed.samples} samples here and {progress.pass_samples} where the "
                 "training began; every worker needs the same dataset"
             )
+        if progress.pass_samples:
+            course.between.passed()
+        elif feed.lanes:  # the pass is new to all ranks
+            progress.unread = (share(course, feed.lanes), 0, ())
+        course.between.end()
+        progress.pass_samples = feed.samples
         course.boundary()  # a loop that was left early leaves a step's words unread
         progress = course.state.progress
-        if feed.lanes and not progress.pass_samples:  # the pass is new to all ranks
-            progress.unread = (share(course, feed.lanes), 0, ())
-        progress.pass_samples = feed.samples
         feed.start(progress.epoch, ordinal, shuffle, progress.cursor, course.slicing(), progress.unread)
         course.feed = feed
         course.reporting.meter.resume()

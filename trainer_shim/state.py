@@ -6,6 +6,7 @@ files (checkpoint.py), and does not know what a world is (handover.py).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Set
 from typing import Any, Protocol
@@ -80,6 +81,7 @@ class State:
         self.progress = Progress()
         self.parts: dict[str, Stateful] = {}
         self._spare: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+        self._marked: dict[str, Any] | None = None
 
     def keep(self, name: str, part: Any) -> None:
         """Keep one more part. Raises TrainingError when it cannot be saved, or the name is taken."""
@@ -94,9 +96,28 @@ class State:
         self.parts[name] = part
 
     def capture(self) -> dict[str, Any]:
-        """References to everything, as of now."""
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        """References to everything, as of now; of the parts as of mark(), where there is one."""
+        parts = self._marked or {name: part.state_dict() for name, part in self.parts.items()}
         return {"format": FORMAT, "progress": dataclasses.asdict(self.progress), "parts": parts}
+
+    def mark(self) -> None:
+        """Until unmark() captures are of the parts as they are now. Tensors of the model, the optimizers and all else
+        that only a step changes are not copied; those of what the script keeps are."""
+        self._marked = {name: _marked(name, part.state_dict()) for name, part in self.parts.items()}
+
+    def unmark(self) -> None:
+        self._marked = None
+
+    def back_to_mark(self) -> None:
+        """Undo what has been done to the parts since mark(): to the model nothing, to optimizers but their options."""
+        for name, marked in (self._marked or {}).items():
+            part: Any = self.parts[name]
+            if name.startswith("Optimizer"):
+                for group, saved in zip(part.param_groups, marked["param_groups"], strict=False):
+                    group.update({key: value for key, value in saved.items() if key != "params"})
+            elif name != "Model":
+                part.load_state_dict(marked)
+        self.mark()  # what has been loaded may share its lists with the mark
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of everything in host memory, which later steps do not change."""
@@ -170,6 +191,15 @@ class State:
         ]
         skip = {"Model"} if len(places) == len(found) else set()
         return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)
+
+
+def _marked(name: str, value: Any) -> Any:
+    """A part's state as of now; the shim's own parts, with a capital, keep their tensors."""
+    tensors: list[torch.Tensor] = []
+    skeleton = pack(value, tensors)
+    if name[0].isupper():
+        return unpack(skeleton, tensors)
+    return unpack(copy.deepcopy(skeleton), [tensor.clone() for tensor in tensors])
 
 
 def pack(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -126,9 +126,12 @@ class Gate:
         self.store = PrefixStore(f"g{coming.generation}{prefix}", base)
 
     def arrive(self) -> None:
-        """Check in. The last to arrive opens the gate."""
-        if self.store.add("arrived", 1) == self.coming.size:
-            self.store.set("open", "1")
+        """Check in. The last to arrive opens the gate. Raises WorldNotFormed when the store is gone."""
+        try:
+            if self.store.add("arrived", 1) == self.coming.size:
+                self.store.set("open", "1")
+        except RuntimeError as error:
+            raise self._gone(error) from None
 
     def begun(self) -> bool:
         """Whether anybody has checked in."""
@@ -137,7 +140,10 @@ class Gate:
 
     def announce_switch(self) -> None:
         """A survivor says that the old world has reached its last step: from now on waiting is bounded."""
-        self.store.set("switching", "1")
+        try:
+            self.store.set("switching", "1")
+        except RuntimeError as error:
+            raise self._gone(error) from None
 
     def wait_switch(self, give_up: Callable[[], bool]) -> None:
         """A joiner waits for the old world's last step. Only `give_up` bounds it: a step may take its time."""
@@ -164,8 +170,11 @@ class Gate:
         except dist.DistStoreError:
             return False
         except RuntimeError as error:
-            raise WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}") from None
+            raise self._gone(error) from None
         return True
+
+    def _gone(self, error: RuntimeError) -> WorldNotFormed:
+        return WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}")
 
 
 class Patient(Store):

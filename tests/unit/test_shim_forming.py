@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from slurm_elastic.trainer_shim.world import Patient, complete
+from slurm_elastic.trainer_shim.link import Coming
+from slurm_elastic.trainer_shim.world import Gate, Patient, WorldNotFormed, complete, open_store
 
 LONG = datetime.timedelta(seconds=60)
 
@@ -38,3 +39,14 @@ def test_nobody_uses_a_group_that_one_rank_has_not_made() -> None:
         for done in waiting:
             with pytest.raises(dist.DistStoreError, match="called off"):
                 done.result(60)
+
+
+def test_a_world_whose_store_is_gone_does_not_form() -> None:
+    """Rank 0 has closed the store of a world that was called off: who comes late is told so, and not by a traceback."""
+    host, port, server = open_store("localhost")
+    gate = Gate(Coming(2, 1, 2, 16, False, "survivor", 5.0, store=(host, port)))
+    del server
+    with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
+        gate.arrive()
+    with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
+        gate.announce_switch()

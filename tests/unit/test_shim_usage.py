@@ -210,6 +210,41 @@ def test_what_belongs_to_another_model_or_optimizer_is_not_wrapped(made: list[el
     job.wrap(model, right)
 
 
+class NoRate(torch.optim.SGD):
+    """As Transformers' Adafactor by default: without a rate that anybody else could change."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.param_groups[0]["lr"] = None
+
+
+def test_an_optimizer_that_job_step_cannot_step_is_refused_by_wrap(made: list[elastic.Job]) -> None:
+    """One that needs a closure, and one without a rate: before the first step, or the first change of the batch."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    model = torch.nn.Linear(3, 1)
+    with refused("a LBFGS, whose step.. computes the loss again"):
+        job.wrap(model, torch.optim.LBFGS(model.parameters()))
+    with refused("a NoRate with lr=None, which no rule can change"):
+        job.wrap(model, NoRate(model.parameters()))
+    job.wrap(model, torch.optim.Adafactor(model.parameters(), lr=torch.tensor(0.1)))
+
+
+def test_a_loss_that_the_script_has_scaled_is_refused(made: list[elastic.Job]) -> None:
+    """Scaled twice and unscaled once, the gradients would be thousands of times too large, without an error."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    model = torch.nn.Linear(3, 1)
+    scaler = torch.amp.GradScaler("cpu")
+    net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+    for _ in job.epochs(1):
+        for batch in job.loader(DATA):
+            with refused("the script called scale.. of the GradScaler"):
+                job.step(scaler.scale(loss_of(net, batch)))
+            job.stop()
+            break
+
+
 class NotSent(torch.utils.data.Dataset[Any]):
     """A dataset that only this process can read."""
 
@@ -332,3 +367,66 @@ def test_checkpoints_without_a_supervisor(made: list[elastic.Job], tmp_path: Pat
         job.close()
     assert steps == 0
     assert torch.equal(*parameters)
+
+
+class Counter:
+    """User state that is not idempotent: an early stopper's patience, a schedule by epoch."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def test_code_between_passes_takes_effect_once_whatever_is_restarted(made: list[elastic.Job], tmp_path: Path) -> None:
+    """A checkpoint written by job.once() between passes, and one in the middle of a pass: in the run that goes on from
+    either, what stands before and behind the pass has its effect on kept objects and rates once for each epoch."""
+
+    def run(dies: str) -> tuple[list[str], float, list[int]]:
+        job, net, optimizer = wrapped(made, checkpoints=tmp_path, checkpoint_every_s=0.0)
+        counter, inside = Counter(), []
+        job.keep(counter=counter)
+        try:
+            for epoch in job.epochs(2):
+                counter.seen.append(f"head {epoch}")
+                optimizer.param_groups[0]["lr"] /= 2
+                for batch in job.loader(DATA):
+                    job.step(loss_of(net, batch))
+                    inside.append(job.once(lambda job=job: job.global_step))
+                    job._course.saving.wait(10)
+                    if dies == f"in {job.global_step}":
+                        raise InterruptedError
+                counter.seen.append(f"tail {epoch}")
+                optimizer.param_groups[0]["lr"] /= 2
+                job.once(print)
+                if dies == f"behind {epoch}":
+                    raise InterruptedError
+        except InterruptedError:
+            job._course.saving.wait(10)
+        job.close()
+        return counter.seen, optimizer.param_groups[0]["lr"], inside
+
+    assert run("in 2")[2] == [1, 2]
+    assert run("behind 0")[2] == [3]
+    seen, rate, inside = run("never")
+    assert seen == ["head 0", "tail 0", "head 1", "tail 1"]
+    assert rate == pytest.approx(0.1 / 16)
+    assert inside == [4, 5, 6]
+
+
+def test_a_loop_left_early_is_followed_by_a_whole_pass(made: list[elastic.Job]) -> None:
+    """`break` out of a first loader: a second one in the same epoch begins at its own beginning."""
+    job, net, _ = wrapped(made)
+    sizes = []
+    for _ in job.epochs(1):
+        for batch in job.loader(TensorDataset(*DATA[:12])):
+            job.step(loss_of(net, batch))
+            break
+        for batch in job.loader(DATA):
+            job.step(loss_of(net, batch))
+            sizes.append(len(batch[0]))
+    assert sizes == [8, 8, 4]
