@@ -27,6 +27,18 @@ def slice_of(total: int, ranks: int, rank: int) -> range:
     return range(start, start + share + (rank < extra))
 
 
+def step_of(batch: int, left: int) -> int:
+    """Samples of the next step where `left` of a pass are: the batch, and never so that one sample would be left over,
+    which batch normalisation refuses."""
+    return batch - 1 if left == batch + 1 and batch > 2 else min(batch, left)
+
+
+def share_of(total: int, batch: int, ranks: int, rank: int) -> range:
+    """As slice_of, for a step of `total` samples: a short one goes to fewer ranks where some would have one sample."""
+    few = max(1, total // 2) if total < min(batch, 2 * ranks) else ranks
+    return slice_of(total, few, rank) if rank < few else range(total, total)
+
+
 def micros_of(positions: range, micro_batch: int, least: int = 0) -> list[range]:
     """Cut a slice into the fewest micro batches of at most `micro_batch`, of sizes that differ by one at most; into
     `least` at least, some of which may then be empty."""

@@ -15,7 +15,7 @@ import torch
 
 from . import world as worlds
 from .audit import Recorder
-from .batch import slice_of
+from .batch import share_of, slice_of
 from .between import Between
 from .checkpoint import Found
 from .data import Feed
@@ -154,7 +154,7 @@ class Course:
                 small *= (total / first) ** 2  # the loss was scaled by its share of the step
                 self.tuning.measured(self.state.progress, small, large, [first], total)
             return
-        sizes = [len(slice_of(total, world.size, rank)) for rank in range(world.size)]
+        sizes = [len(share_of(total, self.batch, world.size, rank)) for rank in range(world.size)]
         own = sizes[world.rank]
         small = small * (total / (own * world.size)) ** 2 if own else 0.0
         self._squares = (small, large, sizes, total)
@@ -223,6 +223,9 @@ class Course:
         except RuntimeError as error:
             membership.broken(error)
             raise
+        if self.state.progress.frozen is not None:
+            for name, parameter in self.model().module.named_parameters():
+                parameter.requires_grad_(name not in self.state.progress.frozen)
 
     def _newest(self) -> Found | None:
         """Rank 0 of a first world: the newest checkpoint. A world that the supervisor calls fresh takes none."""

@@ -66,6 +66,9 @@ class Deterministic:
     def connect(self, world: World) -> None:
         self._world = world
 
+    def begin_pass(self) -> None:
+        pass  # parameters are looked at in every step
+
     def rehearse(self, rank: int, size: int) -> None:
         pass  # nothing that a world's first moments would take over
 

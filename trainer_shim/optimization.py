@@ -26,6 +26,7 @@ class Optimization:
         self.schedulers = _listed(schedulers)
         self._scaler = scaler
         self._scales = False
+        self._groups = [len(entry.param_groups) for entry in self.optimizers if hasattr(entry, "param_groups")]
         for entry in self.optimizers:
             if not isinstance(entry, torch.optim.Optimizer):
                 raise TrainingError(f"job.wrap() was given the optimizer {type(entry).__name__}; accepted: torch.optim")
@@ -47,6 +48,16 @@ class Optimization:
         """The training is over."""
         if self._watch is not None:
             self._watch.end()
+
+    def begin_pass(self) -> None:
+        """Raises TrainingError for parameter groups that no restarted or joining worker would have."""
+        for optimizer, groups in zip(self.optimizers, self._groups, strict=True):
+            if len(optimizer.param_groups) != groups:
+                raise TrainingError(
+                    f"a {type(optimizer).__name__} has another number of parameter groups than when job.wrap() got it, "
+                    "which a worker that joins or starts again could not take over; give it all groups at once, with "
+                    "requires_grad_(False) for parameters that are to be trained later"
+                )
 
     def keep_in(self, state: State) -> None:
         """Have everything here survive."""

@@ -104,6 +104,8 @@ class Replicated:
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
         self._ranks = 1
+        self._world: World | None = None
+        self._trained: list[bool] = []
         self._called = False
         self._bypass = 0
         self._norms = Norms()
@@ -115,7 +117,7 @@ class Replicated:
 
     def connect(self, world: World) -> None:
         # Nothing is broadcast here: that all ranks hold the same parameters before the first step is the caller's care.
-        self._ranks = world.size
+        self._ranks, self._world, self._trained = world.size, world, self._trained_now()
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
@@ -126,11 +128,20 @@ class Replicated:
         # and before DistributedDataParallel, which queues later, waits for their means.
         hidden.register_post_accumulate_grad_hook(lambda _: _engine().queue_callback(self._computed))
 
+    def begin_pass(self) -> None:
+        world = self._world
+        if world is not None and self._trained != self._trained_now():  # DistributedDataParallel looked once
+            self.disconnect()
+            self.connect(world)
+
+    def _trained_now(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self.module.parameters()]
+
     def rehearse(self, rank: int, size: int) -> None:
         pass  # nothing that a world's first moments would take over
 
     def disconnect(self) -> None:
-        self._ddp = self._outer = self.mesh = None
+        self._ddp = self._outer = self.mesh = self._world = None
         for parameter in self.module.parameters():
             parameter.grad = None  # a view into the dropped object's buckets
 

@@ -110,6 +110,9 @@ class Passes:
         elif feed.lanes:  # the pass is new to all ranks
             progress.unread = (share(course, feed.lanes), 0, ())
         course.between.end()
+        course.optimizers().begin_pass()
+        course.model().begin_pass()
+        progress.frozen = tuple(n for n, p in course.model().module.named_parameters() if not p.requires_grad)
         progress.pass_samples = feed.samples
         course.boundary()  # a loop that was left early leaves a step's words unread
         progress = course.state.progress

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from . import noise
-from .batch import micros_of, slice_of
+from .batch import micros_of, share_of, slice_of, step_of
 
 MASK = (1 << 63) - 1
 MIX_FROM = 0x9E3779B97F4A7C15
@@ -115,15 +115,15 @@ class Micro:
 def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
     """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order; none, or none but
     empty ones: no share."""
-    total = min(slicing.batch, samples - cursor)
-    own = slice_of(total, slicing.ranks, slicing.rank)
+    total = step_of(slicing.batch, samples - cursor)
+    own = share_of(total, slicing.batch, slicing.ranks, slicing.rank)
     shifted = range(cursor + own.start, cursor + own.stop)
     return micros_of(shifted, micro_limit(cursor, total, len(own), slicing), least(total, slicing))
 
 
 def least(total: int, slicing: Slicing) -> int:
     """Micro batches that every rank has of a step at least; the first rank's slice is the largest."""
-    largest = len(slice_of(total, slicing.ranks, 0))
+    largest = len(share_of(total, slicing.batch, slicing.ranks, 0))
     return -(-largest // min(slicing.micro_batch or total, largest)) if slicing.together else 0
 
 
@@ -131,7 +131,7 @@ def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[rang
     """A step's micro batches for one rank: positions, and of a deterministic step also shard, place in it, its end."""
     if not slicing.shards:
         return [(part, -1, 0, False) for part in step_positions(cursor, samples, slicing)]
-    total, found = min(slicing.batch, samples - cursor), []
+    total, found = step_of(slicing.batch, samples - cursor), []
     for shard in slice_of(slicing.shards, slicing.ranks, slicing.rank):
         own = slice_of(total, slicing.shards, shard)
         shifted = range(cursor + own.start, cursor + own.stop)
@@ -143,7 +143,7 @@ def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[rang
 def micro_limit(cursor: int, total: int, own: int, slicing: Slicing) -> int:
     """Most samples in one micro batch of a rank with `own` of the step's `total`."""
     limit = max(1, min(slicing.micro_batch or total, own))
-    if slicing.halve and slicing.ranks == 1 and is_measured(cursor, slicing):
+    if slicing.halve and slicing.ranks == 1 and total >= 4 and is_measured(cursor, slicing):
         limit = min(limit, -(-total // 2))
     return limit
 
@@ -186,11 +186,11 @@ class Plan:
         return self._ready.pop(0)
 
     def _step(self) -> list[Micro]:
-        cursor, total = self._cursor, min(self._slicing.batch, self.samples - self._cursor)
+        cursor, total = self._cursor, step_of(self._slicing.batch, self.samples - self._cursor)
         self._cursor += total
         slicing, measured = self._slicing, is_measured(cursor, self._slicing)
         if slicing.micro_batch is None and not (slicing.shards or slicing.together or (slicing.halve and measured)):
-            own = slice_of(total, slicing.ranks, slicing.rank)
+            own = share_of(total, slicing.batch, slicing.ranks, slicing.rank)
             if own:  # whole, as nearly always
                 part = range(cursor + own.start, cursor + own.stop)
                 return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part))]

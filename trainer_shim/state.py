@@ -43,6 +43,8 @@ class Progress:
     """Averages that the noise scale is computed from."""
     noise_at_change: float = 0.0
     """The noise scale when the batch last changed: the rate that was chosen then is kept."""
+    frozen: tuple[str, ...] | None = None
+    """Parameters that the pass under way, or the last one, does not train; None: no pass has begun."""
     once: dict[int, Any] = dataclasses.field(default_factory=dict)
     """Results of this epoch's job.once() calls, by their order."""
     finished: bool = False

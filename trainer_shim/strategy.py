@@ -37,6 +37,9 @@ class Strategy(Protocol):
     def connect(self, world: World) -> None:
         """Take part in a world."""
 
+    def begin_pass(self) -> None:
+        """A pass over the data begins: the script may have frozen parameters, or released them, on all ranks alike."""
+
     def rehearse(self, rank: int, size: int) -> None:
         """On a joiner, while the old world still trains: what shortens the first moments in a world of this size."""
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from .batch import micros_of, slice_of
+from .batch import micros_of, share_of, step_of
 from .errors import TrainingError
 from .sampling import Micro, Slicing, is_measured, least, micro_limit
 
@@ -118,10 +118,11 @@ class _Walk:
 
     def step(self) -> list[list[Run]]:
         """What each rank reads in the next step. A rank's steps go to its loader workers in turn, a lane each."""
-        total = min(self._slicing.batch, self._samples - self.cursor)
+        batch = self._slicing.batch
+        total = step_of(batch, self._samples - self.cursor)
         each, ranks = self.lanes.each, self._slicing.ranks
         lanes = range(self._number % each, ranks * each, each)
-        runs = [self.lanes.take(lane, len(slice_of(total, ranks, rank))) for rank, lane in enumerate(lanes)]
+        runs = [self.lanes.take(lane, len(share_of(total, batch, ranks, rank))) for rank, lane in enumerate(lanes)]
         self.cursor += total
         self._number += 1
         return runs

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from slurm_elastic.trainer_shim.batch import step_of
 from slurm_elastic.trainer_shim.data import Feed, asked_together, of_tensors, to_device
 from slurm_elastic.trainer_shim.errors import TrainingError
 from slurm_elastic.trainer_shim.sampling import Micro, Plan, Slicing, mix, order
@@ -61,7 +62,7 @@ def test_every_sample_exactly_once_over_any_resizes(
         for _ in range(steps):
             if cursor >= samples:
                 break
-            total = min(batch, samples - cursor)
+            total = step_of(batch, samples - cursor)
             for plan in plans:
                 micros = one_step(plan)
                 assert all(part.cursor == cursor and part.total == total for part in micros)

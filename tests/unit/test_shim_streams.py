@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.batch import step_of
 from slurm_elastic.trainer_shim.data import Feed
 from slurm_elastic.trainer_shim.errors import TrainingError
 from slurm_elastic.trainer_shim.sampling import Slicing
@@ -63,7 +64,7 @@ def test_every_sample_exactly_once_over_any_resizes(
         for _ in range(steps):
             if cursor >= samples:
                 break
-            total = min(batch, samples - cursor)
+            total = step_of(batch, samples - cursor)
             for plan in plans:
                 last = False
                 while not last:

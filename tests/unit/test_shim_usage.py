@@ -245,6 +245,38 @@ def test_a_loss_that_the_script_has_scaled_is_refused(made: list[elastic.Job]) -
             break
 
 
+def test_parameters_frozen_or_released_between_passes_stay_so_after_a_restart(
+    made: list[elastic.Job], tmp_path: Path
+) -> None:
+    """`if epoch == 1: release` is not run by a worker that begins in epoch 1, or later: it takes the flags over.
+    Groups added to an optimizer under way could not be taken over, and are refused."""
+
+    def run(count: int) -> tuple[elastic.Job, Any, Any]:
+        job, net, optimizer = wrapped(made, checkpoints=tmp_path, checkpoint_every_s=0.0)
+        net.bias.requires_grad_(False)
+        for epoch in job.epochs(3):
+            if epoch == 1:
+                net.bias.requires_grad_(True)
+            for batch in job.loader(DATA):
+                job.step(loss_of(net, batch))
+                job._course.saving.wait(10)
+                if job.global_step == count:
+                    job.close()
+                    return job, net, optimizer
+        job.close()
+        return job, net, optimizer
+
+    assert run(4)[1].bias.requires_grad
+    job, net, optimizer = wrapped(made, checkpoints=tmp_path)
+    net.bias.requires_grad_(False)
+    for _ in job.epochs(3):
+        assert net.bias.requires_grad
+        optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+        with refused("a SGD has another number of parameter groups than when job.wrap"):
+            next(iter(job.loader(DATA)))
+        job.stop()
+
+
 class NotSent(torch.utils.data.Dataset[Any]):
     """A dataset that only this process can read."""
 
