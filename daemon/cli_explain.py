@@ -115,7 +115,8 @@ def _never_resized(facts: Facts, name: str) -> str:
 
 def _sizes(facts: Facts) -> str:
     sizes = [str(size) for index, size in enumerate(facts["sizes"]) if not index or size != facts["sizes"][index - 1]]
-    return f"; it trained on {' -> '.join(sizes)} GPUs" if sizes else "; it never trained under selastic run"
+    never = "trained under selastic run" if facts["job"].get("start_time") else "started"
+    return f"; it trained on {' -> '.join(sizes)} GPUs" if sizes else f"; it never {never}"
 
 
 def _under_way(facts: Facts, name: str) -> str:
@@ -195,8 +196,17 @@ def _waiting(facts: Facts) -> list[tuple[str, str]]:
     slurm, coming = known.text(evidence, "slurm_reason"), known.text(evidence, "next")
     sections = [("Why", f"Slurm says: {slurm}")] if slurm and slurm != "None" else []
     sections += [("Now", coming)] if coming else []
-    start = f"squeue --start -j {job['job_id']}"
-    return [*sections, ("Next", f"it is managed once it runs; when Slurm expects to start it: {start}")]
+    to_do = _TO_START.get(slurm, "when Slurm expects to start it: squeue --start -j {}").format(job["job_id"])
+    return [*sections, ("Next", f"it is managed once it runs; {to_do}")]
+
+
+_TO_START = {
+    "JobHeldUser": "it is held; to let it go: scontrol release {}",
+    "JobHeldAdmin": "it is held by an admin, who can release it",
+    "Dependency": "what it depends on: squeue -h -o %E -j {}",
+    "DependencyNeverSatisfied": "what it depends on will never be; to take it back: scancel {}",
+}
+"""What helps a waiting job, by Slurm's reason."""
 
 
 def _not_managed(facts: Facts) -> list[tuple[str, str]]:

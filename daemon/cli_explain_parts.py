@@ -29,6 +29,8 @@ def why(facts: Facts, cause: Facts, evidence: Facts) -> str:
         text = f"{waiting} waited for {words.gpus(wanted)}" if wanted else f"{text}: job {waiting}"
     if idle is not None and (waiting or "idle" in (cause.get("reason") or "")):
         text += "; too few were idle" if idle == 0 else f" ({idle} idle)"
+    if idle == 0 and cause.get("reason") == Reason.KEEP_BEST.value:
+        text += "; no GPU is idle"
     return words.sentence(text)
 
 
@@ -40,7 +42,7 @@ def gain(facts: Facts, cause: Facts, evidence: Facts) -> str:
     tried = known.flag(evidence, "tried") is True
     if cause.get("gain") is None and not forced and not tried:
         return f"n/a ({_measured_sizes(facts)})"
-    own = _change(known.number(evidence, "speedup_from"), known.number(evidence, "speedup_to"))
+    own = _change(evidence)
     shares = [f"{facts['job']['job_id']}: {own}"] if own else []
     return _total(cause, forced, tried) + _in_brackets(shares + _others(evidence))
 
@@ -69,10 +71,15 @@ def _others(evidence: Facts) -> list[str]:
     return shares
 
 
-def _change(before: float | None, after: float | None) -> str:
-    if before is None or after is None or before <= 0:
-        return ""
-    return f"progress x{number(before)} -> x{number(after)}, {after / before - 1:+.0%}"
+def _change(evidence: Facts) -> str:
+    """Before and after: the throughput where it is known, else against the job's smallest size."""
+    predicted = " predicted" if known.flag(evidence, "modelled") else ""
+    for key, sign, unit in (("samples_per_s", "", f" samples/s{predicted}"), ("speedup", "x", "")):
+        before, after = known.number(evidence, f"{key}_from"), known.number(evidence, f"{key}_to")
+        if before and before > 0 and after is not None:
+            what = "" if unit else "progress "
+            return f"{what}{sign}{number(before)} -> {sign}{number(after)}{unit}, {after / before - 1:+.0%}"
+    return ""
 
 
 def _measured_sizes(facts: Facts) -> str:
@@ -146,23 +153,29 @@ def considered(decision: Facts) -> list[str]:
     """The next best sizes and why they were not taken."""
     chosen = (decision.get("gpus_to"), decision.get("batch_to"))
     value = known.number(decision, "value")
+    speed = known.number(decision.get("evidence") or {}, "samples_per_s_to")
     shown = []
     for other in known.objects(decision, "alternatives"):
         size, batch = known.whole(other, "gpus"), known.whole(other, "batch")
         if size is None or (size, batch) == chosen:
             continue
-        why = known.text(other, "why") or _why_not(known.number(other, "value"), value)
+        why = known.text(other, "why") or _why_not(other, value, speed)
         shown.append(words.gpus(size) + (f", batch {batch}" if batch else "") + f": {why}")
     return shown[:SHOWN_ALTERNATIVES]
 
 
-def _why_not(value: float | None, chosen: float | None) -> str:
-    """The plan is the best sum over all jobs: a size worth more to this one was worth less to all of them together."""
+def _why_not(other: Facts, chosen: float | None, chosen_speed: float | None) -> str:
+    """The plan is the best sum over all jobs: a size worth more to this one was worth less to all of them together.
+
+    In samples/s where that tells the same as the objective, which counts the pause and what the batch does too.
+    """
+    value, speed = known.number(other, "value"), known.number(other, "samples_per_s")
     if value is None or chosen is None:
         return "value n/a"
-    if value > chosen:
-        return f"{value - chosen:+.2f} for this job, not worth it for all jobs together"
-    return f"{value - chosen:+.2f} for this job"
+    told = f"{value - chosen:+.2f} for this job"
+    if speed is not None and chosen_speed and (speed > chosen_speed) == (value > chosen):
+        told = f"{abs(speed / chosen_speed - 1):.0%} {'more' if speed > chosen_speed else 'fewer'} samples/s"
+    return told + (", not worth it for all jobs together" if value > chosen else "")
 
 
 def now(facts: Facts, cause: Facts | None) -> list[str]:
@@ -171,7 +184,8 @@ def now(facts: Facts, cause: Facts | None) -> list[str]:
         return []
     order, decision = facts.get("resize"), facts.get("decision")
     if order:
-        return [_progress(facts, order)]
+        meaning = words.ORDERED.get(order["state"])
+        return [_progress(facts, order), *([meaning] if meaning else [])]
     if not decision:
         return []
     if words.is_move(decision) and not facts.get("last_resize"):
@@ -241,5 +255,8 @@ def _can_do(job: Facts) -> str:
     if job.get("pinned"):
         return f"pinned to {words.gpus(job['pinned'])}; to let it be resized again: selastic unpin {name}"
     if job["reason"] == "keep_unregistered":
-        return "start the training with 'selastic run' in the batch script; without it the daemon cannot resize the job"
+        return (
+            "its first word comes seconds after 'selastic run' has started in the batch script; without that the daemon"
+            " cannot resize the job"
+        )
     return f"to hold it at its size: selastic pin {name}; the whole story: selastic events {name}"

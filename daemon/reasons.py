@@ -83,7 +83,7 @@ _TEXT = {
     Reason.KEEP_FAILED: "its last resize failed, and it is left alone for a while",
     Reason.WAITING: "it waits in Slurm's queue",
     Reason.NOT_ELASTIC: "it has no elastic request",
-    Reason.MALFORMED: "its elastic request cannot be read",
+    Reason.MALFORMED: "its elastic request cannot be used as it stands",
     Reason.IMPOSSIBLE: "its elastic request cannot be met on this cluster",
     Reason.NOT_ALLOWED: "its partition or account is not open to elastic jobs",
 }

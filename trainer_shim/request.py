@@ -137,10 +137,12 @@ def check_start(request: ElasticRequest, gpus: int) -> None:
     if request.accepts(gpus):
         return
     nearest = min(request.sizes(), key=lambda size: (abs(size - gpus), size))
+    plain = request.step == request.group == 1
     raise RequestError(
         f"the job starts with {gpus} GPU{'' if gpus == 1 else 's'}, "
-        f"which gpus={_range(request.min_gpus, request.max_gpus)} "
-        f"(step {request.step}, group {request.group}) excludes; nearest accepted size: {nearest}"
+        f"which gpus={_range(request.min_gpus, request.max_gpus)}"
+        f"{'' if plain else f' (step {request.step}, group {request.group})'} excludes; "
+        f"nearest accepted size: {nearest}"
     )
 
 

@@ -73,7 +73,7 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     )
     if made.mark == context.stands:
         return made
-    alternatives = _alternatives(target) or _kept_more(move, context.met)
+    alternatives = _alternatives(target, context.member) or _kept_more(move, context.met)
     return replace(made, evidence=_evidence(move, begun, planned, context), alternatives=alternatives)
 
 
@@ -189,22 +189,26 @@ def _speeds(standing: Standing, gpus: int, batch: int, member: Member | None) ->
     for seen in standing.state.observations:
         counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
     found: dict[str, Any] = {"reports_from": counts.get(standing.gpus, 0), "reports_to": counts.get(gpus, 0)}
-    model = member.view.model if member else None
-    if member is None or model is None:
+    model, speed = member.view.model if member else None, _throughput(member)
+    if member is None or model is None or speed is None:
         return found
     least = standing.job.request.min_gpus
     least_batch = max(standing.job.request.batches(least), default=batch)
-    nodes = dict(member.view.choices)
-    dense = max((k / n for k, n in nodes.items() if n), default=1.0)
-
-    def speed(k: int, b: int) -> float:
-        return model.throughput(k, nodes.get(k) or max(1, round(k / dense)), max(1, b))
-
     before, after, unit = speed(standing.gpus, standing.batch), speed(gpus, batch), speed(least, least_batch)
     found |= {"samples_per_s_from": before, "samples_per_s_to": after, "modelled": gpus not in counts}
     if gpus not in counts:
-        found["doubt"] = round(model.uncertainty(gpus, nodes.get(gpus)), 3)
+        found["doubt"] = round(model.uncertainty(gpus, dict(member.view.choices).get(gpus)), 3)
     return found | {"speedup_from": before / unit, "speedup_to": after / unit}
+
+
+def _throughput(member: Member | None) -> Callable[[int, int], float] | None:
+    """Samples/s of the member's model at so many GPUs and a global batch; None without a model."""
+    model = member.view.model if member else None
+    if member is None or model is None:
+        return None
+    nodes = dict(member.view.choices)
+    dense = max((k / n for k, n in nodes.items() if n), default=1.0)
+    return lambda k, b: model.throughput(k, nodes.get(k) or max(1, round(k / dense)), max(1, b))
 
 
 def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[dict[str, Any]]:
@@ -226,10 +230,15 @@ def _by_change(move: Move) -> tuple[int, int]:
     return -abs(move.gpus - standing.gpus), standing.job_id
 
 
-def _alternatives(target: Target | None) -> list[dict[str, Any]]:
+def _alternatives(target: Target | None, member: Member | None) -> list[dict[str, Any]]:
     if target is None:
         return []
-    return [{"gpus": gpus, "batch": batch, "value": value} for gpus, batch, value in target.alternatives]
+    speed = _throughput(member)
+    return [
+        {"gpus": gpus, "batch": batch, "value": value}
+        | ({"samples_per_s": round(speed(gpus, batch), 3)} if speed else {})
+        for gpus, batch, value in target.alternatives
+    ]
 
 
 def _kept_more(move: Move, met: Sequence[Met]) -> list[dict[str, Any]]:

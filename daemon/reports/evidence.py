@@ -32,6 +32,7 @@ alternatives: a list of
     gpus, batch                 int
     value                       float  of this job at that size, in the objective's unit; what it takes from others is
                                        not in it
+    samples_per_s               float  measured or modelled throughput there
     why                         str    why it was not chosen
 """
 

@@ -68,8 +68,10 @@ def test_a_range_that_excludes_the_starting_size_is_refused_with_the_nearest() -
     check_start(request, 8)
     with pytest.raises(RequestError, match=r"starts with 3 GPUs.*nearest accepted size: 4"):
         check_start(request, 3)
-    with pytest.raises(RequestError, match=r"starts with 1 GPU, which"):
+    with pytest.raises(RequestError, match=r"starts with 1 GPU, which gpus=4-16 \(step 4, group 1\) excludes"):
         check_start(request, 1)
+    with pytest.raises(RequestError, match=r"which gpus=4-16 excludes"):
+        check_start(parse("gpus=4-16,batch=64-512"), 1)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
@@ -60,6 +60,45 @@ def test_a_shrink_is_told_outcome_first(told: Callable[[int], str]) -> None:
     assert told(1215) == SHRINK
 
 
+def test_a_gain_is_told_in_samples_per_second(story: Store, viewer: Callable[..., Any]) -> None:
+    """Where throughputs are known they say what no ratio says; where they contradict the value, it is told instead."""
+    facts = reports.explain(story, 1215, viewer(0, admin=True), NOW)
+    cause = facts["last_resize"]["cause"]
+    cause["evidence"] |= {"samples_per_s_from": 800.0, "samples_per_s_to": 500.0, "modelled": True}
+    for other, speed in zip(cause["alternatives"], (800.0, 260.0), strict=True):
+        other["samples_per_s"] = speed
+    cause["alternatives"].append({"gpus": 3, "batch": 384, "value": 1.7, "samples_per_s": 650.0})
+    text = " ".join("\n".join(render(facts)).split())
+    assert "(1215: 800 -> 500 samples/s predicted, -38%, 1218: +100%)" in text
+    assert "4 GPUs, batch 512: 60% more samples/s, not worth it for all jobs together 1 GPU" in text
+    assert "1 GPU, batch 128: 48% fewer samples/s 3 GPUs, batch 384: -0.10 for this job Now" in text
+
+
+def test_a_job_that_stays_says_that_there_is_nothing_to_have(story: Store, viewer: Callable[..., Any]) -> None:
+    """Without a GPU idle there is no size to compare: that is the reason, not a lack of worth."""
+    facts = reports.explain(story, 1221, viewer(0, admin=True), NOW)
+    kept = DecisionRow(1221, NOW, 2, 2, 256, 256, Reason.KEEP_BEST.value, 1.0, None, {"idle_gpus": 0}, mode="act")
+    facts["decision"] = asdict(kept) | {"reason_text": "no other size is worth a resize"}
+    assert "No other size is worth a resize; no GPU is idle." in "\n".join(render(facts))
+    facts["decision"]["evidence"] = {"idle_gpus": 4}
+    assert "No other size is worth a resize." in "\n".join(render(facts))
+
+
+@pytest.mark.parametrize(
+    ("reason", "help"),
+    [
+        ("JobHeldUser", "to let it go: scontrol release 1218"),
+        ("Dependency", "what it depends on: squeue -h -o %E -j 1218"),
+        ("Priority", "when Slurm expects to start it: squeue --start -j 1218"),
+    ],
+)
+def test_a_waiting_job_is_told_what_helps(story: Store, viewer: Callable[..., Any], reason: str, help: str) -> None:
+    """A job that is held is not started by Slurm at any time: what its owner can do differs with the reason."""
+    facts = reports.explain(story, 1218, viewer(0, admin=True), NOW)
+    facts["decision"]["evidence"]["slurm_reason"] = reason
+    assert help in " ".join("\n".join(render(facts)).split())
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
@@ -95,6 +134,7 @@ def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> No
     assert "Gain        n/a (measured so far: 2 GPUs)" in text
     assert "1 report at 2 GPUs up to now" in text
     assert "order 2 is submitted (companion 1222 is pending); companions asked for: 2 GPUs on 1 node" in text
+    assert "Slurm is to grant what was asked for; training goes on meanwhile" in text
     assert "1 s pause (assumed; none measured yet)" in text
 
 
@@ -109,7 +149,7 @@ def test_a_resize_whose_nodes_are_being_given_back_has_happened(story: Store, to
 def test_a_malformed_request_is_quoted_with_the_remedy(told: Callable[[int], str]) -> None:
     """The parser's own sentence, the request as given, and that the job runs on as an ordinary one."""
     text = told(1220)
-    assert text.startswith("Job 1220 is not managed: its elastic request cannot be read.\n")
+    assert text.startswith("Job 1220 is not managed: its elastic request cannot be used as it stands.\n")
     assert "gpus=8-2 has its minimum above its maximum; accepted: gpus=MIN-MAX, MIN <= MAX." in text
     assert "Request     elastic:gpus=8-2,batch=128" in text
     assert "it runs on as an ordinary job" in text
@@ -120,12 +160,19 @@ def test_why_a_job_was_not_managed_outlives_it(story: Store, told: Callable[[int
     story.end_job(1220, "COMPLETED", at("13:24:00"))
     text = " ".join(told(1220).split())
     assert text.startswith(
-        "Job 1220 is over (COMPLETED) since 13:24:00; it was not managed: its elastic request cannot be read. "
+        "Job 1220 is over (COMPLETED) since 13:24:00; it was not managed: its elastic request cannot be used as it"
+        " stands. "
     )
     assert "Why gpus=8-2 has its minimum above its maximum; accepted: gpus=MIN-MAX, MIN <= MAX." in text
     assert "Request elastic:gpus=8-2,batch=128" in text
     assert "Next it ran as an ordinary job; correct the request at the next submission" in text
     assert "runs" not in text
+
+
+def test_a_job_cancelled_in_the_queue_never_started(story: Store, told: Callable[[int], str]) -> None:
+    """It is not blamed for lacking `selastic run`."""
+    story.end_job(1218, "CANCELLED", at("13:24:00"))
+    assert told(1218).startswith("Job 1218 is over (CANCELLED) since 13:24:00; it never started.\n")
 
 
 def test_rows_have_every_label_and_text(story: Store, viewer: Callable[..., Any]) -> None:
@@ -152,7 +199,7 @@ def test_a_job_without_a_supervisor_is_told_to_start_one(told: Callable[[int], s
     text = told(1221)
     assert text.startswith("Job 1221 has kept what Slurm gave it since it started.\n")
     assert "Its supervisor (selastic run) has not reported yet." in text
-    assert "start the training with 'selastic run'" in text
+    assert "its first word comes seconds after 'selastic run' has started in the batch script" in text
 
 
 def test_a_job_that_is_over_says_so(told: Callable[[int], str]) -> None:
