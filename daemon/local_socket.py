@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 PREFIX = "uid:"
+ALL_UIDS = (1 << 32) - 1
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -37,13 +38,24 @@ def peer(connection: socket.socket) -> int:
     return int(uid)
 
 
+def tells_uids(uid_map: str) -> bool:
+    """Whether a process with this /proc/self/uid_map learns every uid as it is: others look like nobody's to it."""
+    maps = [[int(word) for word in line.split()] for line in uid_map.splitlines()]
+    return all(inside == outside for inside, outside, _ in maps) and sum(count for *_, count in maps) >= ALL_UIDS
+
+
 @contextlib.contextmanager
 def bound(path: str) -> Iterator[socket.socket | None]:
     """The socket at this path, open to every user; None without a path. The caller holds the daemon's lock, so what is
-    there already is left from before. Raises ConfigError."""
+    there already is left from before. Raises ConfigError, also where the kernel would not tell callers apart."""
     if not path:
         yield None
         return
+    if not tells_uids(Path("/proc/self/uid_map").read_text()):
+        raise ConfigError(
+            f"listen_socket={path} cannot be used: this process is in a user namespace in which callers' uids are not "
+            "known; accepted: none (in a systemd unit: no PrivateUsers=)"
+        )
     place = Path(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:

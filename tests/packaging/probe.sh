@@ -9,7 +9,8 @@ quiet systemctl start munge slurmctld
 quiet dpkg -i /root/old.deb
 section enabled
 systemctl is-enabled selasticd
-sed -i 's/^#listen = .*/listen = "127.0.0.1:16850"/' /etc/slurm-elastic/selasticd.toml
+sed -i -e 's/^#listen = .*/listen = "127.0.0.1:16850"/' \
+    -e 's|^#listen_socket = .*|listen_socket = "/run/slurm-elastic/selasticd.sock"|' /etc/slurm-elastic/selasticd.toml
 mkdir -p /etc/systemd/system/selasticd.service.d
 # The check runs under the unit's own confinement.
 printf '[Service]\nExecStartPre=/opt/slurm-elastic/bin/selasticd --check\n' >/etc/systemd/system/selasticd.service.d/check.conf
@@ -19,7 +20,7 @@ for _ in $(seq 120); do [ -e /etc/slurm-elastic/client.json ] && break; sleep 0.
 section active
 systemctl is-active selasticd
 section status_root
-selastic status; echo "rc=$?"
+SELASTIC_URL=http://127.0.0.1:16850 selastic status; echo "rc=$?"
 section status_nobody
 runuser -u nobody -- selastic status; echo "rc=$?"
 section database_nobody

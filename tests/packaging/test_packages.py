@@ -345,7 +345,8 @@ def test_systemd_installs_without_enabling(booted: dict[str, str]) -> None:
 
 
 def test_the_confined_unit_does_its_work(booted: dict[str, str]) -> None:
-    """Inside the unit's confinement the daemon reaches database, MUNGE and Slurm, and every user reaches the daemon."""
+    """Inside the unit's confinement the daemon reaches database, MUNGE and Slurm, and every user reaches the daemon, by
+    MUNGE and by its Unix socket, whose callers the kernel tells apart there."""
     assert booted["active"] == "active", booted["journal"]
     for line in ("database: sqlite, ready", "munged answers, this is uid", "slurm: 1 nodes", "all is well"):
         assert line in booted["journal"]

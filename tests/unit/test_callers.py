@@ -26,7 +26,7 @@ from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import create_app
 from slurm_elastic.daemon.auth import Authenticator, Viewer
 from slurm_elastic.daemon.http_server import Server
-from slurm_elastic.daemon.local_socket import bound
+from slurm_elastic.daemon.local_socket import bound, tells_uids
 from slurm_elastic.daemon.operators import Operators
 from slurm_elastic.daemon.settings import Settings, check
 from slurm_elastic.db.rows import DecisionRow
@@ -105,6 +105,19 @@ def test_the_unix_socket_knows_its_callers(
     with socket.create_connection(("127.0.0.1", port)) as tcp:
         tcp.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: uid:0\r\nConnection: close\r\n\r\n")
         assert b" 401 " in tcp.recv(4096)
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "told"),
+    [
+        ("         0          0 4294967295\n", True),
+        ("         0          0          1\n       990        990          1\n", False),  # systemd's PrivateUsers=yes
+        ("         0     100000      65536\n", False),
+    ],
+)
+def test_a_user_namespace_hides_who_calls(uid_map: str, told: bool) -> None:
+    """In one the kernel gives all callers the same uid, which must not be taken for theirs."""
+    assert tells_uids(uid_map) is told
 
 
 def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
