@@ -33,8 +33,8 @@ class PeerProtocol(HttpToolsProtocol):
 
 def peer(connection: socket.socket) -> int:
     """uid of the process at the other end, as it was when it connected."""
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    size = struct.calcsize("iII")
+    _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(uid)
 
 

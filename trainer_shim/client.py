@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import socket
+import struct
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,7 +71,7 @@ class Client:
         given = self._url or os.environ.get("SELASTIC_URL")
         values = {"url": given} if given else _file()
         url = str(values["url"]).rstrip("/")
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        if not _is_address(url):
             raise ConfigError(f"url={url} is not accepted; accepted: the address of selasticd, as http://HOST:PORT")
         return url, values
 
@@ -102,7 +103,12 @@ class Client:
             connection, used = self._connection(url, values, timeout)
             headers = {"Accept": "application/json"}
             # Made anew for each try: a credential counts once.
-            authorization = self._authorization(method, path, body, token, values)
+            if token is not None:
+                authorization = f"Bearer {token}"
+            elif isinstance(connection, _UnixConnection):
+                authorization = ""  # the kernel tells the daemon who calls
+            else:
+                authorization = self._proof(munge.bind(method, path, body), values)
             if authorization:
                 headers["Authorization"] = authorization
             if method == "POST":
@@ -147,15 +153,18 @@ class Client:
             kept[1].close()
         self._kept.connection = None
 
-    def _authorization(self, method: str, path: str, body: bytes, token: str | None, values: dict[str, Any]) -> str:
-        if token is not None:
-            return f"Bearer {token}"
-        if _unix(values):
-            return ""  # the kernel tells the daemon who calls
+    def _proof(self, request: bytes, values: dict[str, Any]) -> str:
         if "secret" in values:
-            return f"Secret {secret_proof.prove(str(values['secret']), munge.bind(method, path, body))}"
-        credential = munge.encode(munge.bind(method, path, body), self._munge_socket, only_uid=values.get("uid"))
-        return f"MUNGE {credential}"
+            return f"Secret {secret_proof.prove(str(values['secret']), request)}"
+        return f"MUNGE {munge.encode(request, self._munge_socket, only_uid=values.get('uid'))}"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or too large, half of an IPv6 address
+        return False
 
 
 def _unix(values: dict[str, Any]) -> str:
@@ -168,7 +177,7 @@ def _made(url: str, values: dict[str, Any], timeout: float) -> http.client.HTTPC
     """A connection that is not open yet."""
     path, parts = _unix(values), urlsplit(url)
     if path:
-        return _UnixConnection(path, timeout)
+        return _UnixConnection(path, values.get("uid"), timeout)
     if parts.scheme == "http":
         return _AtOnce(str(parts.hostname), parts.port, timeout=timeout)
     import ssl
@@ -207,14 +216,21 @@ class _SafeConnection(_AtOnce, http.client.HTTPSConnection):
 
 
 class _UnixConnection(_AtOnce):
-    def __init__(self, path: str, timeout: float) -> None:
+    """To a daemon that runs as `uid` (None: not known); nobody else than that user and root is spoken to."""
+
+    def __init__(self, path: str, uid: int | None, timeout: float) -> None:
         super().__init__("selasticd", timeout=timeout)
-        self._path = path
+        self._path, self._uid = path, uid
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+        if self._uid is not None:
+            cred = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+            _, uid, _ = struct.unpack("iII", cred)
+            if uid not in (0, self._uid):
+                raise ConnectionError(f"uid {uid} listens on {self._path}, not the daemon's uid {self._uid}")
 
 
 def _file() -> dict[str, Any]:
@@ -231,6 +247,10 @@ def _file() -> dict[str, Any]:
             raise ConfigError(f"client file {path} cannot be read ({error}); accepted: {_FORM}") from None
         if not isinstance(values, dict) or not isinstance(values.get("url"), str):
             raise ConfigError(f"client file {path} has no url; accepted: {_FORM}")
+        if "uid" in values and (type(values["uid"]) is not int or not 0 <= values["uid"] < 1 << 32):
+            raise ConfigError(
+                f"client file {path} has uid={values['uid']!r}; accepted: the number of the daemon's user"
+            )
         return values
     raise DaemonUnreachable(
         f"no selasticd is known here: none of SELASTIC_URL, {named or SITE_FILE + ', ' + USER_FILE} gives its address; "

@@ -107,6 +107,21 @@ def test_the_unix_socket_knows_its_callers(
         assert b" 401 " in tcp.recv(4096)
 
 
+def test_a_socket_of_another_user_is_not_the_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever puts a socket where another host's daemon has its own is not spoken to."""
+    path, me = str(tmp_path / "s.sock"), os.geteuid()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        os.seteuid(65534 if me == 0 else me)  # the kernel tells who has called listen
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(me)
+        client = client_file(tmp_path, monkeypatch, url="http://x:1", socket=path, uid=me + 1)
+        with pytest.raises(DaemonUnreachable, match=rf"listens on .*s\.sock, not the daemon's uid {me + 1}"):
+            client.get("/v1/jobs")
+
+
 @pytest.mark.parametrize(
     ("uid_map", "told"),
     [

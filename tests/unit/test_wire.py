@@ -48,6 +48,7 @@ def test_a_message_survives_the_wire() -> None:
             for value in (0, 0.0, 5e-324, 1e8)
         ),
         ({"samples": 1e15}, "Report.samples: .* a whole number, 0 to 1e"),
+        ({"at": 10**400}, r"Report.at: 10+\.\.\. is not accepted; accepted: a finite number"),
         ({"extra": 1}, "unknown field 'extra'"),
     ],
 )
