@@ -39,6 +39,8 @@ STATES = {
     "S": "SUSPENDED",
     "TO": "TIMEOUT",
 }
+# Control characters above ASCII's first 32, which JSON escapes itself, and what turns the direction of writing.
+_UNPRINTED = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 SHORT_STATES = {name: short for short, name in STATES.items()}
 
 
@@ -174,9 +176,10 @@ def print_table(
 
 
 def print_json(answer: object) -> None:
-    """Indented JSON, with letters as they are where the locale can show them."""
+    """Indented JSON, with letters as they are where the locale can show them; what a terminal might obey is escaped."""
     plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(answer, indent=2, ensure_ascii=not plain))
+    text = json.dumps(answer, indent=2, ensure_ascii=not plain)
+    print(_UNPRINTED.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
 def get(path: str, **query: object) -> dict[str, Any]:

@@ -7,7 +7,8 @@ Promise: one file, no script, nothing fetched; written whole or not at all. Limi
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
+import secrets
 import sys
 from pathlib import Path
 
@@ -61,9 +62,15 @@ def _write(text: str, where: str) -> None:
         sys.stdout.write(text)
         return
     path = Path(where)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    if not path.name or path.is_dir():
+        raise ConfigError(f"--html '{where}' is no file; accepted: a file's path, or - for standard output")
+    # In a directory like /tmp nobody else may have put a link to another file of ours under the name.
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        fresh.write_text(text, encoding="utf-8")
+        with fresh.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
         fresh.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise ElasticError(f"{path} cannot be written ({error.strerror}); name another file with --html") from None

@@ -121,11 +121,15 @@ def split(words: Sequence[str]) -> tuple[list[tuple[str, str | None, list[str]]]
 
 
 def _script_options(rest: Sequence[str]) -> list[tuple[str, str | None]]:
-    """The #SBATCH options of the script; none when there is no readable one, which is sbatch's to say."""
-    if not rest:
-        return []
+    """The #SBATCH options of the script; none when there is no readable one, which is sbatch's to say.
+
+    A pipe, as of <(...), can be read once, and that is for sbatch to do.
+    """
+    script = Path(rest[0]) if rest else None
     try:
-        text = Path(rest[0]).read_text(errors="replace")
+        if script is None or not script.is_file():
+            return []
+        text = script.read_text(errors="replace")
     except OSError:
         return []
     options = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from slurm_elastic.trainer_shim.errors import ConfigError
 
@@ -19,7 +19,7 @@ ACCEPTED = (
 )
 
 _NAMED_HOURS = {"today": 0, "midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
 _UNIT_WORDS = re.compile(r"(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hour|hours|d|day|days|w|week|weeks)?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap]m)?")
 
@@ -33,8 +33,8 @@ def parse_time(text: str, now: float) -> float:
     word = text.strip().lower()
     here = datetime.fromtimestamp(now)
     try:
-        moment = _relative(word, here) or _named(word, here) or _clock_only(word, here) or _dated(word, here)
-    except (ValueError, OverflowError):
+        moment = _relative(word, now) or _named(word, here) or _clock_only(word, here) or _dated(word, here)
+    except (ValueError, OverflowError, OSError):
         moment = None
     if moment is None:
         raise ConfigError(f"time '{text}' is not one of Slurm's forms; accepted: {ACCEPTED}")
@@ -49,17 +49,18 @@ def check_window(start: float, end: float | None, now: float) -> None:
         raise ConfigError(f"--starttime {first} lies after {until}; accepted: a start before the end")
 
 
-def _relative(word: str, now: datetime) -> datetime | None:
+def _relative(word: str, now: float) -> datetime | None:
     match = re.fullmatch(r"now(?:([+-])(\d{1,9})(\w*))?", word)
     if not match:
         return None
     sign, count, unit = match.groups()
     if sign is None:
-        return now
+        return datetime.fromtimestamp(now)
     if not _UNIT_WORDS.fullmatch(unit):
         return None
-    distance = timedelta(**{_UNITS[(unit or "s")[0]]: int(count)})
-    return now - distance if sign == "-" else now + distance
+    # In seconds that pass, as sacct counts them, not by the clock on the wall, which jumps twice a year.
+    seconds = int(count) * _UNITS[(unit or "s")[0]]
+    return datetime.fromtimestamp(now - seconds if sign == "-" else now + seconds)
 
 
 def _named(word: str, now: datetime) -> datetime | None:

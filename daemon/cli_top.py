@@ -76,7 +76,7 @@ def fitted(lines: Sequence[str], columns: int, rows: int) -> list[str]:
     if len(kept) > max(rows, 2):
         hidden = len(kept) - max(rows, 2) + 1
         kept = [*kept[:-hidden], f"... and {hidden} more"]
-    return [line if len(line) <= columns else line[: columns - 1] + "+" for line in kept]
+    return [tables.cut(line, columns) for line in kept]
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:

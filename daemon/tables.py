@@ -8,6 +8,7 @@ as in Slurm. Control characters, which a job's name may hold, never reach the te
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ Row = Mapping[str, Any]
 Cell = Callable[[Row], str]
 """Makes a column's text from a row; empty when the row does not know it."""
 UNKNOWN = "-"
+_width = unicodedata.east_asian_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Field:
     help: str
     left: bool = False
     width: int = 0
-    """Fixed width in characters, longer text is cut and ends in `+`; 0: as wide as its longest cell."""
+    """Fixed width in columns of a terminal, longer text is cut and ends in `+`; 0: as wide as its longest cell."""
 
 
 def choose(fields: Sequence[Field], default: str, spec: str | None) -> list[Field]:
@@ -83,7 +85,8 @@ def lines(
     cells = [[cell or UNKNOWN for cell in line] for line in cells]
     shown = ([heads] if header else []) + cells
     widths = [
-        column.width or max((len(line[index]) for line in shown), default=0) for index, column in enumerate(columns)
+        column.width or max((columns_of(line[index]) for line in shown), default=0)
+        for index, column in enumerate(columns)
     ]
     if header and rule:
         shown.insert(1, ["-" * width for width in widths])
@@ -93,9 +96,28 @@ def lines(
 def _aligned(columns: Sequence[Field], widths: Sequence[int], line: Sequence[str]) -> str:
     words = []
     for column, width, cell in zip(columns, widths, line, strict=True):
-        text = cell if len(cell) <= width else cell[: width - 1] + "+"
-        words.append(f"{text:<{width}}" if column.left else f"{text:>{width}}")
+        text = cut(cell, width)
+        blanks = " " * (width - columns_of(text))
+        words.append(text + blanks if column.left else blanks + text)
     return " ".join(words).rstrip()
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a printable text takes: two for a letter of East Asian width, none for a mark that
+    stands on the letter before it."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(letter) else 1 + (_width(letter) in "WF") for letter in text)
+
+
+def cut(text: str, width: int) -> str:
+    """The text, or as much of it as fits so many columns with a `+` behind it."""
+    if columns_of(text) <= width:
+        return text
+    kept = text[: width - 1]
+    while columns_of(kept) > width - 1:
+        kept = kept[:-1]
+    return kept + "+"
 
 
 def clean(text: str) -> str:

@@ -109,6 +109,16 @@ def test_the_scripts_options_give_the_starting_size(script: Path) -> None:
     assert sbatch_command(["--elastic=gpus=8-16,batch=256", "-N2", str(script)], {})
 
 
+def test_a_script_from_a_pipe_is_left_to_sbatch(tmp_path: Path) -> None:
+    """`sbatch <(made by a command)`: what is read here would be missing there."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), "w+b", buffering=0) as both:
+        both.write(b"#!/bin/sh\n")
+        assert sbatch_command([ELASTIC, str(pipe)], {})[-1] == str(pipe)
+        assert both.read(10) == b"#!/bin/sh\n"
+
+
 def run_it(words: list[str], path: str) -> subprocess.CompletedProcess[str]:
     """The real command in a process of its own."""
     command = [sys.executable, "-m", "slurm_elastic.daemon.cli", "sbatch", *words]

@@ -31,6 +31,13 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     time.tzset()
 
 
+@pytest.mark.parametrize("text", ["now-3hours", "now-180minutes", "now-10800"])
+def test_a_time_ago_counts_seconds_not_the_clock_on_the_wall(text: str) -> None:
+    """Three hours before are three hours before, also on the day on which clocks are put forward by one."""
+    now = 1_772_964_000.0  # 2026-03-08T03:00 in Los Angeles, an hour after 01:00 there
+    assert parse_time(text, now) == now - 10_800
+
+
 @pytest.mark.parametrize(
     ("text", "means"),
     [

@@ -76,6 +76,13 @@ def test_a_jobs_name_cannot_steer_the_terminal(style: str) -> None:
     assert "a?[2J?b" in shown[1]
 
 
+def test_columns_count_what_a_terminal_shows() -> None:
+    """Letters of East Asian width take two columns and marks on letters none, so that what follows stands in line."""
+    rows = [{"id": 1, "name": name, "gpus": 4} for name in ("訓練", "e\u0301cole", "abcdef")]
+    assert tables.lines(FIELDS, rows, header=False) == ["1 訓練   4", "1 e\u0301cole  4", "1 abcdef 4"]
+    assert tables.cut("訓練訓練", 6) == "訓練+" and tables.cut("訓練訓練", 8) == "訓練訓練"
+
+
 def test_helpformat_lists_every_field_with_its_meaning() -> None:
     """--helpformat names what --format accepts."""
     assert tables.helpformat(FIELDS) == ["JobID  job id", "Name   job name", "GPUs   GPUs"]

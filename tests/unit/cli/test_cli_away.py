@@ -86,6 +86,14 @@ def test_a_page_is_not_written_to_a_terminal(daemon: Daemon, run: Run, monkeypat
     assert run("report", "-a", "--json")[0] == 0
 
 
+def test_json_cannot_steer_the_terminal(daemon: Daemon, run: Run) -> None:
+    """Control characters beyond ASCII, and those that turn the direction of writing, are escaped; letters are not."""
+    name = "é\x9b2J\x7f\u202e"
+    daemon.store.upsert_job(replace(daemon.store.job(1215), name=name))
+    out = run("status", "--json", "-j", "1215")[1]
+    assert r'"é\u009b2J\u007f\u202e"' in out and json.loads(out)["jobs"][0]["name"] == name
+
+
 def test_no_daemon_is_status_3(daemon: Daemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that does not listen, or of which nothing is known, is told apart from a refusal."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -186,6 +186,10 @@ def test_the_commands_print_what_they_were_told(
     assert [file.name for file in tmp_path.iterdir() if "page" in file.name] == ["page.html"]
     assert cli.main(["report", "-a", "--html", str(tmp_path / "none" / "page.html")]) == 1
     assert "name another file with --html" in capsys.readouterr().err
+    for place in ("", str(tmp_path)):
+        assert cli.main(["report", "-a", "--html", place]) == 2
+        assert "is no file; accepted: a file's path, or -" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir() if "page" in file.name] == ["page.html"]
     assert cli.main(["report", "-a", "--json", "-j", "11"]) == 0
     assert [job["job_id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == [11]
 
