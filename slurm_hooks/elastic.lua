@@ -271,9 +271,11 @@ local function guarded(run, ...)
 	local good, problem = pcall(run, ...)
 	if good then return slurm.SUCCESS end
 	if type(problem) == "table" then
+		-- It quotes the request, whose escape codes must not steer the terminal of who reads the log.
+		local sentence = string.gsub(problem.sentence, "%c", "?")
 		-- scontrol shows its user no sentence of a plugin, so the log has it too.
-		slurm.log_info("slurm-elastic: refused: %s", problem.sentence)
-		slurm.log_user("%s", problem.sentence)
+		slurm.log_info("slurm-elastic: refused: %s", sentence)
+		slurm.log_user("%s", sentence)
 		return slurm.ERROR
 	end
 	slurm.log_error("slurm-elastic: a job went through unchecked: %s", tostring(problem))

@@ -172,9 +172,10 @@ int slurm_spank_init(spank_t spank, int count, char **arguments)
 
 	if (submitting()) {
 		read_arguments(count, arguments);
-		/* A job that submits another one must not hand it its own request. */
+		/* A job that submits another one must not hand it its own request; its own steps may know it. */
 		unsetenv(INHERITED);
-		unsetenv("SELASTIC_REQUEST");
+		if (!is_step())
+			unsetenv("SELASTIC_REQUEST");
 	}
 	/* Compute nodes need the option as well: Slurm hands it to every step and complains about one it does not know. */
 	return spank_option_register(spank, &option) == ESPANK_SUCCESS ? 0 : -1;

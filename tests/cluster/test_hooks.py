@@ -198,14 +198,18 @@ def test_a_comment_without_room_is_refused(site: Site) -> None:
 
 
 def test_steps_of_an_elastic_job_run_as_ever(site: Site) -> None:
-    """Slurm repeats the job's options to each srun inside it: that must neither fail nor print anything."""
+    """Slurm repeats the job's options to each srun inside it: that must neither fail nor print anything, nor take the
+    request from the step."""
     out = site.folder / "steps.out"
     job = site.sbatch(
-        "-n2", f"--elastic={GOOD}", wrap=f"srun -n2 true > {out} 2>&1 && echo fine >> {out}; env > {out}.env"
+        "-n2",
+        f"--elastic={GOOD}",
+        wrap=f"srun -n2 true > {out} 2>&1 && echo fine >> {out}; env > {out}.env; srun -n1 env > {out}.step",
     )
     assert site.ended(job) == "COMPLETED"
     assert out.read_text() == "fine\n"
-    assert f"SELASTIC_REQUEST=elastic:{GOOD}" in Path(f"{out}.env").read_text().splitlines()
+    for environment in (f"{out}.env", f"{out}.step"):
+        assert f"SELASTIC_REQUEST=elastic:{GOOD}" in Path(environment).read_text().splitlines()
 
 
 def test_a_job_submitted_by_an_elastic_job_is_not_elastic(site: Site) -> None:

@@ -204,6 +204,13 @@ def test_an_endless_request_is_refused(ask: Ask) -> None:
     assert said == "refused: the elastic request has 1418 characters; accepted: at most 1000"
 
 
+def test_a_request_cannot_steer_the_terminal_of_who_reads_the_log(c_program: Path) -> None:
+    """What slurmctld logs of a refusal quotes the request: its control characters are question marks."""
+    assert lua("lua5.1", "time", ["1 elastic:gpus=\x1b[2J,batch=1"]) == lua(
+        "lua5.4", "time", ["1 elastic:gpus=?[2J,batch=1"]
+    )
+
+
 def test_the_policy_takes_microseconds(c_program: Path) -> None:
     """slurmctld holds its lock during job_submit: most jobs cost it 1 us, elastic ones some tens."""
     ordinary, elastic = lua(
