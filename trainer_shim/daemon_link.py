@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import wire
-from .errors import DaemonUnreachable, ElasticError, NotAllowed
+from .errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
+from .munge import MungeError
 from .wire import Directive, Grant, Phase, Registration, Report, Reports
 
 MAX_REPORTS = 1000
@@ -106,6 +107,10 @@ class DaemonLink:
             except NotAllowed as error:
                 self._not_known(error)
             except DaemonUnreachable:
+                self._pause()
+            except (ConfigError, MungeError) as error:
+                # No word of the daemon's: a client file that cannot be read for a moment, a munged that starts again.
+                self._tell_once(str(error))
                 self._pause()
             except ElasticError as error:
                 self._tell_once(f"selasticd refuses: {error}")
