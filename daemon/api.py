@@ -89,14 +89,14 @@ class Api:
         """Every address of version 1."""
         # Tried in order: what every job asks all the time comes first.
         table: list[tuple[str, str, guard.Handler]] = [
-            ("POST", "/v1/jobs/{job_id:int}/reports", self.reports),
-            ("GET", "/v1/jobs/{job_id:int}/directive", self.directive),
+            ("POST", "/v1/jobs/{job_id:job}/reports", self.reports),
+            ("GET", "/v1/jobs/{job_id:job}/directive", self.directive),
             ("GET", "/v1/health", self.health),
             ("GET", "/v1/openapi.json", self.openapi),
             ("GET", "/metrics", self.scrape),
-            ("POST", "/v1/jobs/{job_id:int}/register", self.register),
-            ("POST", "/v1/jobs/{job_id:int}/phases", self.phases),
-            ("POST", "/v1/jobs/{job_id:int}/pin", self.pin),
+            ("POST", "/v1/jobs/{job_id:job}/register", self.register),
+            ("POST", "/v1/jobs/{job_id:job}/phases", self.phases),
+            ("POST", "/v1/jobs/{job_id:job}/pin", self.pin),
             *Views(self.store, self.board, self.controller, self._viewer).table(),
         ]
         return [Route(path, self._counted(guard.guarded(handler)), methods=[method]) for method, path, handler in table]

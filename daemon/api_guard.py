@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -39,6 +40,21 @@ RETRY_AFTER_S = 5
 MAX_JOB_ID = 1 << 32
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _JobNumber(Convertor[int]):
+    """`{job_id:job}` in an address: Starlette's own `int` fails (500) at more digits than Python converts."""
+
+    regex = "[0-9]{1,20}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("job", _JobNumber())
 
 
 class Refused(ElasticError):

@@ -55,9 +55,9 @@ class Views:
         """Method, address and handler of each view."""
         return [
             ("GET", "/v1/jobs", self.status),
-            ("GET", "/v1/jobs/{job_id:int}", self.job),
-            ("GET", "/v1/jobs/{job_id:int}/explain", self.explain),
-            ("GET", "/v1/jobs/{job_id:int}/events", self.events),
+            ("GET", "/v1/jobs/{job_id:job}", self.job),
+            ("GET", "/v1/jobs/{job_id:job}/explain", self.explain),
+            ("GET", "/v1/jobs/{job_id:job}/events", self.events),
             ("GET", "/v1/acct", self.acct),
             ("GET", "/v1/plan", self.plan),
             ("GET", "/v1/advice", self.advice),

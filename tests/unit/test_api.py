@@ -254,6 +254,13 @@ def test_plans_are_redacted(world: World) -> None:
     assert [row["reason"] for row in everything] == ["grow_idle", "grow_idle"]
 
 
+@pytest.mark.parametrize("digits", [20, 21, 5000])
+def test_a_job_id_of_any_length_is_a_job_that_is_not_there(world: World, digits: int) -> None:
+    """Nobody fills the daemon's log with tracebacks by asking for absurd numbers."""
+    answer = world.http.get(f"/v1/jobs/{'1' * digits}", headers=as_uid(ADA))
+    assert (answer.status_code, list(answer.json())) == (404, ["error"])
+
+
 @pytest.mark.parametrize(("path", "body"), [("register", REGISTRATION), ("pin", b'{"gpus": 2}')])
 def test_where_slurm_hides_jobs_anothers_is_as_none(world: World, path: str, body: bytes) -> None:
     """Nobody finds out by trying which job ids are others': the answer is that of an id that is nobody's."""

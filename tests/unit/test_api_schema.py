@@ -82,7 +82,7 @@ def _within_the_words(value: Any) -> Any:
 
 def test_every_address_is_in_the_document() -> None:
     """A route cannot be added without its description, nor described without being there."""
-    routes = {(route.path.replace(":int", ""), method) for route in APP.routes for method in route.methods - {"HEAD"}}
+    routes = {(route.path.replace(":job", ""), method) for route in APP.routes for method in route.methods - {"HEAD"}}
     paths = openapi.document()["paths"].items()
     assert routes == {(path, method.upper()) for path, item in paths for method in item if method != "parameters"}
 
