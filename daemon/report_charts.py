@@ -8,11 +8,10 @@ browsers make of <title>.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from itertools import pairwise
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -20,6 +19,8 @@ Row = Mapping[str, Any]
 WIDTH = 1080
 LEFT, RIGHT = 130, 20
 LANE = 44
+NAME = 18
+"""Characters of a job's name beside its lane."""
 COLOURS = 8
 """Colours of the page's CSS, c0 to c7; jobs take turns."""
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
@@ -62,12 +63,13 @@ def time_ticks(start: float, end: float, most: int = 8) -> list[tuple[float, str
 
 
 def picture(width: float, height: float, name: str, parts: Iterable[str]) -> str:
-    """One SVG with a name for who cannot see it."""
+    """One SVG with a name for who cannot see it; a wide one scrolls sideways where the screen is narrow, to be read."""
     label = escape(name, quote=True)
-    return (
+    drawn = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
+    return f'<div class="scroll wide">{drawn}</div>' if width == WIDTH else drawn
 
 
 def label(x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> str:
@@ -81,11 +83,13 @@ def timeline(rows: Sequence[Row], names: Mapping[int, str], start: float, end: f
     jobs = list(dict.fromkeys(row["job_id"] for row in rows))
     x, top = Axis(start, end, LEFT, WIDTH - RIGHT), max((row["gpus"] for row in rows), default=1)
     height = LANE * len(jobs)
-    parts = _times(x, height)
+    parts = times(x, height)
     for index, job in enumerate(jobs):
         floor = LANE * (index + 1)
         parts.append(f'<path class="grid" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
-        parts.append(label(LEFT - 8, floor - 18, names[job], "end", "name"))
+        full = names[job]
+        short = full if len(full) <= NAME else full[: NAME - 1] + "…"
+        parts.append(f"<g><title>{escape(full)}</title>{label(LEFT - 8, floor - 18, short, 'end', 'name')}</g>")
         parts.append(label(LEFT - 8, floor - 5, str(job), "end"))
         mine = [row for row in rows if row["job_id"] == job]
         parts += [part for row in mine for part in _held(row, x, floor, top, index)]
@@ -100,17 +104,17 @@ def _held(row: Row, x: Axis, floor: float, top: int, index: int) -> list[str]:
         f'<rect class="c{index % COLOURS} held" x="{left:.1f}" y="{floor - tall:.1f}" width="{width:.1f}" '
         f'height="{tall:.1f}"><title>{escape(told)}</title></rect>'
     ]
-    if width > 22:
+    if width > 10 + 7 * len(str(row["gpus"])):
         inside = tall > 15
         place = floor - tall + 12 if inside else floor - tall - 3
         parts.append(label(left + 4, place, str(row["gpus"]), kind="in" if inside else ""))
     if row["pause_s"] and x.low < row["start"]:
         pause = f"paused for {row['pause_s']:.2f} s"
-        parts.append(f'<path class="pause" d="M{left:.1f} {floor}v-{LANE - 6}"><title>{pause}</title></path>')
+        parts.append(f'<path class="pause" d="M{left:.1f} {floor + 5}v-5"><title>{pause}</title></path>')
     return parts
 
 
-def _times(x: Axis, height: float) -> list[str]:
+def times(x: Axis, height: float) -> list[str]:
     parts = []
     for at, words in time_ticks(x.low, x.high):
         parts.append(f'<path class="grid" d="M{x.at(at):.1f} 0V{height:.0f}"/>')
@@ -118,7 +122,7 @@ def _times(x: Axis, height: float) -> list[str]:
     return parts
 
 
-def _values(y: Axis, unit: str, left: float, right: float) -> list[str]:
+def values(y: Axis, unit: str, left: float, right: float) -> list[str]:
     parts = []
     for value in ticks(y.high):
         parts.append(f'<path class="grid" d="M{left:.0f} {y.at(value):.1f}H{right:.0f}"/>')
@@ -126,31 +130,59 @@ def _values(y: Axis, unit: str, left: float, right: float) -> list[str]:
     return [*parts, label(left - 6, y.last - 8, unit, "end")]
 
 
-def stacked(rows: Sequence[Row], capacity: Sequence[Row], start: float, end: float) -> str:
-    """GPUs that train, job upon job, under the line of what elastic jobs may hold."""
-    jobs = list(dict.fromkeys(row["job_id"] for row in rows))
-    spans = list(pairwise(sorted({start, end, *(row["start"] for row in rows), *(row["end"] for row in rows)})))
-    held: dict[tuple[int, float], int] = {}
-    for row in rows:
-        for left, right in spans:
-            if row["start"] <= left and row["end"] >= right:
-                held[row["job_id"], left] = held.get((row["job_id"], left), 0) + row["gpus"]
-    totals = [sum(held.get((job, left), 0) for job in jobs) for left, _ in spans]
-    top = max([1.0, *totals, *(point["gpus"] for point in capacity)])
+def stacked(rows: Sequence[Row], shown: Collection[int], capacity: Sequence[Row], start: float, end: float) -> str:
+    """GPUs that train under the line of what elastic jobs may hold: the jobs `shown` one upon another, and what all
+    together held behind them."""
+    jobs = list(dict.fromkeys(row["job_id"] for row in rows if row["job_id"] in shown))
+    drawn = [row for row in rows if row["job_id"] in shown]
+    edges = sorted({start, end, *(row["start"] for row in drawn), *(row["end"] for row in drawn)})
+    at = {edge: index for index, edge in enumerate(edges)}
+    total, held = held_by_all(rows, start, end), dict[int, dict[int, int]]()
+    for row in drawn:
+        mine = held.setdefault(row["job_id"], {})
+        for index in range(at[row["start"]], at[row["end"]]):
+            mine[index] = mine.get(index, 0) + row["gpus"]
+    top = max([1.0, *(gpus for _, gpus in total), *(point["gpus"] for point in capacity)])
     height = 230
     x, y = Axis(start, end, LEFT, WIDTH - RIGHT), Axis(0, top, height, 20)
-    parts, floor = _times(x, height) + _values(y, "GPUs", LEFT, WIDTH - RIGHT), {left: 0 for left, _ in spans}
-    for index, job in enumerate(jobs):
+    parts, floor = times(x, height) + values(y, "GPUs", LEFT, WIDTH - RIGHT), [0] * len(edges)
+    if len(drawn) < len(rows):
+        path = "".join(f"H{x.at(moment):.1f}V{y.at(gpus):.1f}" for moment, gpus in total)
+        parts.append(
+            f'<path class="others" d="M{x.at(start):.1f} {height}{path}V{height}z"><title>other jobs</title></path>'
+        )
+    for number, job in enumerate(jobs):
         shape = ""
-        for left, right in spans:
-            low, high = floor[left], floor[left] + held.get((job, left), 0)
-            if high > low:
-                shape += f"M{x.at(left):.1f} {y.at(low):.1f}V{y.at(high):.1f}H{x.at(right):.1f}V{y.at(low):.1f}z"
-            floor[left] = high
-        if shape:
-            parts.append(f'<path class="c{index % COLOURS}" d="{shape}"><title>job {job}</title></path>')
+        for index, gpus in sorted(held[job].items()):
+            low, high = floor[index], floor[index] + gpus
+            left, right = x.at(edges[index]), x.at(edges[index + 1])
+            shape += f"M{left:.1f} {y.at(low):.1f}V{y.at(high):.1f}H{right:.1f}V{y.at(low):.1f}z"
+            floor[index] = high
+        parts.append(f'<path class="c{number % COLOURS}" d="{shape}"><title>job {job}</title></path>')
     parts.append(_steps(capacity, x, y, end))
     return picture(WIDTH, height + 26, "GPUs that train, all jobs", parts)
+
+
+def held_by_all(rows: Iterable[Row], start: float, end: float, most: int = 1500) -> list[tuple[float, float]]:
+    """(from when, GPUs held by all from then on), the last (end, 0). Of more than `most` changes, what is largest and
+    what is left within each of as many stretches."""
+    changes: dict[float, int] = {}
+    for row in rows:
+        changes[row["start"]] = changes.get(row["start"], 0) + row["gpus"]
+        changes[row["end"]] = changes.get(row["end"], 0) - row["gpus"]
+    steps, gpus = [(start, 0.0)], 0
+    for moment in sorted(changes):
+        gpus += changes[moment]
+        steps.append((moment, float(gpus)))
+    if len(steps) > most:
+        width, slots = (end - start) / most, dict[int, tuple[float, float]]()
+        for moment, level in steps:
+            slot = int((moment - start) / width)
+            slots[slot] = max(slots.get(slot, (0.0, 0.0))[0], level), level
+        steps = []
+        for slot, (peak, last) in sorted(slots.items()):
+            steps += [(start + slot * width, peak), (min(end, start + (slot + 1) * width), last)]
+    return [*steps, (end, 0.0)]
 
 
 def _steps(points: Sequence[Row], x: Axis, y: Axis, end: float) -> str:
@@ -169,7 +201,7 @@ def scaling(job: Row, index: int) -> str:
     upper = [p["samples_per_s"] * (1 + p["uncertainty"]) for p in curve]
     top = max([1e-9, *upper, *(m["samples_per_s"] for m in seen)])
     x, y = Axis(0, most * 1.05, left, width - 10), Axis(0, top * 1.08, height - 34, 26)
-    parts = _values(y, "samples/s", left, width - 10)
+    parts = values(y, "samples/s", left, width - 10)
     parts += [label(x.at(v), height - 18, f"{v:g}", "middle") for v in ticks(most) if v == int(v)]
     parts.append(label(width - 10, height - 4, "GPUs", "end"))
     parts += _fitted(curve, x, y, most, index) if curve else []
@@ -207,7 +239,7 @@ def pauses(rows: Sequence[Row], start: float, end: float) -> str:
     colour = {job: index for index, job in enumerate(dict.fromkeys(row["job_id"] for row in rows))}
     height, top = 160, max((row["pause_s"] for row in found), default=1.0)
     x, y = Axis(start, end, LEFT, WIDTH - RIGHT), Axis(0, top * 1.1, height, 20)
-    parts = _times(x, height) + _values(y, "seconds", LEFT, WIDTH - RIGHT)
+    parts = times(x, height) + values(y, "seconds", LEFT, WIDTH - RIGHT)
     for row in found:
         told = escape(f"job {row['job_id']} to {row['gpus']} GPUs: {row['pause_s']:.2f} s ({row['reason']})")
         place = f'cx="{x.at(row["start"]):.1f}" cy="{y.at(row["pause_s"]):.1f}" r="5"'

@@ -17,6 +17,7 @@ from .cli_times import elapsed, span
 from .tables import clean, number
 
 MOST_JOBS = 40
+MOST_CURVES = 12
 Row = Mapping[str, Any]
 
 _LIGHT = "--ink:#1d2433;--soft:#667085;--line:#e3e7ee;--paper:#fff;--card:#f6f8fb;--alarm:#c02626"
@@ -31,16 +32,21 @@ STYLE = (
     "svg text{font-size:11px;fill:var(--soft)}svg text.name{font-size:12px;fill:var(--ink)}svg text.in{fill:#fff}"
     ".grid{stroke:var(--line);fill:none}.capacity{stroke:var(--ink);stroke-dasharray:5 4;fill:none}"
     ".linear{stroke:var(--soft);stroke-dasharray:2 4;fill:none}.pause{stroke:var(--alarm);stroke-width:1.5}"
-    ".band{fill-opacity:.18}.curve{fill:none;stroke-width:2}.dot{stroke:var(--paper);stroke-width:1}"
+    ".others{fill:var(--soft);fill-opacity:.35}.band{fill-opacity:.18}.curve{fill:none;stroke-width:2}.dot{stroke:var(--paper);stroke-width:1}"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(8rem,1fr));gap:.7rem;margin:1.2rem 0}"
     ".figures div{background:var(--card);border-radius:.5rem;padding:.7rem .9rem}"
-    ".figures b{display:block;font-size:1.35rem}.figures span{color:var(--soft);font-size:.85rem}"
+    ".figures b{display:block;overflow-wrap:anywhere;font-size:1.35rem}"
+    ".figures span{color:var(--soft);font-size:.85rem}"
     ".curves{display:grid;grid-template-columns:repeat(auto-fill,minmax(20rem,1fr));gap:1rem}"
     ".curves figure{margin:0;background:var(--card);border-radius:.5rem;padding:.7rem}"
-    "figcaption{font-weight:600}.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;"
+    "figcaption{font-weight:600;overflow-wrap:anywhere}.scroll{overflow-x:auto}.wide{overflow-y:hidden;"
+    "padding-top:1px}.wide svg{min-width:44rem}summary{cursor:pointer;color:var(--soft);margin:.8rem 0}"
+    "@media print{body{max-width:none;margin:0}.curves figure,tr,.figures div{break-inside:avoid}h2{break-after:avoid}}"
+    "table{border-collapse:collapse;width:100%;"
     "font-size:.9rem;font-variant-numeric:tabular-nums}th,td{padding:.3rem .45rem;text-align:right;"
     "border-bottom:1px solid var(--line)}"
     "th{color:var(--soft);font-weight:500}td:nth-child(-n+4),th:nth-child(-n+4){text-align:left}td{white-space:nowrap}"
+    "td:nth-child(2){max-width:16rem;overflow:hidden;text-overflow:ellipsis}"
     + "".join(f".c{i}{{fill:{colour}}}.s{i}{{stroke:{colour}}}" for i, colour in enumerate(_PALETTE))
 )
 
@@ -52,7 +58,7 @@ def page(told: Row) -> str:
     jobs = {job["job_id"]: job for job in told["jobs"]}
     start = min((row["start"] for row in rows), default=start)
     parts = [
-        f"<h1>Elastic jobs</h1><p>{_when(start)} to {_when(end)}, local time</p>",
+        f"<h1>Elastic jobs</h1><p>{_when(start)} to {_when(end)}, times in {_zone(end)}</p>",
         _figures(rows, told["capacity"], end),
     ]
     if not rows:
@@ -68,19 +74,23 @@ def _charts(
     hours = {job: sum(row["gpu_hours"] for row in rows if row["job_id"] == job) for job in jobs}
     shown = sorted(sorted(jobs, key=lambda job: -hours[job])[:MOST_JOBS])
     drawn = [row for row in rows if row["job_id"] in shown]
-    names = {job: clean(jobs[job]["name"] or "")[:18] for job in shown}
+    names = {job: clean(jobs[job]["name"] or "") for job in shown}
     some = "" if len(shown) == len(jobs) else f" The {len(shown)} of {len(jobs)} jobs with the most GPU-hours."
     return [
-        _section("What each job had", "As high as its GPUs; a red line is a resize that paused training." + some),
+        _section("What each job had", "As high as its GPUs; a red tick below is a resize that paused training." + some),
         charts.timeline(drawn, names, start, end),
-        _section("GPUs in training", "Dashed: what elastic jobs might hold, as far as a decision tells." + some),
-        charts.stacked(drawn, capacity, start, end),
+        _section(
+            "GPUs in training",
+            "Dashed: what elastic jobs might hold, as far as a decision tells."
+            + (f" Grey: the other {len(jobs) - len(shown)} jobs together." if some else ""),
+        ),
+        charts.stacked(rows, shown, capacity, start, end),
         _section(
             "Throughput against GPUs",
             "Dots: measured, larger for more reports. Line: the model that plans are made with, at as many samples per "
             "GPU as were measured last, shaded by one sigma. Dotted: linear scaling from the smallest size.",
         ),
-        _curves([jobs[job] for job in shown]),
+        _curves([jobs[job] for job in shown], hours),
         _section("Pauses", "How long training stood still at each resize." + some),
         charts.pauses(drawn, start, end),
     ]
@@ -126,7 +136,7 @@ def _figures(rows: Sequence[Row], capacity: Sequence[Row], end: float) -> str:
     share = used(rows, capacity, end) if capacity else None
     figures = [
         (str(len(jobs)), "jobs"),
-        (number(hours), "GPU-hours"),
+        (f"{hours:,.0f}" if hours >= 1000 else number(hours), "GPU-hours"),
         (
             "unknown" if share is None else f"{100 * min(1.0, share):.0f}%",
             "of the GPUs they might hold were in training",
@@ -134,7 +144,7 @@ def _figures(rows: Sequence[Row], capacity: Sequence[Row], end: float) -> str:
         _samples(sum(row["samples"] for row in rows)),
         (str(len(pauses)), "resizes"),
         (f"{sorted(pauses)[len(pauses) // 2]:.2f} s" if pauses else "none", "median pause"),
-        (f"{100 * lost / hours:.2f}%" if hours else "none", "of the GPU-hours lost to pauses"),
+        (_percent(lost / hours) if hours else "none", "of the GPU-hours lost to pauses"),
     ]
     tiles = "".join(f"<div><b>{escape(value)}</b><span>{escape(words)}</span></div>" for value, words in figures)
     return f'<div class="figures">{tiles}</div>'
@@ -147,13 +157,26 @@ def _samples(count: float) -> tuple[str, str]:
     return f"{count:,.0f}", "samples trained on"
 
 
-def _curves(jobs: Sequence[Row]) -> str:
+def _curves(jobs: Sequence[Row], hours: Mapping[int, float]) -> str:
+    """The first MOST_CURVES by GPU-hours, the others folded away."""
+    measured = [(index, job) for index, job in enumerate(jobs) if job["measured"]]
+    if not measured:
+        return "<p>Nothing has been measured yet.</p>"
+    order = sorted(measured, key=lambda entry: -hours[entry[1]["job_id"]])
+    first = _figure_grid(entry for entry in measured if entry in order[:MOST_CURVES])
+    if len(measured) <= MOST_CURVES:
+        return first
+    more = _figure_grid(entry for entry in measured if entry not in order[:MOST_CURVES])
+    words = f"{len(measured) - MOST_CURVES} more, of jobs with fewer GPU-hours"
+    return f"{first}<details><summary>{words}</summary>{more}</details>"
+
+
+def _figure_grid(jobs: Iterable[tuple[int, Row]]) -> str:
     parts = []
-    for index, job in enumerate(jobs):
-        if job["measured"]:
-            name = escape(f"{job['job_id']} {clean(job['name'] or '')}")
-            parts.append(f"<figure><figcaption>{name}</figcaption>{charts.scaling(job, index)}</figure>")
-    return f'<div class="curves">{"".join(parts)}</div>' if parts else "<p>Nothing has been measured yet.</p>"
+    for index, job in jobs:
+        name = escape(f"{job['job_id']} {clean(job['name'] or '')}")
+        parts.append(f"<figure><figcaption>{name}</figcaption>{charts.scaling(job, index)}</figure>")
+    return f'<div class="curves">{"".join(parts)}</div>'
 
 
 def _job(job: Row, rows: Sequence[Row]) -> list[str]:
@@ -183,6 +206,15 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _section(title: str, words: str) -> str:
     return f"<h2>{escape(title)}</h2>" + (f"<p>{escape(words)}</p>" if words else "")
+
+
+def _percent(share: float) -> str:
+    return "under 0.01%" if 0 < share < 1e-4 else f"{100 * share:.2f}%"
+
+
+def _zone(at: float) -> str:
+    here = datetime.fromtimestamp(at).astimezone()
+    return f"{here.tzname()} ({here.strftime('%z')[:3]}:{here.strftime('%z')[3:5]})"
 
 
 def _when(at: float) -> str:

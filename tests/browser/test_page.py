@@ -82,7 +82,7 @@ def test_every_chart_is_drawn_within_the_page(html: str, tmp_path: Path) -> None
     heights = [bottom - top for _, top, _, bottom, _ in chars]
     assert heights[1] == max(heights) and heights[0] == min(heights)
     assert len(seen["dots"]) == 9 and "rgb(0, 0, 0)" not in seen["dots"]
-    assert seen["scripts"] == 1 and seen["names"][1] == afternoon.HOSTILE[:18]
+    assert seen["scripts"] == 1 and seen["names"][1] == afternoon.HOSTILE[:17] + "…"
 
 
 def test_it_fits_a_telephone(html: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 import afternoon
 import pytest
 
-from slurm_elastic.daemon import cli, cli_advise, cli_common, report_charts, reports
+from slurm_elastic.daemon import cli, cli_advise, cli_common, report_charts, report_page, reports
 from slurm_elastic.daemon.fitted import observation
 from slurm_elastic.daemon.optimizer.models import fit
 from slurm_elastic.daemon.optimizer.shipped import DEFAULT
@@ -52,6 +53,35 @@ def test_the_page_draws_what_is_recorded(course: dict[str, Any]) -> None:
     ]  # fmt: skip
     tiles = [element.text for element in root.iter("b")]
     assert tiles[0] == "3" and tiles[4] == "7" and tiles[2] == "74%"
+
+
+def test_many_jobs_are_all_counted_and_few_drawn(course: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more jobs than are drawn the others are one grey area behind, as high as all together; curves beyond the first
+    are folded away; a long name is cut visibly, and whole in the tooltip; times name their zone."""
+    monkeypatch.setattr(report_page, "MOST_JOBS", 2)
+    monkeypatch.setattr(report_page, "MOST_CURVES", 1)
+    text = page(course)
+    root = ElementTree.fromstring(text)
+    assert "Grey: the other 1 jobs together." in text and "1 more, of jobs with fewer GPU-hours" in text
+    (others,) = (element for element in root.iter() if element.get("class") == "others")
+    heights = {float(y) for y in re.findall(r"V([\d.]+)", others.get("d", ""))}
+    axis = report_charts.Axis(0, 32, 230, 20)
+    assert min(heights) == pytest.approx(axis.at(24 + 8 + 0), abs=0.1)
+    assert len([e for d in root.iter("details") for e in d.iter("figure")]) == 1
+    lane = next(group for group in root.iter(f"{SVG}g") if "…" in "".join(group.itertext()))
+    assert "".join(lane.itertext()) == afternoon.HOSTILE + afternoon.HOSTILE[:17] + "…"
+    assert f"times in {datetime.fromtimestamp(course['end']).astimezone().tzname()}" in text
+
+
+def test_a_hundred_thousand_changes_are_drawn_as_few() -> None:
+    """The peaks stay, and what was left when nothing more changed."""
+    rows = [{"start": float(i), "end": i + 0.5, "gpus": 1 + (i == 5000)} for i in range(10_000)]
+    rows.append({"start": 0.0, "end": 20_000.0, "gpus": 3})
+    steps = report_charts.held_by_all(rows, 0.0, 20_000.0, 100)
+    assert len(steps) < 210 and steps[-1] == (20_000.0, 0.0)
+    assert max(gpus for _, gpus in steps) == 5.0 and steps == sorted(steps, key=lambda step: step[0])
+    assert [gpus for at, gpus in steps if 10_100 < at < 20_000] == []
+    assert [gpus for at, gpus in steps if at <= 10_100][-1] == 3.0
 
 
 def test_a_curve_passes_through_its_measurements(course: dict[str, Any]) -> None:
