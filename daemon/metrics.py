@@ -10,7 +10,15 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -18,6 +26,7 @@ from prometheus_client.registry import Collector
 from slurm_elastic.db.store import Store
 from slurm_elastic.trainer_shim.wire import Phase
 
+from .cli_parser import version
 from .reasons import Reason
 from .settings import MODES
 
@@ -50,7 +59,11 @@ class Metrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, store: Store, state: Callable[[], RoundState] | None = None) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody reads
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        info = Info(PREFIX + "build", "The daemon's version", registry=self._registry)
+        info.info({"version": version()})
         self._registry.register(_FromStore(store))
         if state is not None:
             self._registry.register(_FromRounds(state))
@@ -129,7 +142,10 @@ class _FromStore(_Lazy):
         states = GaugeMetricFamily(
             PREFIX + "jobs", "Elastic jobs, by Slurm's state and whether managed", labels=["state", "managed"]
         )
-        for (state, managed), count in sorted(Tally((job.state, job.managed) for job in jobs).items()):
+        # Those that are always looked for are there without a job, too: a gap in a curve means that nobody knows.
+        counts = Tally({(state, True): 0 for state in ("PENDING", "RUNNING")})
+        counts.update((job.state, job.managed) for job in jobs)
+        for (state, managed), count in sorted(counts.items()):
             states.add_metric([state, str(managed).lower()], count)
         yield states
         training = sum(item.gpus for item in self._store.all_in_use().values())

@@ -41,13 +41,16 @@ STYLE = (
     ".curves figure{margin:0;background:var(--card);border-radius:.5rem;padding:.7rem}"
     "figcaption{font-weight:600;overflow-wrap:anywhere}.scroll{overflow-x:auto}.wide{overflow-y:hidden;"
     "padding-top:1px}.wide svg{min-width:44rem}summary{cursor:pointer;color:var(--soft);margin:.8rem 0}"
-    "@media print{body{max-width:none;margin:0}.curves figure,tr,.figures div{break-inside:avoid}h2{break-after:avoid}}"
     "table{border-collapse:collapse;width:100%;"
     "font-size:.9rem;font-variant-numeric:tabular-nums}th,td{padding:.3rem .45rem;text-align:right;"
     "border-bottom:1px solid var(--line)}"
     "th{color:var(--soft);font-weight:500}td:nth-child(-n+4),th:nth-child(-n+4){text-align:left}td{white-space:nowrap}"
     "td:nth-child(2){max-width:16rem;overflow:hidden;text-overflow:ellipsis}"
     + "".join(f".c{i}{{fill:{colour}}}.s{i}{{stroke:{colour}}}" for i, colour in enumerate(_PALETTE))
+    + "@media print{body{max-width:none;margin:0}.curves figure,tr,.figures div{break-inside:avoid}"
+    "h2{break-after:avoid}"
+    ".scroll{overflow:visible}.wide svg{min-width:0;max-height:23cm}table{font-size:.58rem}th,td{padding:.1rem .2rem}"
+    ".figures{grid-template-columns:repeat(7,1fr);font-size:.7rem}.figures b{font-size:1rem}details{display:none}}"
 )
 
 

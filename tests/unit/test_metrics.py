@@ -51,5 +51,9 @@ def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
     assert {dict(labels)["reason"] for name, labels in told if name == "slurm_elastic_decisions"} == {
         r.value for r in Reason
     }
+    assert any(name == "slurm_elastic_build_info" and dict(labels)["version"] for name, labels in told)
+    assert told["process_start_time_seconds", ()] > 1e9 and told["process_resident_memory_bytes", ()] > 1e6
+    assert told["slurm_elastic_jobs", (("managed", "true"), ("state", "PENDING"))] == 0
+    assert not [name for name, _ in told if name.endswith("_created")]
     for private in ("ada", "secret-name", "n1", "lab"):
         assert private not in text
