@@ -25,6 +25,10 @@ def _change(row: Row) -> str:
     return "" if change is None else f"{100 * change:+.0f}%"
 
 
+def _doubt(row: Row) -> str:
+    return f"{100 * row['doubt']:.0f}%" if row.get("doubt") else ""
+
+
 def _mean(key: str) -> tables.Cell:
     """Whole numbers as they are, means with a digit."""
 
@@ -55,6 +59,7 @@ FIELDS = (
     Field("ProgressH", "PROGRESS_H", number("progress_h"), "the same difference in hours at its smallest size"),
     Field("Pause", "PAUSE", number("pause_s", 2), "pauses charged, in seconds"),
     Field("Unknown", "UNKNOWN", lambda row: elapsed(row.get("unknown_s")), "time under advice of unknown effect"),
+    Field("Doubt", "DOUBT", _doubt, "uncertainty of the advised sizes' predicted speed; empty where all were measured"),
     Field("Gain", "GAIN", number("gain"), "gain of the move for all jobs, in jobs' worth of progress (--moves)"),
     Field("Mechanism", "VIA", text("mechanism"), "how it would have got there (--moves)", left=True),
     Field("Mode", "MODE", text("mode"), "the daemon's mode then (--moves)", left=True),
@@ -127,7 +132,11 @@ def _progress(total: Mapping[str, Any]) -> str:
     rest = f" ({span(unknown)} of advice in which a job's speed was not known left out)" if unknown else ""
     if total["change"] is None:
         return f"what that would have brought is not known: no job had been measured{rest}"
-    return f"progress of all jobs together: {100 * total['change']:+.1f}% of what they made{rest}"
+    said = f"progress of all jobs together: {100 * total['change']:+.0f}% of what they made{rest}"
+    if total["modelled_s"]:
+        said += f"; {span(total['modelled_s'])} of it at sizes never measured, as the model predicts them"
+        said += f", give or take {100 * total['doubt']:.0f}%" if total["doubt"] else ""
+    return said
 
 
 def _acted(answer: Mapping[str, Any]) -> str:

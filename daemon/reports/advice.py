@@ -68,6 +68,10 @@ class Sum:
     pause_s: float = 0.0
     unknown_s: float = 0.0
     """Time under advice whose progress is not known."""
+    modelled_s: float = 0.0
+    """Time under advice to have a size that was never measured."""
+    doubt_s: float = 0.0
+    """The same, each second times the model's relative uncertainty there."""
     was: float = 0.0
     would: float = 0.0
 
@@ -84,6 +88,9 @@ class Sum:
             self.was, self.would = self.was + known[0], self.would + known[1]
         elif stretch.advises:
             self.unknown_s += stretch.seconds
+        if known is not None and stretch.advises and row.evidence.get("modelled"):
+            self.modelled_s += stretch.seconds
+            self.doubt_s += stretch.seconds * (evidence.number(row.evidence, "doubt") or 0.0)
 
     def merge(self, other: Sum) -> None:
         """Count another's."""
@@ -100,6 +107,8 @@ class Sum:
             "advised_gpu_hours": self.advised_gpu_hours,
             "pause_s": self.pause_s,
             "unknown_s": self.unknown_s,
+            "modelled_s": self.modelled_s,
+            "doubt": self.doubt_s / self.modelled_s if self.modelled_s else None,
             "progress_h": (self.would - self.was) / 3600 if known else None,
             "change": self.would / self.was - 1 if known else None,
         }

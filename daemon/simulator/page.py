@@ -44,7 +44,7 @@ def page(
         _figures(rows, without),
         f"<p>{escape(LEGEND)}</p><h2>What it rests on</h2>",
         "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>",
-        f"<h2>GPUs held</h2><p>Of {gpus}; means over {_span(end / STRETCHES)}, hours since the first job.</p>",
+        f"<h2>GPUs held</h2><p>Of {gpus}; means over {_span(end / STRETCHES)}, time since the first job.</p>",
         _chart([(o.policy, _held(o)) for o in outcomes], end, gpus, "GPUs"),
         "<h2>Jobs that wait</h2><p>Submitted and not started, means as above.</p>",
         _chart([(o.policy, _waiting(o)) for o in outcomes], end, 0, "jobs"),

@@ -224,6 +224,21 @@ def test_the_commands_print_what_they_were_told(
     assert [job["job_id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == [11]
 
 
+def test_advice_says_what_of_it_is_only_predicted(store: Store, viewer: Callable[..., Any]) -> None:
+    """A job is never measured at a size that it was only advised: how long that was, and how sure the model is."""
+    afternoon.advised(store)
+    told = reports.advice(store, viewer(0, True), afternoon.END, start=afternoon.START)
+    assert told["cluster"]["doubt"] is None and "predicts" not in cli_advise.summary(told, afternoon.END)[1]
+    guess = {"speedup_from": 1.0, "speedup_to": 2.0, "modelled": True, "doubt": 0.5}
+    at = afternoon.END - 1800
+    store.save_decisions(at, [afternoon._decision(12, at, 8, 24, guess), afternoon._decision(11, at, 4, 4, guess)])
+    told = reports.advice(store, viewer(0, True), afternoon.END, start=afternoon.START)
+    assert (told["cluster"]["modelled_s"], told["cluster"]["doubt"]) == (1800.0, 0.5)
+    said = cli_advise.summary(told, afternoon.END)[1]
+    assert said.endswith("30 min of it at sizes never measured, as the model predicts them, give or take 50%")
+    assert {move["job_id"]: move["doubt"] for move in told["moves"]}[12] == 0.5
+
+
 def test_no_advice_is_said() -> None:
     """Nothing to resize, and nobody there, are sentences too."""
     empty = {"start": 0.0, "end": 60.0, "acted": 0, "waited": [], "cluster": {"jobs": 0}}
