@@ -35,7 +35,7 @@ STYLE = (
     ".others{fill:var(--soft);fill-opacity:.35}.band{fill-opacity:.18}.curve{fill:none;stroke-width:2}.dot{stroke:var(--paper);stroke-width:1}"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(8rem,1fr));gap:.7rem;margin:1.2rem 0}"
     ".figures div{background:var(--card);border-radius:.5rem;padding:.7rem .9rem}"
-    ".figures b{display:block;overflow-wrap:anywhere;font-size:1.35rem}"
+    ".figures b{display:block;font-size:1.3rem}"
     ".figures span{color:var(--soft);font-size:.85rem}"
     ".curves{display:grid;grid-template-columns:repeat(auto-fill,minmax(20rem,1fr));gap:1rem}"
     ".curves figure{margin:0;background:var(--card);border-radius:.5rem;padding:.7rem}"
