@@ -24,6 +24,7 @@ parser.add_argument(
 )
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that an evaluation takes; negative: none")
+parser.add_argument("--release", action="store_true", help="train the last bias from the second epoch on")
 parser.add_argument("--unused", action="store_true")
 parser.add_argument("--every", type=float, default=600.0)
 parser.add_argument("--dtype", default="float64")
@@ -131,6 +132,7 @@ job = elastic.join(
     unit={"tp": args.tp} if args.tp else None,
 )
 model = Net().to(job.device, getattr(torch, args.dtype))
+model.head.bias.requires_grad_(not args.release)
 optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps(args.epochs, args.samples))
 options = {"find_unused_parameters": True} if args.unused else {}
@@ -167,6 +169,8 @@ def evaluate() -> float:
 
 held = -1
 for epoch in job.epochs(args.epochs):
+    if args.release and epoch == 1:
+        model.head.bias.requires_grad_(True)
     for x, y in job.loader(source, num_workers=args.workers):
         time.sleep(args.pace)
         if args.hold == "steps" and held != job.global_step:

@@ -88,8 +88,9 @@ def test_gradients_are_the_global_batch_mean(
 
 
 def test_more_workers_than_samples_in_a_step(zygote: Zygote, start: Start, tmp_path: Path) -> None:
-    """Ranks without a share of a short step (1 sample, 4 ranks) compute for company, and it does not show."""
-    arguments = ["--samples", "21", "--batch", "10", "--epochs", "2"]
+    """Ranks without a share of a short step (2 samples, 4 ranks) compute for company, and it does not show; nor does it
+    that a parameter is released in the second epoch."""
+    arguments = ["--samples", "21", "--batch", "10", "--epochs", "2", "--release"]
     control = start(*arguments)
     control.start(*"abcd")
     assert control.exits(*"abcd") == [0] * 4
