@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         check_window(start, end, now)
     one_user = args.user[0] if args.user and len(args.user) == 1 else None
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
-    answer = cli_common.get("/v1/acct", start=start, end=end, user=one_user, job=jobs)
+    answer = cli_common.get("/v1/acct", cli_common.LONG_S, start=start, end=end, user=one_user, job=jobs)
     _, unknown = cli_common.named(args, answer.get("allocations", []))
     rows = cli_common.matching(answer.get("allocations", []), args)
     if args.allocations:

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     start, end = parse_time(args.starttime, now), parse_time(args.endtime, now) if args.endtime else None
     check_window(start, end, now)
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
-    answer = cli_common.get("/v1/advice", start=max(0.0, start), end=end, job=jobs)
+    answer = cli_common.get("/v1/advice", cli_common.LONG_S, start=max(0.0, start), end=end, job=jobs)
     _, unknown = cli_common.named(args, answer["jobs"])
     rows = cli_common.matching(answer["moves" if args.moves else "jobs"], args)
     if args.json:

@@ -182,14 +182,19 @@ def print_json(answer: object) -> None:
     print(_UNPRINTED.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
-def get(path: str, **query: object) -> dict[str, Any]:
-    """Ask the daemon; parameters that are None are left out. Raises the client's errors."""
+LONG_S = 120.0
+"""How long to wait for what may tell of a month of jobs."""
+
+
+def get(path: str, timeout: float | None = None, **query: object) -> dict[str, Any]:
+    """Ask the daemon; parameters that are None are left out. `timeout`: seconds (None: the client's usual ones). Raises
+    the client's errors."""
     from urllib.parse import urlencode
 
     from slurm_elastic.trainer_shim.client import Client
 
     given = {key: value for key, value in query.items() if value is not None}
-    return Client().get(path + ("?" + urlencode(given) if given else "")) or {}
+    return Client().get(path + ("?" + urlencode(given) if given else ""), timeout=timeout) or {}
 
 
 def post(path: str, message: object) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html == "-" and not args.json and sys.stdout.isatty():
         raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
     jobs = ",".join(map(str, args.jobs)) if args.jobs else None
-    told = cli_common.get("/v1/report", start=max(0.0, start), end=end, job=jobs)
+    told = cli_common.get("/v1/report", cli_common.LONG_S, start=max(0.0, start), end=end, job=jobs)
     _, unknown = cli_common.named(args, told["jobs"])
     told["jobs"] = cli_common.matching(told["jobs"], args)
     kept = {job["job_id"] for job in told["jobs"]}

@@ -20,6 +20,8 @@ from slurm_elastic.daemon.optimizer.models import fit
 from slurm_elastic.daemon.optimizer.shipped import DEFAULT
 from slurm_elastic.daemon.report_page import clipped, page, used
 from slurm_elastic.db.store import Store
+from slurm_elastic.trainer_shim.client import Client
+from slurm_elastic.trainer_shim.errors import ElasticError
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -198,7 +200,7 @@ def test_the_commands_print_what_they_were_told(
         "/v1/advice": lambda **q: reports.advice(store, viewer(0, True), afternoon.END, start=q["start"]),
         "/v1/report": lambda **q: reports.course(store, viewer(0, True), afternoon.END, start=q["start"]),
     }
-    monkeypatch.setattr(cli_common, "get", lambda path, **query: answers[path](**query))
+    monkeypatch.setattr(cli_common, "get", lambda path, timeout, **query: answers[path](**query))
     monkeypatch.setattr(cli_common, "clock", lambda: afternoon.END)
     assert cli.main(["advise", "-a"]) == 0
     header, chars, digits, *sums = capsys.readouterr().out.splitlines()
@@ -222,6 +224,20 @@ def test_the_commands_print_what_they_were_told(
     assert [file.name for file in tmp_path.iterdir() if "page" in file.name] == ["page.html"]
     assert cli.main(["report", "-a", "--json", "-j", "11"]) == 0
     assert [job["job_id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == [11]
+
+
+@pytest.mark.parametrize("command", ["report", "advise", "acct"])
+def test_a_month_of_jobs_is_waited_for(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tells of thousands of jobs takes the daemon longer than the ten seconds that the client waits for others."""
+    waited = list[float | None]()
+
+    def get(self: Client, path: str, token: str | None = None, timeout: float | None = None) -> None:
+        waited.append(timeout)
+        raise ElasticError("enough")
+
+    monkeypatch.setattr(Client, "get", get)
+    assert cli.main([command, "-a", "-S", "now-30days"]) == 1
+    assert waited[-1] == cli_common.LONG_S > 60
 
 
 def test_advice_says_what_of_it_is_only_predicted(store: Store, viewer: Callable[..., Any]) -> None:
