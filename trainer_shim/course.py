@@ -52,6 +52,8 @@ class Course:
         self.passage = Passage(self)
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
+        self.torn = False
+        """In the middle of an optimizer step: parameters and position do not belong together."""
         self._spoken: deque[tuple[Coming | None, Reader]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
         self._measured: tuple[Micro, Squares] | None = None
@@ -268,7 +270,9 @@ class Course:
         sys.exit(128 + 15)
 
     def finish(self, finished: bool) -> None:
-        """The training is over: save it as such, and tell the supervisor."""
+        """The training is over, or left: save it, and tell the supervisor; not after an error inside a step."""
+        if self.torn:
+            return
         self.passage.settle()
         progress = self.state.progress
         progress.finished = finished

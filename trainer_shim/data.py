@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,19 @@ class _Collate:
         return micro, None if samples is None else self.collate(samples)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Init:
+    """Begins a loader worker. Slurm's SIGTERM goes to every process of a job: a worker that died of it would end its
+    rank before the checkpoint is written. Workers end with their loader, or with its process."""
+
+    init: Any
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.init is not None:
+            self.init(worker)
+
+
 class _Batches:
     """DataLoader's batch sampler: each "batch of indices" is one micro batch of the current plan."""
 
@@ -105,6 +119,7 @@ class Feed:
         options.setdefault("pin_memory", torch.cuda.is_available())
         if options.get("num_workers"):
             options["persistent_workers"] = True
+            options["worker_init_fn"] = _Init(options.get("worker_init_fn"))
         self._loader: DataLoader[Any] = DataLoader(
             self._tagged,
             batch_sampler=self._batches,

@@ -209,8 +209,10 @@ class Job(Facts):
         spoken = self._passes.learn(loss)
         if spoken is None or not course.passage.settle():
             return False
+        course.torn = True
         course.optimizers().step(course.model(), clip_norm, self._state.progress)
         course.stepped(*spoken)
+        course.torn = False
         return True
 
     # -- once, and the end ---------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import signal
 from collections import Counter
 from typing import Any
 
@@ -140,6 +143,32 @@ def test_loader_workers_lose_and_repeat_nothing_over_resizes(workers: int) -> No
             iterator = getattr(feed._loader, "_iterator", None)
             pids |= {worker.pid for worker in getattr(iterator, "_workers", [])}
     assert len(pids) <= 3 * workers
+
+
+def test_loader_workers_outlive_the_signal_that_slurm_sends_to_all() -> None:
+    """SIGTERM to a loader worker, as scancel sends it: the pass goes on, and the script's worker_init_fn has run."""
+    feed = Feed(Numbered(), 11, {"num_workers": 1, "worker_init_fn": begun})
+    feed.start(0, 0, False, 0, Slicing(4, 1, 0))
+    found = [feed.next()]
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid or 0, signal.SIGTERM)
+    while found[-1] is not None:
+        found.append(feed.next())
+    assert [value for got in found if got is not None for value in got[1].tolist()] == [100 + i for i in range(40)]
+
+
+class Numbered(Dataset[int]):
+    add = 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return index + self.add
+
+
+def begun(_: int) -> None:
+    Numbered.add = 100
 
 
 @pytest.mark.parametrize("dataset", [Squares(23), Subset(Squares(40), range(10, 33))], ids=["dataset", "subset"])

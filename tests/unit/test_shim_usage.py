@@ -462,3 +462,23 @@ def test_a_loop_left_early_is_followed_by_a_whole_pass(made: list[elastic.Job]) 
             job.step(loss_of(net, batch))
             sizes.append(len(batch[0]))
     assert sizes == [8, 8, 4]
+
+
+def test_an_error_in_the_middle_of_a_step_saves_nothing(made: list[elastic.Job], tmp_path: Path) -> None:
+    """Parameters that have been stepped, at a position before that step, would be stepped twice after a restart."""
+    job, net, optimizer = wrapped(made, checkpoints=tmp_path / "checkpoints")
+
+    def fail(*_: Any) -> None:
+        raise InterruptedError
+
+    def train() -> None:
+        for _ in job.epochs(1):
+            for batch in job.loader(DATA):
+                if job.global_step == 1:
+                    optimizer.register_step_post_hook(fail)
+                job.step(loss_of(net, batch))
+
+    with pytest.raises(InterruptedError):
+        train()
+    job.close()
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
