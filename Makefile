@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test lint types contracts test-unit test-shim test-cluster soak slurm ready clean hooks hooks-deps
-.PHONY: test-packages test-browser test-api test-kills test-torch test-main-job
+.PHONY: test-packages test-browser test-api test-kills test-torch test-python test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history soak-training soak-cluster test-matrix
 
@@ -87,12 +87,23 @@ hooks-deps:
 OLD_PYTHON ?= python3.10
 OLD_TORCH ?= torch==2.4.0
 OLD_VENV ?= build/$(subst =,,$(OLD_TORCH))
+OLD_DAEMON_VENV ?= build/$(OLD_PYTHON)-daemon
 test-torch:  ## the shim's tests on the oldest torch and Python that are promised (OLD_TORCH= OLD_PYTHON= OLD_VENV=)
 	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
 	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_TORCH)' 'numpy<2.3' \
 		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100'
 	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests" \
 		$(filter-out tests/unit/test_shim_frameworks.py,$(SHIM_TESTS)) tests/unit/test_request.py tests/unit/test_wire.py
+
+# The lowest version of each requirement that setup.cfg accepts; tomli's own is schemathesis'.
+test-python:  ## the daemon's and the command line's tests on the oldest Python and the oldest libraries that are promised
+	@test -x $(OLD_DAEMON_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_DAEMON_VENV)
+	sed -n '/^daemon =/,/^dev =/s/^ *\([A-Za-z-]*\) *>=\([0-9.]*\).*/\1==\2/p' setup.cfg | grep -v tomli >$(OLD_DAEMON_VENV)/oldest.txt
+	$(OLD_DAEMON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLD_DAEMON_VENV)/oldest.txt \
+		-e '.[daemon]' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'httpx>=0.27' 'PyYAML>=6' 'schemathesis>=4' \
+		'scipy>=1.11' 'scikit-learn>=1.4' 'shtab>=1.7' 'argparse-manpage>=4.6' 'PyMySQL>=1.1' 'tomli>=2'
+	$(OLD_DAEMON_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests" \
+		$(SHIM_TESTS:%=--ignore=%) tests/unit
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
 	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/test_api_schema.py

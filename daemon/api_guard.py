@@ -5,13 +5,13 @@ Every refusal is JSON: {"error": sentence}. No caller can take more memory, time
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import msgspec
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -72,7 +72,7 @@ async def body(request: Request) -> bytes:
         raise Refused(413, f"the body has {declared} bytes; accepted: at most {MAX_BODY}")
     chunks, size = [], 0
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        with anyio.fail_after(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > MAX_BODY:

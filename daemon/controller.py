@@ -235,7 +235,7 @@ class DaemonController:
                 if left <= 0 or self.bell.closed:
                     return None
                 await asyncio.wait_for(waiter[1].wait(), left)
-            except TimeoutError:
+            except asyncio.TimeoutError:  # TimeoutError itself from Python 3.11 on
                 return None
             finally:
                 self.bell.leave(job_id, waiter)

@@ -44,7 +44,7 @@ class FakeController:
         self.owners: dict[int, tuple[int, str]] = {7: (ADA, "ada"), 8: (BOB, "bob")}
         self.calls: list[tuple[Any, ...]] = []
         self.current: Directive | None = None
-        self.changed = asyncio.Event()
+        self.changed, self.waits = asyncio.Event(), False
         self.error: Exception | None = None
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
@@ -68,10 +68,13 @@ class FakeController:
             self.changed.clear()
             if self.current is not None and (self.current.id > after or self.current.withdrawn):
                 return self.current
+            self.waits = True
             try:
                 await asyncio.wait_for(self.changed.wait(), deadline - time.monotonic())
-            except TimeoutError:
+            except asyncio.TimeoutError:
                 return None
+            finally:
+                self.waits = False
 
     def dry_plan(self) -> dict[str, Any]:
         rows = [{"job_id": job, "gpus_from": 1, "gpus_to": 2, "user": "x", "reason": "grow_idle"} for job in (7, 8)]

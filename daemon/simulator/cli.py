@@ -89,8 +89,6 @@ def run(args: argparse.Namespace) -> int:
     outcomes: list[Outcome] = [happened] if happened else []
     notes: list[str] = []
     for policy in _policies(args.policy):
-        if sys.stderr.isatty():
-            print(f"{len(jobs)} jobs under {policy} ...", file=sys.stderr)
         outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume)
         outcomes.append(outcome)
     notes = [*_conditions(outcomes, settings), *read.notes, *notes]

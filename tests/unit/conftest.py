@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from shim_harness import Control, Start, Zygote
 
 if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
+
+# How long an example takes is the machine's business, and whatever else runs on it.
+settings.register_profile("selastic", deadline=None)
+settings.load_profile("selastic")
 
 
 @pytest.fixture(scope="session")

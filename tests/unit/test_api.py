@@ -317,7 +317,8 @@ def test_directive_is_waited_for(world: World) -> None:
         transport = httpx.ASGITransport(world.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as client:
             waiting = asyncio.create_task(client.get("/v1/jobs/7/directive?after=0&wait=30"))
-            await asyncio.sleep(0.1)
+            while not world.controller.waits:
+                await asyncio.sleep(0.001)
             assert not waiting.done()
             world.controller.current = DIRECTIVE
             world.controller.changed.set()

@@ -55,7 +55,7 @@ def closed_at_the_end() -> Iterator[None]:
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 def test_it_answers_as_its_document_says(case: schemathesis.Case) -> None:
     """No request that anyone can make, right or wrong, is answered by a fault or by something undocumented."""
     wrong = {str(place.value) for place, part in case.meta.components.items() if part.mode is GenerationMode.NEGATIVE}

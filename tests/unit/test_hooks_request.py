@@ -242,7 +242,7 @@ nearly = st.tuples(spans, spans, st.lists(words, max_size=3)).map(
 anything = st.one_of(nearly, nearly, st.lists(st.one_of(words, junk), max_size=4).map(",".join))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(anything, min_size=60, max_size=60))
 def test_all_say_the_same_of_anything(ask: Ask, texts: list[str]) -> None:
     """Fifteen hundred requests for each checker, most of them nearly right: same verdict, same sentence."""
@@ -255,7 +255,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(comments=st.lists(st.lists(pieces, max_size=8).map("".join), min_size=30, max_size=30))
 def test_all_find_the_same_request_in_a_comment(c_program: Path, comments: list[str]) -> None:
     """What is checked inside a comment at submission is what the daemon will read there."""

@@ -132,7 +132,7 @@ def test_of_two_that_find_it_free_one_gets_it(url: str) -> None:
 Move = st.tuples(st.sampled_from(["take", "renew", "pass", "stop"]), st.integers(0, 1), st.floats(0, 3 * LEASE_S))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(Move, max_size=30))
 def test_two_never_believe_in_it_at_once(moves: list[tuple[str, int, float]]) -> None:
     """Whatever order takes, renewals, sleeps and passing time come in, at most one `check` passes at any moment.

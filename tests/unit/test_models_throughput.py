@@ -313,7 +313,7 @@ ANYTHING = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(ANYTHING, min_size=1, max_size=6), st.sampled_from([DEFAULT, ASSUMED]), st.booleans())
 def test_whatever_is_accepted_makes_a_model_of_finite_numbers(
     rows: list[Observation], prior: Prior, together: bool

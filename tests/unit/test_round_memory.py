@@ -71,7 +71,7 @@ ROWS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_no_measurement_of_one_job_keeps_another_from_its_model(stored: list[ObservationRow]) -> None:
     """Whatever the store holds of a job: the other has its model, and this one a model or the reason it has none."""

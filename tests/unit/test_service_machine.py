@@ -190,7 +190,6 @@ class Machine(RuleBasedStateMachine):
 Machine.TestCase.settings = settings(
     max_examples=40,
     stateful_step_count=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,
     # A failing sequence is printed as it is: shrinking one takes longer than reading it.

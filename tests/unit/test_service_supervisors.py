@@ -198,7 +198,8 @@ def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
 
     async def poll() -> object:
         waiting = asyncio.create_task(world.controller.wait_directive(job.job_id, 0, 60))
-        await asyncio.sleep(0.05)
+        while not world.bell._waiting:
+            await asyncio.sleep(0.001)
         await asyncio.get_running_loop().run_in_executor(None, world.rounds.run)
         return await asyncio.wait_for(waiting, 10)
 

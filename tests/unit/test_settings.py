@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tomllib
+import tomli
 
 from slurm_elastic.daemon import settings_docs
 from slurm_elastic.daemon.settings import FIELDS, Settings, check, load
@@ -105,7 +105,7 @@ def test_the_sample_file_shows_the_defaults() -> None:
     """With every comment sign taken off its settings, the sample is accepted and changes nothing."""
     lines = settings_docs.sample().splitlines()
     bare = "\n".join(line[1:] for line in lines if line.startswith("#") and not line.startswith("# "))
-    values = tomllib.loads(bare)
+    values = tomli.loads(bare)
     assert set(values) == set(FIELDS) - set(settings_docs.HIDDEN)
     assert check(values) == Settings()
 

@@ -41,7 +41,7 @@ def one_step(plan: Plan) -> list[Micro]:
     return micros
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(
     samples=st.integers(1, 400),
     worlds=st.lists(

@@ -37,7 +37,7 @@ class Numbers:
             yield base + place, torch.rand(())
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(sum),
     worlds=st.lists(

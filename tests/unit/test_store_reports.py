@@ -34,7 +34,7 @@ def test_observations_group_by_configuration(store: Store, url: str) -> None:
         assert again.last_report(7) == report(50, gpus=10, batch=640)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sent=st.lists(
         st.tuples(st.integers(1, 40), st.sampled_from([4, 8]), st.floats(0.01, 1.0), st.booleans()), max_size=30

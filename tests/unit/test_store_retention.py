@@ -47,7 +47,7 @@ def test_a_late_report_joins_its_hour(store: Store) -> None:
     assert small.step_time == pytest.approx(0.2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     times=st.lists(st.integers(1, 6 * 3600), unique=True, min_size=1, max_size=60),
     step=st.integers(1, 20),

@@ -89,7 +89,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.booleans(), st.lists(st.one_of(EVENTS, st.floats(0.1, 50.0)), max_size=60))
 def test_no_order_of_events_confuses_it(started: bool, events: list[Event | FromWorker | float]) -> None:
     """Whatever comes in whatever order: one exit at most, generations only grow, never two workers on one GPU."""

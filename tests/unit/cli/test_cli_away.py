@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
+import tomli
 from served_story import Daemon, Run
 
 from slurm_elastic.daemon.auth import Viewer
@@ -214,7 +214,7 @@ def test_config_show_tells_what_the_models_start_from(daemon: Daemon, run: Run, 
     file.write_text('mode = "advise"\n')
     status, out, _ = run("config", "show", str(file))
     assert status == 0
-    assert tomllib.loads(out)["mode"] == "advise"
+    assert tomli.loads(out)["mode"] == "advise"
     assert out.splitlines()[-1].startswith("# selasticd at http://127.0.0.1:")
     assert "from 9 earlier runs of this cluster; programs with one of their own: 2." in out
 
