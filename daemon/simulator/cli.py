@@ -139,7 +139,8 @@ def _conditions(outcomes: list[Outcome], settings: Settings) -> list[str]:
     found = [
         f"cluster: {nodes} nodes of {settings.gpus_per_node} GPUs, one kind, one partition, always up (--cluster)",
         f"elastic policies: a decision at most every {settings.interval_s:g} s (--interval), {settings.pause_s:g} s of "
-        f"pause at every resize (--pause), {known}",
+        f"pause at every resize (--pause), {settings.cooldown_s:g} s between resizes of a job (--cooldown; selasticd's "
+        f"own settings are 600 s before a grow, 120 s before a shrink), {known}",
         "cores, memory, priorities, fair-share, limits, reservations and nodes that failed are left out",
     ]
     if not any(job.elastic for outcome in outcomes for job in outcome.jobs):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.daemon import settings as daemon_settings
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
 from slurm_elastic.daemon.simulator import cli
 from slurm_elastic.daemon.simulator.jobs import Settings
@@ -18,6 +19,7 @@ from slurm_elastic.daemon.simulator.replay import recorded, simulate
 from slurm_elastic.daemon.simulator.trace import TraceError, TraceJob, load, read, write
 from slurm_elastic.trainer_shim.errors import ConfigError
 
+DEFAULTS = daemon_settings.Settings()
 OWN = """job_id,submit_s,program,gpus,batch,duration_s
 a,10,compute,2,64,300
 b,0,balanced,1,,600
@@ -122,6 +124,8 @@ def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pyt
     told = capsys.readouterr().out
     assert told.splitlines()[1].split()[:4] == ["recorded", "5", "00:00:08", "00:00:57"]
     assert "RECORDED JOBS HELD 3 GPUs AT ONCE, the cluster has 2" in told and "NO JOB IS ELASTIC" in told
+    own = DEFAULTS.cooldown_grow_s, DEFAULTS.cooldown_shrink_s
+    assert "{:g} s before a grow, {:g} s before a shrink".format(*own) in " ".join(told.split())
     assert "DROPPED" not in told and "IN WINDOW" not in told
     assert recorded(read(OWN), Settings(4)) is None, "nobody wrote down when they started"
 
