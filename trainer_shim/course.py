@@ -282,7 +282,7 @@ class Course:
         link = self.membership.link
         if link is not None:
             fields = {"step": progress.step, "samples": progress.samples, "epoch": progress.epoch}
-            link.send({"type": "done", **fields})
+            link.send({"type": "done", **fields, "finished": finished})
             link.flush()
 
     def close(self) -> None:

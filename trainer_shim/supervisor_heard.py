@@ -44,7 +44,7 @@ class Heard:
                 machine.resizing.returning.survived(generation, worker.error)
         elif kind == "done":
             worker.done, worker.finished = True, bool(message.get("finished"))
-            machine.lives.training_over()
+            machine.lives.training_over(message)
         elif kind == "report":
             self._report(worker, message)
         elif kind == "pace":

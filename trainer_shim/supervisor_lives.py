@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from . import fleet as fleets
 from . import supervisor_return
 from .fleet import Mode, Worker, World
-from .supervisor_events import Exit, Hurry, Kill, Say, Send, WorkerExit
+from .supervisor_events import Exit, Hurry, Kill, Message, Say, Send, WorkerExit
 
 if TYPE_CHECKING:
     from .supervisor_state import Machine
@@ -35,6 +35,8 @@ class Lives:
         self._failures = 0
         self._failed_at: int | None = None
         self._broken = ""
+        self._reached: Message | None = None
+        """The training's counters at its end."""
 
     # --- beginning --------------------------------------------------------------------------------------------
 
@@ -180,9 +182,10 @@ class Lives:
 
     # --- the end ----------------------------------------------------------------------------------------------
 
-    def training_over(self) -> None:
+    def training_over(self, reached: Message | None = None) -> None:
         """A worker has finished its loop, or its script: the world can change no more."""
         machine = self._machine
+        self._reached = reached or self._reached
         if machine.mode in (Mode.RUNNING, Mode.FORMING, Mode.STARTING):
             machine.resizing.over()
             if machine.mode is not Mode.STARTING:
@@ -254,7 +257,7 @@ class Lives:
         machine.kill(list(machine.fleet.workers.values()))
         machine.timers.clear()
         machine.nodes.quit(list(machine.fleet.agents))
-        machine.tell(0, "finished", f"exit code {code}", exit_code=code)
+        machine.tell(0, "finished", f"exit code {code}", self._reached, exit_code=code)
         machine.do(Exit(code))
 
 

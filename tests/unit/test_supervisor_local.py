@@ -70,6 +70,7 @@ def test_grows_shrinks_and_changes_its_batch(start: Callable[..., Run], tmp_path
         wait_until(lambda: set(run.worker_pids()) == survivors, 20, run.worker_pids)
         assert run.wait() == 0, run.text()
         assert daemon.told()[-1] == (0, "finished") and daemon.phases[-1].exit_code == 0
+        assert daemon.phases[-1].samples == 8000
         assert {report.gpus for report in daemon.reports} <= {2, 3}
         assert daemon.reports
     result = audit.check(tmp_path / "audit", 4000, 2)
@@ -209,6 +210,14 @@ def test_failed_training_tells_the_daemon_its_code(start: Callable[..., Run], tm
         assert run.wait() == 9, run.text()
         last = daemon.phases[-1]
         assert (last.phase, last.exit_code) == ("finished", 9)
+
+
+def test_error_after_the_training_is_no_restart(start: Callable[..., Run], tmp_path: Path) -> None:
+    """What follows the loop would fail again."""
+    (tmp_path / "train.py").write_text(TRAIN + "\nraise RuntimeError('after the loop')\n")
+    run = start("--nproc", "1", "--no-daemon", "train.py", "40", "1", "0")
+    assert run.wait() == 1, run.text()
+    assert "starting again" not in run.text(), run.text()
 
 
 def test_directive_that_does_not_fit_is_refused(start: Callable[..., Run], tmp_path: Path) -> None:
