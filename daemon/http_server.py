@@ -75,6 +75,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn's own turn, ten times a second: a sign of life from the event loop, while rounds end in time."""
+        self._daemon.ticker.look()
         if not self._daemon.hangs:
             self._notifier.alive(self._daemon.status)
         return await super().on_tick(counter)

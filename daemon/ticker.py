@@ -1,18 +1,25 @@
 """When the next round begins: at least every interval, sooner after an event, never sooner than a gap after the last.
 
-A thin shell over APScheduler. Limit: one round at a time; an event during a round makes one more follow it.
+A thin shell over APScheduler. Limit: one round at a time; an event during a round makes one more follow it. APScheduler
+goes by the host's clock; `look` sees to it that nothing waits for hours because that was set back.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
 
+log = logging.getLogger(__name__)
+STEP_S = 2.0
+"""How far the host's clock may run away from the time that passes before it counts as set."""
 _ROUND = "round"
+_NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
 class Ticker:
@@ -22,8 +29,10 @@ class Ticker:
         self._work, self._interval, self._gap = work, timedelta(seconds=interval_s), timedelta(seconds=gap_s)
         self._lock = threading.Lock()
         self._busy = self._again = self._stopped = False
-        self._ended = datetime.min.replace(tzinfo=timezone.utc)
+        self._ended = _NEVER
         self._scheduler = BackgroundScheduler(timezone=timezone.utc)
+        self._often = [_ROUND]
+        self._ahead_s = _ahead_s()
 
     def start(self) -> None:
         """The first round begins at once."""
@@ -50,10 +59,25 @@ class Ticker:
 
     def every(self, work: Callable[[], object], seconds: float) -> None:
         """Call `work` so often, from now on, on a thread beside the rounds. `work` must not raise."""
-        self._scheduler.add_job(
+        job = self._scheduler.add_job(
             work, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None,
             next_run_time=_now(),
         )  # fmt: skip
+        self._often.append(job.id)
+
+    def look(self) -> None:
+        """Called several times a second: when the host's clock has been set, what is due every few seconds is due now,
+        and counts from there. What is due at a time of day comes at that time."""
+        ahead_s = _ahead_s()
+        if abs(ahead_s - self._ahead_s) < STEP_S:
+            return
+        log.warning("the clock of this host was set by %+.0f s", ahead_s - self._ahead_s)
+        self._ahead_s = ahead_s
+        with self._lock:
+            self._ended = _NEVER
+        for each in self._often:
+            if self._scheduler.running and self._scheduler.get_job(each) is not None:
+                self._scheduler.modify_job(each, next_run_time=_now())
 
     def wake(self) -> None:
         """Let the next round come as soon as it may."""
@@ -94,3 +118,8 @@ class Ticker:
 
 def _now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+def _ahead_s() -> float:
+    """What the host's clock shows more than a clock that nobody sets."""
+    return time.time() - time.monotonic()

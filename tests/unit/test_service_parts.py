@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 
+import apscheduler.schedulers.base
+import apscheduler.triggers.interval
 import pytest
 from stored import kept_reports
 from waiting import wait_until
 from worlds import REQUEST, World
 
 from slurm_elastic.daemon import hook_socket
+from slurm_elastic.daemon import ticker as ticker_module
 from slurm_elastic.daemon.assembly import Daemon
 from slurm_elastic.daemon.bell import Bell
 from slurm_elastic.daemon.settings import Settings
@@ -123,6 +128,40 @@ def test_other_work_comes_again_and_again_beside_a_round() -> None:
         work.go.set()
         ticker.stop()
     assert work.done == 1
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_holds_up_no_round(
+    by_s: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Set back by an hour, by hand or by a host that finds its time server: rounds do not wait for that hour."""
+    shift = [0.0]
+
+    class Shifted(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.fromtimestamp(actual() + shift[0], tz)
+
+    actual = time.time
+    monkeypatch.setattr(time, "time", lambda: actual() + shift[0])
+    for module in (ticker_module, apscheduler.schedulers.base, apscheduler.triggers.interval):
+        monkeypatch.setattr(module, "datetime", Shifted)
+    work, other = Count(), Count()
+    ticker = Ticker(work, interval_s=0.05, gap_s=0.01)
+    ticker.every(other, 0.05)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done >= 2 and other.done >= 2, 20)
+        shift[0] = by_s
+        ticker.look()
+        before, others = work.done, other.done
+        wait_until(lambda: work.done >= before + 2 and other.done >= others + 2, 20)
+        ticker.look()
+    finally:
+        ticker.stop()
+    assert [record.getMessage() for record in caplog.records if "clock" in record.getMessage()] == [
+        f"the clock of this host was set by {by_s:+.0f} s"
+    ]
 
 
 def test_stopping_waits_for_the_round_under_way() -> None:
