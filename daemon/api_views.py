@@ -5,12 +5,12 @@ Whom it shows what is decided in reports/; here parameters are checked, and thre
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
-from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,7 +49,7 @@ class Views:
         self, store: Store, board: StatusBoard, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]
     ) -> None:
         self.store, self.planner, self._board, self._viewer = store, planner, board, viewer
-        self._histories = CapacityLimiter(MOST_HISTORIES)
+        self._histories = asyncio.Semaphore(MOST_HISTORIES)
 
     def table(self) -> list[tuple[str, str, guard.Handler]]:
         """Method, address and handler of each view."""
@@ -101,7 +101,7 @@ class Views:
             "job": _job_list(request),
         }
         call: Callable[[], Any] = lambda: reports.acct(self.store, viewer, time.time(), **filters)  # noqa: E731
-        return guard.reply({"allocations": await run_sync(call, limiter=self._histories)})
+        return guard.reply({"allocations": await self._history(call)})
 
     async def plan(self, request: Request) -> Response:
         """What the last rounds decided, or with dry_run=1 what a round would decide now."""
@@ -127,7 +127,11 @@ class Views:
         jobs = _job_list(request) or []
         since = max(0.0, now - DAY_S) if start is None else start
         call: Callable[[], Any] = lambda: report(self.store, viewer, now, start=since, end=end, job=jobs)  # noqa: E731
-        return guard.reply(await run_sync(call, limiter=self._histories))
+        return guard.reply(await self._history(call))
+
+    async def _history(self, call: Callable[[], Any]) -> Any:
+        async with self._histories:
+            return await run_sync(call)
 
     def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
         """A dry plan as this viewer may see it."""
