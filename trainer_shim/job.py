@@ -122,7 +122,7 @@ class Job(Facts):
         self._tuning.wants_noise = not optimization.scaled and (
             self._course.membership.link is not None or self._tuning.rule == "adascale"
         )
-        self._state.keep("Model", model)
+        self._state.keep("Model", model, own=True)
         optimization.keep_in(self._state)
         self._course.strategy, self._course.optimization = parallel, optimization
         return Wrapped(parallel)

@@ -63,9 +63,9 @@ class Optimization:
         """Have everything here survive."""
         for kind, parts in (("Optimizer", self.optimizers), ("Scheduler", self.schedulers)):
             for number, part in enumerate(parts):
-                state.keep(f"{kind}{number}", part)
+                state.keep(f"{kind}{number}", part, own=True)
         if self._scaler is not None:
-            state.keep("Scaler", self._scaler)
+            state.keep("Scaler", self._scaler, own=True)
 
     @property
     def scaled(self) -> bool:

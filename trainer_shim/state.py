@@ -77,16 +77,19 @@ class Slot:
 
 
 class State:
-    """Everything kept, by name. Names of the shim's own parts start with a capital."""
+    """Everything kept, by name."""
 
     def __init__(self) -> None:
         self.progress = Progress()
         self.parts: dict[str, Stateful] = {}
         self._spare: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+        self._own: set[str] = set()
+        """Parts whose tensors only a step changes: the model and what wrap() was given."""
         self._marked: dict[str, Any] | None = None
 
-    def keep(self, name: str, part: Any) -> None:
-        """Keep one more part. Raises TrainingError when it cannot be saved, or the name is taken."""
+    def keep(self, name: str, part: Any, own: bool = False) -> None:
+        """Keep one more part. own: only a step changes its tensors. Raises TrainingError when it cannot be saved, or
+        the name is taken."""
         if name in self.parts:
             raise TrainingError(f"'{name}' is kept already; give each part a name of its own")
         for method in ("state_dict", "load_state_dict"):
@@ -96,6 +99,8 @@ class State:
                     "accepted: an object with state_dict() and load_state_dict()"
                 )
         self.parts[name] = part
+        if own:
+            self._own.add(name)
 
     def capture(self) -> dict[str, Any]:
         """References to everything, as of now; of the parts as of mark(), where there is one."""
@@ -103,9 +108,12 @@ class State:
         return {"format": FORMAT, "progress": dataclasses.asdict(self.progress), "parts": parts}
 
     def mark(self) -> None:
-        """Until unmark() captures are of the parts as they are now. Tensors of the model, the optimizers and all else
-        that only a step changes are not copied; those of what the script keeps are."""
-        self._marked = {name: _marked(name, part.state_dict()) for name, part in self.parts.items()}
+        """Until unmark() captures are of the parts as they are now. Tensors that only a step changes are not copied;
+        those of what the script keeps are, into host memory."""
+        self._marked = {
+            name: _structure(part.state_dict()) if name in self._own else _copied(part.state_dict())
+            for name, part in self.parts.items()
+        }
 
     def unmark(self) -> None:
         self._marked = None
@@ -114,7 +122,7 @@ class State:
         """Undo what has been done to the parts since mark(): to the model nothing, to optimizers but their options."""
         for name, marked in (self._marked or {}).items():
             part: Any = self.parts[name]
-            if name.startswith("Optimizer"):
+            if name in self._own and isinstance(part, torch.optim.Optimizer):
                 for group, saved in zip(part.param_groups, marked["param_groups"], strict=False):
                     group.update({key: value for key, value in saved.items() if key != "params"})
             elif name != "Model":
@@ -195,13 +203,16 @@ class State:
         return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)
 
 
-def _marked(name: str, value: Any) -> Any:
-    """A part's state as of now; the shim's own parts, with a capital, keep their tensors."""
+def _structure(value: Any) -> Any:
+    """The same tensors, in lists and dicts that nobody else changes."""
     tensors: list[torch.Tensor] = []
-    skeleton = pack(value, tensors)
-    if name[0].isupper():
-        return unpack(skeleton, tensors)
-    return unpack(copy.deepcopy(skeleton), [tensor.clone() for tensor in tensors])
+    return unpack(pack(value, tensors), tensors)
+
+
+def _copied(value: Any) -> Any:
+    tensors: list[torch.Tensor] = []
+    skeleton = copy.deepcopy(pack(value, tensors))
+    return unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
 
 
 def pack(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -418,10 +418,11 @@ def test_code_between_passes_takes_effect_once_whatever_is_restarted(made: list[
     """A checkpoint written by job.once() between passes, and one in the middle of a pass: in the run that goes on from
     either, what stands before and behind the pass has its effect on kept objects and rates once for each epoch."""
 
-    def run(dies: str) -> tuple[list[str], float, list[int]]:
+    def run(dies: str) -> tuple[list[str], float, list[int], int]:
         job, net, optimizer = wrapped(made, checkpoints=tmp_path, checkpoint_every_s=0.0)
         counter, inside = Counter(), []
-        job.keep(counter=counter)
+        average = torch.optim.swa_utils.AveragedModel(net.module)
+        job.keep(counter=counter, Average=average)
         try:
             for epoch in job.epochs(2):
                 counter.seen.append(f"head {epoch}")
@@ -433,6 +434,7 @@ def test_code_between_passes_takes_effect_once_whatever_is_restarted(made: list[
                     if dies == f"in {job.global_step}":
                         raise InterruptedError
                 counter.seen.append(f"tail {epoch}")
+                average.update_parameters(net.module)
                 optimizer.param_groups[0]["lr"] /= 2
                 job.once(print)
                 if dies == f"behind {epoch}":
@@ -440,14 +442,14 @@ def test_code_between_passes_takes_effect_once_whatever_is_restarted(made: list[
         except InterruptedError:
             job._course.saving.wait(10)
         job.close()
-        return counter.seen, optimizer.param_groups[0]["lr"], inside
+        return counter.seen, optimizer.param_groups[0]["lr"], inside, int(average.n_averaged)
 
     assert run("in 2")[2] == [1, 2]
     assert run("behind 0")[2] == [3]
-    seen, rate, inside = run("never")
+    seen, rate, inside, averaged = run("never")
     assert seen == ["head 0", "tail 0", "head 1", "tail 1"]
     assert rate == pytest.approx(0.1 / 16)
-    assert inside == [4, 5, 6]
+    assert inside == [4, 5, 6] and averaged == 2
 
 
 def test_a_loop_left_early_is_followed_by_a_whole_pass(made: list[elastic.Job]) -> None:
