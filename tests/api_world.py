@@ -95,7 +95,8 @@ def job(job_id: int, uid: int, user: str) -> JobRow:
 @contextlib.contextmanager
 def served(app: Application, settings: Settings) -> Iterator[tuple[Server, int]]:
     """The API behind the daemon's own server, in a thread: on a free port, and on the settings' Unix socket."""
-    daemon: Any = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", bell=SimpleNamespace(close=int))
+    parts = {"bell": SimpleNamespace(close=int), "ticker": SimpleNamespace(look=int)}
+    daemon: Any = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", **parts)
     server = Server(app, daemon, Notifier({}))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     with socket.create_server(("127.0.0.1", 0)) as tcp, bound(settings.listen_socket) as unix:
