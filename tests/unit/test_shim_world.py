@@ -271,7 +271,7 @@ def test_a_finished_training_is_not_done_again(start: Start, tmp_path: Path) -> 
     control.ready("b")
     control.world("b", source="checkpoint")
     assert control.exits("b") == [0]
-    assert control.all("done")[1] == {"type": "done", "step": 2, "samples": 100, "epoch": 1}
+    assert control.all("done")[1] == {"type": "done", "step": 2, "samples": 100, "epoch": 1, "finished": True}
 
 
 @pytest.mark.parametrize("how", ["stop", "break"])
@@ -280,7 +280,7 @@ def test_a_training_may_end_early(start: Start, tmp_path: Path, how: str) -> Non
     control = start("--stop", "7", "--leave", how)
     control.start("a", "b")
     assert control.exits("a", "b") == [0, 0], control.story()
-    assert [message["step"] for message in control.all("done")] == [7, 7]
+    assert [(message["step"], message["finished"]) for message in control.all("done")] == [(7, False)] * 2
     assert result(tmp_path)["global_step"] == 7
 
 
