@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -33,6 +34,11 @@ LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuse.overlayfs")
 """A container's own root is local although it goes through FUSE."""
 
 
+def _without_password(url: str) -> str:
+    """What may stand in a log, of an address that cannot be taken apart."""
+    return re.sub(r"(://[^:@]*):.*@", r"\1:***@", url)
+
+
 def parse_url(url: str) -> URL:
     """Check a database address without touching the database. Raises StoreError."""
     try:
@@ -40,8 +46,8 @@ def parse_url(url: str) -> URL:
         parsed.get_dialect()
     except (ArgumentError, NoSuchModuleError):
         raise StoreError(
-            f"database_url={url} cannot be read; accepted: sqlite:////var/lib/slurm-elastic/selastic.db "
-            "or any SQLAlchemy URL, such as postgresql+psycopg://user@host/name"
+            f"database_url={_without_password(url)} cannot be read; accepted: "
+            "sqlite:////var/lib/slurm-elastic/selastic.db or any SQLAlchemy URL, such as postgresql+psycopg://user@host/name"
         ) from None
     if parsed.get_backend_name() == "sqlite":
         if parsed.database in (None, "", ":memory:"):

@@ -37,6 +37,7 @@ def test_disk_settings_are_the_durable_ones(store: Store) -> None:
         ("sqlite://", "keeps nothing; accepted"),
         ("selastic.db", "cannot be read; accepted: sqlite"),
         ("nosuchdatabase://x/y", "cannot be read; accepted: sqlite"),
+        ("postgres+nothing://ada:s:e@cret@db/x", r"nothing://ada:\*\*\*@db/x cannot be read"),
     ],
 )
 def test_an_address_that_cannot_work_is_refused(address: str, sentence: str) -> None:
