@@ -191,15 +191,13 @@ class DaemonController:
         if phase.phase == "running":
             # The allocation before the intent: see Rounds._look.
             reason = intent.directive.reason if intent else self._by_itself(job_id)
-            # It is said after the first step there, which is the new size's.
-            began = max(0, phase.step - 1), max(0, phase.samples - phase.batch)
-            step, samples = began if phase.step else (None, None)
+            step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
             self.store.set_in_use(
                 job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.directive,
                 step=step, samples=samples,
             )  # fmt: skip
-            if phase.step:
-                self.store.note_progress(job_id, phase.generation, phase.step, phase.samples, began)
+            if step is not None and samples is not None:
+                self.store.note_progress(job_id, phase.generation, step, samples)
         elif phase.phase == "finished":
             if phase.step:
                 self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)

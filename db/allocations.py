@@ -99,16 +99,12 @@ class Allocations(Part):
                     )
                 )
 
-    def note_progress(
-        self, job_id: int, generation: int, step: int, samples: int, since: tuple[int, int] | None = None
-    ) -> None:
-        """The training's counters as told by a phase rather than a report, for example at its end; `since`: both
-        counters where the generation began."""
+    def note_progress(self, job_id: int, generation: int, step: int, samples: int) -> None:
+        """The training's counters as told by a phase rather than a report: where a generation began, or at the end."""
         with self._db.write() as connection:
             row = allocation_of(connection, job_id, generation)
             if row is not None:
-                first_step, first_samples = since or (step, samples)
-                advance(connection, [(row, Progress(job_id, generation, first_step, first_samples, step, samples))])
+                advance(connection, [(row, Progress(job_id, generation, step, samples, step, samples))])
 
     def clear_in_use(self, job_id: int, at: float) -> None:
         """The supervisor has finished: nothing trains any more, though the job may still run."""

@@ -72,9 +72,10 @@ class Reporting:
         self.meter.step(micro.total, shape, position, typical, exposed_s)
         self._ended = time.perf_counter()
         if self._announce:
-            self._say_running(first_rate, shape.batch)
+            self._say_running(first_rate, shape.batch, micro.total)
 
-    def _say_running(self, first_rate: float, batch: int) -> None:
+    def _say_running(self, first_rate: float, batch: int, total: int) -> None:
+        """After a world's first step, of `total` samples."""
         world, progress, link = self._membership.world, self._state.progress, self._membership.link
         self._announce = False
         if world is None:
@@ -90,7 +91,7 @@ class Reporting:
                 batches = (int(old_batch), batch)
                 print(self._tuning.describe(batches, world.size, lrs, pause_s, progress), flush=True)
         if link is not None and world.rank == 0:
-            fields = {"generation": world.generation, "step": progress.step, "samples": progress.samples}
+            fields = {"generation": world.generation, "step": progress.step, "samples": progress.samples - total}
             link.send({"type": "running", **fields, "batch": batch, "pause_s": pause_s})
 
     def due(self) -> None:

@@ -194,7 +194,9 @@ class Phase:
     pause_s: float = 0.0
     """With `running`: from the last step of the old world to the first of the new, less one step."""
     step: int = 0
+    """Steps done so far; with `running` the number of the world's first step."""
     samples: int = 0
+    """Samples seen so far; with `running` those before the world's first step."""
     detail: str = ""
     exit_code: int = 0
     """With `finished`: what the supervisor is about to exit with; 128 + N after signal N."""

@@ -88,21 +88,21 @@ def test_a_phase_told_twice_changes_nothing(world: World) -> None:
 
 
 def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
-    """A world says that it runs after its first step: that step, with its batch, is the new size's."""
+    """A world says that it runs after its first step: that step, however short, is the new size's."""
     job = world.slurm.submit(Want(1, 4), user="games", comment=REQUEST)
     pieces = (Piece(job, "base", ("n1",), 4),)
     small, large = 240, 480
     world.controller.registered(job, replace(registration(*pieces), generation=1))
     told = [
-        ("running", 1, small, 1, small),
-        ("running", 2, large, 50, 49 * small + large),
-        ("finished", 2, large, 60, 49 * small + 11 * large),
+        ("running", 1, small, 1, 0),
+        ("running", 2, large, 50, 49 * small),
+        ("finished", 2, large, 60, 49 * small + 5 + 10 * large),
     ]
     for phase, generation, batch, step, samples in told:
         now = world.slurm.now
         world.controller.phase(job, Phase(0, phase, generation, pieces, batch, now, step=step, samples=samples))
     rows = [(row.steps, row.samples) for row in world.store.allocations(job)]
-    assert rows == [(49, 49 * small), (11, 11 * large)]
+    assert rows == [(49, 49 * small), (11, 5 + 10 * large)]
 
 
 @pytest.mark.parametrize(
