@@ -227,7 +227,7 @@ def test_an_optimizer_that_job_step_cannot_step_is_refused_by_wrap(made: list[el
         job.wrap(model, torch.optim.LBFGS(model.parameters()))
     with refused("a NoRate with lr=None, which no rule can change"):
         job.wrap(model, NoRate(model.parameters()))
-    job.wrap(model, torch.optim.Adafactor(model.parameters(), lr=torch.tensor(0.1)))
+    job.wrap(model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1)))
 
 
 def test_a_loss_that_the_script_has_scaled_is_refused(made: list[elastic.Job]) -> None:
