@@ -24,12 +24,12 @@ from .api_guard import Refused
 from .auth import Viewer
 from .board import StatusBoard
 from .optimizer.prior import Prior
+from .reports.common import moved
 
 DAY_S = 86_400.0
 MOST_HISTORIES = 2
 """Views of past time that are made at once: each may read a year of all jobs into memory, and a thread that makes one
 is not there for supervisors."""
-PLAN_PUBLIC = ("job_id", "gpus_from", "gpus_to")
 
 
 class Planner(Protocol):
@@ -143,8 +143,7 @@ class Views:
             own = job is not None and job.uid == viewer.uid
             if viewer.private and not own:
                 continue
-            shown = row if own else {key: value if key in PLAN_PUBLIC else None for key, value in row.items()}
-            rows.append({**shown, "own": own})
+            rows.append((row if own else moved(row)) | {"own": own})
         return {"at": plan.get("at"), "jobs": rows}
 
 

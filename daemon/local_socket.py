@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from slurm_elastic.trainer_shim.client import peer_uid
 from slurm_elastic.trainer_shim.errors import ConfigError
 
 PREFIX = "uid:"
@@ -28,14 +28,7 @@ class PeerProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family == socket.AF_UNIX:
-            self.client = (f"{PREFIX}{peer(connection)}", 0)
-
-
-def peer(connection: socket.socket) -> int:
-    """uid of the process at the other end, as it was when it connected."""
-    size = struct.calcsize("iII")
-    _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(uid)
+            self.client = (f"{PREFIX}{peer_uid(connection)}", 0)
 
 
 def tells_uids(uid_map: str) -> bool:

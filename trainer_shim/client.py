@@ -215,6 +215,13 @@ class _SafeConnection(_AtOnce, http.client.HTTPSConnection):
     """Over TLS."""
 
 
+def peer_uid(connection: socket.socket) -> int:
+    """uid of the process at the other end of a Unix socket, as it was when it connected or listened."""
+    size = struct.calcsize("iII")
+    _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)
+
+
 class _UnixConnection(_AtOnce):
     """To a daemon that runs as `uid` (None: not known); nobody else than that user and root is spoken to."""
 
@@ -227,8 +234,7 @@ class _UnixConnection(_AtOnce):
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
         if self._uid is not None:
-            cred = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
-            _, uid, _ = struct.unpack("iII", cred)
+            uid = peer_uid(self.sock)
             if uid not in (0, self._uid):
                 raise ConnectionError(f"uid {uid} listens on {self._path}, not the daemon's uid {self._uid}")
 

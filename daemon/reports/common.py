@@ -56,6 +56,15 @@ def redacted(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value if key in PUBLIC else None for key, value in row.items()}
 
 
+MOVED = ("job_id", "gpus_from", "gpus_to")
+"""What is told of a move of another user's job."""
+
+
+def moved(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's row as those see it who may not see the job: its other values are None."""
+    return {key: value if key in MOVED else None for key, value in row.items()}
+
+
 def known_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
     """The job. Raises NotFound with one sentence; what holds GPUs for a job is told from what nobody knows."""
     job = store.job(job_id)

@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import evidence as known
-from .common import Viewer, may_see
+from .common import MOVED, Viewer, may_see
 
 if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
-PUBLIC = ("job_id", "gpus_from", "gpus_to")
-"""What is told of another user's job that moved in the same round."""
 UNNAMED = "too few would be left for waiting jobs to start"
 """Stands for a reason that names jobs which are hidden."""
 
@@ -48,7 +46,7 @@ def _others(
         if own(entry):
             told.append(entry)
         elif not private:
-            told.append({key: value for key, value in entry.items() if key in PUBLIC})
+            told.append({key: value for key, value in entry.items() if key in MOVED})
     return {"others": told}
 
 

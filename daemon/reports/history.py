@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_elastic.trainer_shim.errors import NotAllowed
 
-from .common import Viewer, may_see, reason_text, visible_job
+from .common import Viewer, may_see, moved, reason_text, visible_job
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow
@@ -29,10 +29,6 @@ def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> list
         {"id": row.id, "job_id": row.job_id, "at": row.at, "kind": row.kind, "who": row.who, "detail": row.detail}
         for row in rows
     ]
-
-
-PLAN_PUBLIC = ("job_id", "own", "gpus_from", "gpus_to")
-"""The keys of another user's row that keep their value."""
 
 
 def plan_row(decision: DecisionRow, job: JobRow | None) -> dict[str, Any]:
@@ -72,6 +68,6 @@ def plan(store: Store, viewer: Viewer) -> dict[str, Any]:
         times.append(decision.at)
         row = plan_row(decision, job) | {"own": viewer.uid == job.uid}
         if not may_see(viewer, job):
-            row = {key: value if key in PLAN_PUBLIC else None for key, value in row.items()}
+            row = moved(row) | {"own": False}
         rows.append(row)
     return {"at": max(times, default=None), "jobs": rows}

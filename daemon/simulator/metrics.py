@@ -169,14 +169,11 @@ def gains(rows: Sequence[Summary]) -> str:
 
 
 def _clocked(name: str, value: Any) -> str:
-    timed = name.endswith("_s") and not math.isnan(value)
-    return (
-        elapsed(value)
-        if timed
-        else f"{value:,.{0 if value >= 100 else 1}f}"
-        if name == "gpu_hours"
-        else _cell(name, value)
-    )
+    if name.endswith("_s") and not math.isnan(value):
+        return elapsed(value)
+    if name == "gpu_hours":
+        return f"{value:,.{0 if value >= 100 else 1}f}"
+    return _cell(name, value)
 
 
 def table(rows: Sequence[Summary]) -> str:

@@ -113,8 +113,9 @@ def from_json(text: str, name: str) -> Iterator[tuple[str, list[str], list[str]]
     """(where, columns, cells) of each job of `sacct --json`, as --parsable2 would print them. Raises TraceError."""
     try:
         jobs = json.loads(text)["jobs"]
-        assert isinstance(jobs, list)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        if not isinstance(jobs, list):
+            raise TypeError("jobs is no list")
+    except (ValueError, KeyError, TypeError) as error:
         reason = f" ({error})" if isinstance(error, ValueError) else ""
         raise TraceError(f"{name}: not what sacct --json prints{reason}; expected an object with `jobs`") from None
     for index, job in enumerate(jobs):
@@ -128,15 +129,15 @@ def from_json(text: str, name: str) -> Iterator[tuple[str, list[str], list[str]]
 
 def _row(job: dict[str, Any]) -> dict[str, str]:
     array, het, times = job.get("array") or {}, job.get("het") or {}, job["time"]
-    number_ = str(job["job_id"])
+    shown_id = str(job["job_id"])
     if _plain(array.get("job_id")):
-        number_ = f"{_plain(array['job_id'])}_{_plain(array['task_id'])}"
+        shown_id = f"{_plain(array['job_id'])}_{_plain(array['task_id'])}"
     elif _plain(het.get("job_id")):
-        number_ = f"{_plain(het['job_id'])}+{_plain(het['job_offset']) or 0}"
+        shown_id = f"{_plain(het['job_id'])}+{_plain(het['job_offset']) or 0}"
     state, comment = job["state"]["current"], job.get("comment")
     tres = [entry for entry in job["tres"]["allocated"] if entry["type"] == "gres" and entry.get("count")]
     return {
-        "JobID": number_,
+        "JobID": shown_id,
         "JobName": job.get("name") or "",
         "State": state if isinstance(state, str) else state[0],
         "Submit": str(_plain(times["submission"])),

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import settings
 from shim_harness import Control, Start, Zygote
 
+import slurm_elastic.trainer_shim as elastic
+
 if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
@@ -53,3 +55,14 @@ def store(url: str) -> Iterator[Store]:
     with Store.open(url) as opened:
         opened.upsert_job(JOB)
         yield opened
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[elastic.Job]]:
+    """Jobs that a test makes in this process; closed after it."""
+    for name in ("SELASTIC_CONTROL", "SELASTIC_JOB_DIR", "SELASTIC_AUDIT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    jobs: list[elastic.Job] = []
+    yield jobs
+    for job in jobs:
+        job.close()

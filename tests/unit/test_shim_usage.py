@@ -5,46 +5,18 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from shim_harness import NAMESPACE
+from shim_jobs import DATA, loss_of, refused, wrapped
 from torch.utils.data import TensorDataset
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim import mesh
-from slurm_elastic.trainer_shim.errors import TrainingError
 from slurm_elastic.trainer_shim.misuse import check_wrap
-
-DATA = TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[elastic.Job]]:
-    for name in ("SELASTIC_CONTROL", "SELASTIC_JOB_DIR", "SELASTIC_AUDIT", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    jobs: list[elastic.Job] = []
-    yield jobs
-    for job in jobs:
-        job.close()
-
-
-def wrapped(made: list[elastic.Job], scheduler: bool = False, **options: Any) -> tuple[elastic.Job, Any, Any]:
-    job = elastic.join(**{"batch": 8, **options})
-    made.append(job)
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, job.steps(2, 20)) if scheduler else None
-    return job, job.wrap(model, optimizer, schedule), optimizer
-
-
-def loss_of(net: Any, batch: Any) -> torch.Tensor:
-    x, y = batch
-    loss: torch.Tensor = ((net(x) - y) ** 2).mean()
-    return loss
 
 
 def test_the_documented_loop(made: list[elastic.Job]) -> None:
@@ -134,10 +106,6 @@ def test_two_loaders_in_an_epoch(made: list[elastic.Job]) -> None:
                 job.step(loss_of(net, batch))
                 sizes.append(len(batch[0]))
     assert sizes == [8, 8, 4, 5]
-
-
-def refused(named: str) -> Any:
-    return pytest.raises(TrainingError, match=named)
 
 
 def test_wrong_uses_before_the_loop(made: list[elastic.Job]) -> None:
@@ -243,38 +211,6 @@ def test_a_loss_that_the_script_has_scaled_is_refused(made: list[elastic.Job]) -
                 job.step(scaler.scale(loss_of(net, batch)))
             job.stop()
             break
-
-
-def test_parameters_frozen_or_released_between_passes_stay_so_after_a_restart(
-    made: list[elastic.Job], tmp_path: Path
-) -> None:
-    """`if epoch == 1: release` is not run by a worker that begins in epoch 1, or later: it takes the flags over.
-    Groups added to an optimizer under way could not be taken over, and are refused."""
-
-    def run(count: int) -> tuple[elastic.Job, Any, Any]:
-        job, net, optimizer = wrapped(made, checkpoints=tmp_path, checkpoint_every_s=0.0)
-        net.bias.requires_grad_(False)
-        for epoch in job.epochs(3):
-            if epoch == 1:
-                net.bias.requires_grad_(True)
-            for batch in job.loader(DATA):
-                job.step(loss_of(net, batch))
-                job._course.saving.wait(10)
-                if job.global_step == count:
-                    job.close()
-                    return job, net, optimizer
-        job.close()
-        return job, net, optimizer
-
-    assert run(4)[1].bias.requires_grad
-    job, net, optimizer = wrapped(made, checkpoints=tmp_path)
-    net.bias.requires_grad_(False)
-    for _ in job.epochs(3):
-        assert net.bias.requires_grad
-        optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
-        with refused("a SGD has another number of parameter groups than when job.wrap"):
-            next(iter(job.loader(DATA)))
-        job.stop()
 
 
 class NotSent(torch.utils.data.Dataset[Any]):
@@ -399,88 +335,3 @@ def test_checkpoints_without_a_supervisor(made: list[elastic.Job], tmp_path: Pat
         job.close()
     assert steps == 0
     assert torch.equal(*parameters)
-
-
-class Counter:
-    """User state that is not idempotent: an early stopper's patience, a schedule by epoch."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
-
-
-def test_code_between_passes_takes_effect_once_whatever_is_restarted(made: list[elastic.Job], tmp_path: Path) -> None:
-    """A checkpoint written by job.once() between passes, and one in the middle of a pass: in the run that goes on from
-    either, what stands before and behind the pass has its effect on kept objects and rates once for each epoch."""
-
-    def run(dies: str) -> tuple[list[str], float, list[int], int]:
-        job, net, optimizer = wrapped(made, checkpoints=tmp_path, checkpoint_every_s=0.0)
-        counter, inside = Counter(), []
-        average = torch.optim.swa_utils.AveragedModel(net.module)
-        job.keep(counter=counter, Average=average)
-        try:
-            for epoch in job.epochs(2):
-                counter.seen.append(f"head {epoch}")
-                optimizer.param_groups[0]["lr"] /= 2
-                for batch in job.loader(DATA):
-                    job.step(loss_of(net, batch))
-                    inside.append(job.once(lambda job=job: job.global_step))
-                    job._course.saving.wait(10)
-                    if dies == f"in {job.global_step}":
-                        raise InterruptedError
-                counter.seen.append(f"tail {epoch}")
-                average.update_parameters(net.module)
-                optimizer.param_groups[0]["lr"] /= 2
-                job.once(print)
-                if dies == f"behind {epoch}":
-                    raise InterruptedError
-        except InterruptedError:
-            job._course.saving.wait(10)
-        job.close()
-        return counter.seen, optimizer.param_groups[0]["lr"], inside, int(average.n_averaged)
-
-    assert run("in 2")[2] == [1, 2]
-    assert run("behind 0")[2] == [3]
-    seen, rate, inside, averaged = run("never")
-    assert seen == ["head 0", "tail 0", "head 1", "tail 1"]
-    assert rate == pytest.approx(0.1 / 16)
-    assert inside == [4, 5, 6] and averaged == 2
-
-
-def test_a_loop_left_early_is_followed_by_a_whole_pass(made: list[elastic.Job]) -> None:
-    """`break` out of a first loader: a second one in the same epoch begins at its own beginning."""
-    job, net, _ = wrapped(made)
-    sizes = []
-    for _ in job.epochs(1):
-        for batch in job.loader(TensorDataset(*DATA[:12])):
-            job.step(loss_of(net, batch))
-            break
-        for batch in job.loader(DATA):
-            job.step(loss_of(net, batch))
-            sizes.append(len(batch[0]))
-    assert sizes == [8, 8, 4]
-
-
-def test_an_error_in_the_middle_of_a_step_saves_nothing(made: list[elastic.Job], tmp_path: Path) -> None:
-    """Parameters that have been stepped, at a position before that step, would be stepped twice after a restart."""
-    job, net, optimizer = wrapped(made, checkpoints=tmp_path / "checkpoints")
-
-    def fail(*_: Any) -> None:
-        raise InterruptedError
-
-    def train() -> None:
-        for _ in job.epochs(1):
-            for batch in job.loader(DATA):
-                if job.global_step == 1:
-                    optimizer.register_step_post_hook(fail)
-                job.step(loss_of(net, batch))
-
-    with pytest.raises(InterruptedError):
-        train()
-    job.close()
-    assert not list((tmp_path / "checkpoints").glob("step-*"))
