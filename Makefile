@@ -27,14 +27,14 @@ lint: ready  ## ruff
 	$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 
 types: ready  ## mypy, strict
-	$(BIN)/mypy daemon db trainer_shim
+	$(BIN)/mypy protocol trainer_shim db daemon
 
 contracts: ready  ## which part may import which
 	PYTHONPATH=packaging/namespace $(BIN)/lint-imports
 
-SHIM_TESTS = $(wildcard tests/unit/test_shim_*.py tests/unit/test_supervisor_*.py)
+SHIM_TESTS = tests/unit/trainer_shim
 test-unit: ready  ## the tests that need no Slurm, but for test-shim's
-	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 $(SHIM_TESTS:%=--ignore=%) tests/unit tests/packaging
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 --ignore=$(SHIM_TESTS) tests/unit tests/packaging
 
 test-shim: ready  ## the trainer shim and its supervisor, in real worlds of torch
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 $(SHIM_TESTS)
@@ -49,14 +49,14 @@ soak: soak-training soak-cluster  ## hundreds of kills at random points of resiz
 
 # SOAK_ARGS: --resizes, --kills, --seed.
 soak-training: ready  ## of which: a training alone, its parameters replayed
-	$(BIN)/python tests/soak.py $(SOAK_ARGS)
+	$(BIN)/python tests/support/training_soak.py $(SOAK_ARGS)
 
 ROUNDS ?= 100
 SEED ?= 1
 soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, nodes, routes (ROUNDS= SEED= KINDS=)
 	SELASTIC_SOAK_ROUNDS=$(ROUNDS) SELASTIC_SOAK_SEED=$(SEED) SELASTIC_SOAK_KINDS=$(KINDS) \
 		$(BIN)/python -m pytest -s tests/cluster/test_killing.py
-	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/test_resize_everywhere.py
+	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
 bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history: \
@@ -92,8 +92,8 @@ test-torch:  ## the shim's tests on the oldest torch and Python that are promise
 	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
 	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_TORCH)' 'numpy<2.3' \
 		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100'
-	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests" \
-		$(filter-out tests/unit/test_shim_frameworks.py,$(SHIM_TESTS)) tests/unit/test_request.py tests/unit/test_wire.py
+	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
+		--ignore=$(SHIM_TESTS)/adapters $(SHIM_TESTS) tests/unit/protocol/test_request.py tests/unit/protocol/test_messages.py
 
 # The lowest version of each requirement that setup.cfg accepts; tomli's own is schemathesis'.
 test-python:  ## the daemon's and the command line's tests on the oldest Python and the oldest libraries that are promised
@@ -102,14 +102,14 @@ test-python:  ## the daemon's and the command line's tests on the oldest Python 
 	$(OLD_DAEMON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLD_DAEMON_VENV)/oldest.txt \
 		-e '.[daemon]' 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'httpx>=0.27' 'PyYAML>=6' 'schemathesis>=4' \
 		'scipy>=1.11' 'scikit-learn>=1.4' 'shtab>=1.7' 'argparse-manpage>=4.6' 'PyMySQL>=1.1' 'tomli>=2'
-	$(OLD_DAEMON_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests" \
-		$(SHIM_TESTS:%=--ignore=%) tests/unit
+	$(OLD_DAEMON_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
+		--ignore=$(SHIM_TESTS) tests/unit
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
-	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/test_api_schema.py
+	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/daemon/api/test_openapi.py
 
 test-kills: ready  ## kill -9 under load, a hundred rounds: nothing acknowledged is lost
-	SELASTIC_KILL_ROUNDS=100 $(BIN)/python -m pytest --timeout=1800 tests/unit/test_store_durability.py
+	SELASTIC_KILL_ROUNDS=100 $(BIN)/python -m pytest --timeout=1800 tests/unit/db/test_durability.py
 
 test-browser: ready  ## the page of `selastic report` in a real browser; leaves a picture in build/report.png
 	@packaging/install-build-deps-debian --browser

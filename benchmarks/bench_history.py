@@ -17,15 +17,15 @@ from pathlib import Path
 
 import bench_round
 
-from slurm_elastic.daemon.assembly import DECISIONS_KEEP_S
-from slurm_elastic.daemon.bell import Bell
-from slurm_elastic.daemon.controller import Jobs
-from slurm_elastic.daemon.registry import Registry
-from slurm_elastic.daemon.rounds import Rounds
-from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.daemon.api.waiters import Bell
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service.controller import Jobs
+from slurm_elastic.daemon.service.daemon import DECISIONS_KEEP_S
+from slurm_elastic.daemon.service.job_registry import Registry
+from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.db.store import Store
-from slurm_elastic.trainer_shim.wire import Directive, Piece, Report
+from slurm_elastic.protocol.messages import Directive, Piece, Report
 
 HOUR_S = 3600.0
 STEPS = ("accepted", "submitted", "granted", "ready", "running", "done")

@@ -37,20 +37,20 @@ from typing import Any
 import uvicorn
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from api_world import BASE, FakeController, Named, job
+from api_harness import BASE, FakeController, Named, job
 
-from slurm_elastic.daemon import collector
-from slurm_elastic.daemon.api import create_app
-from slurm_elastic.daemon.board import KEEP_S
-from slurm_elastic.daemon.http_server import server_config
-from slurm_elastic.daemon.service import SWITCH_S
-from slurm_elastic.daemon.settings import Settings
-from slurm_elastic.daemon.ticker import Ticker
+from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.api.status_cache import KEEP_S
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service import gc_tuning
+from slurm_elastic.daemon.service.main import SWITCH_S
+from slurm_elastic.daemon.service.scheduler import Ticker
+from slurm_elastic.daemon.service.server import server_config
 from slurm_elastic.db.store import Store
-from slurm_elastic.trainer_shim.daemon_link import POLL_S
-from slurm_elastic.trainer_shim.wire import Report, Reports, to_json
+from slurm_elastic.protocol.messages import Report, Reports, to_json
+from slurm_elastic.trainer_shim.supervisor.daemon_client import POLL_S
 
 UID = 1000
 INTERVAL_S = 5.0
@@ -116,7 +116,7 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
                     inside.append(time.monotonic() - began)
 
         app.add_middleware(Timed)
-        collector.relax()
+        gc_tuning.relax()
         sys.setswitchinterval(SWITCH_S)
         ticker = Ticker(lambda: None, 3600, 1)
         ticker.every(app.board.keep, KEEP_S)

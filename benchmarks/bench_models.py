@@ -21,12 +21,12 @@ import model_peers as peers
 import numpy as np
 from profiles import Profile, load
 
-from slurm_elastic.daemon.optimizer.learning import learn
-from slurm_elastic.daemon.optimizer.models import Observation, fit, fit_many
-from slurm_elastic.daemon.optimizer.prior import ASSUMED, Prior, to_plain
-from slurm_elastic.daemon.optimizer.solver import Option, solve
-from slurm_elastic.daemon.optimizer.step_form import step_time
-from slurm_elastic.daemon.priors import PROGRAM_COUNTS
+from slurm_elastic.daemon.models.priors import PROGRAM_COUNTS
+from slurm_elastic.daemon.optimizer.models.learning import learn
+from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, to_plain
+from slurm_elastic.daemon.optimizer.models.step_time import step_time
+from slurm_elastic.daemon.optimizer.models.throughput import Observation, fit, fit_many
+from slurm_elastic.daemon.optimizer.solver.knapsack import Option, solve
 
 MICROS = (4, 8, 16, 32, 64, 128)
 NOISE = 0.03

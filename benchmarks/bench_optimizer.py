@@ -19,11 +19,11 @@ import numpy as np
 import peers
 from instances import ADVERSARIAL, FAMILIES, SIZES, Instance, curve, make, size_rules
 
-from slurm_elastic.daemon.optimizer.models import Observation, fit
-from slurm_elastic.daemon.optimizer.plans import Cache, plan
-from slurm_elastic.daemon.optimizer.pools import PoolOption, solve_pools
-from slurm_elastic.daemon.optimizer.solver import Option, solve, solve_table
-from slurm_elastic.daemon.optimizer.views import JobView
+from slurm_elastic.daemon.optimizer.job_view import JobView
+from slurm_elastic.daemon.optimizer.models.throughput import Observation, fit
+from slurm_elastic.daemon.optimizer.plan import Cache, plan
+from slurm_elastic.daemon.optimizer.solver.knapsack import Option, solve, solve_table
+from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolOption, solve_pools
 
 TARGET_S = {(100, 512): 0.001, (1000, 4096): 0.006, (2000, 16384): 0.02, (10000, 100000): 0.08}
 

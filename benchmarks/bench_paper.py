@@ -19,12 +19,12 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 
-from slurm_elastic.daemon.simulator.cli import load_profiles
+from slurm_elastic.daemon.cli.commands.simulate import load_profiles
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import Summary, summary
 from slurm_elastic.daemon.simulator.programs import Program, builtin
 from slurm_elastic.daemon.simulator.replay import simulate
-from slurm_elastic.daemon.simulator.trace import TraceJob
+from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 
 RANGE = 16
 """Largest batch over smallest."""

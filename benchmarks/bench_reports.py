@@ -28,11 +28,11 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 
-from slurm_elastic.trainer_shim.exposed import Exposed
-from slurm_elastic.trainer_shim.supervisor_events import AgentUp, WorkerMessage
-from slurm_elastic.trainer_shim.supervisor_state import Machine
-from slurm_elastic.trainer_shim.telemetry import Meter, Position, Shape
-from slurm_elastic.trainer_shim.wire import Piece
+from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.parallel.exposed_communication import Exposed
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, WorkerMessage
+from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
+from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, Shape
 
 HERE = Path(__file__).resolve().parent
 STEP_S = 0.010
@@ -96,7 +96,14 @@ def one_interval(machine: Machine, members: list[str]) -> None:
 def whole_steps(checkout: Path, workers: int) -> dict[str, dict[str, list[float]]]:
     """Of the job and of the plain loop, `data` and `step`: seconds by the wall, the thread's CPU, the process's."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "slurm_elastic.trainer_shim.cli_run", "--no-daemon", "--nproc", str(workers)]
+        command = [
+            sys.executable,
+            "-m",
+            "slurm_elastic.trainer_shim.supervisor.cli",
+            "--no-daemon",
+            "--nproc",
+            str(workers),
+        ]
         script = [str(HERE / "step_train.py"), "--out", f"{folder}/out"]
         env = {**os.environ, "PYTHONPATH": str(checkout / "packaging" / "namespace")}
         subprocess.run([*command, "--job-dir", f"{folder}/job", *script], env=env, check=True, stdout=subprocess.PIPE)

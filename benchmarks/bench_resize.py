@@ -33,13 +33,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from fake_daemon import FakeDaemon
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.trainer_shim.wire import Shape
+from slurm_elastic.protocol.messages import Shape
 
 HERE = Path(__file__).resolve().parent
 NAMESPACE = HERE.parent / "packaging" / "namespace"
@@ -129,7 +129,7 @@ def supervised(folder: Path, words: list[str], env: dict[str, str], cluster: San
     """`selastic run` of the training, as a Slurm job or as a process; gives the file with its output."""
     output = folder / "out.txt"
     environ = {"PYTHONPATH": str(NAMESPACE), "OMP_NUM_THREADS": "1", **env}
-    command = [sys.executable, "-m", "slurm_elastic.trainer_shim.cli_run", *words]
+    command = [sys.executable, "-m", "slurm_elastic.trainer_shim.supervisor.cli", *words]
     if cluster is None:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
         with output.open("w") as out:

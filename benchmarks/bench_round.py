@@ -24,16 +24,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm_elastic.daemon import collector
-from slurm_elastic.daemon.bell import Bell
-from slurm_elastic.daemon.controller import Jobs
-from slurm_elastic.daemon.registry import Registry
-from slurm_elastic.daemon.rounds import Rounds
-from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.daemon.api.waiters import Bell
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service import gc_tuning
+from slurm_elastic.daemon.service.controller import Jobs
+from slurm_elastic.daemon.service.job_registry import Registry
+from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.daemon.slurm.parse import JOB_FIELDS, NODE_FIELDS
 from slurm_elastic.db.store import Store
-from slurm_elastic.trainer_shim.wire import Piece, Report
+from slurm_elastic.protocol.messages import Piece, Report
 
 GPUS = 8
 MOST_S, MOST_MB, QUERIES = 2.0, 150.0, 2
@@ -145,7 +145,7 @@ def measure(
         jobs = Jobs(CommandClient(path=f"{folder}:/usr/bin:/bin"))
         rounds = Rounds(jobs, store, settings, Registry(store, settings), Bell())
         times = []
-        collector.relax()
+        gc_tuning.relax()
         for number in range(count):
             if number:
                 report_anew(store, running, share, chance)

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import _setup  # noqa: F401
 
-from slurm_elastic.daemon.optimizer.plans import choose
+from slurm_elastic.daemon.cli.commands.simulate import load_profiles
+from slurm_elastic.daemon.optimizer.job_view import JobView
+from slurm_elastic.daemon.optimizer.plan import choose
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
-from slurm_elastic.daemon.optimizer.views import JobView
-from slurm_elastic.daemon.simulator.cli import load_profiles
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.replay import simulate
-from slurm_elastic.daemon.simulator.trace import TraceJob, read
+from slurm_elastic.daemon.simulator.traces.formats import TraceJob, read
 from slurm_elastic.daemon.simulator.views import TrueCurve
 
 TABLE = (*POLICIES, "feedback", "evolution")

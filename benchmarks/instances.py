@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_elastic.daemon.optimizer.table import Table, scale_for
+from slurm_elastic.daemon.optimizer.solver.table import Table, scale_for
 
 SIZES = ((20, 64, 32), (100, 512, 64), (1000, 4096, 128), (2000, 16384, 256), (10000, 100000, 256))
 """(jobs, GPUs, largest size of one job)"""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.optimize import minimize, nnls
 
-from slurm_elastic.daemon.optimizer.models import Observation, fit
-from slurm_elastic.daemon.optimizer.prior import Prior
-from slurm_elastic.daemon.optimizer.step_form import step_time
+from slurm_elastic.daemon.optimizer.models.prior import Prior
+from slurm_elastic.daemon.optimizer.models.step_time import step_time
+from slurm_elastic.daemon.optimizer.models.throughput import Observation, fit
 
 Predictor = Callable[[int, int, float], float]
 Features = Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.daemon.optimizer.models import Observation
+from slurm_elastic.daemon.optimizer.models.throughput import Observation
 
 
 @dataclass(frozen=True)

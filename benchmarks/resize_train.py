@@ -72,25 +72,26 @@ class Stopwatch:
 
 def watched(job: elastic.Job) -> Stopwatch:
     """The parts of a switch, in their order."""
-    from slurm_elastic.trainer_shim import exchange, handover, membership, passage, world
+    from slurm_elastic.trainer_shim.training import switch
+    from slurm_elastic.trainer_shim.world import p2p, process_group, rendezvous, state_transfer
 
     course, watch = job._course, Stopwatch()
     model, state = course.model(), course.state
     watch.watch(course.reporting, "leaving", "last report", first=True)
     watch.watch(course.snapshots, "begin", "begin a copy")
     for name in ("__init__", "arrive", "wait_open"):
-        watch.watch(membership.Gate, name, "all arrive")
-    watch.watch(world, "gather", "agree, who has state")
+        watch.watch(rendezvous.Gate, name, "all arrive")
+    watch.watch(process_group, "gather", "agree, who has state")
     watch.watch(model, "disconnect", "drop old model")
-    watch.watch(world, "leave", "leave group")
-    watch.watch(world, "form", "form group")
+    watch.watch(process_group, "leave", "leave group")
+    watch.watch(process_group, "form", "form group")
     watch.watch(model, "connect", "wrap model")
-    watch.watch(handover, "rescue", "leavers' parts")
-    watch.watch(exchange, "tell", "what there is")
-    watch.watch(exchange, "tell_all", "who has what")
-    watch.watch(exchange, "move", "send state")
+    watch.watch(state_transfer, "rescue", "leavers' parts")
+    watch.watch(p2p, "tell", "what there is")
+    watch.watch(p2p, "tell_all", "who has what")
+    watch.watch(p2p, "move", "send state")
     watch.watch(state, "restore", "take state over")
-    watch.watch(passage.Passage, "settle", "all have done it")
+    watch.watch(switch.Passage, "settle", "all have done it")
     watch.watch(course.snapshots, "hold", "end of the copy")
     return watch
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
-from slurm_elastic.trainer_shim.wire import Piece
+from slurm_elastic.protocol.messages import Piece
 
 from . import schema
 from .codec import pieces_in, pieces_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from slurm_elastic.trainer_shim.wire import Directive, Piece, decode
+from slurm_elastic.protocol.messages import Directive, Piece, decode
 
 
 def pieces_out(pieces: tuple[Piece, ...]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import func, insert, select, update
 
-from slurm_elastic.trainer_shim.errors import NotFound, StoreError
-from slurm_elastic.trainer_shim.wire import Directive
+from slurm_elastic.protocol.errors import NotFound, StoreError
+from slurm_elastic.protocol.messages import Directive
 
 from . import schema
 from .codec import directive_in, directive_out

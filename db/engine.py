@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from slurm_elastic.trainer_shim.errors import StoreError
+from slurm_elastic.protocol.errors import StoreError
 
 BUSY_S = 10.0
 """How long another process may hold the database before we say so."""

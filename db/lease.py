@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select, update
 
-from slurm_elastic.trainer_shim.errors import LeaseLost
+from slurm_elastic.protocol.errors import LeaseLost
 
 from . import schema
 from .engine import Database

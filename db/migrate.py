@@ -15,7 +15,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, NullPool, create_engine, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError
 
-from slurm_elastic.trainer_shim.errors import StoreError
+from slurm_elastic.protocol.errors import StoreError
 
 from .engine import Database, parse_url
 from .schema import lease

@@ -17,8 +17,8 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 
-from slurm_elastic.trainer_shim.errors import StoreError
-from slurm_elastic.trainer_shim.wire import Report
+from slurm_elastic.protocol.errors import StoreError
+from slurm_elastic.protocol.messages import Report
 
 from . import schema
 from .allocations import Allocations

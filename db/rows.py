@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.trainer_shim.wire import Directive, Piece
+from slurm_elastic.protocol.messages import Directive, Piece
 
 INTENT_STATES = (
     *("issued", "accepted", "saved", "submitted", "granted", "ready", "running"),

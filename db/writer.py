@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from slurm_elastic.trainer_shim.errors import StoreError
-from slurm_elastic.trainer_shim.wire import Report
+from slurm_elastic.protocol.errors import StoreError
+from slurm_elastic.protocol.messages import Report
 
 MAX_BATCH = 2_000
 """Most submissions in one transaction, so that readers of the write lock are not kept waiting."""

@@ -1,5 +1,5 @@
 /*
- * The elastic request, checked in C: the same grammar, verdicts and sentences as trainer_shim/request.py.
+ * The elastic request, checked in C: the same grammar, verdicts and sentences as protocol/request.py.
  *
  * Promise: pure; no I/O, no allocation, no global state; safe on any bytes.
  * Limit: it answers yes or no with a sentence; what the request means is the Python parser's to say.

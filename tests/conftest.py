@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sandbox_jobs import cancel_all
+
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.daemon.sandbox.host import check
+from slurm_elastic.protocol.errors import SandboxError
 
 TESTS = Path(__file__).parent
-# `from waiting import wait_until`: with --import-mode=importlib pytest adds no test directory to the path.
-sys.path.insert(0, str(TESTS))
-
-from waiting import wait_until  # noqa: E402
-
-from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec  # noqa: E402
-from slurm_elastic.daemon.sandbox.host import check  # noqa: E402
-from slurm_elastic.trainer_shim.errors import SandboxError  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,23 +50,3 @@ def empty_sandbox(sandbox: Sandbox) -> Iterator[Sandbox]:
     cancel_all(sandbox)
     yield sandbox
     cancel_all(sandbox)
-
-
-def cancel_all(sandbox: Sandbox) -> None:
-    """Cancel every job and wait until all nodes are idle again."""
-
-    def nothing_left() -> bool:
-        # %F: of an array its own id, since scancel does not know the raw ids of its tasks.
-        jobs = sorted(set(sandbox.run(["squeue", "-h", "-o", "%F"]).stdout.split()))
-        if jobs:
-            # A task that ignores SIGTERM would cost each test the whole KillWait. KILL is no way around it: slurmctld
-            # takes it for an ordinary cancellation. ALRM ends what does not expect it, without a core file.
-            # Of those that run only: over one that waits scancel itself would wait, for a minute.
-            running = sandbox.run(["squeue", "-h", "-t", "R", "-o", "%F"]).stdout.split()
-            if running:
-                sandbox.run(["scancel", "--signal=ALRM", "--full", *sorted(set(running))])
-            sandbox.run(["scancel", *jobs])
-            return False
-        return all(state == "idle" for state in sandbox.status().nodes.values())
-
-    wait_until(nothing_left, 60, lambda: sandbox.run(["squeue"]).stdout + sandbox.run(["sinfo", "-N"]).stdout)

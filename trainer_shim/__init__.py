@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .data.shard_streams import InOrder
     from .job import Job, join
-    from .streams import InOrder
 
 __all__ = ["InOrder", "Job", "join"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = import_module(".streams" if name == "InOrder" else ".job", __name__)
+        module = import_module(".data.shard_streams" if name == "InOrder" else ".job", __name__)
         return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,10 +29,11 @@ from accelerate import __version__ as version
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.utils.data import DataLoader
 
-from .driven import Counted, check_options, check_parts, rank_to_show, taken_over
-from .errors import TrainingError
+from slurm_elastic.protocol.errors import TrainingError
+
+from .adapters.loop import Counted, check_options, check_parts, rank_to_show, taken_over
 from .job import Job, join
-from .passes import Spoken
+from .training.epoch_loop import Spoken
 
 TRIED = "1.15"
 REPLACED = (

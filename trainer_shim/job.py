@@ -15,21 +15,22 @@ from typing import Any
 
 import torch
 
-from . import batch as batches
-from .course import Course
-from .data import Feed, mapped
-from .deterministic import prepare
-from .errors import TrainingError
-from .facts import Facts
-from .membership import Membership
-from .misuse import check_wrap
-from .once import on_rank_0
-from .optimization import Optimization
-from .passes import Passes
-from .probe import Probe
-from .sampling import seed_all
-from .strategy import Wrapped, strategy_of
-from .tuning import Tuning
+from slurm_elastic.protocol.errors import TrainingError
+
+from .data.loader import Feed, mapped
+from .data.sampling import seed_all
+from .numerics import batch as batches
+from .parallel.deterministic import prepare
+from .parallel.strategy import Wrapped, strategy_of
+from .training.checks import check_wrap
+from .training.epoch_loop import Passes
+from .training.job_properties import Facts
+from .training.learning_rate import Tuning
+from .training.micro_batch_probe import Probe
+from .training.once import on_rank_0
+from .training.optimizer_step import Optimization
+from .training.session import Course
+from .world.rendezvous import Membership
 
 _current: list[Job] = []
 

@@ -31,10 +31,11 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from .driven import Driven, Part, check_options, rank_to_show, taken_over
-from .errors import TrainingError
+from slurm_elastic.protocol.errors import TrainingError
+
+from .adapters.lightning_checks import check, check_library, no_skips
+from .adapters.loop import Driven, Part, check_options, rank_to_show, taken_over
 from .job import Job, join
-from .lightning_checks import check, check_library, no_skips
 
 
 class ElasticStrategy(Strategy):

@@ -26,10 +26,11 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from .driven import Counted, Driven, Part, check_options, rank_to_show, taken_over
-from .errors import TrainingError
+from slurm_elastic.protocol.errors import TrainingError
+
+from .adapters.loop import Counted, Driven, Part, check_options, rank_to_show, taken_over
+from .adapters.transformers_checks import check
 from .job import Job, join
-from .transformers_checks import check
 
 OWN = ("is_local_process_zero", "is_world_process_zero", "max_steps", "stateful_callbacks")
 """What of the Trainer's state belongs to one worker, or is computed anew."""

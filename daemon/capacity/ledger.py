@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..slurm.types import Job, Node, Snapshot
-from .alike import Alike
+from ..slurm.model import Job, Node, Snapshot
+from .idle_nodes import Alike
 
 
 @dataclass(frozen=True, slots=True)

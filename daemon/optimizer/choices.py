@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from . import goodput
-from .curves import uncertainties
 from .errors import PlanInputError
+from .job_view import JobView, check, nodes_at
+from .models import goodput
+from .models.curves import uncertainties
 from .policies import POLICIES, Row, reference_speed, speedup_at, speedups, static_choices
-from .views import JobView, check, nodes_at
 
 NOISE_FACTOR = 6.0
 """Standard deviations of a curve's noise that a move must gain: two curves are compared, and the best of many choices

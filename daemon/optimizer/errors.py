@@ -7,7 +7,7 @@ ElasticError
 
 from __future__ import annotations
 
-from slurm_elastic.trainer_shim.errors import ElasticError
+from slurm_elastic.protocol.errors import ElasticError
 
 
 class InfeasiblePlan(ElasticError):

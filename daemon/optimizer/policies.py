@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import goodput
-from .curves import Point, throughputs
-from .solver import Option
-from .views import JobView, nodes_at
+from .job_view import JobView, nodes_at
+from .models import goodput
+from .models.curves import Point, throughputs
+from .solver.knapsack import Option
 
 DEFAULT_POLICY = "auto"
 """A job that trains a fixed number of epochs ends when its samples are done, and its request says which batches its

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .job_view import JobView, nodes_at
 from .policies import Row, reference_speed, speedup_at
-from .solver import Option, Solution
-from .views import JobView, nodes_at
+from .solver.knapsack import Option, Solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Target:
     gain: float
     """Relative change of progress against the current allocation; for a job that starts, its speedup."""
     reason: str
-    """A code of daemon/reasons.py, or "start" / "keep_frozen"."""
+    """A code of daemon/text/reasons.py, or "start" / "keep_frozen"."""
     alternatives: tuple[tuple[int, int, float], ...] = ()
     """The next best sizes at the plan's price of a GPU: (GPUs, batch, value)."""
     measured: bool = True

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_elastic.trainer_shim.wire import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
-from ..capacity.anew import place_anew
-from ..capacity.growth import Like, place, take
 from ..capacity.ledger import Amount, Ledger
-from ..capacity.units import Unit, shrinks, units_of, without
-from ..reasons import Reason
-from .standing import Standing, sizes
+from ..capacity.placement import Like, place, take
+from ..capacity.requeue_placement import place_anew
+from ..capacity.shrink_options import Unit, shrinks, units_of, without
+from ..text.reasons import Reason
+from .eligibility import Standing, sizes
 
 
 @dataclass(frozen=True, slots=True)

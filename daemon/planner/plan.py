@@ -12,19 +12,19 @@ from functools import cache
 from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
-from slurm_elastic.trainer_shim.wire import Directive, Shape
+from slurm_elastic.protocol.messages import Directive, Shape
 
-from ..capacity.growth import take
 from ..capacity.ledger import Pool, pool_of, pools, unexplained
-from ..capacity.needs import needs
-from ..capacity.room import Met, Room, make_room
-from .available import comebacks, free_ledger, reachable
-from .division import Division, Group, members_of
-from .evidence import Context, others, row, row_of_frozen, row_of_waiting
+from ..capacity.make_room import Met, Room, make_room
+from ..capacity.pending_jobs import needs
+from ..capacity.placement import take
+from .allocation import Division, Group, members_of
+from .context import Inputs, Situation
+from .decision_record import Context, others, row, row_of_frozen, row_of_waiting
+from .eligibility import JobState, Standing, stand
+from .fixed_targets import settled
+from .free_capacity import comebacks, free_ledger, reachable
 from .moves import Move, Wish, moves
-from .settled import settled
-from .situation import Inputs, Situation
-from .standing import JobState, Standing, stand
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ Limit: read-only, and nothing here asks Slurm.
 from __future__ import annotations
 
 from .acct import acct
-from .advice import advice
+from .advise import advice
 from .common import PUBLIC, Viewer
-from .course import course
 from .explain import explain
 from .history import events, plan, plan_row
 from .status import job, status
+from .usage import course
 
 __all__ = [
     "PUBLIC",

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
-from slurm_elastic.trainer_shim.request import ACCEPTED_FORM
+from slurm_elastic.protocol.errors import NotAllowed, NotFound
+from slurm_elastic.protocol.request import ACCEPTED_FORM
 
-from ..reasons import Reason
+from ..text.reasons import Reason
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import JobRow

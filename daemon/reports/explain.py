@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .common import Viewer, reason_text, visible_job
-from .hidden import hidden
 from .status import job_row
+from .visibility import hidden
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, IntentRow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.trainer_shim.errors import NotAllowed
+from slurm_elastic.protocol.errors import NotAllowed
 
 from .common import Viewer, may_see, moved, reason_text, visible_job
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slurm_elastic.trainer_shim import request as elastic_request
-from slurm_elastic.trainer_shim.errors import RequestError
+from slurm_elastic.protocol import request as elastic_request
+from slurm_elastic.protocol.errors import RequestError
 
-from ..reasons import bottleneck_text
+from ..text.reasons import bottleneck_text
 from . import evidence
 from .common import Viewer, known_job, may_see, reason_text, redacted, visible_job
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_elastic.trainer_shim.errors import SandboxError
+from slurm_elastic.protocol.errors import SandboxError
 
 CLUSTER = "sandbox"
 ACCOUNT = "research"

@@ -13,7 +13,7 @@ import sys
 
 from . import processes, registry
 
-_DISMISS = b"."
+DISMISS = b"."
 
 
 class Guard:
@@ -24,7 +24,7 @@ class Guard:
         environment = {name: value for name, value in os.environ.items() if name != processes.ID_VARIABLE}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", str(__package__), "guard", entry.name, entry.id],
+            [sys.executable, "-m", f"{__package__}.guard_process", entry.name, entry.id],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -38,13 +38,8 @@ class Guard:
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(OSError):
-                stdin.write(_DISMISS)
+                stdin.write(DISMISS)
                 stdin.flush()
             with contextlib.suppress(OSError):
                 stdin.close()
         self._process.wait(30)
-
-
-def dismissed() -> bool:
-    """In the guard: wait for the starter's word on standard input. False when it died without one."""
-    return sys.stdin.buffer.read(1) == _DISMISS

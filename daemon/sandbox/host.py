@@ -13,7 +13,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from slurm_elastic.trainer_shim.errors import SandboxError
+from slurm_elastic.protocol.errors import SandboxError
 
 from .config import SandboxSpec
 

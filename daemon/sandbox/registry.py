@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from slurm_elastic.trainer_shim.errors import SandboxError
+from slurm_elastic.protocol.errors import SandboxError
 
 FIRST, LAST = 21000, 32000
 """Ports looked at: below the range from which Linux picks a client's port (32768 and up)."""

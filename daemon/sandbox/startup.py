@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 
-from slurm_elastic.trainer_shim.errors import SandboxError
+from slurm_elastic.protocol.errors import SandboxError
 
 from . import host
 from .config import ACCOUNT, CLUSTER, USERS, Layout, SandboxSpec, node_names

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from ..optimizer.admission import admitted
-from ..optimizer.plans import Cache, choose
+from ..optimizer.job_view import JobView
+from ..optimizer.plan import Cache, choose
 from ..optimizer.policies import Row
-from ..optimizer.views import JobView
 from .engine import Simulation
 from .jobs import Job, Settings
 from .views import Views

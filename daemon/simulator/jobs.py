@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..optimizer.goodput import nearest
-from ..optimizer.models import Observation, ThroughputModel
-from ..optimizer.views import JobView
+from ..optimizer.job_view import JobView
+from ..optimizer.models.goodput import nearest
+from ..optimizer.models.throughput import Observation, ThroughputModel
 from .programs import BatchLadder, Program, rigid, size_ladder
-from .trace import TraceError, TraceJob
+from .traces.formats import TraceError, TraceJob
 
 Sizes = tuple[tuple[int, int], ...]
 """Feasible (GPUs, nodes)."""

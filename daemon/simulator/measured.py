@@ -11,12 +11,12 @@ import csv
 import math
 from collections import defaultdict
 
-from ..optimizer.models import Observation, fit
-from ..optimizer.prior import Prior
-from ..optimizer.shipped import DEFAULT
-from ..optimizer.step_form import N
+from ..optimizer.models.prior import Prior
+from ..optimizer.models.shipped_prior import DEFAULT
+from ..optimizer.models.step_time import N
+from ..optimizer.models.throughput import Observation, fit
 from .programs import Program, form_law
-from .trace import TraceError
+from .traces.formats import TraceError
 
 WIDE = Prior(DEFAULT.mean, tuple(tuple(4.0 * (i == j) for j in range(N)) for i in range(N)), noise=0.1, noise_apart=0.1)
 PHASES = 10

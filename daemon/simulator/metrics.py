@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..cli_times import elapsed
+from ..text.times import elapsed
 from .engine import Outcome
 from .jobs import Job
 

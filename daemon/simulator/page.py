@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from html import escape
 from itertools import pairwise
 
-from ..report_charts import LEFT, RIGHT, WIDTH, Axis, label, picture, ticks, values
-from ..report_page import STYLE as REPORT_STYLE
+from ..html.charts import LEFT, RIGHT, WIDTH, Axis, label, picture, ticks, values
+from ..html.report_page import STYLE as REPORT_STYLE
 from .engine import Outcome
 from .metrics import LEGEND, Summary, cells, gains
 

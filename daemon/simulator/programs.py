@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..optimizer.step_form import step_time
+from ..optimizer.models.step_time import step_time
 
 StepTime = Callable[[int, int, float], float]
 """(GPUs, nodes, micro batch) -> s without accumulation"""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..optimizer.plans import choose
+from ..optimizer.plan import choose
 from ..optimizer.policies import POLICIES
-from .backfill import Backfill
+from .baselines.backfill import Backfill
+from .baselines.evolution import Evolution
+from .baselines.feedback import Feedback
 from .decisions import Chooser, Optimized
 from .engine import Outcome
-from .evolution import Evolution
-from .feedback import Feedback
 from .jobs import Job, Settings, prepare
 from .metrics import RECORDED
 from .programs import BatchLadder, Program, rigid
-from .trace import TraceJob
+from .traces.formats import TraceJob
 
 
 def simulate(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from ..optimizer.models import Observation, fit
-from ..optimizer.views import JobView
+from ..optimizer.job_view import JobView
+from ..optimizer.models.throughput import Observation, fit
 from .jobs import Job, Settings, Sizes
 from .placement import Outlook, Places
 from .programs import Program

@@ -1,8 +1,8 @@
 """The only code of the daemon that talks to Slurm."""
 
-from .choose import choose
 from .commands import CommandClient
+from .model import Job, Node, Partition, Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
-from .types import Job, Node, Partition, Size, SlurmClient, Snapshot
+from .select import choose
 
 __all__ = ["CommandClient", "Job", "Node", "Partition", "Size", "SlurmClient", "Snapshot", "choose", "expand", "fold"]

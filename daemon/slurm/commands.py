@@ -15,12 +15,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
+from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
-from . import checks, parse, site, waiting
+from . import arguments, parse, pending_resize, site
+from .model import Size, Snapshot
 from .nodelist import expand, fold
 from .site import Site, SlurmLimit
-from .types import Size, Snapshot
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -87,11 +87,11 @@ class CommandClient:
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """See SlurmClient.shrink."""
-        self._update(job_id, f"NodeList={fold(checks.node_names(nodes, f'job {job_id}'))}")
+        self._update(job_id, f"NodeList={fold(arguments.node_names(nodes, f'job {job_id}'))}")
 
     def cancel(self, job_id: int) -> None:
         """See SlurmClient.cancel."""
-        if self._scancel(str(checks.job_number(job_id)), job_id):
+        if self._scancel(str(arguments.job_number(job_id)), job_id):
             return
         # 22.05 does not know a task of an array by its raw id, says so only with -v, and calls that a success.
         name = self._array_name(job_id)
@@ -100,28 +100,28 @@ class CommandClient:
 
     def set_comment(self, job_id: int, text: str) -> None:
         """See SlurmClient.set_comment. Refused too: control characters, more than 1024 characters."""
-        self._update(job_id, f"Comment={checks.comment(text, job_id)}")
+        self._update(job_id, f"Comment={arguments.comment(text, job_id)}")
 
     def requeue(self, job_id: int) -> None:
         """See SlurmClient.requeue."""
-        self._scontrol(["requeue", str(checks.job_number(job_id))], f"requeue job {job_id}")
+        self._scontrol(["requeue", str(arguments.job_number(job_id))], f"requeue job {job_id}")
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         """See SlurmClient.resize_waiting."""
-        shown = self._run(["scontrol", "-o", "show", "job", str(checks.job_number(job_id))])
+        shown = self._run(["scontrol", "-o", "show", "job", str(arguments.job_number(job_id))])
         if shown.returncode != 0:
             raise _refusal(shown, f"show job {job_id}")
-        record = waiting.record(shown.stdout, job_id)
-        words = waiting.size_words(record, size)
+        record = pending_resize.record(shown.stdout, job_id)
+        words = pending_resize.size_words(record, size)
         try:
-            self._update(job_id, f"ReservationName={checks.plain_name(reservation)}")
+            self._update(job_id, f"ReservationName={arguments.plain_name(reservation)}")
         except SlurmRefused as error:
             if not _NO_RESERVATION.search(str(error)):
                 raise
         try:
             self._update(job_id, *words, "StartTime=now")
         except SlurmRefused as error:
-            kept = waiting.size_words(record, size, keep_tasks=True)
+            kept = pending_resize.size_words(record, size, keep_tasks=True)
             if kept == words or not _NOT_PERMITTED.search(str(error)):
                 raise
             self._update(job_id, *kept, "StartTime=now")  # the whole size once more: a part of the first was taken
@@ -129,7 +129,7 @@ class CommandClient:
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         """See SlurmClient.reserve."""
         self.unreserve(name)
-        kept, owner = fold(checks.node_names(nodes, f"reservation {name}")), checks.plain_name(user)
+        kept, owner = fold(arguments.node_names(nodes, f"reservation {name}")), arguments.plain_name(user)
         words = [
             *("create", "reservation", f"ReservationName={name}", "StartTime=now", f"Duration={int(minutes)}"),
             *(f"Nodes={kept}", f"Users={owner}", "Flags=IGNORE_JOBS,FLEX"),
@@ -142,7 +142,7 @@ class CommandClient:
             with contextlib.suppress(SlurmRefused):  # it has ended, and is in no reservation any more
                 self._update(job_id, "ReservationName=")
         try:
-            self._scontrol(["delete", f"reservation={checks.plain_name(name)}"], f"end reservation {name}")
+            self._scontrol(["delete", f"reservation={arguments.plain_name(name)}"], f"end reservation {name}")
         except SlurmRefused as error:
             if not _NO_RESERVATION.search(str(error)):
                 raise
@@ -165,7 +165,7 @@ class CommandClient:
     def coordinated(self, user: str) -> frozenset[str]:
         """The accounts whose jobs this user may change as their coordinator; none without slurmdbd."""
         words = ["withcoord", "format=User,Coordinators"]
-        done = self._run(["sacctmgr", "-n", "-P", "show", "user", checks.plain_name(user), *words])
+        done = self._run(["sacctmgr", "-n", "-P", "show", "user", arguments.plain_name(user), *words])
         if done.returncode != 0:
             raise _no_answer(done, "sacctmgr")
         rows = (line.partition("|") for line in done.stdout.splitlines())
@@ -197,7 +197,7 @@ class CommandClient:
         return int(found[1]), int(found[2])
 
     def _update(self, job_id: int, *what: str) -> None:
-        self._scontrol(["update", f"JobId={checks.job_number(job_id)}", *what], f"change job {job_id}")
+        self._scontrol(["update", f"JobId={arguments.job_number(job_id)}", *what], f"change job {job_id}")
 
     def _scontrol(self, words: Sequence[str], what: str) -> None:
         done = self._run(["scontrol", *words])
@@ -219,7 +219,7 @@ class CommandClient:
         """8_1 for a task of array 8; "" when there is no such job, or it is no task."""
         separator = _separator()
         fields = ("JobID", "ArrayJobID", "ArrayTaskID")
-        words = ["squeue", "-h", "-a", "-j", str(checks.job_number(job_id))]
+        words = ["squeue", "-h", "-a", "-j", str(arguments.job_number(job_id))]
         done = self._run([*words, "-O", parse.format_of(fields, separator)])
         if _UNKNOWN_JOB.search(done.stderr):
             return ""

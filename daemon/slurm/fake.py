@@ -12,10 +12,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
+from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
+from .model import Job, Node, Partition, Size, Snapshot
 from .site import Reservation, Site, SlurmLimit
-from .types import Job, Node, Partition, Size, Snapshot
 
 ROOT = "root"
 BEGIN_S = 121.0

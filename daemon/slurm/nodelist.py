@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 
-from slurm_elastic.trainer_shim.errors import SlurmUnparsable
+from slurm_elastic.protocol.errors import SlurmUnparsable
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
 _FOLDED = re.compile(r"[A-Za-z0-9._,\[\]-]*")

@@ -13,10 +13,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
 
-from slurm_elastic.trainer_shim.errors import SlurmUnparsable
+from slurm_elastic.protocol.errors import SlurmUnparsable
 
+from .model import Job, Node, Partition
 from .nodelist import expand
-from .types import Job, Node, Partition
 
 # The last ones are the user's free text; the order is otherwise without meaning.
 # fmt: off

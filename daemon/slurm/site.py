@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from slurm_elastic.trainer_shim.errors import SlurmUnparsable
+from slurm_elastic.protocol.errors import SlurmUnparsable
 
 _WORD = re.compile(r"(?<!\S)([A-Za-z/:]+)=(\S*)")
 _COUNT = re.compile(r"(N|\d+(?:\.\d+)?)(?:\(.*\))?")

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.daemon.cli_events import words
-from slurm_elastic.daemon.reasons import Reason
+from slurm_elastic.daemon.cli.commands.events import words
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
-from slurm_elastic.trainer_shim import audit
-from slurm_elastic.trainer_shim.client import Client
-from slurm_elastic.trainer_shim.errors import ElasticError
+from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.trainer_shim.training import audit
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent

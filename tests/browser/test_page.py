@@ -14,12 +14,12 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import afternoon
 import pytest
+import sample_history
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.auth import Viewer
-from slurm_elastic.daemon.report_page import page
+from slurm_elastic.daemon.api.auth import Viewer
+from slurm_elastic.daemon.html.report_page import page
 from slurm_elastic.db.store import Store
 
 PROBE = """
@@ -45,8 +45,8 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of an afternoon, for an admin."""
     folder = tmp_path_factory.mktemp("store")
     with Store.open(f"sqlite:///{folder}/a.db") as store:
-        afternoon.acted(store)
-        return page(reports.course(store, Viewer(0, True), afternoon.END, start=afternoon.START))
+        sample_history.acted(store)
+        return page(reports.course(store, Viewer(0, True), sample_history.END, start=sample_history.START))
 
 
 def chromium(*arguments: object) -> str:
@@ -82,7 +82,7 @@ def test_every_chart_is_drawn_within_the_page(html: str, tmp_path: Path) -> None
     heights = [bottom - top for _, top, _, bottom, _ in chars]
     assert heights[1] == max(heights) and heights[0] == min(heights)
     assert len(seen["dots"]) == 9 and "rgb(0, 0, 0)" not in seen["dots"]
-    assert seen["scripts"] == 1 and seen["names"][1] == afternoon.HOSTILE[:17] + "…"
+    assert seen["scripts"] == 1 and seen["names"][1] == sample_history.HOSTILE[:17] + "…"
 
 
 def test_it_fits_a_telephone(html: str, tmp_path: Path) -> None:

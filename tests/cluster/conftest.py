@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from slurm_ways import cluster as cluster
-from slurm_ways import pyslurm as pyslurm
-from slurm_ways import way as way
+from slurm_backends import cluster as cluster
+from slurm_backends import pyslurm as pyslurm
+from slurm_backends import way as way
 
 from slurm_elastic.daemon.sandbox import Sandbox
 

@@ -22,17 +22,17 @@ import uvicorn
 from second_user import GAMES, SecondUser, second_user
 from waiting import wait_until
 
-from slurm_elastic.daemon.api import create_app
-from slurm_elastic.daemon.assembly import Daemon
-from slurm_elastic.daemon.auth import Authenticator
+from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.api.auth import Authenticator
+from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.daemon.settings import Settings
+from slurm_elastic.daemon.service.daemon import Daemon
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.db.store import Store
-from slurm_elastic.trainer_shim import munge
-from slurm_elastic.trainer_shim.client import Client, TokenRefused
-from slurm_elastic.trainer_shim.errors import NotAllowed, NotFound
-from slurm_elastic.trainer_shim.wire import Piece, Registration, Report, Reports, to_json
+from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.client import Client, TokenRefused
+from slurm_elastic.protocol.errors import NotAllowed, NotFound
+from slurm_elastic.protocol.messages import Piece, Registration, Report, Reports, to_json
 
 
 @dataclasses.dataclass

@@ -11,15 +11,15 @@ from fake_daemon import FakeDaemon
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.trainer_shim import audit
-from slurm_elastic.trainer_shim.wire import Shape
+from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
 LINES = {"ddp": 6, "fsdp": 6, "tensor_parallel": 6, "lightning": 2, "transformers": 2}
 SLOW = """
 import os, sys, time
-if "slurm_elastic.trainer_shim.agent" in sys.orig_argv:
+if "slurm_elastic.trainer_shim.node.agent" in sys.orig_argv:
     from torch.optim.optimizer import register_optimizer_step_post_hook
     register_optimizer_step_post_hook(lambda *_: time.sleep(0 if os.path.exists("go") else 0.1))
 """
@@ -30,7 +30,7 @@ def submit(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words
     """sbatch NAME.sbatch as a user would, with a `selastic` that keeps a record of every sample."""
     for file in (ROOT / "examples").glob(f"*{name}.*"):
         shutil.copy(file, folder)
-    run = f'#!/bin/bash\nshift\nexec {sys.executable} -m slurm_elastic.trainer_shim.cli_run --audit audit "$@"\n'
+    run = f'#!/bin/bash\nshift\nexec {sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit "$@"\n'
     (folder / "bin").mkdir()
     (folder / "bin/selastic").write_text(run)
     (folder / "bin/selastic").chmod(0o755)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from campaign import Campaign
-from campaign_kills import KINDS
+from kill_actions import KINDS
+from kill_campaign import Campaign
 from live_daemon import live_daemon
 
 from slurm_elastic.daemon.sandbox import Sandbox

@@ -23,7 +23,7 @@ from hooks_build import HOOKS
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.trainer_shim.client import Client
+from slurm_elastic.protocol.client import Client
 
 HOOK_KINDS = ("PrologSlurmctld", "EpilogSlurmctld", "Prolog", "Epilog")
 USER = "games"
@@ -230,7 +230,7 @@ def test_a_daemon_with_tls_acts_when_a_job_starts_and_ends(hooked: Hooked, tmp_p
     )
     with (tmp_path / "log").open("w") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "slurm_elastic.daemon.service", "--config", config], stderr=log, cwd="/"
+            [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--config", config], stderr=log, cwd="/"
         )
     said = tmp_path / "client.json"
     try:

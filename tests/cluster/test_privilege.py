@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from waiting import wait_until
 
-from slurm_elastic.daemon.operators import hides_jobs
+from slurm_elastic.daemon.api.slurm_roles import hides_jobs
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.sandbox.config import ACCOUNT
 from slurm_elastic.daemon.slurm import CommandClient, Size
-from slurm_elastic.trainer_shim.errors import SlurmRefused
+from slurm_elastic.protocol.errors import SlurmRefused
 
 OWNER, DAEMON = "games", "daemon"
 """Who has the job, and as whom the daemon runs."""

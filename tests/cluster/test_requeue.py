@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from campaign import Campaign
-from conftest import cancel_all
+from kill_campaign import Campaign
 from live_daemon import OTHER, Selasticd, live_daemon
+from sandbox_jobs import cancel_all
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox

@@ -18,8 +18,8 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, Size
-from slurm_elastic.trainer_shim import audit
-from slurm_elastic.trainer_shim.wire import Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Shape
+from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ class Job:
         (folder / "train.py").write_text(TRAIN)
         variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **env}
         exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
-        run = f"exec {sys.executable} -m slurm_elastic.trainer_shim.cli_run --audit audit {words}"
+        run = f"exec {sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit {words}"
         (folder / "job.sh").write_text(f"#!/bin/bash\n{exports}\n{run}\n")
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append"]
         answer = sandbox.run([*command, *options.split(), str(folder / "job.sh")])

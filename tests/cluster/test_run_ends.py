@@ -12,7 +12,7 @@ from small_training import TRAIN
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.trainer_shim import audit
+from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
 Submit = Callable[..., int]
@@ -28,7 +28,7 @@ def submit(empty_sandbox: Sandbox, tmp_path: Path) -> Submit:
         folder.mkdir()
         (folder / "train.py").write_text(TRAIN)
         (folder / "fails.py").write_text(TRAIN + "\nsys.exit(7)\n")
-        run = f"exec {shlex.quote(sys.executable)} -m slurm_elastic.trainer_shim.cli_run --no-daemon {words}"
+        run = f"exec {shlex.quote(sys.executable)} -m slurm_elastic.trainer_shim.supervisor.cli --no-daemon {words}"
         lines = ["#!/bin/bash", f"export PYTHONPATH={ROOT / 'packaging/namespace'} OMP_NUM_THREADS=1", run]
         (folder / "job.sh").write_text("\n".join(lines) + "\n")
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.%a.txt", "--open-mode=append"]

@@ -18,7 +18,7 @@ import pytest
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec, processes, registry
-from slurm_elastic.trainer_shim.errors import SandboxError
+from slurm_elastic.protocol.errors import SandboxError
 
 SMALL = SandboxSpec(nodes=2, gpus_per_node=2)
 NAMESPACE = Path(__file__).parents[2] / "packaging" / "namespace"
@@ -27,7 +27,7 @@ NAMESPACE = Path(__file__).parents[2] / "packaging" / "namespace"
 def sandbox_command(*words: str) -> subprocess.CompletedProcess[str]:
     """`selastic sandbox …` in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "slurm_elastic.daemon.sandbox", *words],
+        [sys.executable, "-m", "slurm_elastic.daemon.cli.main", "sandbox", *words],
         capture_output=True,
         text=True,
         timeout=120,
@@ -233,7 +233,8 @@ def test_ordinary_user_is_told_to_use_sudo(sandbox: Sandbox, everyones_copy: Pat
     absent = f"no-root-{os.getpid()}"
     for word, name in (("up", absent), ("down", sandbox.entry.name)):
         # The system's Python: a user may execute it, unlike perhaps the one that runs the tests.
-        command = ["/usr/bin/python3", "-B", "-m", "slurm_elastic.daemon.sandbox", word, "--name", name]
+        command = ["/usr/bin/python3", "-B", "-m", "slurm_elastic.daemon.cli.main", "sandbox", word]
+        command += ["--name", name]
         told = subprocess.run(
             ["setpriv", "--reuid=games", "--regid=games", "--clear-groups", *command],
             capture_output=True,

@@ -12,8 +12,8 @@ from slurm_elastic.db.engine import Database
 from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.trainer_shim.errors import LeaseLost
-from slurm_elastic.trainer_shim.wire import Directive, Piece, Report
+from slurm_elastic.protocol.errors import LeaseLost
+from slurm_elastic.protocol.messages import Directive, Piece, Report
 
 JOB = JobRow(7, "ada", 1000, "t", "lab", "gpu", "", True, "", "", 1.0, 2.0, None, "RUNNING")
 PIECE = Piece(7, "base", ("n1",), 4, "a100")

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from slurm_ways import Cluster, gone, running, seen
+from slurm_backends import Cluster, gone, running, seen
 
 from slurm_elastic.daemon.slurm.fake import Want
-from slurm_elastic.trainer_shim.errors import SlurmRefused, SlurmUnreachable
+from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
 
 def test_running_job_is_seen_with_all_it_holds(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slurm_ways import Commands, PySlurm, RealCluster, gone, running, seen
+from slurm_backends import Commands, PySlurm, RealCluster, gone, running, seen
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient, Job, SlurmClient

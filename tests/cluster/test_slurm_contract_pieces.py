@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from slurm_ways import Cluster, Commands, RealCluster, gone, running, seen
+from slurm_backends import Cluster, Commands, RealCluster, gone, running, seen
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import Size, Snapshot
 from slurm_elastic.daemon.slurm.fake import Want
 from slurm_elastic.daemon.slurm.site import limits
-from slurm_elastic.trainer_shim.errors import SlurmRefused
+from slurm_elastic.protocol.errors import SlurmRefused
 
 
 def put_back(cluster: Cluster, job_id: int) -> Snapshot:

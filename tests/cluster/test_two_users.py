@@ -17,9 +17,9 @@ from second_user import SecondUser, second_user
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
-from slurm_elastic.trainer_shim import munge
-from slurm_elastic.trainer_shim.errors import NotAllowed
-from slurm_elastic.trainer_shim.wire import VERSION, Phase, Piece, Registration, to_json
+from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.errors import NotAllowed
+from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration, to_json
 
 SECRET = "secret-name"
 """Name of root's job: games must not find it anywhere."""

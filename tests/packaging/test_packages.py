@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from waiting import wait_until  # noqa: E402
 
@@ -209,7 +209,7 @@ def test_the_commands_work_for_every_user(installed: Root) -> None:
 
 def test_the_shim_is_importable_from_any_python(installed: Root) -> None:
     """What the module file puts on PYTHONPATH needs nothing else, and its `selastic` runs under any Python too."""
-    code = "import slurm_elastic.trainer_shim.request as r; print(r.parse('gpus=1-2,batch=8').text())"
+    code = "import slurm_elastic.protocol.request as r; print(r.parse('gpus=1-2,batch=8').text())"
     module = next(installed.at("/usr/share/slurm-elastic/modulefiles/slurm-elastic").iterdir()).read_text()
     path, commands = re.search(r"PYTHONPATH\s+(\S+)", module), re.search(r"\sPATH\s+(\S+)", module)
     assert path is not None and commands is not None

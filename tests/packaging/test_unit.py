@@ -135,7 +135,7 @@ def test_every_python_package_is_in_the_wheels_list() -> None:
     """A folder that setup.cfg forgets is missing for users, and for them alone; one that is gone breaks the build."""
     there = {
         "slurm_elastic." + ".".join(file.parent.relative_to(ROOT).parts)
-        for top in ("trainer_shim", "daemon", "db")
+        for top in ("protocol", "trainer_shim", "daemon", "db")
         for file in (ROOT / top).rglob("*.py")
     }
     assert set(setup_cfg()["packages"].split()) == there

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from shim_harness import Control, Start, Zygote
+from worker_harness import Control, Start, Zygote
 
 import slurm_elastic.trainer_shim as elastic
 
@@ -48,7 +48,7 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
     """A store with one job. What it takes is imported here: the shim's tests run where there is no database library."""
-    from stored import JOB
+    from store_records import JOB
 
     from slurm_elastic.db.store import Store
 

@@ -1,0 +1,129 @@
+"""Who calls: a uid proven by MUNGE (or, for a user's own daemon, by who knows the secret of their client file), and
+what that uid may see. Whose job it is, is never the caller's to say: Slurm says it.
+
+A credential or a proof counts for one request only: it was made for this method, address and body, and is accepted
+once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.errors import ConfigError, NotAllowed
+from slurm_elastic.protocol.shared_secret import Verifier
+
+from ..config.settings import Settings
+from .slurm_roles import hides_jobs, uids
+
+
+class Unauthenticated(NotAllowed):
+    """Nobody that we know: 401, where NotAllowed is 403."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Someone who asks. Admins (root, Slurm's user and operators, `admins` of the settings) see and pin everyone's."""
+
+    uid: int
+    admin: bool = False
+    private: bool = False
+    """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
+
+
+class Authenticator:
+    """Finds out who calls. Blocking (it asks munged): call it from a thread.
+
+    operators: uids of those who are Operator or Administrator in Slurm, as known now. private: whether Slurm hides
+    others' jobs; None while slurmctld has not said: then slurm.conf counts, and without that file they are hidden.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        operators: Callable[[], Collection[int]] = tuple,
+        private: Callable[[], bool | None] = lambda: None,
+    ) -> None:
+        self._operators, self._private = operators, private
+        conf = settings.slurm_conf or None
+        self._private_here = hides_jobs(munge.slurm_conf_value("PrivateData", conf) or "") or not munge.has_slurm_conf(
+            conf
+        )
+        self._listen_socket = settings.listen_socket
+        self._ca = _certificates(settings.tls_ca) if settings.tls_ca else ""
+        self._socket = settings.munge_socket or None
+        if self._socket is None and settings.slurm_conf:
+            self._socket = munge.default_socket(settings.slurm_conf)
+        self._only_uid = os.geteuid() if settings.user_mode else None
+        self._secret = secrets.token_urlsafe(32) if settings.user_mode else None
+        self._proofs = Verifier(self._secret) if self._secret is not None else None
+        self._admins = {0, os.geteuid(), *uids((*settings.admins, _slurm_user(settings)))}
+
+    def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
+        """The caller of a request to `target` (path and query as sent).
+
+        Raises Unauthenticated, NotAllowed, or MungeError when munged cannot be asked.
+        """
+        scheme, _, value = (authorization or "").partition(" ")
+        if scheme == "Secret" and self._proofs is not None:
+            try:
+                self._proofs.check(value, munge.bind(method, target, body))
+            except NotAllowed as error:
+                raise Unauthenticated(str(error)) from None
+            return self.viewer(os.geteuid())
+        if scheme != "MUNGE":
+            raise Unauthenticated("the request does not say who sends it; accepted: Authorization: MUNGE <credential>")
+        try:
+            caller = munge.decode(value, self._socket)
+        except munge.CredentialRefused as error:
+            raise Unauthenticated(str(error)) from None
+        if not hmac.compare_digest(caller.payload, munge.bind(method, target, body)):
+            raise Unauthenticated("the credential was made for another request; make one for each")
+        return self.local(caller.uid)
+
+    def local(self, uid: int) -> Viewer:
+        """A caller whose uid is known: MUNGE has proven it, or the kernel. Raises NotAllowed."""
+        if self._only_uid is not None and uid != self._only_uid:
+            raise NotAllowed(f"this selasticd serves uid {self._only_uid} only, who started it; you are uid {uid}")
+        return self.viewer(uid)
+
+    def viewer(self, uid: int) -> Viewer:
+        """What this uid may see."""
+        admin = uid in self._admins or uid in self._operators()
+        private = self._private()
+        return Viewer(uid, admin, not admin and (self._private_here if private is None else private))
+
+    def client_values(self, url: str) -> dict[str, Any]:
+        """What client.json has to hold for callers to reach and to trust this daemon.
+
+        With a `secret` in it (user mode) the file must be readable by its owner only.
+        """
+        values: dict[str, Any] = {"url": url, "uid": os.geteuid()}
+        values |= {"socket": self._listen_socket} if self._listen_socket else {}
+        values |= {"ca": self._ca} if self._ca else {}
+        return values if self._secret is None else {**values, "secret": self._secret}
+
+
+def bearer(authorization: str | None) -> str:
+    """The job token of a request. Raises Unauthenticated."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme != "Bearer" or not token:
+        raise Unauthenticated("the request carries no job token; register the job first: POST /v1/jobs/ID/register")
+    return token
+
+
+def _slurm_user(settings: Settings) -> str:
+    return munge.slurm_conf_value("SlurmUser", settings.slurm_conf or None) or "root"
+
+
+def _certificates(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tls_ca={path} cannot be read ({error}); accepted: certificates in PEM") from None

@@ -1,0 +1,182 @@
+"""Prometheus metrics, at /metrics: sums over all jobs, so that anyone may read them; no user, job or node by name.
+
+Gauges are read from the store and the rounds at each scrape; counters count since the daemon's start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.messages import Phase
+from slurm_elastic.protocol.version import version
+
+from ..config.settings import MODES
+from ..text.reasons import Reason
+
+PREFIX = "slurm_elastic_"
+PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+ENDS = ("running", "failed", "withdrawn")
+"""Phases with which a supervisor ends a resize."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """How the daemon's rounds go."""
+
+    mode: str
+    last_ok: float
+    """When the last round that went well ended, in unix seconds; 0: none has yet."""
+    trouble: bool
+    tripped: bool
+    capacity: int | None
+    idle: int | None
+    seconds: Mapping[str, float]
+    """Time of each part of the last round."""
+    rounds: Mapping[str, int]
+    """Rounds since the start, by outcome."""
+
+
+class Metrics:
+    """One daemon's metrics; `exposition` is what a scrape gets. `state`: how the rounds go, where there are any."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, store: Store, state: Callable[[], RoundState] | None = None) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody reads
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        info = Info(PREFIX + "build", "The daemon's version", registry=self._registry)
+        info.info({"version": version()})
+        self._registry.register(_FromStore(store))
+        if state is not None:
+            self._registry.register(_FromRounds(state))
+        self.reports = self._counter("reports", "Throughput reports stored")
+        self.requests = self._counter("requests", "Requests to the API, by status", "status")
+        self._resizes = self._counter("resizes", "Resizes that supervisors have ended, by how", "phase")
+        for phase in ENDS:
+            self._resizes.labels(phase)
+        self._pauses = Histogram(
+            PREFIX + "resize_pause_seconds", "Pauses of training", registry=self._registry, buckets=PAUSES_S
+        )
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, words, labels, registry=self._registry)
+
+    def phase(self, phase: Phase) -> None:
+        """A supervisor has said how far a resize has come. One said twice counts twice."""
+        if phase.directive and phase.phase in ENDS:
+            self._resizes.labels(phase.phase).inc()
+            if phase.phase == "running":
+                self._pauses.observe(phase.pause_s)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format. Reads the database: call it from a thread."""
+        return bytes(generate_latest(self._registry))
+
+
+class _Lazy(Collector):
+    """Registering must not read the database."""
+
+    def describe(self) -> list[Metric]:
+        """Nothing."""
+        return []
+
+
+class _FromRounds(_Lazy):
+    """How the rounds go now."""
+
+    def __init__(self, state: Callable[[], RoundState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask the rounds."""
+        state = self._state()
+        modes = GaugeMetricFamily(PREFIX + "mode", "1 for the mode that is in force", labels=["mode"])
+        for mode in MODES:
+            modes.add_metric([mode], float(mode == state.mode))
+        yield modes
+        last = "When the last round that went well ended, in unix seconds"
+        yield GaugeMetricFamily(PREFIX + "last_round_timestamp_seconds", last, state.last_ok)
+        yield GaugeMetricFamily(PREFIX + "trouble", "1 when the last round failed", float(state.trouble))
+        tripped = "1 after too many refused actions in a row: it only advises for a while, then tries again"
+        yield GaugeMetricFamily(PREFIX + "tripped", tripped, float(state.tripped))
+        if state.capacity is not None and state.idle is not None:
+            yield GaugeMetricFamily(PREFIX + "gpus_capacity", "GPUs that elastic jobs may hold", state.capacity)
+            yield GaugeMetricFamily(PREFIX + "gpus_idle", "GPUs that nobody holds or waits for", state.idle)
+        parts = GaugeMetricFamily(PREFIX + "round_seconds", "Time of each part of the last round", labels=["part"])
+        for part, seconds in state.seconds.items():
+            parts.add_metric([part], seconds)
+        yield parts
+        rounds = CounterMetricFamily(PREFIX + "rounds", "Rounds, by outcome", labels=["outcome"])
+        for outcome, count in state.rounds.items():
+            rounds.add_metric([outcome], count)
+        yield rounds
+
+
+class _FromStore(_Lazy):
+    """What the store knows now."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the store."""
+        jobs = self._store.jobs()
+        states = GaugeMetricFamily(
+            PREFIX + "jobs", "Elastic jobs, by Slurm's state and whether managed", labels=["state", "managed"]
+        )
+        # Those that are always looked for are there without a job, too: a gap in a curve means that nobody knows.
+        counts = Tally({(state, True): 0 for state in ("PENDING", "RUNNING")})
+        counts.update((job.state, job.managed) for job in jobs)
+        for (state, managed), count in sorted(counts.items()):
+            states.add_metric([state, str(managed).lower()], count)
+        yield states
+        training = sum(item.gpus for item in self._store.all_in_use().values())
+        yield GaugeMetricFamily(PREFIX + "gpus_training", "GPUs that elastic jobs train on", training)
+        reports = [self._store.last_report(job.job_id) for job in jobs]
+        rate = sum(report.samples_per_s for report in reports if report is not None)
+        yield GaugeMetricFamily(PREFIX + "samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
+        yield self._reasons([job.job_id for job in jobs])
+        yield from self._resizes()
+        size = self._store.size_mb()
+        if size is not None:
+            yield GaugeMetricFamily(PREFIX + "database_bytes", "Size of the database", size * 1e6)
+
+    def _reasons(self, jobs: list[int]) -> Metric:
+        # Every reason is there from the start, so that an alert on one finds a series.
+        reasons: Tally[str] = Tally({reason.value: 0 for reason in Reason})
+        reasons.update(decision.reason for decision in self._store.standing(jobs).values())
+        standing = GaugeMetricFamily(
+            PREFIX + "decisions", "Jobs by the reason of their standing decision", labels=["reason"]
+        )
+        for reason, count in sorted(reasons.items()):
+            standing.add_metric([reason], count)
+        return standing
+
+    def _resizes(self) -> Iterator[Metric]:
+        intents = self._store.open_intents()
+        opened = GaugeMetricFamily(PREFIX + "resizes_open", "Resizes under way, by state", labels=["state"])
+        for state, count in sorted(Tally(intent.state for intent in intents).items()):
+            opened.add_metric([state], count)
+        yield opened
+        oldest = max((time.time() - intent.created for intent in intents), default=0.0)
+        yield GaugeMetricFamily(
+            PREFIX + "resize_oldest_seconds", "Age of the oldest resize under way", max(0.0, oldest)
+        )

@@ -1,0 +1,114 @@
+"""The busiest address, POST /v1/jobs/ID/reports, answered where its bytes arrive: every job asks it every few seconds,
+and an ASGI request costs several times what the report in it does.
+
+Promise: it takes and refuses exactly what the API's own handler does, since whatever it does not accept at first sight
+it hands on to it. A report is on the disk when this answers 202. Limit: a message that has arrived in one piece, by a
+token that has spoken before.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.messages import Report, Reports
+
+from . import requests as guard
+from .metrics import Metrics
+
+_URL = re.compile(rb"/v1/jobs/([1-9][0-9]{0,9})/reports")
+_OTHERWISE = (b"expect", b"upgrade")
+"""Headers that ask for more than an answer."""
+# Printable ASCII: other text is looked at again.
+_TEXT = Annotated[str, msgspec.Meta(max_length=messages.MAX_TEXT, pattern=r"\A[ -~]*\Z")]
+Headers = list[tuple[bytes, bytes]]
+Answer = Callable[[int, Headers, bytes], None]
+"""Gets status, headers and body."""
+
+
+def _decoder() -> msgspec.json.Decoder[Any]:
+    """Reads wire.Reports with the bounds of wire.decode, made from the messages' own classes."""
+    form = messages.form(Report)
+    parts: list[Any] = [
+        (item.name, _within(*form[item.name][:2]), *([] if item.default is MISSING else [item.default]))
+        for item in fields(Report)
+    ]
+    one = msgspec.defstruct("OneReport", parts, forbid_unknown_fields=True, gc=False)
+    several = Annotated[list[one], msgspec.Meta(max_length=messages.MAX_ITEMS)]  # type: ignore[valid-type]
+    return msgspec.json.Decoder(msgspec.defstruct("AllReports", [("reports", several)], forbid_unknown_fields=True))
+
+
+def _within(kind: Any, within: messages.Within) -> Any:
+    return _TEXT if kind is str else Annotated[kind, msgspec.Meta(ge=kind(within.low), le=kind(within.high))]
+
+
+_DECODER = _decoder()
+
+
+def decode(body: bytes) -> tuple[Report, ...] | None:
+    """The reports of a message; None for one that wire.from_json has to look at: it knows the sentence."""
+    try:
+        message = _DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return msgspec.convert(message, Reports, from_attributes=True).reports
+
+
+class Intake:
+    """Takes messages of reports into the store, as the API's own handler does."""
+
+    def __init__(self, store: Store, metrics: Metrics, limit: guard.RateLimit) -> None:
+        self._store, self._limit, self._metrics = store, limit, metrics
+        self._accepted = metrics.requests.labels(202)
+
+    def job(self, url: bytes, headers: Headers) -> int | None:
+        """The job, when this is the head of a message of reports by a token that has spoken for it before."""
+        found = _URL.fullmatch(url)
+        if found is None:
+            return None
+        token = None
+        for name, value in headers:
+            if name == b"authorization" and token is None:
+                token = value
+            elif name in _OTHERWISE:
+                return None
+        if token is None or token[:7] != b"Bearer ":
+            return None
+        job_id = int(found[1])
+        return job_id if self._store.remembered_token(token[7:].decode("latin-1")) == job_id else None
+
+    def take(self, job_id: int, body: bytes, answer: Answer) -> bool:
+        """Store the reports of a message, and answer once they are on the disk. False: the API's own handler has to
+        look at it, and nothing has been done."""
+        reports = decode(body) if len(body) <= messages.MAX_BODY else None
+        if not reports:
+            return False
+        try:
+            self._limit.take(job_id)
+            self._store.store_reports(job_id, reports, time.time(), partial(self._told, len(reports), answer))
+        except ElasticError as error:
+            self._refuse(answer, error)
+        return True
+
+    def _told(self, count: int, answer: Answer, error: BaseException | None) -> None:
+        if error is not None:
+            self._refuse(answer, error)
+            return
+        self._metrics.reports.inc(count)
+        self._accepted.inc()
+        body = b'{"stored":%d}' % count
+        answer(202, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body)
+
+    def _refuse(self, answer: Answer, error: BaseException) -> None:
+        response = guard.answer(error)
+        self._metrics.requests.labels(response.status_code).inc()
+        answer(response.status_code, response.raw_headers, bytes(response.body))

@@ -1,0 +1,218 @@
+"""What stands between a request and its handler: body and rate limits, strict parameters, and one answer per error.
+
+Every refusal is JSON: {"error": sentence}. No caller can take more memory, time or turns than is allowed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import msgspec
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError
+from slurm_elastic.protocol.messages import MAX_BODY
+from slurm_elastic.protocol.munge import MungeError
+
+from .auth import Unauthenticated
+from .peer import PREFIX
+
+LOG = logging.getLogger("slurm_elastic.api")
+BODY_TIMEOUT_S = 10.0
+"""Time that a caller has to send a body."""
+BURST_S = 10.0
+"""How many seconds' worth of requests may come at once."""
+RETRY_AFTER_S = 5
+MAX_JOB_ID = 1 << 32
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _JobNumber(Convertor[int]):
+    """`{job_id:job}` in an address: Starlette's own `int` fails (500) at more digits than Python converts."""
+
+    regex = "[0-9]{1,20}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("job", _JobNumber())
+
+
+class Refused(ElasticError):
+    """A request refused with an HTTP status of its own."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+async def body(request: Request) -> bytes:
+    """The request's body. Raises Refused: 413 when it is too long, 408 when it comes too slowly."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > MAX_BODY:
+        raise Refused(413, f"the body has {declared} bytes; accepted: at most {MAX_BODY}")
+    chunks, size = [], 0
+    try:
+        with anyio.fail_after(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > MAX_BODY:
+                    raise Refused(413, f"the body has more than {MAX_BODY} bytes; accepted: at most that")
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Refused(408, f"the body took longer than {BODY_TIMEOUT_S:g} s to arrive") from None
+    except ClientDisconnect:
+        raise Refused(400, "the body ended early") from None
+    return b"".join(chunks)
+
+
+def target(request: Request) -> str:
+    """Path and query exactly as the caller sent them: what its credential is made for."""
+    path = request.scope.get("raw_path") or request.url.path.encode()
+    query = request.scope.get("query_string", b"")
+    return (path.split(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
+
+
+def peer_uid(request: Request) -> int | None:
+    """uid of a caller on the Unix socket; None: the connection is another."""
+    host = request.client.host if request.client else ""
+    return int(host.removeprefix(PREFIX)) if host.startswith(PREFIX) else None
+
+
+def job_id(request: Request, least: int = 1) -> int:
+    """The job in the path. Raises Refused (404) for a number that Slurm never gives."""
+    number = int(request.path_params["job_id"])
+    if not least <= number < MAX_JOB_ID:
+        raise Refused(404, f"there is no job {number}; accepted: {least} to {MAX_JOB_ID - 1}")
+    return number
+
+
+def number(request: Request, name: str, default: float, low: float, high: float) -> float:
+    """A number in the query. Raises Refused (400)."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and low <= value <= high):
+        raise Refused(400, f"{name}={text[:40]} is not accepted; accepted: a number from {low:g} to {high:g}")
+    return value
+
+
+def whole(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """A whole number in the query, in digits. Raises Refused (400)."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and low <= int(text) <= high):
+        raise Refused(400, f"{name}={text[:40]} is not accepted; accepted: a whole number from {low} to {high}")
+    return int(text)
+
+
+def only(request: Request, *accepted: str) -> None:
+    """Refuse (400) parameters that this address does not have, and any that stand twice."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in accepted:
+            known = ", ".join(accepted) or "none"
+            raise Refused(400, f"parameter {name[:40]} is not known here; accepted: {known}")
+        if names.count(name) > 1:
+            raise Refused(400, f"parameter {name} stands twice; give it once")
+
+
+class RateLimit:
+    """A bucket of turns per caller. Used from the event loop only."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._full = max(1.0, per_s * BURST_S)
+        self._buckets: dict[object, tuple[float, float]] = {}
+
+    def take(self, caller: object) -> None:
+        """Use one turn. Raises Refused (429) when none is left."""
+        now = time.monotonic()
+        left, at = self._buckets.get(caller, (self._full, now))
+        left = min(self._full, left + (now - at) * self._per_s)
+        if left < 1:
+            raise Refused(429, f"too many requests; accepted: {self._per_s:g} per second")
+        self._buckets[caller] = (left - 1, now)
+        if len(self._buckets) > 10_000:
+            # Full buckets are those of callers who have gone.
+            full = [who for who, (_, last) in self._buckets.items() if (now - last) * self._per_s >= self._full]
+            for who in full:
+                del self._buckets[who]
+
+
+def error(status: int, sentence: str) -> JSONResponse:
+    """The one form of a refusal."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "MUNGE, Bearer"
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+def answer(exception: BaseException) -> JSONResponse:
+    """Every exception as its answer."""
+    if isinstance(exception, Refused):
+        return error(exception.status, str(exception))
+    if isinstance(exception, HTTPException):
+        found = error(exception.status_code, _HTTP.get(exception.status_code, str(exception.detail)))
+        found.headers.update(exception.headers or {})
+        return found
+    for kind, status in _STATUS:
+        if isinstance(exception, kind):
+            if status == 503:
+                LOG.warning("%s", exception)
+            return error(status, str(exception))
+    LOG.error("a request has failed", exc_info=exception)
+    return error(500, "selasticd has failed at this request; its log says why")
+
+
+_HTTP = {404: "there is nothing at this address; see /v1/openapi.json", 405: "this address does not take that method"}
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (Unauthenticated, 401),
+    (MungeError, 503),
+    (NotAllowed, 403),
+    (NotFound, 404),
+    (StoreError, 503),
+    (SlurmError, 503),
+    (ElasticError, 400),
+)
+
+
+async def on_error(_request: Request, exception: Exception) -> Response:
+    """Starlette's handler for all exceptions."""
+    return answer(exception)
+
+
+def guarded(handler: Handler) -> Handler:
+    """A handler whose every exception becomes an answer."""
+
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as raised:  # the one place where a request ends badly
+            return answer(raised)
+
+    wrapped.__name__ = getattr(handler, "__name__", "handler")
+    return wrapped
+
+
+def reply(value: Any, status: int = 200) -> Response:
+    """JSON; a number that JSON does not have is null."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,128 @@
+"""What waiting jobs need in order to start, in the order in which Slurm would start them. Pure.
+
+Only jobs that wait for resources count, and those whose begin time is near. One that is held, depends on another, waits
+for a later time or is over a limit could not use GPUs given up for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from ..slurm.model import Job, Snapshot
+from .ledger import Amount, per_node
+from .roster import Roster
+
+RESOURCE_REASONS = ("Resources", "Priority", "None", "")
+
+SOON_S = 5.0
+"""A begin time this near counts as come."""
+NOTICE_S = 60.0
+"""Room is made this long before a job's begin time: Slurm preempts at that moment what has not given way by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Equal nodes that a job needs at the same moment."""
+
+    nodes: int
+    amount: Amount
+    partitions: frozenset[str]
+    gpu_type: str
+    required: frozenset[str] = frozenset()
+    """Nodes that must be among them."""
+    features: str = ""
+    """What each of the nodes must have, as --constraint= says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A waiting job: what it takes for it to start."""
+
+    job_id: int
+    parts: tuple[Part, ...]
+    elastic: bool
+    """Whether it is an elastic job that waits for its starting size."""
+    priority: float
+    submit_time: float
+    time_limit_s: float | None
+    """None: no limit known."""
+    tier: int = 1
+    """PriorityTier of its partition: Slurm starts those of the highest first, whatever their priority."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(part.nodes * part.amount.gpus for part in self.parts)
+
+
+def needs(snapshot: Snapshot, roster: Roster, passed: Collection[int] = ()) -> list[Need]:
+    """The waiting jobs that GPUs would help, first to start first.
+
+    `passed`: jobs for which room was made and which did not take it; they wait for something this cannot see.
+    """
+    companions = {job.job_id for elastic in roster.elastic.values() for job, _ in elastic.queued}
+    skip = companions | {job.job_id for job in roster.orphans} | set(passed)
+    groups: dict[int, list[Job]] = {}
+    for job in snapshot.jobs.values():
+        if job.state == "PENDING" and job.job_id not in skip:
+            groups.setdefault(job.het_job_id or job.job_id, []).append(job)
+    found = [
+        _need(snapshot, job_id, jobs, job_id in roster.elastic)
+        for job_id, jobs in groups.items()
+        if job_id not in skip and all(_counts(job, snapshot.at) for job in jobs)
+    ]
+    return sorted(found, key=lambda need: (-need.tier, -need.priority, need.submit_time, need.job_id))
+
+
+def _counts(job: Job, now: float) -> bool:
+    # A reservation's nodes are not ours to give. One put back a moment ago has no reason yet, only its begin time.
+    comes = job.reason == "BeginTime" and not job.restarts and job.eligible_time <= now + NOTICE_S
+    waits = job.reason in RESOURCE_REASONS and job.eligible_time <= now + SOON_S
+    return (comes or waits) and not job.reservation
+
+
+def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Need:
+    jobs = sorted(jobs, key=lambda job: job.het_offset)
+    limits = [job.time_limit_s for job in jobs]
+    return Need(
+        job_id=job_id,
+        parts=tuple(_part(snapshot, job) for job in jobs),
+        elastic=elastic,
+        priority=min(job.priority for job in jobs),
+        submit_time=jobs[0].submit_time,
+        time_limit_s=max(limit for limit in limits if limit) if all(limits) else None,
+        tier=max((_tier(snapshot, job) for job in jobs), default=1),
+    )
+
+
+def _tier(snapshot: Snapshot, job: Job) -> int:
+    names = [name for name in job.partition.split(",") if name in snapshot.partitions]
+    return max((snapshot.partitions[name].tier for name in names), default=1)
+
+
+def _part(snapshot: Snapshot, job: Job) -> Part:
+    partitions = frozenset(job.partition.split(","))
+    nodes, amount = max(1, job.num_nodes), per_node(job)
+    there = [node for node in snapshot.nodes.values() if partitions & set(node.partitions)]
+    largest = max((node.gpus for node in there if job.gpu_type in ("", node.gpu_type)), default=0)
+    if not job.gpus_per_node and largest and amount.gpus > largest:
+        # --gpus=N without a node count: Slurm spreads it over as many nodes as it takes.
+        nodes = -(-job.gpus // largest)
+        amount = Amount(-(-job.gpus // nodes), -(-job.cpus // nodes), job.mem_mb)
+    if job.exclusive:
+        amount = replace(
+            amount, cpus=max((n.cpus for n in snapshot.nodes.values() if partitions & set(n.partitions)), default=0)
+        )
+    return Part(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes), job.features)
+
+
+def meets(constraint: str, features: Collection[str]) -> bool:
+    """Whether a node with these features is one that --constraint= accepts.
+
+    Known are names joined by & and |, of which & binds more; anything else (counts, brackets, not) is taken to be met:
+    whether it is, Slurm will say.
+    """
+    if not constraint or any(sign in constraint for sign in "[]()*!"):
+        return True
+    return any(all(name in features for name in group.split("&")) for group in re.split(r"[|,]", constraint))

@@ -1,0 +1,106 @@
+"""Where further GPUs for a job can come from: the shapes of the companions it would submit. Pure.
+
+Whole nodes first, then what is left over on the fullest node that still has it: the fewest pieces, the least spread.
+Companions are pinned to their nodes, so that they do not land on what is kept for a waiting job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from slurm_elastic.protocol.messages import Shape
+
+from ..slurm.model import Job
+from .ledger import Amount, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """What a companion has in common with its base."""
+
+    partition: str
+    account: str
+    qos: str
+    gpu_type: str
+    cpus_per_gpu: float
+    mem_mb_per_gpu: float
+
+    @classmethod
+    def base(cls, job: Job) -> Like:
+        gpus = max(1, job.gpus)
+        partition = job.partition.split(",")[0]
+        share = max(1, job.gpus_per_node or gpus // max(1, len(job.nodes)))
+        return cls(partition, job.account, job.qos, job.gpu_type, job.cpus / gpus, job.mem_mb / share)
+
+    def amount(self, gpus: int) -> Amount:
+        """What `gpus` GPUs on one node come with."""
+        return Amount(gpus, max(1, round(self.cpus_per_gpu * gpus)), round(self.mem_mb_per_gpu * gpus))
+
+    def most(self, free: Amount) -> int:
+        """The most GPUs that fit into what is free on a node."""
+        gpus = free.gpus
+        while gpus > 0 and not free.covers(self.amount(gpus)):
+            gpus -= 1
+        return gpus
+
+
+def place(
+    ledger: Ledger, gpus: int, like: Like, nodes: Iterable[str], soon: bool = False, near: Collection[str] = ()
+) -> tuple[Shape, ...] | None:
+    """Shapes that hold exactly `gpus` further GPUs; None when they do not fit. Takes nothing from the ledger.
+
+    `near`: nodes to take before others with as many free GPUs, for they lie next to the job's own.
+    `soon`: count what is being released as well; such a plan can only be carried out later.
+    """
+    idle = ledger.alike(nodes, soon)
+    fits: dict[int, list[Amount]] = {}
+    for amount in idle.amounts:  # most nodes are alike
+        fits.setdefault(like.most(amount), []).append(amount)
+    fits.pop(0, None)
+    taken: dict[str, int] = {}
+    left = gpus
+    for size in sorted(fits, reverse=True):
+        for name in islice(idle.of(fits[size], near), left // size):
+            taken[name] = size
+            left -= size
+    if left:
+        # the remainder where it leaves least over
+        spare = (name for size in sorted(fits) if size >= left for name in idle.of(fits[size], near))
+        last = next((name for name in spare if name not in taken), None)
+        if last is None:
+            return None
+        taken[last] = left
+    return _shapes(taken, like)
+
+
+def take(ledger: Ledger, shapes: Iterable[Shape]) -> None:
+    """Count the shapes as used, so that the next one is placed elsewhere."""
+    for shape in shapes:
+        for node in shape.node_list:
+            if ledger.usable(node):
+                ledger.take(node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
+
+
+def _shapes(taken: dict[str, int], like: Like) -> tuple[Shape, ...]:
+    by_size: dict[int, list[str]] = {}
+    for name, gpus in taken.items():
+        by_size.setdefault(gpus, []).append(name)
+    shapes = []
+    for gpus, names in sorted(by_size.items(), reverse=True):
+        amount = like.amount(gpus)
+        shapes.append(
+            Shape(
+                nodes=len(names),
+                gpus_per_node=gpus,
+                cpus_per_node=amount.cpus,
+                mem_mb_per_node=amount.mem_mb,
+                gpu_type=like.gpu_type,
+                partition=like.partition,
+                account=like.account,
+                qos=like.qos,
+                node_list=tuple(sorted(names)),
+            )
+        )
+    return tuple(shapes)

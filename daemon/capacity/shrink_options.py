@@ -1,0 +1,138 @@
+"""What a job can give up: which (piece, node) units, and which sizes it can come down to. Pure.
+
+Rules of Slurm behind it: the batch host of the base never goes; a component keeps its first node or goes whole; a
+companion, which has no batch host, gives up any node or all. A GPU of a node goes only with the node's whole share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from slurm_elastic.protocol.messages import Piece
+
+from .ledger import Amount
+
+Unit = tuple[int, str]
+"""A Slurm job id and one of its nodes."""
+
+_COST = {"companion": 1, "component": 1_000, "base": 1_000_000}
+"""What goes first, per GPU: cancelling a companion is the gentlest, the base's own nodes never come back."""
+_NEEDS_VIA = {"companion": "companion", "component": "component", "base": "shrink"}
+
+
+@dataclass(frozen=True, slots=True)
+class Giver:
+    """An elastic job as far as it can give: what it trains on, and the sizes it accepts."""
+
+    job_id: int
+    pieces: tuple[Piece, ...]
+    """Base first, companions oldest first."""
+    batch_host: str
+    sizes: frozenset[int]
+    via: tuple[str, ...]
+    share: Mapping[int, Amount]
+    """By Slurm job id: what a node given up by it gives back."""
+    weight: float = 1.0
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Node -> the lowest switch over it, where the site describes its network."""
+    wanted: frozenset[str] = frozenset()
+    """Nodes that waiting jobs ask for by name."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Node -> the share of every step that all ranks wait for its own; nodes that hold nobody back are not in it."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(piece.gpus for piece in self.pieces)
+
+
+def droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
+    """Every unit that can go, with all the units that go with it (itself first)."""
+    found: dict[Unit, tuple[Unit, ...]] = {}
+    for piece in giver.pieces:
+        if _NEEDS_VIA[piece.kind] not in giver.via:
+            continue
+        for node in piece.nodes:
+            unit = (piece.slurm_job_id, node)
+            if _kept_alive(giver, piece) != node:
+                found[unit] = (unit,)
+            elif piece.kind == "component":
+                others = tuple((piece.slurm_job_id, other) for other in piece.nodes if other != node)
+                found[unit] = (unit, *others)
+    return found
+
+
+def without(pieces: Iterable[Piece], units: Collection[Unit]) -> tuple[Piece, ...]:
+    """The pieces less these units; a piece without nodes is gone."""
+    left = []
+    for piece in pieces:
+        nodes = tuple(node for node in piece.nodes if (piece.slurm_job_id, node) not in units)
+        if nodes:
+            left.append(replace(piece, nodes=nodes))
+    return tuple(left)
+
+
+def units_of(pieces: Iterable[Piece]) -> set[Unit]:
+    return {(piece.slurm_job_id, node) for piece in pieces for node in piece.nodes}
+
+
+def shrinks(giver: Giver, forced: Collection[Unit] = ()) -> dict[int, tuple[Piece, ...]]:
+    """Every number of GPUs the job can come down to (its present one included), with the pieces it then keeps.
+
+    Units in `forced` are gone in each of them. For one size there may be many ways; this gives the gentlest:
+    newest and smallest companions first, but before these one on a slow node, whole companions rather than parts, the
+    base's own nodes last.
+    """
+    best: dict[int, tuple[int, tuple[Piece, ...]]] = {0: (0, ())}
+    for rank, piece in enumerate(reversed(giver.pieces)):
+        step: dict[int, tuple[int, tuple[Piece, ...]]] = {}
+        for kept, cost in _cuts(giver, piece, rank, forced):
+            for gpus, (before, pieces) in best.items():
+                size, total = gpus + (kept.gpus if kept else 0), before + cost
+                if size not in step or total < step[size][0]:
+                    step[size] = (total, (kept, *pieces) if kept else pieces)
+        best = step
+    return {size: pieces for size, (_, pieces) in sorted(best.items())}
+
+
+def _cuts(giver: Giver, piece: Piece, rank: int, forced: Collection[Unit]) -> list[tuple[Piece | None, int]]:
+    """Each way to cut one piece: what is kept (None: it goes whole) and its cost."""
+    gone = [node for node in piece.nodes if (piece.slurm_job_id, node) in forced]
+    if _NEEDS_VIA[piece.kind] not in giver.via:
+        return [(piece, 0)]
+    fixed = _kept_alive(giver, piece)
+    order = gone + [node for node in first_to_go(giver, piece.nodes) if node not in gone and node != fixed]
+    unit_cost = _COST[piece.kind] * (1 + min(rank, 900)) * piece.gpus_per_node
+    # The newest has rank 0: a slow node goes for half its price.
+    costs = [_COST[piece.kind] * piece.gpus_per_node // 2 if node in giver.slow else unit_cost for node in order]
+    cuts: list[tuple[Piece | None, int]] = []
+    for count in range(len(gone), len(order) + 1):
+        left = tuple(node for node in piece.nodes if node not in order[:count])
+        if left and fixed not in gone:
+            cuts.append((replace(piece, nodes=left), sum(costs[:count]) + (1 if count else 0)))
+    if fixed is None or piece.kind == "component":
+        cuts.append((None, sum(costs) + unit_cost * (len(piece.nodes) - len(order))))
+    return cuts
+
+
+def first_to_go(giver: Giver, nodes: Iterable[str]) -> list[str]:
+    """The nodes of a piece, those to give up first: what a waiting job asks for by name, then what holds the others
+    back most, then what lies furthest from the rest of the job (under the switch with the fewest of its nodes), then
+    the end of the list, so that what is kept stays a prefix and ranks move least."""
+    order = list(reversed(tuple(nodes)))
+    if not giver.switches and not giver.wanted and not giver.slow:
+        return order
+    held = {node for piece in giver.pieces for node in piece.nodes}
+    near = Counter(giver.switches.get(node, "") for node in held)
+    return sorted(
+        order,
+        key=lambda node: (node not in giver.wanted, -giver.slow.get(node, 0.0), near[giver.switches.get(node, "")]),
+    )
+
+
+def _kept_alive(giver: Giver, piece: Piece) -> str | None:
+    """The node without which the piece's Slurm job cannot go on; None: any may go."""
+    if piece.kind == "base":
+        return giver.batch_host if giver.batch_host in piece.nodes else piece.nodes[0]
+    return piece.nodes[0] if piece.kind == "component" else None

@@ -1,0 +1,106 @@
+"""`selastic config show|check [FILE]`: the daemon's settings as it would read them, and whether it would.
+
+Promise: nothing is started but a trial of pyslurm, where that is installed; a daemon that runs is asked only what its
+throughput models start from, and none need run.
+Limit: it needs slurm-elastic[daemon], whose settings these are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slurm_elastic.protocol.errors import ElasticError
+
+from ...text.times import format_time
+from .. import options
+
+if TYPE_CHECKING:
+    from ...config.settings import Settings
+
+DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
+ASK_S = 2.0
+"""How long a running daemon is waited for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `selastic config`."""
+    commands = parser.add_subparsers(dest="config_command", required=True, metavar="show|check")
+    show = commands.add_parser("show", help="print every setting with its value, defaults filled in")
+    show.add_argument("--json", action="store_true", help="as JSON")
+    check = commands.add_parser("check", help="say whether selasticd would start with this file")
+    for command in (show, check):
+        command.add_argument(
+            "file", nargs="?", type=Path, default=DEFAULT_FILE, metavar="FILE", help="settings (default: %(default)s)"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show or check. A setting that is not accepted ends with exit status 2 and one sentence."""
+    from ...config import settings
+
+    # As the daemon does: without a file of its own it starts with the defaults.
+    missing = args.file == DEFAULT_FILE and not DEFAULT_FILE.exists()
+    loaded = settings.load(None if missing else args.file)
+    if args.config_command == "check":
+        with_it = "not there; selasticd would start with its defaults" if missing else "selasticd would start with it"
+        print(f"{args.file}: {with_it}")
+    elif args.json:
+        options.print_json(plain(loaded))
+    else:
+        for key, value in plain(loaded).items():
+            print(f"{key} = {toml_value(value)}")
+        print()
+        print(f"# selasticd with these settings talks to Slurm through {slurm_client(loaded)}.")
+        for line in in_use():
+            print(line)
+    return 0
+
+
+def slurm_client(settings: Settings) -> str:
+    """Which of Slurm's clients a daemon would use here and now, and why it is not the other."""
+    from ...slurm import choose
+
+    try:
+        client, which = choose(settings.slurm_client, settings.slurm_conf)
+    except ElasticError as error:
+        return f"neither: {error}"
+    client.close()
+    return which
+
+
+def in_use() -> list[str]:
+    """What the daemon that answers here starts its throughput models from, as comments; nothing when none answers."""
+    from slurm_elastic.protocol.client import Client
+
+    client = Client(timeout=ASK_S)
+    try:
+        models = (client.get("/v1/health") or {}).get("models")
+        url = client.url
+    except ElasticError:
+        return []
+    if not isinstance(models, dict) or not isinstance(models.get("prior"), str):
+        return []
+    learned = models.get("learned_at")
+    when = f", learned {format_time(float(learned), 0.0)}" if learned else ""
+    own = f"; programs with one of their own: {models['programs']}" if models.get("programs") else ""
+    return [f"# selasticd at {url} models what was not measured from {models['prior']}{when}{own}."]
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """The settings as a plain object, in the order they are declared."""
+    return {key: _jsonable(value) for key, value in asdict(settings).items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    return value if isinstance(value, (bool, int, float)) else str(value)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it; JSON's form is TOML's for text, numbers, booleans and flat lists."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,76 @@
+"""`selastic report`: one self-contained HTML page of how jobs have gone: what each had and when, GPUs in training,
+throughput against GPUs with the fitted curve and its measurements, pauses, GPU-hours.
+
+Promise: one file, no script, nothing fetched; written whole or not at all. Limit: jobs that you may see in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import sys
+from pathlib import Path
+
+from slurm_elastic.protocol.errors import ConfigError, ElasticError
+
+from ...text.times import ACCEPTED, check_window, parse_time
+from .. import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `selastic report`."""
+    options.add_job_filters(parser)
+    parser.add_argument("-S", "--starttime", metavar="TIME",
+                        help=f"from when (default: a day ago, with -j: ever); {ACCEPTED}")  # fmt: skip
+    parser.add_argument("-E", "--endtime", metavar="TIME", help="until when (default: now)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--html", metavar="FILE", nargs="?", const="-", default="-",
+                      help="write the page here; - or nothing: to standard output (the default)")  # fmt: skip
+    form.add_argument("--json", action="store_true", help="print what the page is made from as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page. A job named with -j that is not known ends, after that, with exit status 1."""
+    now = options.clock()
+    start = parse_time(args.starttime or "now-1day", now)
+    if args.jobs and not args.starttime:
+        start = 0.0
+    end = parse_time(args.endtime, now) if args.endtime else None
+    if args.starttime:
+        check_window(start, end, now)
+    if args.html == "-" and not args.json and sys.stdout.isatty():
+        raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
+    jobs = ",".join(map(str, args.jobs)) if args.jobs else None
+    told = options.get("/v1/report", options.LONG_S, start=max(0.0, start), end=end, job=jobs)
+    _, unknown = options.named(args, told["jobs"])
+    told["jobs"] = options.matching(told["jobs"], args)
+    kept = {job["job_id"] for job in told["jobs"]}
+    told["allocations"] = [row for row in told["allocations"] if row["job_id"] in kept]
+    if args.json:
+        options.print_json(told)
+    else:
+        from ...html.report_page import page
+
+        _write(page(told), args.html)
+    options.refuse(unknown)
+    return 0
+
+
+def _write(text: str, where: str) -> None:
+    if where == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(where)
+    if not path.name or path.is_dir():
+        raise ConfigError(f"--html '{where}' is no file; accepted: a file's path, or - for standard output")
+    # In a directory like /tmp nobody else may have put a link to another file of ours under the name.
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with fresh.open("x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        fresh.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise ElasticError(f"{path} cannot be written ({error.strerror}); name another file with --html") from None

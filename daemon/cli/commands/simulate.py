@@ -1,0 +1,246 @@
+"""`selastic simulate`: a trace, a cluster, some policies; a table, JSON or a page of what would have come of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.protocol.request import ENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...simulator.engine import Outcome
+    from ...simulator.jobs import Settings
+    from ...simulator.metrics import Summary
+    from ...simulator.programs import Program
+    from ...text.tables import Field, Row
+
+DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
+"""What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
+COMPARISONS = ("backfill", "feedback", "evolution")
+"""What others do: fixed sizes with backfill (Slurm), with multilevel feedback (Tiresias), an online evolutionary search
+(ONES)."""
+EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samples,duration_s,min_gpus,max_gpus,
+min_batch,max_batch,weight,wait_s,until]), sacct's (-P or --json), and the workloads of adaptdl, ElasticFlow and
+Tiresias.
+policies: recorded (the trace's own start times, shown where it has them), static (first come, first served), backfill
+(the same with backfill, run times known in advance: what Slurm does), and the daemon's (docs/optimizer.md).
+
+What would have come of last month, were every job elastic, on 16 nodes of 4 GPUs:
+  {COMMAND} > jobs.txt
+  selastic simulate jobs.txt --cluster 16x4 --assume balanced --html would-have.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `selastic simulate`."""
+    from ...simulator.traces.sacct import COMMAND
+
+    parser.epilog = EPILOG.replace("{COMMAND}", COMMAND)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    shown = "(default %(default)s)"
+    add("trace", type=Path, help="file with the jobs; - for standard input")
+    add("--cluster", default="16x4", metavar="NODESxGPUS", help=f"nodes and GPUs per node {shown}")
+    add("--policy", default=DEFAULT_POLICIES, metavar="A,B", help=f"policies to compare {shown}")
+    add("--profiles", type=Path, metavar="DIR", help="measured programs, one folder each")
+    classes = "compute, balanced, communication"
+    add("--assume", default="", metavar="CLASS", help=f"make jobs without a profile elastic, scaling as: {classes}")
+    stretched = "such jobs accept 1/X to X times the GPUs that they had, up to X times the batch"
+    add("--stretch", type=float, default=4.0, metavar="X", help=f"{stretched} {shown}")
+    said = "what ends the training of jobs that do not say: epochs (any batch as good) or quality"
+    add("--until", default="quality", choices=ENDS, help=f"{said} {shown}")
+    add("--interval", type=float, default=60.0, metavar="S", help=f"shortest time between decisions {shown}")
+    add("--pause", type=float, default=30.0, metavar="S", help=f"pause of a resize {shown}")
+    add("--grow-wait", type=float, default=0.0, metavar="S", help=f"until added GPUs can be used {shown}")
+    add("--cooldown", type=float, default=0.0, metavar="S", help=f"between resizes of a job {shown}")
+    add("--horizon", type=float, default=600.0, metavar="S", help=f"over which a move must pay {shown}")
+    add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
+    add("--learned", action="store_true", help="the planner learns curves from 3 %% noisy reports, as the daemon does")
+    add("--window", type=float, default=0.0, metavar="S", help="count the jobs completed by then (default: all)")
+    add("--seed", type=int, default=0, help=f"of the noise and of the evolutionary search {shown}")
+    add("--jobs", action="store_true", help="a line per job and policy as well")
+    add("--json", action="store_true", help="everything as JSON")
+    add("--html", type=Path, metavar="FILE", help="write a self-contained page with the timelines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; 0 when every policy ran. Raises ElasticError for what cannot be read."""
+    from ...simulator import metrics, programs, replay
+    from ...simulator.traces import formats
+
+    name = "standard input" if str(args.trace) == "-" else str(args.trace)
+    read = formats.load(_text(args.trace), name)
+    jobs = read.jobs
+    known = programs.builtin()
+    if args.profiles:
+        known.update(load_profiles(args.profiles))
+    if args.assume and args.assume not in known:
+        raise ConfigError(f"--assume {args.assume}: accepted: {', '.join(sorted(known))}")
+    settings = _settings(args)
+    happened = replay.recorded(jobs, settings)
+    outcomes: list[Outcome] = [happened] if happened else []
+    notes: list[str] = []
+    for policy in _policies(args.policy):
+        outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume)
+        outcomes.append(outcome)
+    notes = [*_conditions(outcomes, settings), *read.notes, *notes]
+    rows = [metrics.summary(outcome, args.window) for outcome in outcomes]
+    if args.json:
+        print(json.dumps(_document(outcomes, rows, notes, settings), indent=1))
+    else:
+        print(metrics.aligned(metrics.cells(rows, _needless(args))))
+        print(metrics.LEGEND)
+        print(metrics.gains(rows))
+        print("\nEvery figure, and so every gain, rests on what is assumed of the jobs' speed at other sizes:")
+        for note in notes:
+            print(fill(note, 118, initial_indent="  ", subsequent_indent="    "))
+        if args.jobs:
+            _print_jobs(outcomes)
+    if args.html:
+        from ...simulator.page import page
+
+        try:
+            args.html.write_text(page(outcomes, rows, notes, _needless(args)), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--html {args.html} cannot be written ({error.strerror})") from None
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"trace {path} cannot be read ({error.strerror})") from None
+    # Names of jobs may be in any encoding; nothing else of a trace is more than ASCII.
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return content.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+
+
+def _needless(args: argparse.Namespace) -> set[str]:
+    """Columns that say nothing under these options."""
+    return {*(() if args.drop else ("dropped",)), *(() if args.window else ("completed_in_window",))}
+
+
+def _conditions(outcomes: list[Outcome], settings: Settings) -> list[str]:
+    """What holds for every job."""
+    from ...simulator.metrics import RECORDED
+    from ...simulator.replay import most_held
+
+    nodes = -(-settings.gpus // settings.gpus_per_node)
+    known = "curves learned from reports (--learned)" if settings.learned else "curves known exactly (no --learned)"
+    found = [
+        f"cluster: {nodes} nodes of {settings.gpus_per_node} GPUs, one kind, one partition, always up (--cluster)",
+        f"elastic policies: a decision at most every {settings.interval_s:g} s (--interval), {settings.pause_s:g} s of "
+        f"pause at every resize (--pause), {settings.cooldown_s:g} s between resizes of a job (--cooldown; selasticd's "
+        f"own settings are 600 s before a grow, 120 s before a shrink), {known}",
+        "cores, memory, priorities, fair-share, limits, reservations and nodes that failed are left out",
+    ]
+    if not any(job.elastic for outcome in outcomes for job in outcome.jobs):
+        found.insert(0, "NO JOB IS ELASTIC under these assumptions: policies differ in the queue's order alone")
+    recorded = [outcome for outcome in outcomes if outcome.policy == RECORDED]
+    if recorded and (most := most_held(recorded[0])) > settings.gpus:
+        found.insert(0, f"RECORDED JOBS HELD {most} GPUs AT ONCE, the cluster has {settings.gpus}: see --cluster")
+    return found
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from ...simulator.jobs import Settings
+
+    shape = re.fullmatch(r"(\d+)x(\d+)", args.cluster)
+    if not shape or not int(shape[1]) * int(shape[2]):
+        raise ConfigError(f"--cluster {args.cluster}: expected NODESxGPUS, for instance 16x4")
+    if not 1 <= args.stretch <= 1024:
+        raise ConfigError(f"--stretch {args.stretch:g}: expected a number from 1 to 1024")
+    for option in ("interval", "pause", "grow_wait", "cooldown", "window"):
+        if not 0 <= getattr(args, option) < float("inf"):
+            raise ConfigError(f"--{option.replace('_', '-')} {getattr(args, option)}: expected 0 or more seconds")
+    if not 0 < args.horizon < float("inf"):
+        raise ConfigError(f"--horizon {args.horizon}: expected more than 0 seconds")
+    nodes, per_node = int(shape[1]), int(shape[2])
+    return Settings(
+        gpus=nodes * per_node,
+        gpus_per_node=per_node,
+        interval_s=args.interval,
+        pause_s=args.pause,
+        grow_wait_s=args.grow_wait,
+        cooldown_s=args.cooldown,
+        horizon_s=args.horizon,
+        drop=args.drop,
+        learned=args.learned,
+        seed=args.seed,
+        stretch=args.stretch,
+        until=args.until,
+    )
+
+
+def _policies(text: str) -> list[str]:
+    from ...optimizer.policies import POLICIES
+
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    for word in wanted:
+        if word not in (*POLICIES, *COMPARISONS):
+            raise ConfigError(f"--policy {word}: accepted: {', '.join((*POLICIES, *COMPARISONS))}")
+    if not wanted:
+        raise ConfigError("--policy: expected at least one policy")
+    return wanted
+
+
+def load_profiles(folder: Path) -> dict[str, Program]:
+    """Programs below a folder, one sub-folder each."""
+    from ...simulator.measured import program
+
+    found = {}
+    for inner in sorted(p for p in folder.glob("*") if (p / "placements.csv").exists()):
+        found[inner.name] = program(inner.name, {f.name: _text(f) for f in sorted(inner.glob("*.csv"))})
+    if not found:
+        raise ConfigError(f"--profiles {folder}: no sub-folder with a placements.csv in it")
+    return found
+
+
+def _document(outcomes: list[Outcome], rows: list[Summary], notes: list[str], settings: Settings) -> dict[str, Any]:
+    from ...simulator.metrics import per_job
+
+    policies = []
+    for outcome, row in zip(outcomes, rows, strict=True):
+        figures = {key: None if value != value else value for key, value in asdict(row).items()}
+        policies.append({**figures, "per_job": per_job(outcome)})
+    return {"settings": asdict(settings), "assumed": notes, "policies": policies}
+
+
+def _print_jobs(outcomes: list[Outcome]) -> None:
+    """A line per job and policy, by job: how each policy treated it stands one below the other."""
+    from ...simulator.metrics import per_job
+    from ...text.tables import lines
+
+    told = [{"policy": outcome.policy, **record} for outcome in outcomes for record in per_job(outcome)]
+    order = {str(record["job_id"]): index for index, record in reversed(list(enumerate(told)))}
+    print()
+    print("\n".join(lines(_columns(), sorted(told, key=lambda row: order[str(row["job_id"])]), rule=True)))
+
+
+def _columns() -> list[Field]:
+    from ...text.tables import Field, number
+
+    def seconds(name: str) -> Callable[[Row], str]:
+        return lambda row: "" if row[name] is None else f"{row[name]:.0f}"
+
+    return [
+        Field("JobID", "JobID", lambda row: str(row["job_id"]), "of the trace"),
+        Field("Program", "Program", lambda row: str(row["program"]), "whose speed is assumed", left=True),
+        Field("Policy", "Policy", lambda row: str(row["policy"]), "", left=True),
+        Field("Submit", "Submit s", seconds("submit_s"), "since the first submission"),
+        Field("Start", "Start s", seconds("start_s"), "since the first submission"),
+        Field("End", "End s", seconds("end_s"), "since the first submission"),
+        Field("Completion", "Completion s", seconds("completion_s"), "from submission to end"),
+        Field("Restarts", "Restarts", lambda row: str(row["restarts"]), "resizes and restarts"),
+        Field("GPUHours", "GPUHours", lambda row: number(row["gpu_seconds"] / 3600), "held"),
+    ]

@@ -1,0 +1,121 @@
+"""Man pages and shell completion, made from the one parser of each program and the one schema of the settings.
+
+    python -m slurm_elastic.daemon.cli.documents DIRECTORY
+
+writes man/selastic.1, man/selasticd.8, man/selasticd.toml.5 and completions of both programs for bash, zsh and fish
+there. Limit: for building packages only; it needs shtab and argparse-manpage, which nothing that is installed does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.protocol.version import version
+
+from . import parser as selastic
+
+SHELLS = {"bash": "{}.bash", "zsh": "_{}", "fish": "{}.fish"}
+"""Shells, and the file name that each looks for."""
+FILES = ("script", "arguments", "words", "trace")
+"""Arguments that are files, besides those that are called FILE."""
+PROGRAMS = {
+    "selastic": (1, "User Commands", "see, explain and steer elastic deep-learning jobs on Slurm"),
+    "selasticd": (8, "System Administration", "decide what elastic jobs on Slurm get, and see to it"),
+}
+
+
+def parser_of(program: str) -> argparse.ArgumentParser:
+    """The program's one parser, every option in it."""
+    if program == "selastic":
+        return selastic.build()
+    from ..service.main import parser
+
+    return parser()
+
+
+def man_page(program: str) -> str:
+    """The program's page in roff; its date is SOURCE_DATE_EPOCH's, where that is set."""
+    section, title, description = PROGRAMS[program]
+    data = {
+        "project_name": "slurm-elastic",
+        "version": version(),
+        "manual_title": title,
+        "manual_section": section,
+        "description": description,
+    }
+    page = str(_tool("argparse_manpage.manpage").Manpage(parser_of(program), _data=data)).rstrip()
+    # A usage of several lines keeps them.
+    page = re.sub(r"^usage: .*\n(?: +.*\n)*", r".nf\n\g<0>.fi\n", page, flags=re.MULTILINE)
+    others = [f".BR {name} ({PROGRAMS[name][0]})," for name in PROGRAMS if name != program]
+    return "\n".join([page, ".SH SEE ALSO", *others, ".BR selasticd.toml (5)"]) + "\n"
+
+
+def settings_page() -> str:
+    """selasticd.toml(5)."""
+    from ..config.reference import roff
+
+    built = float(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+    return roff(datetime.fromtimestamp(built, timezone.utc).strftime("%Y-%m-%d"), version())
+
+
+def completion(shell: str, program: str = "selastic") -> str:
+    """The completion script for bash, zsh or fish. Raises ConfigError for another shell."""
+    if shell not in SHELLS:
+        raise ConfigError(f"no completion for shell '{shell}'; accepted: {', '.join(SHELLS)}")
+    return str(_tool("shtab").complete(_completing(parser_of(program)), shell=shell))
+
+
+def _completing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser with what shtab asks for: which words are files, and of each command no more than its one line."""
+    shtab = _tool("shtab")
+    for action in parser._actions:
+        if action.metavar == "DIR":
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.metavar in ("FILE", "[FILE]") or action.dest in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        if isinstance(action, argparse._SubParsersAction):
+            for listed in action._choices_actions:
+                child = action.choices[listed.dest]
+                child.description = listed.help
+                _completing(child)
+    return parser
+
+
+def _tool(name: str) -> Any:
+    """A tool of the builder, which neither the daemon nor the command line has."""
+    return import_module(name)
+
+
+def write(directory: Path) -> list[Path]:
+    """Write all of them under `directory`; returns the files."""
+    texts = {directory / "man" / "selasticd.toml.5": settings_page()}
+    for program, (section, _, _) in PROGRAMS.items():
+        texts[directory / "man" / f"{program}.{section}"] = man_page(program)
+        for shell, name in SHELLS.items():
+            texts[directory / "completions" / name.format(program)] = completion(shell, program)
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return list(texts)
+
+
+def main() -> int:
+    """The command of the module's docstring."""
+    parser = argparse.ArgumentParser(prog="documents", description="write man pages and shell completion")
+    parser.add_argument("directory", type=Path, help="where to")
+    for path in write(parser.parse_args().directory):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The phrases that `selastic explain` is made of: moves, times, counts, reasons. Pure.
+
+Promise: 1 GPU and 2 GPUs, a reason in the words of the one enumeration. Limit: English.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...reports.common import reason_text
+from ...text.times import format_time
+
+Facts = Mapping[str, Any]
+OVER = (
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"),
+    *("BOOT_FAIL", "REVOKED", "LAUNCH_FAILED"),
+)
+
+ORDERED = {
+    "issued": "'selastic run' is to take the order; training goes on meanwhile",
+    "accepted": "'selastic run' carries it out; training goes on meanwhile",
+    "submitted": "Slurm is to grant what was asked for; training goes on meanwhile",
+    "granted": "the new workers start and warm up; training goes on meanwhile",
+    "ready": "the new workers are ready; training switches at a step that all agree on",
+}
+"""What goes on while an order is in a state; of a requeue other states are told by their detail."""
+
+
+def is_over(job: Facts) -> bool:
+    """Whether the job has ended."""
+    return bool(job.get("end_time")) or job["state"].split(" ")[0] in OVER
+
+
+def is_move(decision: Facts) -> bool:
+    """Whether the decision is for another size or batch."""
+    return bool(decision["gpus_from"]) and (
+        decision["gpus_to"] != decision["gpus_from"] or decision["batch_to"] != decision["batch_from"]
+    )
+
+
+def gpus(count: object) -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def reports(count: int | None, size: object) -> str:
+    """9 reports at 4 GPUs."""
+    return f"{count or 'no'} report{'' if count == 1 else 's'} at {gpus(size)}"
+
+
+def moved(move: Facts, shrank: str, grew: str, changed: str) -> str:
+    """The verb that fits, with both sizes: shrank from 4 to 2 GPUs."""
+    before, after = move["gpus_from"], move["gpus_to"]
+    if before == after:
+        return f"{changed} at {gpus(after)}"
+    if not before:
+        return f"{grew} to {gpus(after)}"
+    return f"{grew if after > before else shrank} from {before} to {gpus(after)}"
+
+
+def batch(move: Facts) -> str:
+    """What became of the batch, as the end of a sentence; empty when it is not known."""
+    before, after = move.get("batch_from"), move.get("batch_to")
+    if not after or before == after:
+        return f", batch {after} as before" if after else ""
+    return f", batch {before} -> {after}" if before else f", batch {after}"
+
+
+def at_batch(job: Facts) -> str:
+    """The batch it trains with, as the end of a sentence."""
+    return f", batch {job['batch']}" if job.get("batch") else ""
+
+
+def clock(facts: Facts, at: float) -> str:
+    """A time as seen from when the facts were gathered: 13:20:41 today, the day with it otherwise."""
+    return format_time(at, facts["now"], default="relative")
+
+
+def because(code: str, facts: Facts) -> str:
+    """The words of a reason's code: the daemon's own, which may be newer than this command, else ours."""
+    job, decision = facts["job"], facts.get("decision") or {}
+    texts = {job.get("reason"): job.get("reason_text"), decision.get("reason"): decision.get("reason_text")}
+    return texts.get(code) or reason_text(code) or f"reason '{code}', which this version does not know"
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip()
+    # A key such as gpus=8-2 stays as the user wrote it.
+    if text.split(" ")[0].isalpha():
+        text = text[:1].upper() + text[1:]
+    return text + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,0 +1,215 @@
+"""What every `selastic` command shares: output options, job filters, the way to the daemon.
+
+Promise: sacct's letters mean what they mean in sacct. Limit: filters work on the rows that the daemon gave; whom it
+shows what is decided there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from slurm_elastic.protocol.errors import ConfigError, NotFound
+
+from ..text import tables
+
+STATES = {
+    "BF": "BOOT_FAIL",
+    "CA": "CANCELLED",
+    "CD": "COMPLETED",
+    "CF": "CONFIGURING",
+    "CG": "COMPLETING",
+    "DL": "DEADLINE",
+    "EN": "ENDED",
+    "F": "FAILED",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PD": "PENDING",
+    "PR": "PREEMPTED",
+    "R": "RUNNING",
+    "RQ": "REQUEUED",
+    "RR": "RESTARTED",
+    "RS": "RESIZED",
+    "S": "SUSPENDED",
+    "TO": "TIMEOUT",
+}
+# Control characters above ASCII's first 32, which JSON escapes itself, and what turns the direction of writing.
+_UNPRINTED = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+SHORT_STATES = {name: short for short, name in STATES.items()}
+
+
+class _HelpFormat(argparse.Action):
+    """--helpformat: print the fields and end, with no daemon and no configuration."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *unused: Any) -> None:
+        print("\n".join(tables.helpformat(self.const)))
+        parser.exit(0)
+
+
+def job_id(text: str) -> int:
+    """One job id, for argparse; that of the whole for a component of a heterogeneous job, such as 1207+1."""
+    word = re.sub(r"\+[0-9]+$", "", text.strip())
+    if re.fullmatch(r"[0-9]+_[0-9]+", word, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"'{word}' is a task of an array; accepted: the task's own number, which squeue -h -o %A -j {word} prints"
+        )
+    if not re.fullmatch(r"[0-9]{1,10}", word, re.ASCII) or not 0 < int(word) < 1 << 32:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a job id; accepted: a number such as 1207")
+    return int(word)
+
+
+def job_ids(text: str) -> list[int]:
+    """A comma-separated list of job ids, for argparse."""
+    return [job_id(word) for word in text.split(",")]
+
+
+def words(text: str) -> list[str]:
+    """A comma-separated list, for argparse."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def states(text: str) -> list[str]:
+    """A comma-separated list of Slurm's states, long or short, for argparse."""
+    chosen = [STATES.get(word.upper(), word.upper()) for word in words(text)]
+    unknown = [state for state in chosen if state not in SHORT_STATES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown state '{unknown[0]}'; accepted: {', '.join(STATES.values())}")
+    return chosen
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
+
+
+def add_output_options(parser: argparse.ArgumentParser, fields: Sequence[tables.Field], default: str) -> None:
+    """sacct's output options over these fields."""
+    group = parser.add_argument_group("output")
+    listed = default.replace("%", "%%").replace(",", ", ")  # with blanks, so that lines are not broken inside a name
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the rows as JSON, every field in it")
+    form.add_argument("-p", "--parsable", action="store_true", help="separate columns with '|', one at the end too")
+    form.add_argument("-P", "--parsable2", action="store_true", help="separate columns with '|', none at the end")
+    group.add_argument("-n", "--noheader", action="store_true", help="no line of column names")
+    group.add_argument(
+        "-o",
+        "--format",
+        metavar="FIELD[%WIDTH],...",
+        help=f"columns to print, a negative width aligns to the left (default: {listed})",
+    )
+    group.add_argument(
+        "--helpformat", nargs=0, action=_HelpFormat, const=tuple(fields), help="list the fields for --format"
+    )
+
+
+def add_job_filters(parser: argparse.ArgumentParser) -> None:
+    """Which jobs: sacct's -j -u -s -A -r -a."""
+    group = parser.add_argument_group("which jobs (default: your own; root: everybody's)")
+    group.add_argument("-j", "--jobs", type=job_ids, metavar="ID,...", help="these jobs only, whoever owns them")
+    group.add_argument("-u", "--user", type=words, metavar="USER,...", help="jobs of these users (names or uids)")
+    group.add_argument("-a", "--allusers", action="store_true", help="jobs of all users")
+    group.add_argument("-s", "--state", type=states, metavar="STATE,...", help="jobs in these states, R or RUNNING")
+    group.add_argument("-A", "--accounts", type=words, metavar="ACCOUNT,...", help="jobs of these accounts")
+    group.add_argument("-r", "--partition", type=words, metavar="PART,...", help="jobs in these partitions")
+
+
+def matching(rows: Iterable[Mapping[str, Any]], args: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """The rows that the filters of `add_job_filters` keep, in their order."""
+    everybody = args.allusers or args.user or args.jobs or os.geteuid() == 0
+    return [row for row in rows if (everybody or row.get("own")) and _matches(row, args)]
+
+
+def _matches(row: Mapping[str, Any], args: argparse.Namespace) -> bool:
+    if args.jobs and row["job_id"] not in args.jobs:
+        return False
+    if args.user and row.get("user") not in args.user and str(row.get("uid")) not in args.user:
+        return False
+    if args.state and (row.get("state") or "").split(" ")[0] not in args.state:
+        return False
+    if args.accounts and row.get("account") not in args.accounts:
+        return False
+    return not (args.partition and row.get("partition") not in args.partition)
+
+
+def named(args: argparse.Namespace, rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """Of the jobs that -j names and that have no row in the daemon's answer: the status rows of those that it knows all
+    the same, and the ids of those that it does not. Raises NotFound when it knows none of the jobs named."""
+    known, unknown = [], []
+    for job in sorted(set(args.jobs or ()) - {row["job_id"] for row in rows}):
+        try:
+            known.append(get(f"/v1/jobs/{job}"))
+        except NotFound:
+            unknown.append(job)
+    if unknown and len(unknown) == len(set(args.jobs)):
+        refuse(unknown)
+    return known, unknown
+
+
+def refuse(unknown: Sequence[int]) -> None:
+    """Raise NotFound for these ids; none: nothing is wrong."""
+    from ..reports.common import not_known
+
+    if unknown:
+        raise NotFound(not_known(unknown))
+
+
+def check_format(args: argparse.Namespace, fields: Sequence[tables.Field], default: str) -> list[tables.Field]:
+    """The chosen columns; called before the daemon is asked, so that a wrong word is a usage error in any case."""
+    if args.json and args.format is not None:
+        raise ConfigError("--format does not go with --json; accepted: one of them (--json prints every field)")
+    return tables.choose(fields, default, args.format)
+
+
+def print_table(
+    columns: Sequence[tables.Field], rows: Sequence[Mapping[str, Any]], args: argparse.Namespace, rule: bool = False
+) -> None:
+    """Print in the form that the output options ask for."""
+    style = "parsable" if args.parsable else "parsable2" if args.parsable2 else "table"
+    for line in tables.lines(columns, rows, header=not args.noheader, style=style, rule=rule):
+        print(line)
+
+
+def print_json(answer: object) -> None:
+    """Indented JSON, with letters as they are where the locale can show them; what a terminal might obey is escaped."""
+    plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    text = json.dumps(answer, indent=2, ensure_ascii=not plain)
+    print(_UNPRINTED.sub(lambda found: json.dumps(found[0])[1:-1], text))
+
+
+LONG_S = 120.0
+"""How long to wait for what may tell of a month of jobs."""
+
+
+def get(path: str, timeout: float | None = None, **query: object) -> dict[str, Any]:
+    """Ask the daemon; parameters that are None are left out. `timeout`: seconds (None: the client's usual ones). Raises
+    the client's errors."""
+    from urllib.parse import urlencode
+
+    from slurm_elastic.protocol.client import Client
+
+    given = {key: value for key, value in query.items() if value is not None}
+    return Client().get(path + ("?" + urlencode(given) if given else ""), timeout=timeout) or {}
+
+
+def post(path: str, message: object) -> dict[str, Any]:
+    """Send a small object to the daemon. Raises the client's errors."""
+    from slurm_elastic.protocol.client import Client
+
+    return Client().post(path, json.dumps(message).encode()) or {}
+
+
+def clock() -> float:
+    """Now, in unix seconds."""
+    return time.time()
+
+
+def bold(text: str) -> str:
+    """Bold on a terminal, unless NO_COLOR is set to anything."""
+    plain = bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[1m{text}\x1b[0m"

@@ -1,0 +1,139 @@
+"""The settings' reference and sample file, printed from the code: the docstring under each field is its explanation."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+
+from slurm_elastic.protocol.errors import ConfigError
+
+from . import settings as schema
+from .settings import FIELDS, Settings, load
+
+HIDDEN = ("user_mode",)
+"""Given on the command line, not in the file."""
+
+
+def explanations() -> dict[str, str]:
+    """The docstring under each setting, on one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(Settings)))
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    found: dict[str, str] = {}
+    for statement, following in pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            value = following.value if isinstance(following, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found[statement.target.id] = " ".join(value.value.split())
+    return found
+
+
+def accepted(name: str) -> str:
+    """What a setting accepts, in words."""
+    item = FIELDS[name]
+    if "low" in item.metadata:
+        kind = "a whole number" if item.type == "int" else "a number"
+        return f"{kind} from {item.metadata['low']:g} to {item.metadata['high']:g}"
+    if "accepted" in item.metadata:
+        return ", ".join(item.metadata["accepted"])
+    return str(item.metadata.get("accepted_text", "true or false"))
+
+
+def default(name: str) -> str:
+    """The default, as TOML."""
+    value = FIELDS[name].default
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def markdown() -> str:
+    """The reference page."""
+    lines = [
+        "# Settings of selasticd",
+        "",
+        f"One TOML file, `{schema.DEFAULT_FILE}` unless `--config` names another. Every setting is optional; a",
+        "change takes effect when selasticd is started again. `selasticd --check` says what is wrong with the file.",
+        "",
+        "This page is printed from the code: "
+        "`python -m slurm_elastic.daemon.config.reference --markdown > docs/settings.md`.",
+    ]
+    for name, words in explanations().items():
+        if name not in HIDDEN:
+            lines += ["", f"## `{name}`", "", f"Default `{default(name)}`; accepted: {accepted(name)}.", ""]
+            lines += textwrap.wrap(words, 118, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
+
+
+def sample() -> str:
+    """The sample file: every setting, commented out, at its default."""
+    lines = ["# Settings of selasticd. What is commented out is the default. Check with: selasticd --check"]
+    for name, words in explanations().items():
+        if name not in HIDDEN:
+            lines.append("")
+            for paragraph in (words, f"Accepted: {accepted(name)}."):
+                lines += textwrap.wrap(
+                    paragraph,
+                    118,
+                    initial_indent="# ",
+                    subsequent_indent="# ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            lines.append(f"#{name} = {default(name)}")
+    return "\n".join(lines) + "\n"
+
+
+def roff(date: str, version: str) -> str:
+    """selasticd.toml(5)."""
+    lines = [
+        f'.TH SELASTICD.TOML 5 "{date}" "slurm-elastic {version}" "File Formats"',
+        ".SH NAME",
+        "selasticd.toml \\- settings of selasticd",
+        ".SH DESCRIPTION",
+        f"One TOML file, {_roff(str(schema.DEFAULT_FILE))} unless \\-\\-config names another.",
+        "Every setting is optional; a change takes effect when selasticd is started again.",
+        ".B selasticd \\-\\-check",
+        "says what is wrong with the file.",
+        ".SH SETTINGS",
+    ]
+    for name, words in explanations().items():
+        if name not in HIDDEN:
+            lines += [".TP", f'.BR {_roff(name)} " = {_roff(default(name)).replace(chr(34), chr(92) + "(dq")}"']
+            lines += textwrap.wrap(_roff(words), 100, break_long_words=False, break_on_hyphens=False)
+            lines += [".br", f"Accepted: {_roff(accepted(name))}."]
+    lines += [".SH FILES", f".I {_roff(str(schema.DEFAULT_FILE))}", ".SH SEE ALSO", ".BR selasticd (8),"]
+    return "\n".join([*lines, ".BR selastic (1)"]) + "\n"
+
+
+def _roff(text: str) -> str:
+    """Text as roff takes it: backslashes and hyphens escaped, no line that begins with a request."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "")
+    return "\\&" + escaped if escaped.startswith((".", "'")) else escaped
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `python -m slurm_elastic.daemon.config.reference`."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_elastic.daemon.config.reference", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--markdown", action="store_true", help="print the reference page")
+    what.add_argument("--sample", action="store_true", help="print the sample file")
+    what.add_argument("--check", metavar="FILE", type=Path, help="read a file and say what is wrong with it")
+    options = parser.parse_args(arguments)
+    if options.check:
+        try:
+            load(options.check)
+        except ConfigError as error:
+            sys.exit(f"selasticd: {error}")
+        print(f"{options.check}: good")
+    else:
+        sys.stdout.write(markdown() if options.markdown else sample())
+
+
+if __name__ == "__main__":
+    main()

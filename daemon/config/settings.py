@@ -1,0 +1,334 @@
+"""selasticd's settings: one TOML file, read once at the start and checked whole before anything else happens.
+
+The reference in docs/settings.md and the sample file are printed from this module, so they cannot say something else:
+
+    python -m slurm_elastic.daemon.config.reference --markdown | --sample | --check FILE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from slurm_elastic.protocol.errors import ConfigError
+
+from ..optimizer.policies import DEFAULT_POLICY, POLICIES
+from .user_mode import AUTO
+from .user_mode import defaults as user_mode_defaults
+
+DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
+MODES = ("off", "observe", "advise", "act")
+
+
+def number(default: float, low: float, high: float) -> Any:
+    """A number between two bounds, both inclusive; a whole one when the default is whole."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def choice(default: str, *accepted: str) -> Any:
+    """One of several words."""
+    return field(default=default, metadata={"accepted": accepted})
+
+
+def text(default: str, form: str, accepted: str) -> Any:
+    """A text that matches the expression `form`; `accepted` says the same in words."""
+    return field(default=default, metadata={"form": form, "accepted_text": accepted})
+
+
+def names() -> Any:
+    """A list of names, empty by default."""
+    return field(
+        default=(), metadata={"form": r"[\w.@+-]+", "accepted_text": 'a list of names, such as ["gpu", "long"]'}
+    )
+
+
+def limits() -> Any:
+    """A list of limits of GPUs by user or account, empty by default."""
+    return field(
+        default=(),
+        metadata={
+            "form": r"(user|account):(\*|[\w.@+-]+)=[0-9]{1,7}",
+            "accepted_text": 'a list of limits, such as ["user:*=32", "account:lab=128"]',
+        },
+    )
+
+
+_PATH = (r"|/.*", "an absolute path, or nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an admin decides. Times are in seconds."""
+
+    mode: str = choice("advise", *MODES)
+    """How far selasticd goes. `off`: it only answers questions. `observe`: it also measures. `advise`: it also decides
+    and explains what it would do. `act`: it does it. Stay with `advise` for a day before you choose `act`."""
+
+    listen: str = text("127.0.0.1:6850", r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", "HOST:PORT, or [IPv6]:PORT")
+    """Address that the jobs and the command line reach. The compute nodes must be able to: give the address of the
+    cluster's internal network. `auto:6850` finds it: the address of this host from which Slurm's nodes are reached.
+    Port 0 takes a free one. client.json in state_dir tells what it came to."""
+
+    url: str = text("", r"|https?://\S+", "a URL such as http://head.cluster:6850, or nothing")
+    """Where clients find the daemon, as written to client.json. Empty: made from `listen`."""
+
+    listen_socket: str = text("", *_PATH)
+    """Unix socket for callers on this host, such as /run/slurm-elastic/selasticd.sock. The kernel says who they are, so
+    they need no MUNGE. Empty: none."""
+
+    tls_cert: str = text("", *_PATH)
+    """Certificate (PEM, with the chain behind it) for HTTPS on `listen`. Empty: plain HTTP. Its name must be the host
+    in `url`."""
+
+    tls_key: str = text("", *_PATH)
+    """Private key (PEM) of `tls_cert`, readable by the daemon's user alone."""
+
+    tls_ca: str = text("", *_PATH)
+    """Certificates (PEM) of who signed `tls_cert`; they reach clients in client.json. Empty: clients trust what their
+    system trusts."""
+
+    state_dir: str = text("/var/lib/slurm-elastic", r"/.*", "an absolute path")
+    """Directory of the database and of client.json, owned by the daemon's user, on a local disk."""
+
+    database_url: str = text("", r"|[\w+]+://.*", "an SQLAlchemy URL, or nothing")
+    """Where everything is remembered. Empty: SQLite, in selastic.db under state_dir. Any SQLAlchemy URL is accepted,
+    such as `postgresql+psycopg://selastic@db/selastic`; its driver has to be installed beside the daemon."""
+
+    lease_s: float = number(30.0, 1, 3600)
+    """How long selasticd has the database to itself without saying so again. One that runs on another host with the
+    same database stands by, and takes over a little after the first has been silent for this time."""
+
+    slurm_conf: str = text("", *_PATH)
+    """Path of slurm.conf. Empty: the environment's SLURM_CONF, or Slurm's own default."""
+
+    slurm_client: str = choice("auto", "auto", "commands", "pyslurm")
+    """How selasticd talks to Slurm. `auto`: through pyslurm where a build for the installed Slurm is found, else by
+    Slurm's commands. `selastic config show` says which it is, and why. `pyslurm`: it does not start without."""
+
+    munge_socket: str = text("", *_PATH)
+    """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
+
+    admins: tuple[str, ...] = names()
+    """Users (names or uids) who see and pin everyone's jobs, beside root, Slurm's own user, and whoever is Operator or
+    Administrator in Slurm."""
+
+    partitions: tuple[str, ...] = names()
+    """Partitions whose jobs may be elastic. Empty: all."""
+
+    accounts: tuple[str, ...] = names()
+    """Accounts whose jobs may be elastic. Empty: all."""
+
+    round_interval_s: float = number(10.0, 0.2, 3600)
+    """Longest time between two rounds. Each costs Slurm one squeue and one sinfo for the whole cluster."""
+
+    min_round_gap_s: float = number(1.0, 0.05, 600)
+    """Shortest time between two rounds, however much happens in between."""
+
+    site_interval_s: float = number(60.0, 1, 86400)
+    """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to four more
+    commands."""
+
+    policy: str = choice(DEFAULT_POLICY, *POLICIES)
+    """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
+    some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples
+    weighed with its measured gradient noise scale (goodput), any other by samples. `log-throughput` and `log-goodput`
+    take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/optimizer.md."""
+
+    cooldown_grow_s: float = number(600.0, 0, 86400)
+    """Shortest time from any resize of a job until it may grow, one of its batch alone excepted. Ten minutes hides the
+    restart of a one-minute checkpoint."""
+
+    cooldown_shrink_s: float = number(120.0, 0, 86400)
+    """Shortest time from any resize of a job, one of its batch alone excepted, until it may shrink for another elastic
+    job. Shrinking for a waiting ordinary job does not wait."""
+
+    min_gain: float = number(0.05, 0, 10)
+    """Least gain, in jobs' worth of progress at their reference size, for which anything is moved."""
+
+    horizon_s: float = number(1800.0, 10, 604800)
+    """Time within which a resize must have paid for its pause."""
+
+    assumed_pause_s: float = number(5.0, 0, 3600)
+    """Pause of a resize, for a job of which none has been measured yet."""
+
+    assumed_requeue_s: float = number(120.0, 0, 86400)
+    """The same of a resize by requeue, which ends the job and starts it from its checkpoint, while none of any job has
+    been measured. Done only to jobs whose request says `via=...+requeue`, for sizes that nothing gentler reaches."""
+
+    companion_wait_s: float = number(60.0, 1, 3600)
+    """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
+
+    failed_backoff_s: float = number(600.0, 0, 86400)
+    """How long a job whose resize failed is left alone. One whose resize was withdrawn, as when its companion was not
+    granted, only does not grow for so long."""
+
+    order_taken_s: float = number(60.0, 1, 3600)
+    """How long an order may wait for the job's supervisor to take it, before it is withdrawn."""
+
+    switch_s: float = number(300.0, 1, 86400)
+    """How long a job may take from there, or from its companions' workers being ready, to its first step at the new
+    size, and after a requeue from its start to that step. Longer than the slowest start of any training here."""
+
+    release_s: float = number(300.0, 1, 86400)
+    """How long Slurm may take to free what a resize has given up, before the resize is closed with a word on it."""
+
+    unused_s: float = number(30.0, 1, 3600)
+    """How long a job may hold something that it does not train on and that no resize adds, before it is released."""
+
+    requeue_stop_s: float = number(300.0, 10, 86400)
+    """How long the checkpoint before a requeue may take, and then how long the job may take to end."""
+
+    requeue_start_s: float = number(90.0, 5, 86400)
+    """How long it may then wait for its new size, before it is looked for another that fits."""
+
+    trip_after: int = number(5, 1, 1000)
+    """After so many actions in a row that Slurm refuses, selasticd falls back to `advise` for a while."""
+
+    trip_s: float = number(600.0, 1, 86400)
+    """How long that while is. It doubles, up to a day, as long as the next action is refused as well."""
+
+    max_resizes_per_round: int = number(16, 1, 10000)
+    """Most resizes that one round begins."""
+
+    max_resizes_per_job_hour: int = number(12, 1, 3600)
+    """Most resizes of one job within an hour. Making room for a waiting job is not held up by it."""
+
+    max_weight: float = number(1.0, 0.001, 1000)
+    """Largest `weight` of an elastic request that counts; a larger one counts as this. 1: nobody can take what others
+    would get by asking for more weight."""
+
+    rigid_reserve_gpus: int = number(0, 0, 1000000)
+    """Idle GPUs that elastic jobs leave alone in each partition, so that small ordinary jobs start at once."""
+
+    gpu_limits: tuple[str, ...] = limits()
+    """Most GPUs that the elastic jobs of one user or one account may hold together, in all partitions: for instance
+    `["user:*=32", "user:alice=64", "account:lab=128"]`. `*` stands for each one that is not named. A pin does not get
+    around it; sizes that a job cannot come below are left to it."""
+
+    report_interval_s: float = number(5.0, 0.1, 600)
+    """Time between two throughput reports of one job."""
+
+    requests_per_s: float = number(10.0, 0.1, 10000)
+    """Most requests per second that one job may make, over ten seconds; more is refused (429). A user, who may have
+    many jobs, ten times as many."""
+
+    reports_keep_h: float = number(2.0, 1, 8760)
+    """How long single reports are kept; after that there is one record for each hour and configuration. Two hours of
+    2000 jobs, one report in 5 s each, take about 400 MB."""
+
+    learn_prior_at: str = text("03:30", r"|([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 03:30, or nothing")
+    """When, each day by this host's clock, the jobs that have ended are learned from: what a job is taken to do before
+    it is measured then comes from this cluster and from earlier runs of the same program on the same kind of GPU.
+    Empty: never; what was learned before stays in use, and without any the prior that is shipped. See
+    docs/models.md."""
+
+    history_keep_days: float = number(400.0, 1, 36500)
+    """How long ended jobs, with all that is known of them, and the record of actions are kept. Of a job's decisions all
+    but the last are forgotten after 30 days."""
+
+    user_mode: bool = False
+    """Whether the daemon serves only the user who runs it, as `selasticd --user` does: no privilege is needed."""
+
+    def __post_init__(self) -> None:
+        if not self.database_url:
+            object.__setattr__(self, "database_url", f"sqlite:///{Path(self.state_dir) / 'selastic.db'}")
+
+    @property
+    def address(self) -> tuple[str | None, int]:
+        """Host and port of `listen`; the host None when it is to be found."""
+        host, _, port = self.listen.rpartition(":")
+        return None if host == AUTO else host.strip("[]"), int(port)
+
+
+FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
+
+
+def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings:
+    """Read a settings file; None: the default one, which may be missing.
+
+    With `user_mode` a file is not looked for, and the defaults are a user's own: a free port where compute nodes reach
+    this host, state under ~/.slurm-elastic, jobs may act. Raises ConfigError with one sentence.
+    """
+    values: dict[str, Any] = {}
+    if path is not None or (not user_mode and DEFAULT_FILE.exists()):
+        values = _read(Path(path) if path is not None else DEFAULT_FILE)
+    if "user_mode" in values:
+        raise ConfigError("user_mode is not a setting of the file; accepted: selasticd --user")
+    if user_mode:
+        values = {**user_mode_defaults(), **values, "user_mode": True}
+    return check(values)
+
+
+def check(values: Mapping[str, Any]) -> Settings:
+    """Build the settings from plain values. Raises ConfigError naming the setting, the value and what is accepted."""
+    for key in values:
+        if key not in FIELDS:
+            close = get_close_matches(key, FIELDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(FIELDS)}"
+            raise ConfigError(f"setting {key} is not known; {hint}")
+    settings = Settings(**{key: _value(key, value) for key, value in values.items()})
+    if settings.address[1] > 65535:
+        raise ConfigError(f"listen={settings.listen} is not accepted; accepted: a port from 0 to 65535")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        given, missing = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
+        raise ConfigError(f"{missing} is missing; accepted: both it and {given}, or neither")
+    if settings.min_round_gap_s > settings.round_interval_s:
+        raise ConfigError(
+            f"min_round_gap_s={settings.min_round_gap_s:g} is above round_interval_s={settings.round_interval_s:g}; "
+            "accepted: at most that"
+        )
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"settings file {path} cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {path} is not TOML ({error})") from None
+
+
+def _value(key: str, value: Any) -> Any:
+    item = FIELDS[key]
+    rules, kind = item.metadata, item.type
+    if kind == "bool":
+        accepted, fits = "true or false", isinstance(value, bool)
+    elif kind in ("int", "float"):
+        return _number(key, value, whole=kind == "int", low=rules["low"], high=rules["high"])
+    elif "accepted" in rules:
+        accepted, fits = ", ".join(rules["accepted"]), value in rules["accepted"]
+    elif kind == "str":
+        accepted = rules["accepted_text"]
+        fits = isinstance(value, str) and re.fullmatch(rules["form"], value) is not None
+    else:
+        accepted = rules["accepted_text"]
+        fits = isinstance(value, (list, tuple)) and all(
+            isinstance(entry, (str, int)) and re.fullmatch(rules["form"], str(entry)) for entry in value
+        )
+        value = tuple(str(entry) for entry in value) if fits else value
+    if not fits:
+        close = get_close_matches(str(value), rules.get("accepted", ()), n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(f"{key}={value!r} is not accepted{hint}; accepted: {accepted}")
+    return value
+
+
+def _number(key: str, value: Any, *, whole: bool, low: float, high: float) -> float | int:
+    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not fits or not math.isfinite(value) or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{key}={value!r} is not accepted; accepted: {kind} from {low:g} to {high:g}")
+    return int(value) if whole else float(value)

@@ -1,0 +1,66 @@
+"""Resizes whose nodes somebody else has got meanwhile: they are withdrawn at once, and what fits is planned anew. Pure.
+
+A companion is asked for on nodes that were free; whoever was quicker has them now, and it would wait out its time for
+nothing. Limit: judges what the plan judged (GPUs, cores, memory, whether the node takes work); a companion that Slurm
+keeps waiting for another reason waits until its time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slurm_elastic.db.rows import IntentRow
+from slurm_elastic.protocol.messages import Shape
+
+from ..capacity.ledger import Amount, free, per_node, unexplained
+from ..capacity.roster import ElasticJob, Roster
+from ..slurm.model import Snapshot
+
+NOTHING = Amount()
+
+
+def overtaken(snapshot: Snapshot, roster: Roster, intents: Iterable[IntentRow]) -> dict[int, str]:
+    """By resize, why it is to be given up: a node that it waits for is lost. Only while that does no harm."""
+    found = {}
+    for intent in intents:
+        job = roster.elastic.get(intent.directive.job_id)
+        if job is None or not job.running:
+            continue
+        own = _own(job) if intent.directive.requeues else {}
+        for node, need in _awaited(job, intent):
+            if _gone(snapshot, node, need, own.get(node, NOTHING)):
+                found[intent.directive.id] = f"node {node} is no longer free"
+                break
+    return found
+
+
+def _awaited(job: ElasticJob, intent: IntentRow) -> list[tuple[str, Amount]]:
+    """The nodes that a resize waits for, and what it needs on each."""
+    shapes: list[Shape] = []
+    if intent.directive.requeues:
+        shapes += intent.directive.add if intent.state in ("issued", "accepted", "saved") else ()
+    elif intent.state == "submitted":
+        queued = [set(asked.required_nodes) for asked, tag in job.queued if tag.directive == intent.directive.id]
+        shapes += (shape for shape in intent.directive.add if set(shape.node_list) in queued)
+    return [
+        (node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
+        for shape in shapes
+        for node in shape.node_list
+    ]
+
+
+def _own(job: ElasticJob) -> Mapping[str, Amount]:
+    """What the job gives back, by node, when it is put back."""
+    found: dict[str, Amount] = {}
+    for held in job.held:
+        for node in held.piece.nodes:
+            found[node] = found.get(node, NOTHING) + per_node(held.job)
+    return found
+
+
+def _gone(snapshot: Snapshot, name: str, need: Amount, own: Amount) -> bool:
+    node = snapshot.nodes.get(name)
+    if node is None or not node.schedulable:
+        return True
+    # Jobs are read a moment before nodes: what no job there holds may be the very companion, just granted.
+    return not (free(node) + own).covers(need) and not unexplained(snapshot, (name,))

@@ -1,0 +1,167 @@
+"""The next actions for every elastic job: releases, orphans, resizes that came to an end or to nothing. Pure.
+
+Level-triggered: each call looks at what Slurm holds, what the supervisor says it trains on, and the one open resize;
+it never relies on having seen an event, and acting twice on the same answer is harmless. What Slurm holds for a job
+that its supervisor does not use and no open resize adds is released. Limit: it believes the snapshot it is given, so it
+must not be called with one that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slurm_elastic.db.rows import IntentRow, InUse
+
+from ..capacity.roster import ElasticJob, Held, Roster
+from ..capacity.shrink_options import Unit, units_of
+from .actions import Action, Cancel, Close, Free, Shrink
+from .requeue import requeue_steps
+from .timeouts import Bounds
+
+
+def next_actions(
+    roster: Roster,
+    in_use: Mapping[int, InUse],
+    intents: Iterable[IntentRow],
+    unused_since: Mapping[Unit, float],
+    now: float,
+    bounds: Bounds,
+    overtaken: Mapping[int, str] | None = None,
+) -> list[Action]:
+    """What to do now, in the order in which to do it; at most one action per Slurm job.
+
+    `intents`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name.
+    """
+    actions: list[Action] = [
+        Cancel(_base_of(job.name), job.job_id, "the job that this companion belongs to does not run")
+        for job in roster.orphans
+    ]
+    by_job = {intent.directive.job_id: intent for intent in intents}
+    for number, why in (overtaken or {}).items():
+        job_id = next(j for j, intent in by_job.items() if intent.directive.id == number)
+        if by_job.pop(job_id).directive.requeues:
+            actions.append(Free(job_id, job_id, why))  # kept already where nobody heard whether it was put back
+        actions.append(Close(job_id, number, "overtaken", why))
+    for job_id, intent in by_job.items():
+        job = roster.elastic.get(job_id)
+        if intent.directive.requeues:
+            actions += requeue_steps(job, in_use.get(job_id), intent, now, bounds)
+        elif job is None or not job.running:
+            actions.append(Close(job_id, intent.directive.id, "withdrawn", "the job does not run any more"))
+    for job_id, job in roster.elastic.items():
+        if job.running and not (job_id in by_job and by_job[job_id].directive.requeues):
+            actions += _for_job(job, in_use.get(job_id), by_job.get(job_id), unused_since, now, bounds)
+    return actions
+
+
+def unused(
+    roster: Roster, in_use: Mapping[int, InUse], intents: Iterable[IntentRow], before: Mapping[Unit, float], now: float
+) -> dict[Unit, float]:
+    """Since when each unit that Slurm holds has been neither trained on nor part of an open resize."""
+    by_job = {intent.directive.job_id: intent for intent in intents}
+    found: dict[Unit, float] = {}
+    for job_id, job in roster.elastic.items():
+        intent = by_job.get(job_id)
+        for held in job.held:
+            for unit in units_of((held.piece,)) - _wanted(in_use.get(job_id), intent, held):
+                found[unit] = before.get(unit, now)
+        for queued, tag in job.queued:
+            if intent is None or tag.directive != intent.directive.id:
+                found[(queued.job_id, "")] = before.get((queued.job_id, ""), now)
+    return found
+
+
+def _for_job(
+    job: ElasticJob,
+    use: InUse | None,
+    intent: IntentRow | None,
+    unused_since: Mapping[Unit, float],
+    now: float,
+    bounds: Bounds,
+) -> list[Action]:
+    overdue = _overdue(job, intent, now, bounds) if intent else None
+    if overdue:
+        return [overdue]  # what it leaves behind is unused from now on, and released in its time
+    actions: list[Action] = _leaked_queued(job, unused_since, now, bounds)
+    if use is None or not _base_in_use(job, use):
+        return actions  # nobody has said what this job trains on: nothing of it is known to be unused
+    releases = [_release(job, held, use, intent, unused_since, now, bounds) for held in job.held]
+    actions += [action for action in releases if action]
+    if intent and intent.state == "running" and not any(releases):
+        actions.append(Close(job.job_id, intent.directive.id, "done", ""))
+    return actions
+
+
+def _release(
+    job: ElasticJob,
+    held: Held,
+    use: InUse,
+    intent: IntentRow | None,
+    unused_since: Mapping[Unit, float],
+    now: float,
+    bounds: Bounds,
+) -> Action | None:
+    """The release of what is unused of one piece, if it is time."""
+    idle = units_of((held.piece,)) - _wanted(use, intent, held)
+    switched = intent is not None and intent.state == "running"
+    due = {unit for unit in idle if switched or now - unused_since.get(unit, now) >= bounds.leak_s}
+    if not due:
+        return None
+    kept = tuple(node for node in held.piece.nodes if (held.piece.slurm_job_id, node) not in due)
+    why = f"given up by resize {intent.directive.id}" if intent and switched else "held, but not trained on"
+    if held.piece.kind != "companion" and (kept or held.piece.kind == "base"):
+        fixed = job.base.batch_host if held.piece.kind == "base" else held.piece.nodes[0]
+        kept = tuple(node for node in held.piece.nodes if node in kept or node == fixed)
+    if not kept:
+        return Cancel(job.job_id, held.piece.slurm_job_id, why)
+    if kept == held.piece.nodes:
+        return None
+    return Shrink(job.job_id, held.piece.slurm_job_id, kept, why)
+
+
+def _wanted(use: InUse | None, intent: IntentRow | None, held: Held) -> set[Unit]:
+    """Units of a piece that must stay: trained on, or part of a resize that has not switched yet."""
+    if use is None:
+        return units_of((held.piece,))
+    wanted = units_of(use.pieces)
+    if intent is not None and intent.state != "running":
+        wanted |= units_of(intent.directive.keep)
+        if held.directive == intent.directive.id:
+            wanted |= units_of((held.piece,))
+    return wanted
+
+
+def _leaked_queued(job: ElasticJob, unused_since: Mapping[Unit, float], now: float, bounds: Bounds) -> list[Action]:
+    return [
+        Cancel(job.job_id, queued.job_id, "waits for a resize that is over")
+        for queued, _ in job.queued
+        if now - unused_since.get((queued.job_id, ""), now) >= bounds.leak_s
+    ]
+
+
+def _overdue(job: ElasticJob, intent: IntentRow, now: float, bounds: Bounds) -> Close | None:
+    directive, quiet = intent.directive, now - intent.updated
+    wait = directive.wait_s + bounds.margin_s
+    limit = {
+        "issued": bounds.issued_s,
+        "accepted": wait if directive.add else bounds.switch_s,
+        "saved": wait,  # not said by ours, of a resize that keeps something
+        "submitted": wait,
+        "granted": wait,
+        "ready": bounds.switch_s,
+        "running": bounds.release_s,
+    }[intent.state]
+    if quiet < limit:
+        return None
+    if intent.state == "running":
+        return Close(job.job_id, directive.id, "done", f"not everything given up was released within {limit:.0f} s")
+    return Close(job.job_id, directive.id, "withdrawn", f"no progress for {quiet:.0f} s after '{intent.state}'")
+
+
+def _base_in_use(job: ElasticJob, use: InUse) -> bool:
+    """Whether the supervisor's word is about this very allocation."""
+    return bool(job.held) and bool(units_of((job.held[0].piece,)) & units_of(use.pieces))
+
+
+def _base_of(name: str) -> int:
+    return int(name.removeprefix("selastic-"))

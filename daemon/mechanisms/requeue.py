@@ -1,0 +1,143 @@
+"""Requeue at another size, step by step: what to do next for a job that a resize puts back into the queue. Pure.
+
+    issued     its supervisor takes the order                       -> accepted (its word)
+    accepted   it writes a checkpoint                               -> saved (its word)
+    saved      keep its new nodes, put it back; it ends, waits      -> submitted
+    submitted  it waits: give it its size; it starts                -> granted
+    granted    its supervisor trains on                             -> done
+
+Level-triggered, one idempotent step a call. Nothing is put back whose supervisor has not said that a checkpoint is on
+disk, however long writing one takes: the one that SIGTERM brings has to fit into Slurm's KillWait. Slurm starts a job
+that was put back no sooner than two minutes later: the size is set in that time. So a daemon that dies at any step
+leaves no job held: it starts again by itself, at the size it was submitted with. Limit: when the new size is refused,
+the job comes back at what fits, as after a preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from slurm_elastic.db.rows import EventRow, IntentRow, InUse
+from slurm_elastic.protocol.messages import Shape
+
+from ..capacity.pending_jobs import SOON_S
+from ..capacity.requeue_placement import SETTLE_S, reservation_of
+from ..capacity.roster import ElasticJob
+from ..capacity.shrink_options import units_of
+from ..slurm.model import Job, Size
+from .actions import Action, Advance, Close, Free, Requeue, Resume
+from .timeouts import Bounds
+
+
+def requeue_steps(
+    job: ElasticJob | None, use: InUse | None, intent: IntentRow, now: float, bounds: Bounds
+) -> list[Action]:
+    """What to do now about a resize by requeue."""
+    base = job.base if job is not None else None
+    if job is None or base is None:
+        why, gone = "the job has ended", intent.directive.job_id
+        return [Free(gone, gone, why), Close(gone, intent.directive.id, "withdrawn", why)]
+    quiet = now - intent.updated
+    if intent.state == "issued":
+        return _until_told(base, intent, quiet, bounds.issued_s, "withdrawn", "its supervisor has not taken it")
+    if intent.state == "accepted":
+        return _until_told(base, intent, quiet, bounds.stop_s, "failed", "no checkpoint was written")
+    step = {"saved": _saved, "submitted": _submitted, "granted": _granted}.get(intent.state)
+    if step is None:
+        return _close(base, intent, "failed", f"state {intent.state} is none of a requeue")
+    return step(job, use, intent, quiet, bounds)
+
+
+def resumes(shapes: Mapping[int, Shape], bound: Collection[int] = ()) -> list[Action]:
+    """Steps for jobs that Slurm or somebody else has put back, by job id: they come back at what fits.
+
+    `bound`: those that a shrink of ours has bound to their nodes.
+    """
+    why = "it was put back, and comes back at what fits"
+    return [
+        Resume(job_id, job_id, 0, Size(shape.nodes, shape.gpus_per_node, job_id in bound), why)
+        for job_id, shape in shapes.items()
+    ]
+
+
+def bound_by_a_shrink(job: Job, shrinks: Iterable[EventRow]) -> bool:
+    """Whether a waiting job must get just the nodes that a shrink of ours left it.
+
+    It was put back at the moment of the shrink: Slurm takes the nodes that a running job is to keep for those that a
+    waiting one must get, and it would wait for them for ever, whoever has them. Its owner's own list is left alone.
+    """
+    required = set(job.required_nodes)
+    asked = (event.detail for event in shrinks if event.kind == "shrink")
+    return bool(required) and any(
+        detail.get("slurm_job_id") == job.job_id and set(detail.get("nodes", ())) == required for detail in asked
+    )
+
+
+def _until_told(base: Job, intent: IntentRow, quiet: float, most_s: float, end: str, missing: str) -> list[Action]:
+    """Wait for the supervisor's word as long as the job runs, `most_s` seconds at most."""
+    if not base.running:
+        return _close(base, intent, "withdrawn", "the job does not run any more")
+    return _close(base, intent, end, f"{missing} within {quiet:.0f} s") if quiet >= most_s else []
+
+
+def _saved(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, intent.directive.id
+    if base.pending:
+        return [Advance(job.job_id, number, "submitted")]
+    if base.running and base.start_time is not None and base.start_time > intent.updated:
+        return _close(base, intent, "failed", "it started again before its new size was set")
+    if quiet >= bounds.stop_s:
+        return _close(base, intent, "failed", f"it had not ended {quiet:.0f} s after it was put back")
+    # Again where it is not known whether Slurm has heard: putting back what is ending is refused, and harmless.
+    return [_requeue(base, intent)] if base.running else []
+
+
+def _submitted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, intent.directive.id
+    if base.running:
+        return [Advance(job.job_id, number, "granted"), _free(base)]
+    if not base.pending:
+        return []  # it starts, or has failed to
+    if quiet >= bounds.restart_s:
+        return _close(base, intent, "failed", f"it waits in Slurm's queue ({base.reason or 'no reason given'})")
+    size = size_of(intent)
+    if quiet < SETTLE_S or _has(base, size, quiet + intent.updated):
+        return []
+    return [Resume(job.job_id, base.job_id, number, size, f"requeued at another size by resize {number}")]
+
+
+def _granted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, intent.directive.id
+    if not base.running:
+        return _close(base, intent, "failed", "it ended again before it trained")
+    if use is not None and use.registered_at > intent.created and units_of(use.pieces) & units_of(job.pieces):
+        return [Close(job.job_id, number, "done", "")]
+    if quiet >= bounds.switch_s:
+        return _close(base, intent, "failed", f"its supervisor has not registered within {quiet:.0f} s")
+    return []
+
+
+def size_of(intent: IntentRow) -> Size:
+    """The size that a resize by requeue leads to."""
+    shape = intent.directive.add[0]
+    return Size(shape.nodes, shape.gpus_per_node)
+
+
+def _has(base: Job, size: Size, now: float) -> bool:
+    """Whether it waits with this size already, free to start."""
+    return (base.num_nodes, base.asked_per_node) == (size.nodes, size.gpus_per_node) and (
+        base.eligible_time <= now + SOON_S
+    )
+
+
+def _requeue(base: Job, intent: IntentRow) -> Requeue:
+    shape, number = intent.directive.add[0], intent.directive.id
+    return Requeue(base.job_id, base.job_id, number, shape.node_list, base.user, f"another size by resize {number}")
+
+
+def _free(base: Job) -> Free:
+    return Free(base.job_id, base.job_id, f"it has its nodes ({reservation_of(base.job_id)})")
+
+
+def _close(base: Job, intent: IntentRow, state: str, detail: str) -> list[Action]:
+    return [_free(base), Close(base.job_id, intent.directive.id, state, detail)]

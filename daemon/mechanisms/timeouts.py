@@ -1,0 +1,40 @@
+"""How long each state of a resize may last without progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """In seconds. What is over its bound is brought to an end: withdrawn, or done with a word on what is left."""
+
+    issued_s: float = 60.0
+    """Until the supervisor says that it took the directive."""
+    switch_s: float = 300.0
+    """From companions warm, or from acceptance when none is added, to the new world's first step; after a requeue from
+    its start."""
+    release_s: float = 300.0
+    """From the new world to everything given up being free."""
+    margin_s: float = 30.0
+    """On top of a directive's own waiting time."""
+    leak_s: float = 30.0
+    """How long something may be held unused, with no resize behind it, before it is released."""
+    stop_s: float = 300.0
+    """For the checkpoint before a requeue, and again from the requeue to the job being back in the queue."""
+    restart_s: float = 90.0
+    """From there to its start at the new size. Later it waits like any other job, and what fits is looked at anew."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Bounds:
+        """Those that an admin has set."""
+        return cls(
+            issued_s=settings.order_taken_s,
+            switch_s=settings.switch_s,
+            release_s=settings.release_s,
+            leak_s=settings.unused_s,
+            stop_s=settings.requeue_stop_s,
+            restart_s=settings.requeue_start_s,
+        )

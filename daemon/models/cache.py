@@ -1,0 +1,99 @@
+"""Each running job's throughput model, made from its reports and kept until they say something new.
+
+Promise: the model depends on the job's observations and its prior alone; all that have to be made anew in a round are
+fitted together, which takes a fraction of a millisecond each. A job of which no model can be made keeps nobody else
+from theirs. Limit: kept in memory; after a restart all are made anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from slurm_elastic.db.rows import ObservationRow
+
+from ..optimizer.errors import PlanInputError
+from ..optimizer.models.prior import Prior
+from ..optimizer.models.throughput import MOST, STEP_S, Observation, ThroughputModel, fit_each
+
+GRID = 0.004
+"""Steps of the logarithm in which step times are told apart."""
+TOGETHER = 500
+"""Models fitted at once: more cost as much each, and memory."""
+UNREAL = f"none has a step time from {STEP_S[0]:g} to {STEP_S[1]:g} s"
+Rows = Sequence[ObservationRow]
+_Key = tuple[tuple[Observation, ...], Prior]
+
+
+class _Known(NamedTuple):
+    """What a job's model was made from, as it was stored and as it was fitted."""
+
+    rows: Rows
+    prior: Prior
+    key: _Key
+
+
+class Fitted:
+    """The models of the jobs asked for last. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _Known] = {}
+        self._models: dict[_Key, ThroughputModel | PlanInputError] = {}
+        self.unfitted: dict[int, str] = {}
+        """Of the jobs asked for last those that were measured and have no model: why, in words that follow a colon."""
+
+    def of(self, jobs: Mapping[int, tuple[Rows, Prior]]) -> dict[int, ThroughputModel]:
+        """Models by job id, of those that were measured; jobs not asked for are forgotten."""
+        self._jobs = {job_id: self._known(job_id, *has) for job_id, has in jobs.items()}
+        keys = {job_id: known.key for job_id, known in self._jobs.items() if known.key[0]}
+        new = list({key: None for key in keys.values() if key not in self._models})
+        for first in range(0, len(new), TOGETHER):
+            some = new[first : first + TOGETHER]
+            made = fit_each([observations for observations, _ in some], [prior for _, prior in some])
+            self._models.update(zip(some, made, strict=True))
+        if len(self._models) > 2 * len(keys):
+            self._models = {key: self._models[key] for key in keys.values()}
+        self.unfitted = {job_id: UNREAL for job_id, (rows, _) in jobs.items() if rows and job_id not in keys}
+        found: dict[int, ThroughputModel] = {}
+        for job_id, key in keys.items():
+            model = self._models[key]
+            if isinstance(model, PlanInputError):
+                self.unfitted[job_id] = str(model)
+            else:
+                found[job_id] = model
+        return found
+
+    def _known(self, job_id: int, rows: Rows, prior: Prior) -> _Known:
+        known = self._jobs.get(job_id)
+        if known is not None and known.prior is prior:
+            if known.rows == rows:
+                return known
+            seen = observations(rows)
+            return _Known(rows, prior, known.key if seen == known.key[0] else (seen, prior))
+        return _Known(rows, prior, (observations(rows), prior))
+
+
+def observations(rows: Rows) -> tuple[Observation, ...]:
+    """What a fit takes of these rows: those that can have been measured."""
+    return tuple(observation(row) for row in rows if believed(row))
+
+
+def believed(row: ObservationRow) -> bool:
+    """Whether it can have been measured; the API refuses other reports, but a store may hold older ones."""
+    most = max(row.gpus, row.nodes, row.batch, row.micro_batch, row.accumulation)
+    return STEP_S[0] <= row.step_time <= STEP_S[1] and most <= MOST
+
+
+def observation(row: ObservationRow) -> Observation:
+    """A stored configuration as the model's fit takes it, on a grid finer than its noise: a curve is the same from one
+    round to the next until a report says something new, and what was fitted and planned for it is found again."""
+    return Observation(
+        gpus=max(1, row.gpus),
+        nodes=max(1, row.nodes),
+        batch=max(1, row.batch),
+        micro_batch=max(1, row.micro_batch),
+        accumulation=max(1, row.accumulation),
+        step_time_s=min(STEP_S[1], max(STEP_S[0], math.exp(GRID * round(math.log(row.step_time) / GRID)))),
+        weight=float(1 << max(0, row.count.bit_length() - 1)),
+    )

@@ -1,0 +1,154 @@
+"""What is believed of a job before it is measured: learned from the cluster's own history, at night, and kept.
+
+    shipped prior -> all of the cluster -> the same program on the same kind of GPU
+
+Each is learned on top of the one before it, so a short history says little; a job gets the narrowest there is.
+Promise: a failure to learn or to read leaves what was there; planning never waits for it. Limit: a program is its
+user and its script, whatever its arguments: one script for several models gives a wider prior, not several.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.db.rows import PriorRow, RunRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import ElasticError
+
+from ..optimizer.models.learning import learn
+from ..optimizer.models.prior import Prior, from_plain, to_plain
+from ..optimizer.models.shipped_prior import DEFAULT
+from ..optimizer.models.throughput import Observation
+from .cache import observations
+
+log = logging.getLogger(__name__)
+
+RUNS = 2000
+"""Youngest runs that are learned from."""
+RUNS_OF_PROGRAM = 40
+"""Youngest runs of one program on one kind of GPU: more tell nothing new, and take time."""
+CLUSTER_COUNTS = 20.0
+"""Programs of its own that a cluster must have seen until they weigh as much as the shipped prior."""
+PROGRAM_COUNTS = 1.0
+"""Runs of a program that weigh as much as all that is known of others."""
+DAY_S = 86400.0
+Key = tuple[str, str]
+CLUSTER: Key = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A prior with where it comes from."""
+
+    prior: Prior
+    words: str
+    """For people: "3 earlier runs of train.py on a100"."""
+    runs: int = 0
+    learned_at: float | None = None
+
+
+SHIPPED = Known(DEFAULT, "the prior shipped with slurm-elastic, learned from public profiles")
+
+
+class Priors:
+    """The priors in use, in memory and in the store; thread-safe."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._learning = threading.Lock()
+        self._known: dict[Key, Known] = {}
+        self._read()
+
+    def of_job(self, job_id: int) -> Known:
+        """What is believed of this job, from its own program's runs where there were some."""
+        known = self._known
+        program = self._store.program_of(job_id)
+        found = known.get(program) if program is not None else None
+        return found or known.get(CLUSTER) or SHIPPED
+
+    def summary(self) -> dict[str, object]:
+        """What is in use, for `selastic config show` and /v1/health."""
+        cluster = self._known.get(CLUSTER, SHIPPED)
+        programs = sum(1 for key in self._known if key != CLUSTER)
+        return {"prior": cluster.words, "runs": cluster.runs, "programs": programs, "learned_at": cluster.learned_at}
+
+    def due(self) -> bool:
+        """Whether nothing was learned for a day."""
+        last = self._known.get(CLUSTER, SHIPPED).learned_at
+        return last is None or self._clock() - last > DAY_S
+
+    def learn(self) -> bool:
+        """Learn from the runs that have ended, store that, use it from now on; whether there was anything to learn."""
+        with self._learning:
+            try:
+                rows = learned(self._store.runs(RUNS), self._clock())
+                if not rows:
+                    return False
+                self._store.save_priors(rows)
+                self._use(rows)
+            except ElasticError as error:
+                log.warning("no prior is learned this time; what was in use stays: %s", error)
+                return False
+            except Exception:
+                log.exception("no prior is learned this time; what was in use stays")
+                return False
+        log.info("throughput models start from %s", self._known[CLUSTER].words)
+        return True
+
+    def _read(self) -> None:
+        try:
+            self._use(self._store.priors())
+        except ElasticError as error:
+            log.warning("the shipped prior is used: %s", error)
+
+    def _use(self, rows: Sequence[PriorRow]) -> None:
+        self._known = {
+            (row.program, row.gpu_type): Known(from_plain(row.prior), words(row), row.runs, row.learned_at)
+            for row in rows
+        }
+
+
+def learned(runs: Sequence[RunRow], at: float) -> list[PriorRow]:
+    """The cluster's prior and one for each program and kind of GPU; none without runs.
+
+    In the cluster's prior every program counts as one run, however often it ran.
+    """
+    groups: dict[Key, list[list[Observation]]] = defaultdict(list)
+    for run in runs:
+        seen = list(observations(run.observations))
+        if seen and len(groups[run.program, run.gpu_type]) < RUNS_OF_PROGRAM:
+            groups[run.program, run.gpu_type].append(seen)
+    everything = [(run, 1.0 / len(group)) for group in groups.values() for run in group]
+    if not everything:
+        return []
+    cluster = learn([run for run, _ in everything], [w for _, w in everything], DEFAULT, CLUSTER_COUNTS)
+    rows = [PriorRow("", "", at, len(everything), to_plain(cluster))]
+    for (program, gpu_type), group in sorted(groups.items()):
+        if program and group:
+            prior = learn(group, None, cluster, PROGRAM_COUNTS)
+            rows.append(PriorRow(program, gpu_type, at, len(group), to_plain(prior)))
+    return rows
+
+
+def words(row: PriorRow) -> str:
+    """Where a stored prior comes from."""
+    runs = f"{row.runs} earlier run{'' if row.runs == 1 else 's'}"
+    if not row.program:
+        return f"{runs} of this cluster"
+    script = posixpath.basename(row.program.partition(":")[2] or row.program)
+    return f"{runs} of {script} on {row.gpu_type or 'GPUs of no named type'}"
+
+
+def program_of(user: str, command: str) -> str:
+    """A program's name in the history: user and script, without interpreter, options and arguments."""
+    parts = command.split()
+    if parts and posixpath.basename(parts[0]).startswith("python"):
+        parts = parts[1:]
+    script = next((part for part in parts if not part.startswith("-")), "")
+    return f"{user}:{script}" if script else ""

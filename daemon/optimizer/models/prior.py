@@ -1,0 +1,94 @@
+"""What is believed of a job before it is measured: mean and covariance of its step-time form's logarithms.
+
+    theta ~ N(mean + slope (x - at), covariance)        x = (ln first step time in s, ln first micro batch)
+
+Scale free: times are divided by the job's own step time at its first measured micro batch, micro batches by that micro
+batch; x says how much of such a step is overhead and synchronisation rather than samples (a step of 5 ms is mostly
+overhead, one of 5 s is not). So profiles of other programs, other GPUs and other batch sizes speak about this one.
+Limit: a normal distribution over logarithms; several kinds of programs in one prior only widen it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from ..errors import PlanInputError
+from . import linear
+from .step_time import N
+
+FEATURES = 2
+REACH = 3.0
+"""Standard deviations of x that the slope is followed for: further out nobody has seen how it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """Normal over the seven coordinates given x, and the relative error that measurement and form together have."""
+
+    mean: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    slope: tuple[tuple[float, float], ...] = ((0.0, 0.0),) * N
+    at: tuple[float, float] = (0.0, 0.0)
+    spread: tuple[float, float] = (1.0, 1.0)
+    """Standard deviation of x among what this was learned from."""
+    noise: float = 0.1
+    """Relative 1-sigma of one observation of weight 1 about the form, inside a node: the form's own error included."""
+    noise_apart: float = 0.2
+    """The same on several nodes."""
+    runs: int = 0
+    """What it was learned from; 0: assumed."""
+
+    def mean_for(self, scale_s: float, micro: float) -> list[float]:
+        """The mean for a job whose first step took `scale_s` seconds a micro batch of `micro` samples."""
+        x = (math.log(scale_s), math.log(micro))
+        off = [
+            max(-REACH * s, min(REACH * s, value - centre))
+            for value, centre, s in zip(x, self.at, self.spread, strict=True)
+        ]
+        return [m + row[0] * off[0] + row[1] * off[1] for m, row in zip(self.mean, self.slope, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def precision(prior: Prior, scale_known: bool) -> list[list[float]]:
+    """The inverse covariance. When the first size was not one GPU the scale itself is a guess: widen along it."""
+    widen = 0.0 if scale_known else 0.25
+    rows = [[c + (widen if i < 6 and j < 6 else 0.0) for j, c in enumerate(r)] for i, r in enumerate(prior.covariance)]
+    return linear.inverse(rows)
+
+
+def to_plain(prior: Prior) -> dict[str, Any]:
+    """As plain lists and numbers, to be stored."""
+    return asdict(prior)
+
+
+def from_plain(values: Mapping[str, Any]) -> Prior:
+    """What `to_plain` gave. Raises PlanInputError for anything that is not a prior."""
+    try:
+        prior = Prior(**{item.name: _tuples(values[item.name]) for item in fields(Prior)})
+        numbers = [*prior.mean, *prior.at, *prior.spread, prior.noise, prior.noise_apart]
+        numbers += [x for row in (*prior.covariance, *prior.slope) for x in row]
+        sizes = {len(prior.mean), len(prior.covariance), len(prior.slope), *map(len, prior.covariance)}
+        if sizes != {N} or {*map(len, prior.slope), len(prior.at), len(prior.spread)} != {FEATURES}:
+            raise ValueError("its shape is another version's")
+        if not all(math.isfinite(x) for x in numbers) or min(*prior.spread, prior.noise, prior.noise_apart) <= 0:
+            raise ValueError("it holds a number that is not finite or not positive")
+        linear.cholesky(prior.covariance)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise PlanInputError(f"a stored prior cannot be used: {type(error).__name__}: {error}") from None
+    return prior
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _independent(deviation: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(d * d if i == j else 0.0 for j in range(len(deviation))) for i, d in enumerate(deviation))
+
+
+ASSUMED = Prior((-1.2, -0.5, -3.0, -5.3, -1.0, -4.3, -1.5), _independent((0.8, 0.5, 1.2, 1.5, 1.2, 1.2, 1.0)))
+"""Without any data: sync is 5 % of a step inside a node and a third of it between nodes."""

@@ -1,0 +1,157 @@
+"""From what is known of each job to the best plan: for one pool, for several under limits, or the bare choice.
+
+    maximise  sum_j w_j * u(s_j(k_j, b_j) * (1 - penalty_j))      penalty 0 for what a job already has
+
+s_j is progress per second relative to the job's reference size; `policies` says what progress and u are, `choices`
+what each job may have and what a move there costs, `solver` finds the maximum, `targets` explains it.
+
+Promise: pure and deterministic; a job that may not move keeps its size; none gets less than its smallest choice. A
+cache changes no plan.
+Limit: within one pool GPUs are equal; which nodes a job gets is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import overload
+
+from .choices import rows
+from .job_view import JobView
+from .policies import DEFAULT_POLICY, Row, terms
+from .solver.crossing_limits import solve_limited
+from .solver.knapsack import Option, pick, solve
+from .solver.nested_caps import Cap
+from .solver.table import Memo
+from .targets import PlanResult, explained
+
+Choices = tuple[list[Row], list[Option]]
+"""The rows of one job and their terms in the objective."""
+
+
+@dataclass
+class Cache:
+    """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
+
+    made: dict[object, tuple[object, Choices]] = field(default_factory=dict)
+    """By what they were made from, which stands beside them."""
+    old: dict[object, tuple[object, Choices]] = field(default_factory=dict)
+    """Of the turn before; what is not asked for in two turns is forgotten."""
+    views: dict[int, tuple[str, JobView, Choices]] = field(default_factory=dict)
+    columns: Memo = field(default_factory=dict)
+
+    def turn(self) -> None:
+        """Begin another round of plans: forget what the last one did not ask for."""
+        kept = {id(column) for _, (_, column) in self.made.values()}
+        self.old, self.made = self.made, {}
+        self.views.clear()
+        self.columns = {key: made for key, made in self.columns.items() if _row_of(key) in kept}
+
+
+def _row_of(key: object) -> object:
+    """The identity of the list of options that a column was made of (see table.Memo)."""
+    return key[0] if isinstance(key, tuple) else key
+
+
+def plan(
+    jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
+) -> PlanResult:
+    """The best plan for `capacity` GPUs. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
+
+    Of equal plans the one that gives more to the jobs that come first (the older ones) is preferred.
+    """
+    made = [choices_of(job, policy, cache) for job in jobs]
+    options = [column for _, column in made]
+    answer = solve(options, capacity, [job.label for job in jobs], memo=cache.columns if cache else None)
+    return explained(jobs, [table for table, _ in made], options, answer, capacity, policy)
+
+
+def plan_pools(
+    pools: Sequence[Sequence[JobView]],
+    capacities: Sequence[int],
+    caps: Sequence[Cap],
+    policy: str = DEFAULT_POLICY,
+    cache: Cache | None = None,
+) -> list[PlanResult]:
+    """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools.
+
+    Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
+    """
+    made = [[choices_of(job, policy, cache) for job in jobs] for jobs in pools]
+    options = [[column for _, column in pool] for pool in made]
+    labels = [job.label for jobs in pools for job in jobs]
+    found = solve_limited(options, capacities, caps, labels, cache.columns if cache else None)
+    limits = [caps[c] for c in found.binding if caps[c].label]
+    out, first = list[PlanResult](), 0
+    for jobs, pool, columns, answer, free, k in zip(
+        pools, made, options, found.solutions, found.unlimited, capacities, strict=True
+    ):
+        planned = explained(jobs, [table for table, _ in pool], columns, answer, k, policy)
+        if limits:
+            targets = list(planned.targets)
+            for j, (target, column, i) in enumerate(zip(targets, columns, free.choice, strict=True)):
+                limit = next((cap.label for cap in limits if first + j in cap.members), "")
+                if limit and column[i].gpus > target.gpus:
+                    targets[j] = replace(target, limit=limit, unlimited=column[i].gpus)
+            planned = replace(planned, targets=tuple(targets))
+        out.append(planned)
+        first += len(jobs)
+    return out
+
+
+def choose(
+    jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
+) -> list[Row]:
+    """The same plan without its explanation: the chosen row of each job."""
+    if not jobs:
+        return []
+    if cache is None:
+        tables = [choices_of(job, policy) for job in jobs]
+    else:  # most jobs are as they were: their views are known
+        known = zip(map(cache.views.get, map(id, jobs)), jobs, strict=True)
+        tables = [k[2] if k and k[0] == policy else choices_of(job, policy, cache) for k, job in known]
+    labels, memo = _Labels(jobs), cache.columns if cache else None
+    answer = pick([table[1] for table in tables], capacity, labels, memo=memo)
+    return [table[0][i] for table, i in zip(tables, answer.choice, strict=True)]
+
+
+class _Labels(Sequence[str]):
+    """The jobs' labels, read only when a message needs one."""
+
+    def __init__(self, jobs: Sequence[JobView]) -> None:
+        self.jobs = jobs
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self.jobs[index].label if isinstance(index, int) else [job.label for job in self.jobs[index]]
+
+
+def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> Choices:
+    """The rows of one job and their terms in the objective."""
+    if cache is None:
+        table = rows(job, policy)
+        return table, terms(job, table, policy)
+    held = cache.views.get(id(job))
+    if held is not None and held[0] == policy:
+        return held[2]
+    key = (
+        policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
+        job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale, job.dear,
+        job.dear_pause_s,
+        job.quality,
+    )  # fmt: skip
+    known = cache.made.get(key)
+    if known is None:
+        known = cache.old.get(key)
+        if known is None:
+            table = rows(job, policy)
+            known = key, (table, terms(job, table, policy))
+        cache.made[known[0]] = known
+    cache.views[id(job)] = policy, job, known[1]  # the view is kept, so that its identity stays its own
+    return known[1]

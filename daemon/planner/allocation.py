@@ -1,0 +1,152 @@
+"""The optimizer's part of a plan: the GPUs of every pool divided among its movable jobs, as wishes with their reasons.
+
+Promise: wishes keep within the pools' capacities and the limits; pools that no plan can be made for stay as they are,
+and the others get theirs all the same.
+Limit: a wish says how many GPUs, not which; whether nodes can be found for it is decided with the moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..capacity.ledger import Pool
+from ..optimizer.errors import InfeasiblePlan, PlanInputError
+from ..optimizer.targets import Target
+from ..text.reasons import Reason
+from .context import Situation
+from .eligibility import Standing
+from .fixed_targets import failed_lately
+from .moves import Wish, nearest_batch
+from .optimizer_inputs import Member, Shared, explored, member, share
+from .user_limits import reach
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The movable jobs of a pool, and the GPUs that they share."""
+
+    pool: Pool
+    members: list[Member]
+    capacity: int
+
+
+def members_of(situation: Situation, pool: Pool, movable: list[Standing], idle: int) -> list[Member]:
+    """The movable jobs of a pool as the optimizer takes them, the oldest first."""
+    node_gpus = max(
+        (node.gpus for node in situation.inputs.snapshot.nodes.values() if node.name in pool.nodes), default=1
+    )
+    everything = idle + sum(standing.gpus for standing in movable)
+    found = []
+    for standing in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
+        made = member(standing, situation.forced(standing), everything, node_gpus, situation.inputs.settings)
+        if made is not None:
+            found.append(made)
+    return found
+
+
+class Division:
+    """What comes of dividing once: `share` gives the wishes and fills the rest in."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation, self.inputs, self.limits = situation, situation.inputs, situation.limits
+        self.value = self.bound = 0.0
+        self.trouble: list[str] = []
+        """Pools for which no plan could be made, with the reason."""
+        self.shared: dict[int, tuple[Member, Shared, Target]] = {}
+        """What the optimizer said of each job."""
+
+    def share(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[Wish]:
+        """The optimizer's answer for all pools; one that it refuses is left as it is, for the reason given."""
+        wishes: list[Wish] = []
+        try:
+            shared = self._solve(groups, nodes)
+        except (InfeasiblePlan, PlanInputError):
+            good = []
+            for group in groups:
+                try:
+                    self._solve([group], nodes)
+                except (InfeasiblePlan, PlanInputError) as error:
+                    self.trouble.append(f"{group.pool.name}: {error}")
+                    wishes += [self._at_rest(m) for m in group.members]
+                else:
+                    good.append(group)
+            groups, shared = good, self._solve(good, nodes)
+        for group, answer in zip(groups, shared, strict=True):
+            for m, target in zip(group.members, answer.targets, strict=True):
+                self.limits.give(m.standing.job_id, max(target.gpus, m.standing.gpus))
+            wishes += self._wishes(group.members, group.capacity, answer)
+        return wishes
+
+    def _solve(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[Shared]:
+        ledger = self.situation.room.ledger
+        free = {name: ledger.gpus((name,)) for group in groups for name in group.pool.nodes}
+        caps, first = self.limits.caps([m for group in groups for m in group.members]), 0
+        for group in groups:
+            for cap in reach(group.members, nodes, free):
+                caps.append(replace(cap, members=frozenset(first + i for i in cap.members)))
+            first += len(group.members)
+        pools, capacities = [g.members for g in groups], [g.capacity for g in groups]
+        return share(pools, capacities, caps, self.inputs.settings, self.inputs.cache)
+
+    def _wishes(self, members: list[Member], capacity: int, shared: Shared) -> list[Wish]:
+        """The optimizer's answer for one pool as wishes, sizes worth a try on what stays idle among them."""
+        self.value += shared.value
+        self.bound += shared.bound
+        wishes = []
+        idle = capacity - sum(target.gpus for target in shared.targets)
+        taken = any(target.gpus > m.standing.gpus for m, target in zip(members, shared.targets, strict=True))
+        for m, target in zip(members, shared.targets, strict=True):
+            self.shared[m.standing.job_id] = (m, shared, target)
+            free = min(idle, self.situation.more(m.standing, idle))
+            tried = explored(m, free) if self._stays(m, target) else None
+            if tried is not None:
+                idle -= tried[0] - m.standing.gpus
+                self.limits.give(m.standing.job_id, tried[0])
+                wishes.append(Wish(m.standing, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
+                continue
+            reason = self._reason(m, target.gpus, target.batch, target.reason)
+            if target.limit:
+                self.situation.said[m.standing.job_id] = (
+                    f"{target.limit} in all: without that it would have {target.unlimited}"
+                )
+                if reason is Reason.KEEP_BEST:
+                    reason = Reason.KEEP_LIMIT
+                elif not m.forced and target.gpus < m.standing.gpus <= target.unlimited:
+                    reason = Reason.SHRINK_LIMIT
+            if reason is Reason.SHRINK_SHARE and not taken:
+                reason = Reason.SHRINK_NO_GAIN
+            elif reason is Reason.SHRINK_CAPACITY and any(other.forced for other in members):
+                # The room is made by another job, which this one makes up for.
+                reason = self.situation.why_forced(next(other.standing for other in members if other.forced))
+            wishes.append(Wish(m.standing, target.gpus, target.batch, reason, target.gain, m.forced))
+        return wishes
+
+    @staticmethod
+    def _stays(m: Member, target: Target) -> bool:
+        return not m.forced and target.gpus == m.standing.gpus and target.batch == m.standing.batch
+
+    def _at_rest(self, m: Member) -> Wish:
+        """Without a plan nobody moves, but for waiting jobs."""
+        reason = self.situation.why_forced(m.standing) if m.forced else Reason.KEEP_BEST
+        batch = (
+            nearest_batch(m.standing.job.request.batches(m.rest), m.standing.batch) if m.forced else m.standing.batch
+        )
+        return Wish(m.standing, m.rest, batch, reason, 0.0, m.forced)
+
+    def _reason(self, m: Member, gpus: int, batch: int, said: str) -> Reason:
+        if m.forced and gpus <= m.standing.gpus:
+            return self.situation.why_forced(m.standing)
+        if gpus == m.standing.gpus:
+            if batch != m.standing.batch:
+                return Reason.BATCH
+            return self._why_kept(m.standing)
+        try:
+            return Reason(said)
+        except ValueError:
+            return Reason.GROW_SHARE if gpus > m.standing.gpus else Reason.SHRINK_SHARE
+
+    def _why_kept(self, standing: Standing) -> Reason:
+        if standing.until is None or self.inputs.now >= standing.until:
+            return Reason.KEEP_BEST
+        return Reason.KEEP_FAILED if failed_lately(standing) else Reason.KEEP_COOLDOWN

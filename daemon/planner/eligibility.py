@@ -1,0 +1,216 @@
+"""How one elastic job stands at the beginning of a round: what it trains on, and what may be done to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from slurm_elastic.db.rows import IntentRow, InUse, ObservationRow
+from slurm_elastic.protocol.bottleneck import SLOW_RANK
+from slurm_elastic.protocol.messages import Piece, Report
+from slurm_elastic.protocol.request import ElasticRequest
+
+from ..capacity.ledger import Amount, per_node
+from ..capacity.requeue_placement import can_start_anew
+from ..capacity.roster import ElasticJob
+from ..capacity.shrink_options import Giver, units_of, without
+from ..config.settings import Settings
+from ..optimizer.job_view import Model
+from ..text.reasons import Reason
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What the store knows of a job."""
+
+    in_use: InUse | None = None
+    intent: IntentRow | None = None
+    """Its open resize."""
+    last: IntentRow | None = None
+    """Its last closed one."""
+    pinned: int | None = None
+    observations: tuple[ObservationRow, ...] = ()
+    model: Model | None = None
+    """What they and the job's prior make of its throughput."""
+    unfitted: str = ""
+    """Why they make no model; empty: they do, or there are none."""
+    pause_s: float | None = None
+    """Mean measured pause."""
+    requeue_s: float | None = None
+    """The same of resizes by requeue: the job's own, or else anyone's."""
+    reference: tuple[int, int] | None = None
+    """(GPUs, batch) that it started with."""
+    prior_words: str = ""
+    """Where the prior comes from that its model starts from."""
+    resized: tuple[float, ...] = ()
+    """When it was resized within the last HOUR_S, the earliest first."""
+    reported_at: float | None = None
+    """Time of its youngest report."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Node -> share of every step that all wait for it, as the present world measured it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A running elastic job in a round."""
+
+    job: ElasticJob
+    state: JobState
+    pieces: tuple[Piece, ...]
+    """Trained on and held: what supervisor and Slurm agree on."""
+    loose: Mapping[tuple[int, str], Amount]
+    """Held, but neither trained on nor part of a resize: about to be released."""
+    frozen: Reason | None = None
+    """Why nothing at all may be done to it."""
+    may_grow: bool = True
+    may_shrink: bool = True
+    """For another elastic job; for a waiting one it always may, unless frozen."""
+    may_rebatch: bool = True
+    """Its batch alone may change."""
+    until: float | None = None
+    """When the cooldown or the time after a failure is over."""
+    giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), (), {}))
+
+    @property
+    def job_id(self) -> int:
+        return self.job.job_id
+
+    @property
+    def gpus(self) -> int:
+        return sum(piece.gpus for piece in self.pieces)
+
+    @property
+    def batch(self) -> int:
+        return self.state.in_use.batch if self.state.in_use else 0
+
+    @property
+    def may_start_anew(self) -> bool:
+        """Whether its request and Slurm let it be requeued at another size."""
+        return "requeue" in self.job.request.via and can_start_anew(self.job)
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.state.observations) and not self.state.unfitted
+
+
+def stand(job: ElasticJob, state: JobState, settings: Settings, now: float) -> Standing:
+    """How a running job stands."""
+    used = units_of(state.in_use.pieces) if state.in_use else set()
+    held = units_of(job.pieces)
+    pieces = without(job.pieces, held - used)
+    registered = bool(pieces) and pieces[0].kind == "base"
+    if not registered:
+        pieces = job.pieces
+    standing = Standing(job, state, pieces, _loose(job, state, used) if registered else {})
+    frozen = _frozen(standing, registered)
+    standing = replace(standing, frozen=frozen, giver=_giver(standing, weight_of(job.request, settings)))
+    return standing if frozen else _rested(_cooled(standing, settings, now), settings, now)
+
+
+def sizes(job: ElasticJob) -> frozenset[int]:
+    """Sizes at which some accepted batch is shared out evenly."""
+    return _sizes(job.request)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(request: ElasticRequest) -> frozenset[int]:
+    return frozenset(size for size in request.sizes() if batches(request, size))
+
+
+@lru_cache(maxsize=1 << 16)
+def batches(request: ElasticRequest, size: int) -> tuple[int, ...]:
+    """The request's batches at a size; asked for again in every round."""
+    return request.batches(size)
+
+
+def _frozen(standing: Standing, registered: bool) -> Reason | None:
+    state = standing.state
+    if not registered:
+        return Reason.KEEP_UNREGISTERED
+    if state.intent is not None:
+        return Reason.KEEP_RESIZING
+    if state.pinned is not None and (state.pinned == standing.gpus or state.pinned not in sizes(standing.job)):
+        return Reason.KEEP_PINNED
+    return None
+
+
+def weight_of(request: ElasticRequest, settings: Settings) -> float:
+    """The request's weight as far as the site lets it count."""
+    return min(request.weight, settings.max_weight)
+
+
+def _rested(standing: Standing, settings: Settings, now: float) -> Standing:
+    """Apply the limit of resizes within an hour."""
+    limit, times = settings.max_resizes_per_job_hour, standing.state.resized
+    if len(times) < limit:
+        return standing
+    free = times[-limit] + HOUR_S
+    if now >= free:
+        return standing
+    return replace(standing, may_grow=False, may_shrink=False, until=max(free, standing.until or 0.0))
+
+
+def _cooled(standing: Standing, settings: Settings, now: float) -> Standing:
+    """Apply the cooldowns and the time after a failure.
+
+    A companion that never came is no fault of the job: after it the job only does not grow for a while. One whose nodes
+    somebody else got is planned anew at once.
+    """
+    last = standing.state.last
+    if last is None or last.state == "overtaken":
+        return standing
+    if last.state == "done":
+        grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
+        late = max((t for t in (grow, shrink) if t > now), default=None)
+        if last.directive.reason == Reason.BATCH:
+            # It took a pause and no node: most jobs begin with it, and GPUs may be idle that they could grow onto.
+            return replace(standing, may_rebatch=late is None)
+        return replace(standing, may_grow=now >= grow, may_shrink=now >= shrink, until=late)
+    until = last.updated + settings.failed_backoff_s
+    if now >= until:
+        return standing
+    if last.state == "failed":
+        return replace(standing, frozen=Reason.KEEP_FAILED, may_grow=False, may_shrink=False, until=until)
+    return replace(standing, may_grow=False, until=until)
+
+
+def _loose(job: ElasticJob, state: JobState, used: set[tuple[int, str]]) -> dict[tuple[int, str], Amount]:
+    wanted = set(used)
+    if state.intent is not None and state.intent.state != "running":
+        wanted |= units_of(h.piece for h in job.held if h.directive == state.intent.directive.id)
+        wanted |= units_of(state.intent.directive.keep)
+        # Given up by the resize under way: still trained on, and on its way out.
+        wanted -= used - units_of(state.intent.directive.keep)
+    base = job.held[0]
+    wanted.add((base.job.job_id, base.job.batch_host))
+    return {
+        (held.job.job_id, node): per_node(held.job)
+        for held in job.held
+        for node in held.piece.nodes
+        if (held.job.job_id, node) not in wanted
+    }
+
+
+def _giver(standing: Standing, weight: float) -> Giver:
+    job = standing.job
+    return Giver(
+        job_id=job.job_id,
+        pieces=standing.pieces,
+        batch_host=job.base.batch_host,
+        sizes=sizes(job),
+        via=job.request.via,
+        share={held.job.job_id: per_node(held.job) for held in job.held},
+        weight=weight,
+        slow=standing.state.slow,
+    )
+
+
+def slow_nodes(report: Report | None, in_use: InUse) -> dict[str, float]:
+    """The node that a report names for its slow rank, with what it costs; only of the world that trains now, which has
+    the ranks where they were measured. The next slowest is named when that one is gone."""
+    if report is None or report.generation != in_use.generation or report.bottleneck != SLOW_RANK:
+        return {}
+    return {report.bottleneck_node: report.bottleneck_share} if report.bottleneck_node else {}

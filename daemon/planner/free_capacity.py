@@ -1,0 +1,76 @@
+"""What a plan has to give: the ledger of free GPUs, what jobs that come back will take of it, and whom nodes can serve.
+
+Promise: what a resize under way is going to take, and what a job that comes back will, is counted as taken once.
+Limit: as of the snapshot; a reservation counts against a job when it starts before the job's time limit, though the job
+may end sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import inf
+
+from slurm_elastic.protocol.messages import Shape
+
+from ..capacity.ledger import Amount, Ledger, Pool
+from ..capacity.pending_jobs import meets
+from ..capacity.placement import take
+from ..capacity.requeue_placement import can_start_anew, comes_back_at, put_back
+from ..slurm.model import Snapshot
+from .context import Inputs
+from .eligibility import Standing, sizes
+
+
+def free_ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
+    """What is free, what is about to be, less what resizes under way are going to take."""
+    ledger = Ledger.of(snapshot)
+    for standing in standings:
+        for unit, amount in standing.loose.items():
+            ledger.release(unit[1], amount)
+    for standing in standings:
+        intent = standing.state.intent
+        if intent is None or intent.state == "running":
+            continue
+        number = intent.directive.id
+        granted = {node for held in standing.job.held if held.directive == number for node in held.piece.nodes}
+        granted |= set(standing.job.base.nodes) if intent.directive.requeues else set()
+        for shape in intent.directive.add:
+            for node in shape.node_list:
+                if node not in granted and ledger.usable(node):
+                    ledger.take(node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
+    return ledger
+
+
+def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
+    """What waiting jobs that have run before are to come back at; counted as used in the ledger."""
+    found = {}
+    for job_id, job in sorted(inputs.roster.elastic.items(), key=lambda item: (-item[1].base.priority, item[0])):
+        known = job_id in inputs.put_back or not can_start_anew(job) or not put_back(job.base, inputs.snapshot.at)
+        shape = None if known else comes_back_at(inputs.snapshot, job, ledger, sizes(job))
+        if shape is not None:
+            take(ledger, (shape,))
+            found[job_id] = shape
+    return found
+
+
+def reachable(
+    inputs: Inputs, standings: Mapping[int, Standing], places: Mapping[int, Pool]
+) -> dict[int, frozenset[str]]:
+    """Nodes of each job's pool that its own partition reaches, its constraint accepts, and nobody has reserved for a
+    time before its end: Slurm would start no companion there. Alike ones share a set."""
+    snapshot = inputs.snapshot
+    coming = [kept for kept in inputs.site.reservations if kept.end > snapshot.at]
+    known: dict[tuple[object, ...], frozenset[str]] = {}
+    found = {}
+    for job_id, pool in places.items():
+        base = standings[job_id].job.base
+        ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
+        closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
+        partition = base.partition.split(",")[0]
+        key = pool.name, partition, base.features, closed
+        if key not in known:
+            nodes = (snapshot.nodes[name] for name in pool.nodes - closed)
+            fits = (node for node in nodes if partition in node.partitions and meets(base.features, node.features))
+            known[key] = frozenset(node.name for node in fits)
+        found[job_id] = known[key]
+    return found

@@ -1,0 +1,267 @@
+"""Who gets how much: each pool's movable jobs as the optimizer sees them, and its answer. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from slurm_elastic.db.rows import ObservationRow
+from slurm_elastic.protocol.request import ElasticRequest
+
+from ..capacity.requeue_placement import whole_sizes
+from ..capacity.shrink_options import Unit, shrinks
+from ..config.settings import Settings
+from ..optimizer.choices import BATCH_GAIN
+from ..optimizer.job_view import JobView
+from ..optimizer.models import goodput
+from ..optimizer.plan import Cache, plan_pools
+from ..optimizer.solver.nested_caps import Cap
+from ..optimizer.targets import PlanResult, Target
+from .eligibility import Standing, batches, sizes, weight_of
+
+NOISE_REPORTS = 3
+"""Reports at one configuration before its noise scale (their median) is believed."""
+NOISE_GRID = 0.1
+"""Steps of the logarithm in which noise scales are told apart: rough as they are."""
+TRY_GAIN = 0.05
+"""Least predicted gain for which a size never measured is tried on idle GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A movable job of a pool."""
+
+    standing: Standing
+    forced: frozenset[Unit]
+    downs: Mapping[int, int]
+    """GPUs -> nodes, for every size that it can come down to; the largest is what is left after the forced units."""
+    view: JobView
+
+    @property
+    def rest(self) -> int:
+        return max(self.downs)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The optimizer's answer for one pool."""
+
+    targets: tuple[Target, ...]
+    value: float
+    bound: float
+    gain: float
+    """Against leaving everyone where it is, in the objective's unit."""
+    progress: float | None
+    """The same in jobs' worth of progress: weighted speedups, pauses left out; None where a model is missing."""
+    held_back: bool = False
+    """The gain was below the least one worth moving for: everyone stays."""
+
+
+def rests(standing: Standing, forced: frozenset[Unit]) -> dict[int, int]:
+    """Accepted sizes that the job can come down to, with their nodes; unforced, the present size is one of them."""
+    accepted = sizes(standing.job)
+    kept = shrinks(standing.giver, forced)
+    found = {k: sum(len(piece.nodes) for piece in pieces) for k, pieces in kept.items() if k in accepted}
+    if not forced:
+        found[standing.gpus] = sum(len(piece.nodes) for piece in standing.pieces)
+    return found
+
+
+def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings) -> Member | None:
+    """The job as the optimizer sees it; None when it has no size to come to rest on. `room`: GPUs it could gain."""
+    downs = rests(standing, forced)
+    if not downs:
+        return None
+    rest = max(downs)
+    if not standing.may_shrink:
+        downs = {rest: downs[rest]}
+    choices = dict(downs)
+    if standing.may_grow and "companion" in standing.job.request.via:
+        for size in sizes(standing.job):
+            if rest < size <= rest + room:
+                choices[size] = downs[rest] + -(-(size - rest) // max(1, node_gpus))
+    anew = {} if forced else _anew(standing, choices, rest + room, node_gpus)
+    view = _view(standing, {**choices, **anew}, settings)
+    if anew:
+        cost = settings.assumed_requeue_s if standing.state.requeue_s is None else standing.state.requeue_s
+        view = replace(view, dear=frozenset(anew), dear_pause_s=cost)
+    return Member(standing, forced, downs, view)
+
+
+def _anew(standing: Standing, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
+    """GPUs -> nodes of the sizes that only a requeue reaches."""
+    if not (standing.may_start_anew and standing.may_grow and standing.may_shrink):
+        return {}
+    wanted = (size for size in sizes(standing.job) if size not in reached and size <= most)
+    return {size: next(whole_sizes(size, max(1, node_gpus))).nodes for size in wanted}
+
+
+def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
+    """The gradient noise scale of the configuration reported last; None before NOISE_REPORTS of them agree on one."""
+    measured = [row for row in observations if row.noise_scale > 0 and row.count >= NOISE_REPORTS]
+    if not measured:
+        return None
+    last = max(measured, key=lambda row: row.last_at).noise_scale
+    return math.exp(NOISE_GRID * round(math.log(last) / NOISE_GRID))
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """The request's batches; where only the batch could change and that is not to be, the present one.
+
+    Compared by value: what was planned for equal views is found again.
+    """
+
+    request: ElasticRequest
+    settled: bool
+    gpus: int
+    batch: int
+    reference: int
+    noise_scale: float | None
+    """Read only where the request guards its range."""
+
+    def __call__(self, size: int) -> tuple[int, ...]:
+        if self.settled and size == self.gpus and self.batch > 0:
+            return (self.batch,)
+        found = batches(self.request, size)
+        if not self.request.guard:
+            return found
+        return goodput.guarded(found, self.reference, self.noise_scale, self.request.guard / 100)
+
+
+@lru_cache(maxsize=1 << 12)
+def _same(choices: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The same object for equal ones: they are kept from round to round, and most jobs share a few."""
+    return choices
+
+
+def _view(standing: Standing, choices: Mapping[int, int], settings: Settings) -> JobView:
+    state, request, noise = standing.state, standing.job.request, trusted_noise(standing.state.observations)
+    gpus, batch = state.reference or (standing.gpus, standing.batch)
+    left = standing.job.base.time_left_s
+    pause = settings.assumed_pause_s if state.pause_s is None else state.pause_s
+    # Close to its time limit a job has little time to earn back a pause.
+    horizon = max(1.0, settings.horizon_s if left is None else min(settings.horizon_s, left))
+    # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
+    waits = not (standing.may_grow and standing.may_shrink and standing.may_rebatch)
+    settled = waits or pause / horizon > BATCH_GAIN
+    return JobView(
+        label=str(standing.job_id),
+        model=state.model,
+        choices=_same(tuple(sorted(choices.items()))),
+        batches=_Batches(
+            request, settled, standing.gpus, standing.batch, max(1, batch), noise if request.guard else None
+        ),
+        current_gpus=standing.gpus,
+        current_batch=standing.batch,
+        reference_gpus=max(1, gpus),
+        reference_batch=max(1, batch),
+        weight=weight_of(request, settings),
+        pause_s=pause,
+        horizon_s=horizon,
+        noise_scale=noise,
+        quality=request.until == "quality",
+    )
+
+
+def share(
+    pools: Sequence[Sequence[Member]],
+    capacities: Sequence[int],
+    caps: Sequence[Cap],
+    settings: Settings,
+    cache: Cache | None = None,
+) -> list[Shared]:
+    """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little.
+
+    `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
+    """
+    policy = settings.policy
+    bests = plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
+    stays = plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy)
+    gains = [best.value - stay.value for best, stay in zip(bests, stays, strict=True)]
+    still = _held_back(pools, bests, stays, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
+    rows = zip(pools, bests, stays, gains, strict=True)
+    return [_shared(members, best, stay, gain, g in still) for g, (members, best, stay, gain) in enumerate(rows)]
+
+
+def _held_back(
+    pools: Sequence[Sequence[Member]],
+    bests: Sequence[PlanResult],
+    stays: Sequence[PlanResult],
+    caps: Sequence[Cap],
+    still: set[int],
+) -> set[int]:
+    """The pools in which nobody moves: those in `still`, less any whose staying would break a limit."""
+    home = [g for g, members in enumerate(pools) for _ in members]
+    best = [t.gpus for plan in bests for t in plan.targets]
+    stay = [t.gpus for plan in stays for t in plan.targets]
+    while True:
+        over = [cap for cap in caps if sum((stay if home[j] in still else best)[j] for j in cap.members) > cap.limit]
+        moved = still & {home[j] for cap in over for j in cap.members}
+        if not moved:
+            return still
+        still = still - moved
+
+
+def _shared(members: Sequence[Member], best: PlanResult, stay: PlanResult, gain: float, still: bool) -> Shared:
+    if still:
+        moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
+        rows = zip(stay.targets, best.targets, strict=True)
+        kept = tuple(replace(own, limit=target.limit, unlimited=target.unlimited) for own, target in rows)
+        return Shared(kept, stay.value, best.bound, gain if moved else 0.0, None, held_back=moved)
+    changes = [_progress(m, target) for m, target in zip(members, best.targets, strict=True)]
+    known = [change for change in changes if change is not None]
+    return Shared(best.targets, best.value, best.bound, gain, sum(known) if len(known) == len(changes) else None)
+
+
+def _progress(m: Member, target: Target) -> float | None:
+    """How much the job's weighted speedup changes, against its reference size."""
+    view, model = m.view, m.view.model
+    if model is None or min(view.current_gpus, view.current_batch, target.gpus, target.batch) < 1:
+        return None
+    nodes = dict(view.choices)
+    dense = max(k / count for k, count in nodes.items())
+
+    def speed(gpus: int, batch: int) -> float:
+        return model.throughput(gpus, nodes.get(gpus) or max(1, round(gpus / dense)), batch)
+
+    change = speed(target.gpus, target.batch) - speed(view.current_gpus, view.current_batch)
+    return view.weight * change / speed(view.reference_gpus, view.reference_batch)
+
+
+def _staying(m: Member) -> JobView:
+    """The job with no choice: where it is, or where the forced units leave it."""
+    if not m.forced:
+        return replace(m.view, frozen=True)
+    # The plan charges every size of a job that has to move anyway; so does the comparison.
+    return replace(m.view, choices=((m.rest, m.downs[m.rest]),))
+
+
+def _moves(m: Member, target: Target) -> bool:
+    return target.gpus != m.rest or (not m.forced and target.batch != m.standing.batch)
+
+
+def explored(m: Member, idle: int) -> tuple[int, int] | None:
+    """(GPUs, batch) of a larger size, never measured, worth a try on GPUs that nobody wants; None: there is none.
+
+    The optimizer does not bet on sizes that it knows too little of. Idle GPUs are no stake: a size that turns out
+    badly costs two pauses, and is measured from then on. At most twice the present size at a time.
+    """
+    view, model = m.view, m.view.model
+    if model is None or m.forced or view.current_gpus < 1 or view.current_batch < 1:
+        return None
+    nodes = dict(view.choices)
+    here = model.throughput(view.current_gpus, nodes.get(view.current_gpus, 1), view.current_batch)
+    least = here * (1.0 + max(TRY_GAIN, 2.0 * view.pause_s / view.horizon_s))
+    best: tuple[float, int, int] | None = None
+    for size, count in view.choices:
+        limit = min(2 * view.current_gpus, view.current_gpus + idle)
+        if size in model.sizes_seen or size in view.dear or not view.current_gpus < size <= limit:
+            continue
+        for batch in view.batches(size):
+            found = (model.throughput(size, count, batch), size, batch)
+            if found[0] > least and (best is None or found > best):
+                best = found
+    return None if best is None else (best[1], best[2])

@@ -1,0 +1,111 @@
+"""How many GPUs the jobs of a user, of an account, or of a partition with few nodes may hold together. Pure.
+
+Promise: no limit asks a job to come below a size that it can come to rest on. Limit: of the settings' limits only
+elastic jobs count; Slurm's own, which count every job, come in as what they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..capacity.slurm_limits import GpuLimit
+from ..optimizer.solver.nested_caps import Cap
+from .eligibility import Standing
+from .optimizer_inputs import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `gpus` GPUs for these jobs together."""
+
+    label: str
+    gpus: int
+    jobs: frozenset[int]
+
+
+class Limits:
+    """The limits of a round, and what is held under each; kept up to date as GPUs are given."""
+
+    def __init__(self, settings: Sequence[str], standings: Iterable[Standing], slurm: Iterable[GpuLimit] = ()) -> None:
+        known = list(standings)
+        self.held = {standing.job_id: _spoken_for(standing) for standing in known}
+        self.limits = _limits(settings, known)
+        for limit in slurm:
+            jobs = limit.jobs & self.held.keys()
+            gpus = self._used(jobs) + limit.more
+            self.limits.append(Limit(f"{limit.label} {gpus} GPUs", gpus, jobs))
+
+    def room(self, job_id: int) -> int | None:
+        """GPUs that the job may gain; None: no limit holds it."""
+        own = [limit.gpus - self._used(limit.jobs) for limit in self.limits if job_id in limit.jobs]
+        return max(0, min(own)) if own else None
+
+    def give(self, job_id: int, gpus: int) -> None:
+        """Count the job as holding so many GPUs from now on."""
+        self.held[job_id] = gpus
+
+    def label(self, job_id: int) -> str:
+        """The limit that leaves the job the least room; empty when there is none."""
+        own = [limit for limit in self.limits if job_id in limit.jobs]
+        return min(own, key=lambda limit: limit.gpus - self._used(limit.jobs)).label if own else ""
+
+    def caps(self, members: Sequence[Member]) -> list[Cap]:
+        """The limits as the optimizer takes them, over these jobs; what others hold is taken off."""
+        out = []
+        for limit in self.limits:
+            inside = [i for i, m in enumerate(members) if m.standing.job_id in limit.jobs]
+            others = limit.jobs - {members[i].standing.job_id for i in inside}
+            cap = _cap(members, inside, limit.gpus - self._used(others), limit.label)
+            out += [cap] if cap else []
+        return out
+
+    def _used(self, jobs: Iterable[int]) -> int:
+        return sum(self.held[job] for job in jobs)
+
+
+def reach(members: Sequence[Member], nodes: Mapping[int, frozenset[str]], free: Mapping[str, int]) -> list[Cap]:
+    """Limits of the jobs whose partitions reach a part of their pool only: what they have and what is free there.
+
+    `nodes`: what each job may grow onto, by job id; `free`: GPUs by node. Exact where the parts nest, as partitions'
+    usually do; elsewhere a growth that does not fit is cut down when it is placed.
+    """
+    parts = {nodes[m.standing.job_id] for m in members}
+    out = []
+    for part in sorted(parts, key=sorted):
+        inside = [i for i, m in enumerate(members) if nodes[m.standing.job_id] <= part]
+        room = sum(members[i].rest for i in inside) + sum(free.get(name, 0) for name in part)
+        cap = _cap(members, inside, room, "")
+        out += [cap] if cap else []
+    return out
+
+
+def _cap(members: Sequence[Member], inside: list[int], gpus: int, label: str) -> Cap | None:
+    """The limit over these positions, at least what they cannot come below; None when it could never bind."""
+    sizes = [[k for k, _ in members[i].view.choices] for i in inside]
+    least, most = sum(min(row) for row in sizes), sum(max(row) for row in sizes)
+    return Cap(max(gpus, least), frozenset(inside), label) if max(gpus, least) < most else None
+
+
+def _spoken_for(standing: Standing) -> int:
+    intent = standing.state.intent
+    return max(standing.gpus, intent.directive.gpus if intent is not None else 0)
+
+
+def _limits(settings: Sequence[str], standings: Sequence[Standing]) -> list[Limit]:
+    groups: dict[tuple[str, str], set[int]] = {}
+    for standing in standings:
+        base = standing.job.base
+        for kind, name in (("user", base.user), ("account", base.account)):
+            groups.setdefault((kind, name), set()).add(standing.job_id)
+    said = {}
+    for text in settings:
+        who, _, gpus = text.partition("=")
+        kind, _, name = who.partition(":")
+        said[kind, name] = int(gpus)
+    found = []
+    for (kind, name), jobs in sorted(groups.items()):
+        most = said.get((kind, name), said.get((kind, "*")))
+        if most is not None:
+            found.append(Limit(f"{kind} {name} may hold {most} GPUs", most, frozenset(jobs)))
+    return found

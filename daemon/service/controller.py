@@ -1,0 +1,326 @@
+"""What the API does to the running daemon: registrations and phases in, directives out. Called from many threads.
+
+Promise: what a supervisor says is believed about its own job only, and only about Slurm jobs of its own user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slurm_elastic.db.rows import REQUEUE
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import NotAllowed, NotFound
+from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration
+
+from ..api.metrics import RoundState
+from ..api.waiters import Bell
+from ..models.priors import program_of
+from ..optimizer.models.prior import Prior
+from ..reports import plan_row
+from ..slurm.model import Job, Size, SlurmClient, Snapshot
+from ..slurm.site import Site
+from .job_registry import Registry
+from .rounds import Rounds
+
+log = logging.getLogger(__name__)
+
+ASK_GAP_S = 0.25
+"""Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
+TELL_S = 60.0
+"""How long a withdrawn resize is told to a supervisor that took it."""
+SKEW_S = 300.0
+"""A supervisor's clock further off than this is not believed."""
+
+
+class Jobs:
+    """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job.
+
+    Before each act it asks `confirm`, which raises when this daemon may not act.
+    """
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+        confirm: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._client, self._clock, self._pause, self._confirm = client, clock, pause, confirm
+        self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._asked = 0.0
+        self._snapshot = Snapshot(0.0)
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """A round has taken one."""
+        with self._lock:
+            if snapshot.at >= self._snapshot.at:
+                self._snapshot = snapshot
+
+    def snapshot(self) -> Snapshot:
+        """A new one, which is kept. Raises as SlurmClient.snapshot."""
+        found = self._client.snapshot()
+        self.keep(found)
+        return found
+
+    def site(self) -> Site:
+        """See SlurmClient.site."""
+        return self._client.site()
+
+    def latest(self) -> Snapshot:
+        """The one that is kept."""
+        with self._lock:
+            return self._snapshot
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See SlurmClient.shrink."""
+        self._confirm()
+        self._client.shrink(job_id, nodes)
+
+    def cancel(self, job_id: int) -> None:
+        """See SlurmClient.cancel."""
+        self._confirm()
+        self._client.cancel(job_id)
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See SlurmClient.set_comment."""
+        self._confirm()
+        self._client.set_comment(job_id, text)
+
+    def requeue(self, job_id: int) -> None:
+        """See SlurmClient.requeue."""
+        self._confirm()
+        self._client.requeue(job_id)
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
+        """See SlurmClient.resize_waiting."""
+        self._confirm()
+        self._client.resize_waiting(job_id, size, reservation)
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
+        """See SlurmClient.reserve."""
+        self._confirm()
+        self._client.reserve(name, nodes, user, minutes)
+
+    def unreserve(self, name: str, job_id: int = 0) -> None:
+        """See SlurmClient.unreserve."""
+        self._confirm()
+        self._client.unreserve(name, job_id)
+
+    def find(self, *job_ids: int) -> list[Job | None]:
+        """These jobs as Slurm has them; None for one that it does not list."""
+        came, known = self._clock(), self.latest()
+        if any(job_id not in known.jobs for job_id in job_ids):
+            with self._asking:
+                # Everyone who asked while another's snapshot was on its way shares the next one.
+                if self._asked < came:
+                    self._pause(max(0.0, min(ASK_GAP_S, self._asked + ASK_GAP_S - self._clock())))
+                    self._asked = self._clock()
+                    self.snapshot()
+            known = self.latest()
+        return [known.jobs.get(job_id) for job_id in job_ids]
+
+
+class DaemonController:
+    """The API's Controller over a store, the rounds and Slurm."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobs: Jobs,
+        rounds: Rounds,
+        registry: Registry,
+        bell: Bell,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store, self.jobs, self.rounds, self.registry, self.bell = store, jobs, rounds, registry, bell
+        self._wake, self.clock = wake, clock
+
+    def owner(self, job_id: int) -> tuple[int, str] | None:
+        """uid and name of the job's user; None for a job that Slurm does not list, or one in another user's care."""
+        job = self.jobs.find(job_id)[0]
+        return (job.uid, job.user) if job is not None else None
+
+    def registered(self, job_id: int, registration: Registration) -> Grant:
+        """Store what a supervisor trains on; say whether its job is managed, and why not."""
+        job = self.jobs.find(job_id)[0]
+        if job is None:
+            raise NotFound(f"Slurm knows no job {job_id} that has not ended")
+        self._check_pieces(job, registration.pieces)
+        self.registry.started(job_id)
+        interval = self.rounds.settings.report_interval_s
+        if registration.request:
+            self.registry.ask(job_id, registration.request)
+        roster = self.registry.sort(self.jobs.latest())
+        refused = roster.unmanaged.get(job_id)
+        if refused is not None:
+            return Grant("", False, refused.detail, interval, refused.request)
+        if job_id not in roster.elastic:
+            sentence = "the job has no elastic request (--comment=elastic:gpus=MIN-MAX,batch=MIN-MAX)"
+            return Grant("", False, sentence, interval)
+        text = roster.elastic[job_id].request.text()
+        if self.store.job(job_id) is None:
+            self.store.upsert_job(self.registry.managed_row(job, text))
+        program = program_of(job.user, registration.program)
+        self.store.note_program(job_id, program, registration.pieces[0].gpu_type if registration.pieces else "")
+        now = self.clock()
+        detail = {"generation": registration.generation, "batch": registration.batch, "program": registration.program}
+        self.store.add_event(job_id, "registered", "supervisor", detail, now)
+        pause, reason, number = self._after_requeue(job_id, now)
+        self.store.set_in_use(
+            job_id, registration.generation, registration.pieces, registration.batch, now, pause, reason, number
+        )
+        self.wake("registered")
+        return Grant("", True, "", interval, text)
+
+    def phase(self, job_id: int, phase: Phase) -> None:
+        """A resize has come to a phase, or the training has changed by itself (directive 0)."""
+        now = self.clock()
+        at = phase.at if abs(phase.at - now) < SKEW_S else now
+        intent = self.store.intent(phase.directive) if phase.directive else None
+        if phase.phase in ("running", "finished") and phase.pieces:
+            job = self.jobs.find(job_id)[0]
+            if job is not None:
+                self._check_pieces(job, phase.pieces)
+        if phase.phase == "running":
+            # The allocation before the intent: see Rounds._look.
+            reason = intent.directive.reason if intent else self._by_itself(job_id)
+            step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
+            self.store.set_in_use(
+                job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.directive,
+                step=step, samples=samples,
+            )  # fmt: skip
+            if step is not None and samples is not None:
+                self.store.note_progress(job_id, phase.generation, step, samples)
+        elif phase.phase == "finished":
+            if phase.step:
+                self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
+            self.store.clear_in_use(job_id, at)
+            self.registry.finished(job_id, phase.exit_code)
+        if intent is not None and phase.phase != "finished":
+            self.store.move_intent(phase.directive, phase.phase, phase.detail, at=now)
+        self._record(job_id, phase, now)
+        if phase.phase in ("saved", "running", "failed", "withdrawn", "finished"):
+            self.wake(phase.phase)
+
+    def directive(self, job_id: int) -> Directive | None:
+        """The resize that the supervisor is to carry out, or a withdrawn one that it may still be at."""
+        intent = self.store.open_intent(job_id)
+        if intent is not None:
+            return intent.directive if intent.state in _to_do(intent.directive) else None
+        last = self.store.last_closed_intent(job_id)
+        if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < TELL_S:
+            return replace(last.directive, withdrawn=True)
+        return None
+
+    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
+        """The directive above `after`, or the withdrawal of `after` itself, as soon as there is one."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            waiter = self.bell.listen(job_id)
+            try:
+                found = await loop.run_in_executor(None, self.directive, job_id)
+                if found is not None and (found.id == after if found.withdrawn else found.id > after):
+                    return found
+                left = deadline - loop.time()
+                if left <= 0 or self.bell.closed:
+                    return None
+                await asyncio.wait_for(waiter[1].wait(), left)
+            except asyncio.TimeoutError:  # TimeoutError itself from Python 3.11 on
+                return None
+            finally:
+                self.bell.leave(job_id, waiter)
+
+    def dry_plan(self) -> dict[str, Any]:
+        """A plan made now, stored nowhere, in the form of reports.plan."""
+        plan = self.rounds.dry()
+        rows = [plan_row(row, self.store.job(row.job_id)) for row in plan.rows]
+        return {"at": self.clock(), "jobs": rows}
+
+    def prior(self, job_id: int) -> Prior:
+        """What plans believe of the job before it is measured."""
+        return self.rounds.priors.of_job(job_id).prior
+
+    def wake(self, why: str) -> None:
+        """Let the next round come soon."""
+        log.debug("woken: %s", why)
+        self._wake()
+
+    def health(self) -> dict[str, Any]:
+        """How the rounds go; anyone may know."""
+        rounds = self.rounds
+        age = round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None
+        return {
+            "mode": rounds.mode,
+            "rounds": rounds.count,
+            "last_round_age_s": age,
+            "trouble": bool(rounds.trouble),
+            "tripped": bool(rounds.executor.tripped),
+            "models": rounds.priors.summary(),
+        }
+
+    def state(self) -> RoundState:
+        """How the rounds go, for the metrics."""
+        rounds = self.rounds
+        return RoundState(
+            mode=rounds.mode,
+            last_ok=rounds.last_ok,
+            trouble=bool(rounds.trouble),
+            tripped=bool(rounds.executor.tripped),
+            capacity=rounds.capacity,
+            idle=rounds.idle,
+            seconds=dict(rounds.times.last_s),
+            rounds={"well": rounds.count, "failed": rounds.times.failed},
+        )
+
+    def _check_pieces(self, job: Job, pieces: tuple[Piece, ...]) -> None:
+        """Refuse pieces that are another user's. One that Slurm no longer lists has just ended, which is no lie."""
+        for piece, held in zip(pieces, self.jobs.find(*(piece.slurm_job_id for piece in pieces)), strict=True):
+            if held is not None and held.uid != job.uid:
+                raise NotAllowed(
+                    f"piece {piece.slurm_job_id} is another user's job; accepted: pieces of job {job.job_id}"
+                )
+
+    def _after_requeue(self, job_id: int, now: float) -> tuple[float, str, int]:
+        """(pause, reason, directive) of a registration: whether it ends a resize by requeue.
+
+        Supervisors register with their world's first step, and finish with the last: between them is the pause.
+        """
+        intent = self.store.open_intent(job_id)
+        if intent is None or not intent.directive.requeues or intent.state in ("issued", "accepted", "saved"):
+            return 0.0, "registered", 0
+        ends = [row.end for row in self.store.allocations(job_id) if row.end is not None]
+        since = max(ends, default=intent.created)
+        return max(0.0, now - max(since, intent.created)), REQUEUE, intent.directive.id
+
+    def _by_itself(self, job_id: int) -> str:
+        """Why a job trains anew without an order. The registration of one that is not managed opens no allocation."""
+        return "restart" if self.store.allocations(job_id) else "registered"
+
+    def _record(self, job_id: int, phase: Phase, now: float) -> None:
+        detail: dict[str, Any] = {
+            "resize": phase.directive,
+            "generation": phase.generation,
+            "gpus": sum(piece.gpus for piece in phase.pieces),
+            "batch": phase.batch,
+        }
+        if phase.phase == "running":
+            detail |= {"pause_s": phase.pause_s, "step": phase.step, "samples": phase.samples}
+        if phase.phase == "finished":
+            detail["exit_code"] = phase.exit_code
+        if phase.detail:
+            detail["detail"] = phase.detail
+        self.store.add_event(job_id, phase.phase, "supervisor", detail, now)
+        log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "")
+
+
+def _to_do(directive: Directive) -> tuple[str, ...]:
+    """The states in which a resize still wants something of the supervisor: by requeue, only its checkpoint."""
+    return ("issued", "accepted") if directive.requeues else ("issued", "accepted", "submitted", "granted", "ready")

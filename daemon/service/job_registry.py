@@ -1,0 +1,159 @@
+"""Keeps the store's jobs in step with Slurm's: who is elastic, who is told that it is not, who has ended.
+
+A job that is not managed hears why once, in its record and its events. Limit: how a job ended, squeue does not say;
+its supervisor's exit code does, if it had the time to tell it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from slurm_elastic.db.rows import JobRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.request import find
+
+from ..capacity.roster import Roster, Scope, sort_jobs
+from ..config.settings import Settings
+from ..slurm.model import Job, Snapshot
+from ..text.reasons import Reason
+
+log = logging.getLogger(__name__)
+ENDED = "ENDED"
+"""State of a job that Slurm no longer lists, when its supervisor did not say how the training ended."""
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a supervisor that was told to stop: by its user, or by Slurm for whatever reason."""
+
+
+class Registry:
+    """What is known of jobs between rounds, beside the store; thread-safe."""
+
+    def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self.store, self.clock = store, clock
+        uid = os.geteuid() if settings.user_mode else None
+        self.scope = Scope(partitions=settings.partitions, accounts=settings.accounts, uid=uid)
+        self._lock = threading.Lock()
+        self._asked: dict[int, str] = {}
+        self._finished: dict[int, int] = {}
+        self._reference: dict[int, tuple[int, int]] = {}
+
+    def ask(self, job_id: int, request: str) -> None:
+        """The job's supervisor brought an elastic request of its own; it speaks for the job from now on."""
+        with self._lock:
+            self._asked[job_id] = request
+
+    def started(self, job_id: int) -> None:
+        """A supervisor registers: if the training was over, the job has been requeued, or was told of twice."""
+        with self._lock:
+            self._finished.pop(job_id, None)
+
+    def finished(self, job_id: int, exit_code: int) -> None:
+        """The supervisor said that the training is over, and what it exits with."""
+        with self._lock:
+            self._finished[job_id] = exit_code
+
+    def over(self, job_id: int) -> bool:
+        """Whether the training is over, though Slurm may still list the job."""
+        with self._lock:
+            return job_id in self._finished
+
+    def sort(self, snapshot: Snapshot) -> Roster:
+        """The roster of a snapshot; stores nothing."""
+        rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
+        return self._sort(snapshot, rows)
+
+    def update(self, snapshot: Snapshot) -> Roster:
+        """Store what the snapshot says of elastic jobs, and the end of those it no longer lists."""
+        rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
+        roster = self._sort(snapshot, rows)
+        found = [self.managed_row(job.base, job.request.text()) for job in roster.elastic.values()]
+        found += [
+            job_row(entry.job, entry.request, False, entry.reason, entry.detail) for entry in roster.unmanaged.values()
+        ]
+        for row in found:
+            self._tell(row, rows.get(row.job_id))
+        self.store.upsert_jobs(found)
+        for job_id in rows.keys() - snapshot.jobs.keys():
+            self._end(job_id)
+        return roster
+
+    def managed_row(self, job: Job, request: str) -> JobRow:
+        """The row of an elastic job as Slurm describes it now."""
+        reason = Reason.WAITING if job.pending else Reason.KEEP_UNREGISTERED
+        return job_row(job, request, True, reason, "")
+
+    def reference(self, job_id: int) -> tuple[int, int] | None:
+        """(GPUs, batch) that the job first trained with."""
+        known = self._reference.get(job_id)
+        if known is None:
+            # Every job's at once: after a start thousands are asked for.
+            self._reference = {**self.store.first_sizes(), **self._reference}
+            known = self._reference.get(job_id)
+        return known
+
+    def _sort(self, snapshot: Snapshot, rows: dict[int, JobRow]) -> Roster:
+        with self._lock:
+            asked = dict(self._asked)
+        for job_id, row in rows.items():
+            job = snapshot.jobs.get(job_id)
+            # After a restart: a request that stands in no comment was its supervisor's.
+            if job is not None and row.managed and job_id not in asked and find(job.comment) is None:
+                asked[job_id] = row.request
+        accepted = {job_id for job_id, row in rows.items() if row.managed and row.start_time is not None}
+        return sort_jobs(snapshot, self.scope, asked, accepted)
+
+    def _tell(self, row: JobRow, before: JobRow | None) -> None:
+        """Say what is new, once."""
+        if before is not None and (before.managed, before.detail) == (row.managed, row.detail):
+            return
+        kind = "managed" if row.managed else "not_managed"
+        detail = {"request": row.request, "reason": row.reason, "detail": row.detail}
+        self.store.add_event(row.job_id, kind, "selasticd", detail, self.clock())
+        log.info("job %d (%s): %s", row.job_id, row.user, row.request if row.managed else f"not managed: {row.detail}")
+
+    def _end(self, job_id: int) -> None:
+        with self._lock:
+            code = self._finished.pop(job_id, None)
+            self._asked.pop(job_id, None)
+            self._reference.pop(job_id, None)
+        now, state = self.clock(), end_state(code)
+        detail = {"state": state} if code is None else {"state": state, "exit_code": code}
+        self.store.add_event(job_id, "ended", "selasticd", detail, now)
+        self.store.end_job(job_id, state, now)
+        log.info("job %d: ended", job_id)
+
+
+def end_state(exit_code: int | None) -> str:
+    """How a job has ended, by its supervisor's word: Slurm's terms, or ENDED when it gave none (None).
+
+    CANCELLED is an end from outside: a time limit or a preemption sends the same signal as scancel.
+    """
+    if exit_code is None:
+        return ENDED
+    if exit_code in STOPPED:
+        return "CANCELLED"
+    return "FAILED" if exit_code else "COMPLETED"
+
+
+def job_row(job: Job, request: str, managed: bool, reason: Reason, detail: str) -> JobRow:
+    """A job of a snapshot as a row of the store."""
+    return JobRow(
+        job_id=job.job_id,
+        user=job.user,
+        uid=job.uid,
+        name=job.name,
+        account=job.account,
+        partition=job.partition,
+        request=request,
+        managed=managed,
+        reason=reason.value,
+        detail=detail,
+        submit_time=job.submit_time,
+        start_time=job.start_time,
+        end_time=None,
+        state=job.state,
+    )

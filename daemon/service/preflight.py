@@ -1,0 +1,112 @@
+"""`selasticd --check`: try everything that the daemon needs, change nothing of it.
+
+Promise: no directory is made, no database created or migrated; each part is tried, whatever came of those before.
+Limit: what works now may not work later; whether other hosts reach the port is not tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from collections.abc import Collection
+from pathlib import Path
+
+from slurm_elastic.db.migrate import probe
+from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
+
+from ..api.auth import Authenticator
+from ..config.settings import Settings
+from ..config.user_mode import facing, local_folder
+from ..slurm import CommandClient, choose
+
+
+def check(settings: Settings) -> int:
+    """`--check`: try everything that the daemon needs, change nothing of it. 0 when all is well."""
+    tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
+    if not settings.user_mode:
+        tries["rights"] = _check_rights
+    if settings.address[0] is None:
+        tries["address"] = _check_address
+    good = True
+    print(f"settings: mode {settings.mode}, listens on {settings.listen}")
+    for name, attempt in tries.items():
+        try:
+            print(f"{name}: {attempt(settings)}")
+        except ElasticError as error:
+            good = False
+            print(f"{name}: {error}")
+    print("all is well" if good else "selasticd would not work as it is")
+    return 0 if good else 1
+
+
+def _check_state(settings: Settings) -> str:
+    folder = Path(settings.state_dir)
+    try:
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    except OSError as error:
+        raise ConfigError(f"state_dir={folder} cannot be reached ({error.strerror})") from None
+    if not nearest.is_dir():
+        raise ConfigError(f"state_dir={folder} cannot be used: {nearest} is not a directory")
+    if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+        raise ConfigError(f"state_dir={folder} cannot be written: {nearest} is closed to uid {os.geteuid()}")
+    return f"{folder}, {'ready' if nearest == folder else 'will be created'}"
+
+
+def _check_database(settings: Settings) -> str:
+    folder = Path(settings.state_dir)
+    if settings.database_url.startswith(f"sqlite:///{local_folder()}/"):
+        folder = local_folder()
+    found = probe(settings.database_url, None if folder.exists() else folder)
+    return f"{settings.database_url.partition('://')[0]}, {found}"
+
+
+def _check_identity(settings: Settings) -> str:
+    Authenticator(settings)
+    if settings.user_mode:
+        return "callers are known by the secret in client.json"
+    where = settings.munge_socket or (munge.default_socket(settings.slurm_conf) if settings.slurm_conf else None)
+    caller = munge.decode(munge.encode(b"", where), where)
+    return f"munged answers, this is uid {caller.uid}"
+
+
+def _check_address(settings: Settings) -> str:
+    return f"Slurm's nodes are reached from {facing(CommandClient(settings.slurm_conf).node_addresses())}"
+
+
+def _check_slurm(settings: Settings) -> str:
+    client, which = choose(settings.slurm_client, settings.slurm_conf)
+    with contextlib.closing(client):
+        snapshot = client.snapshot()
+    gpus = sum(node.gpus for node in snapshot.nodes.values())
+    return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs, through {which}"
+
+
+def _check_rights(settings: Settings) -> str:
+    client, user = CommandClient(settings.slurm_conf), _own_name()
+    if user in ("root", client.slurm_user()):
+        return f"{user} may change all jobs"
+    operators, accounts = frozenset[str](), frozenset[str]()
+    with contextlib.suppress(SlurmError):  # no slurmdbd: nobody has been granted anything
+        operators, accounts = client.operators(), client.coordinated(user)
+    return rights(user, user in operators, accounts, settings.mode)
+
+
+def rights(user: str, operator: bool, accounts: Collection[str], mode: str) -> str:
+    """Whose jobs Slurm lets the daemon's user change. ConfigError when it is nobody's and the daemon is to act."""
+    if operator:
+        return f"{user} may change all jobs, as an operator"
+    if accounts:
+        return f"{user} may change the jobs of {', '.join(sorted(accounts))}, as coordinator"
+    none = f"{user} may change nobody else's jobs: it is neither coordinator nor operator (docs/install.md, step 2)"
+    if mode == "act":
+        raise ConfigError(none)
+    return f"{none}; mode {mode} needs none"
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

@@ -1,0 +1,248 @@
+"""One round of the daemon: observe, remember, plan, store, reconcile. Thin: every decision is made elsewhere.
+
+Promise: nothing is done to a job before the intent or the event that says so is on the disk; a round whose observation
+failed does nothing at all; a failing round is logged, and the next one starts from what is there.
+Limit: one instance, one round at a time; what it keeps between rounds is only a sense of time, and a restart that
+loses it costs a delay.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, Mark
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import SlurmError, StoreError
+from slurm_elastic.protocol.messages import Directive
+
+from ..api.waiters import Bell
+from ..capacity.roster import Roster
+from ..capacity.shrink_options import Unit
+from ..config.settings import Settings
+from ..mechanisms.actions import Action, Close
+from ..mechanisms.executor import Executor
+from ..mechanisms.overtaken import overtaken
+from ..mechanisms.reconcile import next_actions, unused
+from ..mechanisms.requeue import bound_by_a_shrink, resumes
+from ..mechanisms.timeouts import Bounds
+from ..models.priors import Priors
+from ..optimizer.plan import Cache
+from ..planner import Inputs, Plan, plan_round
+from ..slurm.model import SlurmClient, Snapshot
+from ..slurm.site import Site
+from ..text.reasons import Reason
+from .job_inputs import JobStates
+from .job_registry import Registry
+from .nonstarters import PassedOver
+from .round_times import RoundTimes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one round looks at: read once, in an order in which a change in between does no harm."""
+
+    snapshot: Snapshot
+    roster: Roster
+    intents: Mapping[int, IntentRow]
+    in_use: Mapping[int, InUse]
+
+
+class Rounds:
+    """The daemon's rounds. `run` is called by one thread; `dry` by any."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        store: Store,
+        settings: Settings,
+        registry: Registry,
+        bell: Bell,
+        clock: Callable[[], float] = time.time,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.client, self.store, self.settings, self.registry, self.bell = client, store, settings, registry, bell
+        self.clock = clock
+        self.bounds = bounds or Bounds.of(settings)
+        backoff = max(1.0, settings.failed_backoff_s / 10)
+        self.executor = Executor(client, store, clock, backoff, settings.trip_after, settings.trip_s)
+        self.count = 0
+        """Rounds that observed the cluster, since the start."""
+        self.priors = Priors(store, clock)
+        self.last_ok = 0.0
+        """When the last round that observed the cluster ended."""
+        self.trouble = ""
+        """Why the last round did not; empty when it did."""
+        self.times = RoundTimes()
+        self.capacity: int | None = None
+        self.idle: int | None = None
+        """GPUs of all pools at the last plan: managed, and held by nobody; None: there was no plan yet."""
+        self._lock = threading.Lock()
+        self._unused: dict[Unit, float] = {}
+        self._states = JobStates(store, registry, self.priors)
+        self._passed = PassedOver()
+        self._cache = Cache()
+        self._site = Site()
+
+    @property
+    def mode(self) -> str:
+        """The settings' mode, or advise for a while after too many actions in a row were refused."""
+        return "advise" if self.executor.tripped and self.settings.mode == "act" else self.settings.mode
+
+    def run(self) -> bool:
+        """One round; never raises. Whether it changed anything, so that another should follow soon."""
+        with self._lock:
+            try:
+                changed = self._round()
+            except SlurmError as error:
+                self._failed(f"Slurm could not be observed, so nothing is done: {error}")
+            except StoreError as error:
+                self._failed(f"the store failed: {error}")
+            except Exception as error:
+                log.exception("a round failed; the next one starts from what is there")
+                self.trouble = f"{type(error).__name__}: {error}"
+            else:
+                if self.trouble:
+                    log.info("rounds are well again")
+                self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
+                return changed
+            self.times.failed += 1
+            return False
+
+    def dry(self) -> Plan:
+        """What a round would decide now. Stores nothing, changes nothing."""
+        with self._lock:
+            snapshot = self.client.snapshot()
+            seen = self._look(snapshot, self.registry.sort(snapshot))
+            return self._plan(seen, self.clock())
+
+    def _round(self) -> bool:
+        if self.mode == "off":
+            return False
+        if self.executor.recover():
+            self.store.add_event(0, "tries_again", "selasticd", {"mode": self.mode}, self.clock())
+        with self.times.part("observe"):
+            snapshot = self.client.snapshot()
+            if abs(snapshot.at - self._site.at) >= self.settings.site_interval_s:
+                self._site = self.client.site()
+        with self.times.part("store"):
+            roster = self.registry.update(snapshot)
+        with self.times.part("reconcile"):
+            seen, now = self._look(snapshot, roster), self.clock()
+            changed = self._reconcile(seen, now)
+        if self.mode == "observe":
+            return False
+        with self.times.part("plan"):
+            if changed:
+                seen = self._look(snapshot, roster)  # what was closed just now is open no more
+            plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
+        self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
+        self._passed.note({met.need.job_id for met in plan.met if not met.waits}, now)
+        # What was last decided about a job stays its explanation once its training is over.
+        rows = [row for row in plan.rows if not self.registry.over(row.job_id)]
+        for row in self.store.save_decisions(now, rows):
+            log.info("%s", sentence(row))
+        for pool in plan.trouble:
+            log.warning("no plan for %s", pool)
+        with self.times.part("order"):
+            self._order(plan.directives, now)
+            resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
+        # A job that a resize puts back trains on nothing: its next step should not wait for the interval.
+        back = (i for i in seen.intents.values() if i.directive.requeues and i.state not in ("issued", "accepted"))
+        return changed or resumed > 0 or any(back)
+
+    def _bound(self, plan: Plan, snapshot: Snapshot) -> set[int]:
+        waiting = (snapshot.jobs[job_id] for job_id in plan.resumes)
+        return {
+            job.job_id
+            for job in waiting
+            if job.required_nodes and bound_by_a_shrink(job, self.store.events(job.job_id))
+        }
+
+    def _look(self, snapshot: Snapshot, roster: Roster) -> Seen:
+        # Intents before allocations: a supervisor's `running` stores the allocation first, so an intent read as
+        # running never meets an allocation from before its switch.
+        intents = {intent.directive.job_id: intent for intent in self.store.open_intents()}
+        return Seen(snapshot, roster, intents, self.store.all_in_use())
+
+    def _reconcile(self, seen: Seen, now: float) -> bool:
+        intents = list(seen.intents.values())
+        self._unused = unused(seen.roster, seen.in_use, intents, self._unused, now)
+        actions: Sequence[Action] = next_actions(
+            *(seen.roster, seen.in_use, intents, self._unused, now, self.bounds),
+            overtaken=overtaken(seen.snapshot, seen.roster, intents),
+        )
+        act = self.mode == "act"
+        if not act:
+            actions = [
+                Close(intent.directive.job_id, intent.directive.id, "withdrawn", f"the daemon's mode is {self.mode}")
+                for intent in intents
+                if intent.state != "running"
+            ]
+        before = self.executor.tripped
+        done = self.executor.run(actions, act)
+        if self.executor.tripped and not before:
+            self._trip()
+        for action in actions:
+            if isinstance(action, Close):
+                self.bell.ring(action.job_id)
+        return done > 0
+
+    def _trip(self) -> None:
+        log.error("mode falls to advise for a while: %s", self.executor.tripped)
+        self.store.add_event(0, "tripped", "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock())
+
+    def _plan(self, seen: Seen, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
+        running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]
+        back = {job_id: i.directive.add[0] for job_id, i in seen.intents.items() if i.directive.requeues}
+        return plan_round(
+            Inputs(
+                seen.snapshot,
+                seen.roster,
+                self._states.of(running, seen.in_use, seen.intents, now),
+                replace(self.settings, mode=self.mode),
+                now,
+                self._passed.now(now),
+                self._cache,
+                self._site,
+                back,
+                marks,
+            )
+        )
+
+    def _order(self, directives: Sequence[Directive], now: float) -> None:
+        """Order the resizes of a plan; each is on the disk before its supervisor can hear of it."""
+        if self.mode != "act":
+            return
+        for directive in directives:
+            try:
+                ordered = self.store.new_intent(directive, now)
+            except StoreError as error:
+                log.warning("job %d: no resize is ordered: %s", directive.job_id, error)
+                continue
+            detail = {"resize": ordered.id, "gpus": ordered.gpus, "batch": ordered.batch, "reason": ordered.reason}
+            self.store.add_event(ordered.job_id, "ordered", "selasticd", detail, now)
+            self.bell.ring(ordered.job_id)
+
+    def _failed(self, sentence: str) -> None:
+        if sentence != self.trouble:
+            log.warning("%s", sentence)
+        self.trouble = sentence
+
+
+def sentence(row: DecisionRow) -> str:
+    """A decision in one line of the log."""
+    if row.reason == Reason.WAITING.value:
+        return f"job {row.job_id}: waits for its {row.evidence.get('for_gpus')} GPUs"
+    size = f"{row.gpus_from} GPUs" if row.gpus_from == row.gpus_to else f"{row.gpus_from} -> {row.gpus_to} GPUs"
+    batch = f", batch {row.batch_from} -> {row.batch_to}" if row.batch_from != row.batch_to else ""
+    how = f" by {row.mechanism}" if row.mechanism else ""
+    what_for = f" (job {row.evidence['for_job']})" if "for_job" in row.evidence else ""
+    advised = "" if row.mode == "act" or not row.mechanism else f" [{row.mode} only]"
+    return f"job {row.job_id}: {size}{batch}{how}: {Reason(row.reason).text}{what_for}{advised}"

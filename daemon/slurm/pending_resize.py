@@ -1,0 +1,96 @@
+"""The words that give a waiting job another size. Pure: a job's record in, arguments of `scontrol update` out.
+
+Slurm takes a new size only whole: nodes, tasks, CPUs and GPUs that contradict each other hold the job for ever
+(BadConstraints). Everything is therefore set anew, worked out from the record.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable
+
+from .model import Size
+
+_FIELD = re.compile(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)")
+_RECORD = re.compile(r"(?m)^(?=JobId=\d+ )")
+_GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:,]*))?(?::(?P<count>\d+))?")
+
+
+def record(text: str, job_id: int) -> dict[str, str]:
+    """The fields of one job in what `scontrol -o show job` prints. SlurmUnparsable when the job is not in it."""
+    # A record is one line, but for line breaks in the comment, which stands before what was asked for.
+    whole = next((part for part in _RECORD.split(text) if part.startswith(f"JobId={job_id} ")), "")
+    found: dict[str, str] = {}
+    for key, value in _FIELD.findall(whole):
+        found.setdefault(key, value)  # what the user wrote comes after most of Slurm's fields
+    if not found:
+        raise SlurmUnparsable(f"scontrol shows no job {job_id}: {text.strip()[:80]!r}.")
+    return found
+
+
+def size_words(fields: dict[str, str], size: Size, *, keep_tasks: bool = False) -> list[str]:
+    """NumNodes=, NumTasks=, … for this size. A node's CPUs and memory stay in proportion to its GPUs.
+
+    keep_tasks: leave the tasks per node as they were submitted, which only Slurm's operators may change (TasksPerNode);
+    a node may then hold more CPUs than its share.
+    SlurmRefused: the job asked for its GPUs otherwise than per node, or for generic resources beside them.
+    """
+    kind, before = _asked(fields)
+    nodes, tasks = _first(fields, "NumNodes"), _first(fields, "NumTasks")
+    each, cpus = max(1, -(-tasks // nodes)), _first(fields, "CPUs/Task")
+    share = size.gpus_per_node / before
+    words: list[str] = []
+    if each == before and each > 1 and not keep_tasks:
+        each = size.gpus_per_node  # a task for each GPU
+        if _tasks_given(fields) and each != before:
+            words.append(f"TasksPerNode={each}")
+    else:
+        cpus = max(1, round(cpus * share))
+    words += [
+        f"NumNodes={size.nodes}-{size.nodes}",
+        f"NumTasks={size.nodes * each}",
+        f"NumCPUs={size.nodes * each * cpus}",
+        f"CpusPerTask={cpus}",
+        f"MinCPUsNode={each * cpus}",
+        f"Gres=gpu:{kind}{size.gpus_per_node}",
+    ]
+    if size.anywhere:
+        words.append("ReqNodeList=")
+    memory = fields.get("MinMemoryNode", "0")
+    if share != 1 and memory not in ("", "0"):
+        words.append(f"MinMemoryNode={max(1, round(_mib(memory) * share))}")
+    return words
+
+
+def _asked(fields: dict[str, str]) -> tuple[str, int]:
+    """(type with its colon, GPUs per node) as submitted: Slurm refuses a type where there was none, and the reverse."""
+    asked = fields.get("TresPerNode", "")
+    match = _GPUS.fullmatch(asked)
+    # Newer Slurm shows --cpus-per-task as TresPerTask=cpu=N too.
+    others = [fields.get(name, "") for name in ("TresPerJob", "TresPerTask", "TresPerSocket")]
+    elsewhere = [given for given in others if "gres" in given]
+    if match is None or elsewhere:
+        given = asked or (elsewhere or ["no GPUs"])[0]
+        raise SlurmRefused(
+            f"job {fields.get('JobId')} asks for {given}: its size can be changed in the queue only when it was "
+            "submitted with --gpus-per-node=N or --gres=gpu:N."
+        )
+    return (f"{match['type']}:" if match["type"] else ""), int(match["count"] or 1)
+
+
+def _tasks_given(fields: dict[str, str]) -> bool:
+    return fields.get("NtasksPerN:B:S:C", "0").split(":")[0] not in ("", "0")
+
+
+def _first(fields: dict[str, str], name: str) -> int:
+    """The whole number at the beginning: 4 for 4-4, 1 for N/A."""
+    match = re.match(r"\d+", fields.get(name, ""))
+    return max(1, int(match.group())) if match else 1
+
+
+def _mib(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)
+    if match is None:
+        raise SlurmUnparsable(f"MinMemoryNode={text!r} is not an amount of memory such as 16G.")
+    return float(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]]

@@ -1,0 +1,168 @@
+"""Slurm through pyslurm 25.11's documented API, where a build of it for the installed Slurm is found.
+
+Promise: listings, shrinks, comments and requeues without a program started for each: one worker process carries all.
+Limit: what pyslurm cannot do, or does wrongly, goes through commands: cancel (it reads a stale errno), an empty comment
+(it takes "" for unset), a waiting job's size (no NumNodes), reservations, limits; listings too, of releases before
+25.11 and of sites whose AccountingStorageTRES does not name gres/gpu.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
+
+from .. import arguments
+from ..commands import CommandClient, says_no_answer
+from ..model import Size, Snapshot
+from ..site import Site
+from .process import WORKER, PySlurmProcess, WorkerEnded
+from .worker import NOT_IMPORTABLE, UNPARSABLE, UNTRACKED
+
+log = logging.getLogger(__name__)
+
+_JOB_ERRORS = range(2000, 4000)
+"""Errnos with which slurmctld itself answers (ESLURM_…); around them lie sockets, the protocol and credentials."""
+T = TypeVar("T")
+
+
+class Unfit(Exception):
+    """pyslurm cannot be used here; why."""
+
+
+class PySlurmClient:
+    """A SlurmClient on pyslurm. May be used from any thread; `close` ends the worker.
+
+    commands: does what pyslurm does not, and everything once a worker that had to be started anew finds that pyslurm is
+    no longer one for the installed Slurm. timeout_s: for one call, also when slurmctld keeps pyslurm waiting. worker:
+    see PySlurmProcess. Raises Unfit when pyslurm cannot be used from the beginning.
+    """
+
+    def __init__(
+        self, commands: CommandClient, slurm_conf: str = "", *, timeout_s: float = 30.0, worker: Sequence[str] = WORKER
+    ) -> None:
+        self._commands = commands
+        self._worker = PySlurmProcess(worker, slurm_conf, timeout_s, self._accept)
+        self._usable = self._lists = True
+        self._unread = ""
+        """Why commands gave the last listing in place of pyslurm; empty: they did not."""
+        self.version = ""
+        try:
+            self._ask("about")
+        except SlurmUnreachable as error:
+            self.close()
+            raise Unfit(str(error).rstrip(".")) from None
+
+    def close(self) -> None:
+        """End the worker; a later call would start another."""
+        self._worker.close()
+
+    def about(self) -> str:
+        """What goes through pyslurm, in words."""
+        if not self._usable:
+            return "Slurm's commands"
+        return f"pyslurm {self.version}" + ("" if self._lists else " for changes, Slurm's commands for listings")
+
+    def snapshot(self) -> Snapshot:
+        """See SlurmClient.snapshot. A job that pyslurm stumbles over hides nobody: commands tell it then."""
+        if not self._lists:
+            return self._commands.snapshot()
+        try:
+            found, why = self._through(self._commands.snapshot, "snapshot"), ""
+        except (SlurmUnparsable, WorkerEnded) as error:
+            found, why = self._commands.snapshot(), str(error)
+        if why and why != self._unread:
+            log.warning("Slurm's commands are used for listings as long as pyslurm cannot read them: %s", why)
+        self._unread = why
+        return found
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See SlurmClient.shrink."""
+        # Never `nodes`, which silently does nothing.
+        changes = {"required_nodes": arguments.node_names(nodes, f"job {job_id}")}
+        self._modify(lambda: self._commands.shrink(job_id, nodes), job_id, changes)
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See SlurmClient.set_comment."""
+        if text:
+            changes = {"comment": arguments.comment(text, job_id)}
+            self._modify(lambda: self._commands.set_comment(job_id, text), job_id, changes)
+        else:
+            self._commands.set_comment(job_id, text)
+
+    def requeue(self, job_id: int) -> None:
+        """See SlurmClient.requeue."""
+        number = arguments.job_number(job_id)
+        self._through(lambda: self._commands.requeue(job_id), "requeue", number, doing=f"requeue job {job_id}")
+
+    def site(self) -> Site:
+        """See SlurmClient.site."""
+        return self._commands.site()
+
+    def cancel(self, job_id: int) -> None:
+        """See SlurmClient.cancel."""
+        self._commands.cancel(job_id)
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
+        """See SlurmClient.resize_waiting."""
+        self._commands.resize_waiting(job_id, size, reservation)
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
+        """See SlurmClient.reserve."""
+        self._commands.reserve(name, nodes, user, minutes)
+
+    def unreserve(self, name: str, job_id: int = 0) -> None:
+        """See SlurmClient.unreserve."""
+        self._commands.unreserve(name, job_id)
+
+    def _modify(self, otherwise: Callable[[], None], job_id: int, changes: dict[str, Any]) -> None:
+        self._through(otherwise, "modify", arguments.job_number(job_id), changes, doing=f"change job {job_id}")
+
+    def _through(self, otherwise: Callable[[], T], name: str, *values: Any, doing: str = "") -> T:
+        """The worker's answer; from commands where pyslurm turns out not to be able to give it."""
+        if self._usable:
+            try:
+                value: T = self._ask(name, *values, doing=doing)
+                return value
+            except Unfit as error:
+                log.warning("Slurm's commands are used in place of pyslurm: %s", error)
+        return otherwise()
+
+    def _ask(self, name: str, *values: Any, doing: str = "") -> Any:
+        done, value, *text = self._worker.call(name, *values)
+        if done:
+            return value
+        if value == UNPARSABLE:
+            raise SlurmUnparsable(*text)
+        if value == UNTRACKED:
+            self._lists = False
+            raise Unfit(*text)
+        if value in _JOB_ERRORS and not says_no_answer(text[0]):
+            raise SlurmRefused(f"Slurm refused to {doing}: {text[0]}")
+        self.close()  # it has read slurm.conf once: slurmctld may have moved since
+        raise SlurmUnreachable(f"No answer from slurmctld: {text[0]} ({value})")
+
+    def _accept(self, reply: tuple[Any, ...]) -> None:
+        """Take a new worker, by what it says about itself; else Unfit."""
+        done, value, *text = reply
+        why = ""
+        if not done:
+            why = text[0] if value == NOT_IMPORTABLE else f"it says {text[0]!r}"
+        else:
+            self.version, lists = value
+            self._lists = self._lists and lists
+            installed = self._commands.release()
+            if release_of(self.version) != installed:
+                why = f"pyslurm {self.version} is not one for Slurm {installed[0]}.{installed[1]:02d}, installed here"
+        if why:
+            self._usable = False
+            raise Unfit(why)
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """(22, 5) of 22.5.3 and of 22.05.8; (0, 0) of anything else."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

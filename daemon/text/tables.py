@@ -1,0 +1,134 @@
+"""Tables in the forms of squeue and sacct: aligned, `a|b|c|` (--parsable), `a|b|c` (--parsable2), with chosen fields.
+
+Promise: one list of fields per command gives its columns, --format and --helpformat; what is unknown is a dash in a
+table and empty in the parsable forms. Limit: text only, no colour, one line per row; a `|` in a value is not escaped,
+as in Slurm. Control characters, which a job's name may hold, never reach the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from slurm_elastic.protocol.errors import ConfigError
+
+Row = Mapping[str, Any]
+Cell = Callable[[Row], str]
+"""Makes a column's text from a row; empty when the row does not know it."""
+UNKNOWN = "-"
+_width = unicodedata.east_asian_width
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column: its name in --format, its header, how its text is made from a row, and what it means."""
+
+    name: str
+    header: str
+    text: Cell
+    help: str
+    left: bool = False
+    width: int = 0
+    """Fixed width in columns of a terminal, longer text is cut and ends in `+`; 0: as wide as its longest cell."""
+
+
+def choose(fields: Sequence[Field], default: str, spec: str | None) -> list[Field]:
+    """The columns of `--format=name[%[-]width],...`; names in any case, ALL for every field, None for `default`.
+
+    A width aligns to the right, a negative one to the left, as in sacct. Raises ConfigError naming the word.
+    """
+    by_name = {field.name.lower(): field for field in fields}
+    chosen: list[Field] = []
+    for word in (spec if spec is not None else default).split(","):
+        name, percent, width = word.strip().partition("%")
+        if name.lower() == "all" and not percent:
+            chosen += fields
+            continue
+        field = by_name.get(name.lower())
+        if field is None:
+            close = get_close_matches(name.lower(), by_name, n=1)
+            hint = f" (did you mean {by_name[close[0]].name}?)" if close else ""
+            raise ConfigError(f"unknown field '{name}' in --format{hint}; accepted: {_names(fields)}")
+        if percent:
+            if not re.fullmatch(r"-?[1-9][0-9]{0,3}", width):
+                raise ConfigError(
+                    f"'{word.strip()}' in --format has no width after %; accepted: 1 to 9999, or -1 to -9999"
+                )
+            field = replace(field, width=abs(int(width)), left=width.startswith("-"))
+        chosen.append(field)
+    return chosen
+
+
+def _names(fields: Sequence[Field]) -> str:
+    return ", ".join(field.name for field in fields)
+
+
+def helpformat(fields: Sequence[Field]) -> list[str]:
+    """What --helpformat prints: every field with its meaning."""
+    width = max(len(field.name) for field in fields)
+    return [f"{field.name:<{width}}  {field.help}" for field in fields]
+
+
+def lines(
+    columns: Sequence[Field], rows: Iterable[Row], *, header: bool = True, style: str = "table", rule: bool = False
+) -> list[str]:
+    """The printed lines. `style`: table, parsable (trailing `|`) or parsable2; `rule`: dashes under the header."""
+    cells = [[clean(column.text(row)) for column in columns] for row in rows]
+    heads = [column.header for column in columns]
+    if style != "table":
+        tail = "|" if style == "parsable" else ""
+        return ["|".join(line) + tail for line in ([heads] if header else []) + cells]
+    cells = [[cell or UNKNOWN for cell in line] for line in cells]
+    shown = ([heads] if header else []) + cells
+    widths = [
+        column.width or max((columns_of(line[index]) for line in shown), default=0)
+        for index, column in enumerate(columns)
+    ]
+    if header and rule:
+        shown.insert(1, ["-" * width for width in widths])
+    return [_aligned(columns, widths, line) for line in shown]
+
+
+def _aligned(columns: Sequence[Field], widths: Sequence[int], line: Sequence[str]) -> str:
+    words = []
+    for column, width, cell in zip(columns, widths, line, strict=True):
+        text = cut(cell, width)
+        blanks = " " * (width - columns_of(text))
+        words.append(text + blanks if column.left else blanks + text)
+    return " ".join(words).rstrip()
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a printable text takes: two for a letter of East Asian width, none for a mark that
+    stands on the letter before it."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(letter) else 1 + (_width(letter) in "WF") for letter in text)
+
+
+def cut(text: str, width: int) -> str:
+    """The text, or as much of it as fits so many columns with a `+` behind it."""
+    if columns_of(text) <= width:
+        return text
+    kept = text[: width - 1]
+    while columns_of(kept) > width - 1:
+        kept = kept[:-1]
+    return kept + "+"
+
+
+def clean(text: str) -> str:
+    """The text with every control character shown as `?`: a job's name must not steer another user's terminal."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with about so many significant digits and without exponents; empty for None."""
+    if value is None:
+        return ""
+    size = abs(value)
+    whole_digits = len(str(int(size))) if size >= 1 else 1
+    return f"{value:.{max(0, digits - whole_digits)}f}"

@@ -1,0 +1,286 @@
+"""The HTTP client of selasticd, for supervisors and the command line. Standard library only.
+
+One request, one answer, no retry: who calls knows whether and when to try again. A thread keeps its connection for its
+next request; one that the daemon has closed meanwhile is made anew, which no caller notices. Proxies of the environment
+are left alone (the daemon is on the cluster's own network), and redirects are refused (a token must not follow one).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from . import munge, shared_secret
+from .errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
+
+SITE_FILE = "/etc/slurm-elastic/client.json"
+USER_FILE = "~/.slurm-elastic/client.json"
+MAX_ANSWER = 64 << 20
+"""Longest answer that is read, in bytes."""
+
+
+class TokenRefused(NotAllowed):
+    """401: the token or credential is not (or no longer) known; a supervisor registers again."""
+
+
+class Busy(DaemonUnreachable):
+    """429 or 503: selasticd is there but takes nothing now; `retry_after_s` says when to try again."""
+
+    def __init__(self, sentence: str, retry_after_s: float) -> None:
+        super().__init__(sentence)
+        self.retry_after_s = retry_after_s
+
+
+class Client:
+    """Talks to one selasticd. Making one does no I/O; the address is looked up at each call, since a daemon that is
+    started again may have another port.
+
+    `url`: None means the environment's SELASTIC_URL, then the file named by SELASTIC_CLIENT_CONF, then SITE_FILE,
+    then USER_FILE. `munge_socket`: None means the one that Slurm uses. `timeout`: seconds for one request.
+    """
+
+    def __init__(self, url: str | None = None, munge_socket: str | None = None, timeout: float = 10) -> None:
+        self._url = url
+        self._munge_socket = munge_socket
+        self._timeout = timeout
+        self._kept = threading.local()
+
+    def get(self, path: str, token: str | None = None, timeout: float | None = None) -> dict[str, Any] | None:
+        """The answer's JSON; None when there is nothing (204). Raises as the module's exceptions say."""
+        return self._send("GET", path, b"", token, timeout)
+
+    def post(
+        self, path: str, body: bytes = b"", token: str | None = None, timeout: float | None = None
+    ) -> dict[str, Any] | None:
+        """Like `get`, with a JSON body."""
+        return self._send("POST", path, body, token, timeout)
+
+    @property
+    def url(self) -> str:
+        """Where the daemon is. Raises DaemonUnreachable when nothing says so, ConfigError when that is no address."""
+        return self._place()[0]
+
+    def _place(self) -> tuple[str, dict[str, Any]]:
+        given = self._url or os.environ.get("SELASTIC_URL")
+        values = {"url": given} if given else _file()
+        url = str(values["url"]).rstrip("/")
+        if not _is_address(url):
+            raise ConfigError(f"url={url} is not accepted; accepted: the address of selasticd, as http://HOST:PORT")
+        return url, values
+
+    def _send(
+        self, method: str, path: str, body: bytes, token: str | None, timeout: float | None
+    ) -> dict[str, Any] | None:
+        url, values = self._place()
+        timeout = self._timeout if timeout is None else timeout
+        try:
+            status, headers, text = self._exchange(method, path, body, token, (url, values), timeout)
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise DaemonUnreachable(f"selasticd at {url} does not answer ({reason}); is it running?") from None
+        if not 200 <= status < 300:
+            _refused(url, status, headers, text)
+        if len(text) > MAX_ANSWER:
+            raise ElasticError(f"selasticd at {url} answers {path} with more than {MAX_ANSWER} bytes; ask for less")
+        try:
+            return json.loads(text) if text and status != 204 else None
+        except ValueError:
+            raise DaemonUnreachable(f"what answers at {url} is not selasticd (its answer is not JSON)") from None
+
+    def _exchange(
+        self, method: str, path: str, body: bytes, token: str | None, place: tuple[str, dict[str, Any]], timeout: float
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """Status, headers and body of the answer. Raises OSError or HTTPException."""
+        url, values = place
+        while True:
+            connection, used = self._connection(url, values, timeout)
+            headers = {"Accept": "application/json"}
+            # Made anew for each try: a credential counts once.
+            if token is not None:
+                authorization = f"Bearer {token}"
+            elif isinstance(connection, _UnixConnection):
+                authorization = ""  # the kernel tells the daemon who calls
+            else:
+                authorization = self._proof(munge.bind(method, path, body), values)
+            if authorization:
+                headers["Authorization"] = authorization
+            if method == "POST":
+                headers["Content-Type"] = "application/json"
+            try:
+                connection.request(method, urlsplit(url).path + path, body if method == "POST" else None, headers)
+                answer = connection.getresponse()
+                text = answer.read(MAX_ANSWER + 1)
+            except (ConnectionError, http.client.BadStatusLine):
+                self.close()
+                if not used:
+                    raise
+                continue  # closed by the daemon while it lay idle
+            except BaseException:
+                self.close()
+                raise
+            if answer.will_close or len(text) > MAX_ANSWER:
+                self.close()
+            return answer.status, answer.headers, text
+
+    def _connection(self, url: str, values: dict[str, Any], timeout: float) -> tuple[http.client.HTTPConnection, bool]:
+        """This thread's connection, and whether it has been used before."""
+        key = (os.getpid(), url, values.get("socket"))  # a child has its parent's, and must not speak on it
+        kept = getattr(self._kept, "connection", None)
+        if kept is not None and kept[0] == key:
+            connection: http.client.HTTPConnection = kept[1]
+            connection.timeout = timeout
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout)
+                return connection, True
+            return connection, False
+        if kept is not None and kept[0][0] == key[0]:
+            kept[1].close()
+        connection = _made(url, values, timeout)
+        self._kept.connection = (key, connection)
+        return connection, False
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        kept = getattr(self._kept, "connection", None)
+        if kept is not None and kept[0][0] == os.getpid():
+            kept[1].close()
+        self._kept.connection = None
+
+    def _proof(self, request: bytes, values: dict[str, Any]) -> str:
+        if "secret" in values:
+            return f"Secret {shared_secret.prove(str(values['secret']), request)}"
+        return f"MUNGE {munge.encode(request, self._munge_socket, only_uid=values.get('uid'))}"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or too large, half of an IPv6 address
+        return False
+
+
+def _unix(values: dict[str, Any]) -> str:
+    """The Unix socket to call the daemon by: the one that the client file names, where it is on this host."""
+    path = str(values.get("socket", ""))
+    return path if path and os.access(path, os.W_OK) else ""
+
+
+def _made(url: str, values: dict[str, Any], timeout: float) -> http.client.HTTPConnection:
+    """A connection that is not open yet."""
+    path, parts = _unix(values), urlsplit(url)
+    if path:
+        return _UnixConnection(path, values.get("uid"), timeout)
+    if parts.scheme == "http":
+        return _AtOnce(str(parts.hostname), parts.port, timeout=timeout)
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cadata=values.get("ca"))
+    except (ssl.SSLError, ValueError, TypeError) as error:
+        raise ConfigError(f"ca of the client file cannot be read ({error}); accepted: certificates in PEM") from None
+    return _SafeConnection(str(parts.hostname), parts.port, timeout=timeout, context=context)
+
+
+class _AtOnce(http.client.HTTPConnection):
+    """Sends head and body of a request in one piece, when the answer is asked for: what arrives whole costs the daemon
+    half of what it costs in two pieces."""
+
+    _held = b""
+
+    def send(self, data: Any) -> None:
+        """Keep some bytes of the request."""
+        self._held += data
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        """Send the request, and read the answer's head."""
+        held, self._held = self._held, b""
+        super().send(held)
+        return super().getresponse()
+
+    def close(self) -> None:
+        """Close, and forget a request that was not sent."""
+        self._held = b""
+        super().close()
+
+
+class _SafeConnection(_AtOnce, http.client.HTTPSConnection):
+    """Over TLS."""
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """uid of the process at the other end of a Unix socket, as it was when it connected or listened."""
+    size = struct.calcsize("iII")
+    _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)
+
+
+class _UnixConnection(_AtOnce):
+    """To a daemon that runs as `uid` (None: not known); nobody else than that user and root is spoken to."""
+
+    def __init__(self, path: str, uid: int | None, timeout: float) -> None:
+        super().__init__("selasticd", timeout=timeout)
+        self._path, self._uid = path, uid
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+        if self._uid is not None:
+            uid = peer_uid(self.sock)
+            if uid not in (0, self._uid):
+                raise ConnectionError(f"uid {uid} listens on {self._path}, not the daemon's uid {self._uid}")
+
+
+def _file() -> dict[str, Any]:
+    """The first client file that is there: `url`, and optionally `uid` (the daemon's), `secret` (user mode), `socket`
+    (a Unix socket on the daemon's own host) and `ca` (who signed the daemon's certificate, PEM)."""
+    named = os.environ.get("SELASTIC_CLIENT_CONF")
+    for place in [named] if named else [SITE_FILE, USER_FILE]:
+        path = Path(os.path.expanduser(place))  # noqa: PTH111 - Path.expanduser raises where there is no home
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"client file {path} cannot be read ({error}); accepted: {_FORM}") from None
+        if not isinstance(values, dict) or not isinstance(values.get("url"), str):
+            raise ConfigError(f"client file {path} has no url; accepted: {_FORM}")
+        if "uid" in values and (type(values["uid"]) is not int or not 0 <= values["uid"] < 1 << 32):
+            raise ConfigError(
+                f"client file {path} has uid={values['uid']!r}; accepted: the number of the daemon's user"
+            )
+        return values
+    raise DaemonUnreachable(
+        f"no selasticd is known here: none of SELASTIC_URL, {named or SITE_FILE + ', ' + USER_FILE} gives its address; "
+        "start `selasticd --user`, or ask your admin"
+    )
+
+
+_FORM = '{"url": "http://HOST:PORT"}'
+
+
+def _refused(url: str, status: int, headers: http.client.HTTPMessage, text: bytes) -> NoReturn:
+    try:
+        sentence = str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        sentence = f"selasticd at {url} answers {status} {http.client.responses.get(status, '')}".rstrip()
+    if status == 401:
+        raise TokenRefused(sentence)
+    if status == 403:
+        raise NotAllowed(sentence)
+    if status == 404:
+        raise NotFound(sentence)
+    if status in (429, 503):
+        after = headers.get("Retry-After", "")
+        raise Busy(sentence, float(after) if after.isdigit() else 5.0)
+    if status >= 500:
+        raise DaemonUnreachable(f"selasticd at {url} has failed ({status}: {sentence})")
+    raise ElasticError(sentence)

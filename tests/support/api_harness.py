@@ -1,0 +1,111 @@
+"""The API's surroundings in unit tests: callers named by a header, and a daemon that is a table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from slurm_elastic.daemon.api.app import Application
+from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, Viewer
+from slurm_elastic.daemon.api.peer import bound
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service.server import Server
+from slurm_elastic.daemon.service.systemd import Notifier
+from slurm_elastic.db.rows import JobRow
+from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration, Report, to_json
+
+ADA, BOB, ROOT = 1000, 2000, 0
+BASE = Piece(7, "base", ("n1",), 4)
+DIRECTIVE = Directive(3, 7, (BASE,), (), 4, 64, "shrink_share", 60.0)
+REGISTRATION = to_json(Registration(1, 1, (BASE,), 64, "train.py"))
+REPORT = Report(1, 5.0, 4, 1, 64, 16, 1, 10, 0.1, 0.1, 640.0, 10, 640, 0)
+
+
+class Named(Authenticator):
+    """Believes `Authorization: Test UID`, and with ` private` behind it hides others' jobs from this one."""
+
+    def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
+        scheme, uid, *private = [*(authorization or "").split(), "", ""][:3]
+        if scheme != "Test":
+            raise Unauthenticated("nobody")
+        return Viewer(int(uid), int(uid) == ROOT, private == ["private"])
+
+
+class FakeController:
+    """The daemon as the API sees it: a table of owners, one directive, a record of the calls."""
+
+    def __init__(self) -> None:
+        self.owners: dict[int, tuple[int, str]] = {7: (ADA, "ada"), 8: (BOB, "bob")}
+        self.calls: list[tuple[Any, ...]] = []
+        self.current: Directive | None = None
+        self.changed, self.waits = asyncio.Event(), False
+        self.error: Exception | None = None
+
+    def owner(self, job_id: int) -> tuple[int, str] | None:
+        if self.error:
+            raise self.error
+        return self.owners.get(job_id)
+
+    def registered(self, job_id: int, registration: Registration) -> Grant:
+        self.calls.append(("registered", job_id, registration))
+        return Grant("", True, "", 5.0, "elastic:gpus=1-8,batch=64-512")
+
+    def phase(self, job_id: int, phase: Phase) -> None:
+        self.calls.append(("phase", job_id, phase))
+
+    def directive(self, job_id: int) -> Directive | None:
+        return self.current
+
+    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
+        deadline = time.monotonic() + timeout
+        while True:
+            self.changed.clear()
+            if self.current is not None and (self.current.id > after or self.current.withdrawn):
+                return self.current
+            self.waits = True
+            try:
+                await asyncio.wait_for(self.changed.wait(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                return None
+            finally:
+                self.waits = False
+
+    def dry_plan(self) -> dict[str, Any]:
+        rows = [{"job_id": job, "gpus_from": 1, "gpus_to": 2, "user": "x", "reason": "grow_idle"} for job in (7, 8)]
+        return {"at": 1.0, "jobs": rows}
+
+    def prior(self, job_id: int) -> None:
+        return None
+
+    def wake(self, why: str) -> None:
+        self.calls.append(("wake", why))
+
+
+def job(job_id: int, uid: int, user: str) -> JobRow:
+    request = "elastic:gpus=2-8,batch=64-512,step=2"
+    return JobRow(job_id, user, uid, "secret-name", "lab", "gpu", request, True, "", "", 1.0, 2.0, None, "RUNNING")
+
+
+@contextlib.contextmanager
+def served(app: Application, settings: Settings) -> Iterator[tuple[Server, int]]:
+    """The API behind the daemon's own server, in a thread: on a free port, and on the settings' Unix socket."""
+    parts = {"bell": SimpleNamespace(close=int), "ticker": SimpleNamespace(look=int)}
+    daemon: Any = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", **parts)
+    server = Server(app, daemon, Notifier({}))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    with socket.create_server(("127.0.0.1", 0)) as tcp, bound(settings.listen_socket) as unix:
+        if unix is not None:
+            unix.listen(16)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [tcp, *filter(None, [unix])]})
+        thread.start()
+        try:
+            yield server, tcp.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(60)

@@ -1,0 +1,148 @@
+"""A selasticd for tests of the supervisor: takes registrations, phases and reports; hands out what a test orders."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from waiting import wait_until
+
+from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration, Report, Reports, Shape
+
+
+class FakeDaemon:
+    """Speaks the supervisor's half of the protocol over real HTTP, in threads. Use it in a with statement."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.registrations: list[Registration] = []
+        self.phases: list[Phase] = []
+        self.reports: list[Report] = []
+        self._current: Directive | None = None
+        self._changed = threading.Condition()
+        self._token = 0
+        self._closed = False
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer._answer(self, b"")
+
+            def do_POST(self) -> None:
+                outer._answer(self, self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def __enter__(self) -> FakeDaemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gone, like a killed daemon: nothing listens on the port any more, and who waits for an answer gets none."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def env(self, folder: Path) -> dict[str, str]:
+        """The environment by which a supervisor finds this daemon."""
+        file = folder / "client.json"
+        file.write_text(json.dumps({"url": f"http://127.0.0.1:{self.port}", "secret": "s"}))
+        return {"SELASTIC_CLIENT_CONF": str(file)}
+
+    def forget_tokens(self) -> None:
+        """Answer 401 to every token given so far."""
+        with self._changed:
+            self._token += 1
+
+    def order(
+        self,
+        id: int,
+        job_id: int,
+        keep: tuple[Piece, ...],
+        add: tuple[Shape, ...] = (),
+        batch: int = 0,
+        wait: float = 60,
+    ) -> Directive:
+        """Hand out a directive from now on."""
+        gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in add)
+        directive = Directive(id, job_id, keep, add, gpus, batch, "grow_idle", wait)
+        with self._changed:
+            self._current = directive
+            self._changed.notify_all()
+        return directive
+
+    def withdraw(self) -> None:
+        with self._changed:
+            assert self._current is not None
+            self._current = replace(self._current, withdrawn=True)
+            self._changed.notify_all()
+
+    def wait_phase(self, directive: int, phase: str, timeout: float = 60) -> Phase:
+        """The first such phase, once it has come."""
+
+        def find() -> Phase | None:
+            return next((p for p in list(self.phases) if (p.directive, p.phase) == (directive, phase)), None)
+
+        found = wait_until(find, timeout, lambda: f"{phase} of {directive}; seen: {self.told()}")
+        assert found is not None
+        return found
+
+    def wait_registered(self, timeout: float = 60) -> Registration:
+        wait_until(lambda: self.registrations, timeout, "a registration")
+        return self.registrations[-1]
+
+    def told(self) -> list[tuple[int, str]]:
+        """(directive, phase) in the order of arrival."""
+        return [(phase.directive, phase.phase) for phase in self.phases]
+
+    def _answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        url = urlsplit(request.path)
+        what = url.path.rsplit("/", 1)[-1]
+        known = request.headers.get("Authorization") == f"Bearer t{self._token}"
+        code, answer = 200, b""
+        if what == "register":
+            self.registrations.append(messages.from_json(Registration, body))
+            answer = messages.to_json(Grant(f"t{self._token}", True, "", 0.5))
+        elif not known:
+            code, answer = 401, b'{"error": "unknown token"}'
+        elif what == "phases":
+            self.phases.append(messages.from_json(Phase, body))
+        elif what == "reports":
+            self.reports.extend(messages.from_json(Reports, body).reports)
+        else:
+            asked = {key: float(value[0]) for key, value in parse_qs(url.query).items()}
+            answer = self._wait_directive(int(asked["after"]), asked["wait"])
+            if self._closed:
+                request.close_connection = True
+                return
+            code = 200 if answer else 204
+        with contextlib.suppress(ConnectionError):  # who asked has gone
+            request.send_response(code)
+            request.send_header("Content-Length", str(len(answer)))
+            request.end_headers()
+            request.wfile.write(answer)
+
+    def _wait_directive(self, after: int, seconds: float) -> bytes:
+        def new() -> bool:
+            current = self._current
+            return current is not None and (current.id > after or current.withdrawn)
+
+        with self._changed:
+            self._changed.wait_for(lambda: new() or self._closed, seconds)
+            return messages.to_json(self._current) if new() else b""

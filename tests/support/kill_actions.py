@@ -1,0 +1,132 @@
+"""What the killing campaign can kill, and how each is healed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import kill_targets
+from waiting import wait_until
+
+if TYPE_CHECKING:
+    from kill_campaign import Campaign, Trained
+
+SETTLE_S = 240.0
+"""Longest that anything may take to be right again, on a machine as busy as it may be."""
+HEALED_FIRST = ("slurmdbd", "slurmctld")
+"""A slurmctld that died young has no other source of its TRES, and a node needs one to come back to. Healed again in
+their own turn, they only answer."""
+KINDS = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "base", "cut")
+
+
+class Kills:
+    """Each kind's method kills, counts it, and gives what heals it, or None."""
+
+    def __init__(self, campaign: Campaign) -> None:
+        self.campaign, self.daemon, self.sandbox = campaign, campaign.daemon, campaign.sandbox
+        self.counts, self.chance = campaign.counts, campaign.chance
+
+    def one(self, kind: str) -> Callable[[], Any] | None:
+        """Kill something of this kind."""
+        kill: Callable[[], Callable[[], Any] | None] = getattr(self, kind)
+        return kill()
+
+    def victim(self) -> Trained | None:
+        return self.chance.choice(self.campaign.jobs) if self.campaign.jobs else None
+
+    def selasticd(self) -> Any:
+        self.daemon.kill()
+        self.counts.kills["selasticd"] += 1
+        return self.daemon.start
+
+    def supervisor(self) -> Any:
+        job = self.victim()
+        self.counts.kills["supervisor"] += (
+            kill_targets.kill(*kill_targets.supervisors(self.sandbox, job.job_id)) if job else 0
+        )
+
+    def worker(self) -> Any:
+        self._kill_one("worker", kill_targets.workers)
+
+    def agent(self) -> Any:
+        self._kill_one("agent", kill_targets.agents)
+
+    def _kill_one(self, name: str, find: Any) -> None:
+        job = self.victim()
+        if job is None or not self.campaign.slurm_answers():
+            return
+        pieces = [job.job_id, *(c.job_id for c in self.daemon.companions() if c.name == f"selastic-{job.job_id}")]
+        pids = sorted(pid for piece in pieces for pid in find(self.sandbox, piece))
+        if pids:
+            self.counts.kills[name] += kill_targets.kill(self.chance.choice(pids))
+
+    def slurmctld(self) -> Any:
+        """Not before it has saved the start of every base. One whose start it has forgotten it launches a second time
+        and may fail ("Job credential revoked"), with or without selasticd: there is nothing left to come right."""
+        wait_until(self.starts_are_saved, SETTLE_S, self.campaign.story, every=0.5)
+        self.counts.kills["slurmctld"] += kill_targets.kill_daemon(self.sandbox, "slurmctld")
+        return lambda: self.sandbox.start_daemon("slurmctld", 90)
+
+    def starts_are_saved(self) -> bool:
+        if not self.campaign.slurm_answers():
+            return True
+        # It saves only after a change, so there is to be one.
+        change = [f"jobid={self.campaign.filler}", f"comment=campaign {time.monotonic()}"]
+        self.sandbox.run(["scontrol", "update", *change])
+        queue, file = self.daemon.jobs(), self.sandbox.dir / "state" / "job_state"
+        bases = [queue[job.job_id] for job in self.campaign.jobs if job.job_id in queue]
+        if any(not base.running and base.state != "PENDING" for base in bases):
+            return False
+        starts = [base.start_time or base.submit_time for base in bases]
+        return file.exists() and file.stat().st_mtime > max(starts, default=0.0) + 1
+
+    def slurmdbd(self) -> Any:
+        self.counts.kills["slurmdbd"] += kill_targets.kill_daemon(self.sandbox, "slurmdbd")
+        return lambda: self.sandbox.start_daemon("slurmdbd", 90)
+
+    def node(self) -> Any:
+        """A node that no base runs on: a base's death is a requeue, which `base` is about."""
+        if not self.campaign.slurm_answers():
+            return None
+        bases = {
+            node for job in self.campaign.jobs for node in getattr(self.daemon.jobs().get(job.job_id), "nodes", ())
+        }
+        free = sorted(node for node in {"n6", "n7", "n8"} - bases if self.sandbox.daemons.pid(f"slurmd-{node}"))
+        if not free:
+            return None
+        node = self.chance.choice(free)
+        kill_targets.kill_node(self.sandbox, node)
+        self.counts.kills["node"] += 1
+        return lambda: kill_targets.heal_node(self.sandbox, node)
+
+    def base(self) -> Any:
+        """The node of a base dies: Slurm requeues the job, which goes on from its checkpoint on another node, long
+        before this one is back: what Slurm sent to end the job's processes there must not find it again."""
+        job = self.victim()
+        held = self.daemon.jobs().get(job.job_id) if job and self.campaign.slurm_answers() else None
+        if job is None or held is None or not held.running:
+            return None
+        node = held.nodes[0]
+        if not self.sandbox.daemons.pid(f"slurmd-{node}"):
+            return None  # dead already
+        kill_targets.kill_node(self.sandbox, node)
+        self.counts.kills["base node"] += 1
+
+        def elsewhere() -> bool:
+            self.campaign.remind()
+            now = self.daemon.jobs().get(job.job_id) if self.campaign.slurm_answers() else None
+            return self.campaign.field(job.job_id, "JobState") == "COMPLETED" or (now is not None and now.running)
+
+        def heal() -> None:
+            wait_until(elsewhere, SETTLE_S, self.campaign.story, every=0.2)
+            kill_targets.heal_node(self.sandbox, node)
+
+        return heal
+
+    def cut(self) -> Any:
+        job = self.victim()
+        if job is None or not kill_targets.cut(job.address):
+            return None
+        self.counts.kills["cut"] += 1
+        return lambda: kill_targets.heal_cut(job.address)

@@ -1,0 +1,110 @@
+"""The real API in a thread, on the story's store: what the command line is tested against."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from slurm_elastic.daemon import reports
+from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.api.auth import Viewer
+from slurm_elastic.daemon.cli import main
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.shared_secret import Verifier
+
+
+@dataclass
+class StoredController:
+    """The daemon's part of the API, as far as the command line reaches: what the store knows, and that it was woken."""
+
+    store: Store
+    woken: list[str]
+
+    def owner(self, job_id: int) -> tuple[int, str] | None:
+        job = self.store.job(job_id)
+        return None if job is None or job.end_time is not None else (job.uid, job.user)
+
+    def dry_plan(self) -> dict[str, Any]:
+        return reports.plan(self.store, Viewer(0, admin=True))
+
+    def prior(self, job_id: int) -> None:
+        return None
+
+    def wake(self, why: str) -> None:
+        self.woken.append(why)
+
+    def health(self) -> dict[str, Any]:
+        return {"models": {"prior": "9 earlier runs of this cluster", "runs": 9, "programs": 2, "learned_at": 0.0}}
+
+
+class Caller:
+    """Says that every request comes from this user."""
+
+    def __init__(self) -> None:
+        self.viewer = Viewer(1000)
+        self.proofs = Verifier("of-the-test")
+
+    def who(self, authorization: str | None, method: str, target: str, body: bytes) -> Viewer:
+        scheme, _, proof = (authorization or "").partition(" ")
+        assert scheme == "Secret"
+        self.proofs.check(proof, munge.bind(method, target, body))
+        return self.viewer
+
+
+@dataclass
+class Daemon:
+    """A served API: whom it takes the caller for, what it was told, and where it is."""
+
+    caller: Caller
+    store: Store
+    woken: list[str]
+    client_conf: Path
+
+
+@pytest.fixture
+def daemon(story: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """The real API in a thread, found by the command line through its client file."""
+    caller, woken = Caller(), []  # type: ignore[var-annotated]
+    app = create_app(story, StoredController(story, woken), Settings(), caller)  # type: ignore[arg-type]
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    conf = tmp_path / "client.json"
+    conf.write_text(json.dumps({"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "secret": "of-the-test"}))
+    monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(conf))
+    # The listening socket is open: a request that comes before the server's first turn waits for it.
+    monkeypatch.setattr("os.geteuid", lambda: caller.viewer.uid)
+    yield Daemon(caller, story, woken, conf)
+    server.should_exit = True
+    thread.join(30)
+    listener.close()
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process: exit status, output, errors."""
+
+    def command(*words: str) -> tuple[int, str, str]:
+        try:
+            status = main.main(words)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return command
+
+
+Run = Callable[..., tuple[int, str, str]]

@@ -1,0 +1,65 @@
+"""`selastic run` without Slurm, as a process under test: what it says, which workers it has, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from waiting import wait_until
+
+NAMESPACE = Path(__file__).resolve().parents[2] / "packaging" / "namespace"
+
+
+class Run:
+    """One supervisor process under test."""
+
+    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.job_dir = folder / "job"
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
+        self.out = (folder / "out.txt").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "slurm_elastic.trainer_shim.supervisor.cli", "--job-dir", str(self.job_dir), *words],
+            cwd=folder,
+            env={**inherited, "PYTHONPATH": str(NAMESPACE), "OMP_NUM_THREADS": "1", **(env or {})},
+            stdout=self.out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def text(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    def wait(self, timeout: float = 90) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s:\n{self.text()}") from None
+
+    def says(self, words: str, timeout: float = 60) -> None:
+        wait_until(lambda: words in self.text(), timeout, lambda: f"{words!r} in:\n{self.text()}")
+
+    def agents(self) -> dict[str, int]:
+        """The agents that there are now, by name (`<job>.<node>`), with their process ids."""
+        found = {}
+        for pid in children(self.process.pid):
+            with contextlib.suppress(OSError):
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                found.update({word[15:].decode(): pid for word in environ if word.startswith(b"SELASTIC_AGENT=")})
+        return found
+
+    def worker_pids(self) -> list[int]:
+        """The forked workers: children of the agents, which are children of the supervisor."""
+        return [pid for agent in children(self.process.pid) for pid in children(agent)]
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children that a process has now; none of one that is gone."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found

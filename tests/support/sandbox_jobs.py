@@ -1,0 +1,27 @@
+"""The jobs of a private Slurm that tests share: all of them cancelled, and every node idle again."""
+
+from __future__ import annotations
+
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+
+
+def cancel_all(sandbox: Sandbox) -> None:
+    """Cancel every job and wait until all nodes are idle again."""
+
+    def nothing_left() -> bool:
+        # %F: of an array its own id, since scancel does not know the raw ids of its tasks.
+        jobs = sorted(set(sandbox.run(["squeue", "-h", "-o", "%F"]).stdout.split()))
+        if jobs:
+            # A task that ignores SIGTERM would cost each test the whole KillWait. KILL is no way around it: slurmctld
+            # takes it for an ordinary cancellation. ALRM ends what does not expect it, without a core file.
+            # Of those that run only: over one that waits scancel itself would wait, for a minute.
+            running = sandbox.run(["squeue", "-h", "-t", "R", "-o", "%F"]).stdout.split()
+            if running:
+                sandbox.run(["scancel", "--signal=ALRM", "--full", *sorted(set(running))])
+            sandbox.run(["scancel", *jobs])
+            return False
+        return all(state == "idle" for state in sandbox.status().nodes.values())
+
+    wait_until(nothing_left, 60, lambda: sandbox.run(["squeue"]).stdout + sandbox.run(["sinfo", "-N"]).stdout)

@@ -1,0 +1,31 @@
+"""Jobs that may give up GPUs, and the room that they make: what the tests of capacity are made of."""
+
+from __future__ import annotations
+
+from slurm_elastic.daemon.capacity.ledger import Ledger, per_node
+from slurm_elastic.daemon.capacity.make_room import Room, make_room
+from slurm_elastic.daemon.capacity.pending_jobs import needs
+from slurm_elastic.daemon.capacity.roster import Roster, sort_jobs
+from slurm_elastic.daemon.capacity.shrink_options import Giver
+from slurm_elastic.daemon.slurm.model import Snapshot
+
+REQUEST = "elastic:gpus=1-16,batch=16-4096"
+
+
+def giver(roster: Roster, job_id: int) -> Giver:
+    """An elastic job of a roster, free to give whatever it accepts to give."""
+    job = roster.elastic[job_id]
+    return Giver(
+        job_id,
+        job.pieces,
+        job.base.batch_host,
+        frozenset(job.request.sizes()),
+        job.request.via,
+        {held.job.job_id: per_node(held.job) for held in job.held},
+    )
+
+
+def room(snapshot: Snapshot, **more: object) -> Room:
+    roster = sort_jobs(snapshot)
+    givers = [giver(roster, job_id) for job_id, job in roster.elastic.items() if job.running]
+    return make_room(snapshot, Ledger.of(snapshot), givers, needs(snapshot, roster))

@@ -1,0 +1,183 @@
+"""The ways to a Slurm that one contract holds for: its commands, pyslurm, and the in-memory fake."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.daemon.slurm import CommandClient, SlurmClient, Snapshot
+from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
+from slurm_elastic.daemon.slurm.pyslurm.client import PySlurmClient, Unfit
+
+
+class Cluster(Protocol):
+    """Eight nodes n1..n8 with 4 a100 each, no jobs."""
+
+    real: bool
+
+    def client(self, user: str = "root") -> SlurmClient: ...
+    def submit(
+        self, *wants: Want, user: str = "root", name: str = "job", comment: str = "", batch: bool = True
+    ) -> int: ...
+    def stop(self) -> None: ...
+    def start(self) -> None: ...
+    def drain(self, node: str, drained: bool) -> None: ...
+
+
+class Commands:
+    """Slurm's commands, as each user."""
+
+    def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
+        prefix = () if user == "root" else ("setpriv", f"--reuid={user}", "--clear-groups", "--")
+        return CommandClient(slurm_conf, prefix=prefix)
+
+
+# Everything is imported before root is given up: the other user need not be able to read this Python.
+AS_USER = """
+import os, pwd, sys
+import pyslurm
+from slurm_elastic.daemon.slurm.pyslurm import worker
+uid = pwd.getpwnam(sys.argv[1]).pw_uid
+if uid:
+    os.setgroups([])
+    os.setuid(uid)
+worker.main(int(sys.argv[2]))
+"""
+
+
+class PySlurm(Commands):
+    """pyslurm, in a process of each user's own."""
+
+    def __init__(self) -> None:
+        self.clients: dict[tuple[str, str], PySlurmClient] = {}
+
+    def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
+        if (slurm_conf, user) not in self.clients:
+            commands = super().client(slurm_conf, user)
+            assert isinstance(commands, CommandClient)
+            worker = (sys.executable, "-c", AS_USER, user)
+            self.clients[slurm_conf, user] = PySlurmClient(commands, slurm_conf, worker=worker)
+        return self.clients[slurm_conf, user]
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.close()
+
+
+@pytest.fixture(scope="session")
+def pyslurm(sandbox: Sandbox) -> Iterator[PySlurm]:
+    """pyslurm, where a build for the installed Slurm is importable; else the test is skipped, and says why."""
+    conf = sandbox.env["SLURM_CONF"]
+    try:
+        PySlurmClient(CommandClient(conf), conf).close()
+    except Unfit as why:
+        pytest.skip(str(why))
+    with contextlib.closing(PySlurm()) as found:
+        yield found
+
+
+@pytest.fixture(params=["commands", "pyslurm"])
+def way(request: pytest.FixtureRequest) -> Commands:
+    """Both ways to the real Slurm, one after the other."""
+    return Commands() if request.param == "commands" else request.getfixturevalue("pyslurm")  # type: ignore[no-any-return]
+
+
+class RealCluster:
+    """The private Slurm of the session."""
+
+    real = True
+
+    def __init__(self, sandbox: Sandbox, way: Commands) -> None:
+        self.sandbox, self.way = sandbox, way
+
+    def client(self, user: str = "root") -> SlurmClient:
+        return self.way.client(self.sandbox.env["SLURM_CONF"], user)
+
+    def submit(self, *wants: Want, user: str = "root", name: str = "job", comment: str = "", batch: bool = True) -> int:
+        parts = []
+        for want in wants:
+            part = ["-N", str(want.nodes), "--ntasks-per-node=1", f"--job-name={name}", f"--comment={comment}"]
+            part += [f"--gres=gpu:{want.gpus_per_node}"] if want.gpus_per_node else []
+            part += [f"--nodelist={','.join(want.node_list)}"] if want.node_list else []
+            parts += [":", *part] if parts else part
+        if batch:
+            command = ["sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900", *parts]
+        else:
+            command = ["salloc", "--no-shell", *parts]
+        answer = self.sandbox.run(command, user=None if user == "root" else user)
+        assert answer.returncode == 0, answer.stderr
+        return int(
+            answer.stdout.split(";")[0] if batch else answer.stderr.split("Granted job allocation ")[1].split()[0]
+        )
+
+    def stop(self) -> None:
+        self.sandbox.daemons.stop("slurmctld")
+
+    def start(self) -> None:
+        self.sandbox.start_daemon("slurmctld")
+
+    def drain(self, node: str, drained: bool) -> None:
+        what = ["state=drain", "reason=test"] if drained else ["state=resume"]
+        assert self.sandbox.run(["scontrol", "update", f"nodename={node}", *what]).returncode == 0
+
+
+class FakeCluster:
+    """The fake, as it is shipped."""
+
+    real = False
+
+    def __init__(self) -> None:
+        self.slurm = FakeSlurm(nodes=8, gpus_per_node=4, now=time.time())
+
+    def client(self, user: str = "root") -> SlurmClient:
+        return self.slurm.client(user)
+
+    def submit(self, *wants: Want, **fields: Any) -> int:
+        return self.slurm.submit(*wants, **fields)
+
+    def stop(self) -> None:
+        self.slurm.reachable = False
+
+    def start(self) -> None:
+        self.slurm.reachable = True
+
+    def drain(self, node: str, drained: bool) -> None:
+        self.slurm.set_node_state(node, *(["IDLE", "DRAIN"] if drained else []))
+
+
+@pytest.fixture(params=["real", "pyslurm", "fake"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """All implementations, one after the other."""
+    if request.param == "fake":
+        return FakeCluster()
+    way = request.getfixturevalue("pyslurm") if request.param == "pyslurm" else Commands()
+    return RealCluster(request.getfixturevalue("empty_sandbox"), way)
+
+
+def seen(client: SlurmClient, condition: Callable[[Snapshot], Any], what: str = "") -> Snapshot:
+    """The first snapshot for which the condition holds."""
+
+    def look() -> Snapshot | None:
+        snapshot = client.snapshot()
+        return snapshot if condition(snapshot) else None
+
+    found = wait_until(look, 40, lambda: f"{what} {client.snapshot()}")
+    assert found is not None
+    return found
+
+
+def running(client: SlurmClient, *job_ids: int) -> Snapshot:
+    """The first snapshot in which all these jobs run."""
+    return seen(client, lambda s: all(j in s.jobs and s.jobs[j].running for j in job_ids), f"{job_ids} run")
+
+
+def gone(snapshot: Snapshot, job_id: int) -> bool:
+    """Not listed, or only its processes are still being ended."""
+    return job_id not in snapshot.jobs or snapshot.jobs[job_id].state == "COMPLETING"

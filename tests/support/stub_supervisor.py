@@ -1,0 +1,194 @@
+"""A supervisor without training, for tests of the daemon on a real Slurm: it speaks the real protocol through the real
+client and really submits companions; its throughput is made up.
+
+Usage, as a batch script's program: stub_supervisor.py FOLDER [HOLD]. It ends when FOLDER/<job id>.end is there. HOLD
+names a stage (accepted, granted, ready); there it waits for FOLDER/<job id>.go. What it does is in FOLDER/<id>.log.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError, NotAllowed
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
+
+REPORT_S = 0.2
+FIELDS = "JobID:20,:|,NodeList:200,:|,tres-per-node:60"
+
+
+def call(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, env=clean(), check=False)
+
+
+def clean() -> dict[str, str]:
+    """The environment without this job's own variables, which would change what the commands do."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("SLURM_") or key == "SLURM_CONF"}
+
+
+def piece_of(job_id: int, kind: str) -> Piece:
+    """What Slurm holds for a job whose GPUs were asked for with --gres=gpu:a100:N."""
+    # Asked for the first component of a heterogeneous job, squeue lists all of them.
+    rows = [line.split("|") for line in call(["squeue", "-h", "-j", str(job_id), "-O", FIELDS]).stdout.splitlines()]
+    _, nodes, gres = next([cell.strip() for cell in row] for row in rows if row[0].strip() == str(job_id))
+    names = call(["scontrol", "show", "hostnames", nodes]).stdout.split()
+    return Piece(job_id, kind, tuple(names), int(gres.rpartition(":")[2]), "a100")
+
+
+class Stub:
+    """One job's supervisor; a single thread that takes one step after the other."""
+
+    def __init__(self, folder: Path, hold: str) -> None:
+        self.folder, self.hold = folder, hold
+        count = int(os.environ.get("SLURM_HET_SIZE", "1"))
+        ids = [int(os.environ["SLURM_JOB_ID"]) + offset for offset in range(count)]
+        self.job_id = ids[0]
+        kinds = ["base", *["component"] * (len(ids) - 1)]
+        self.pieces = tuple(piece_of(job, kind) for job, kind in zip(ids, kinds, strict=True))
+        self.batch, self.generation = 240, 0
+        self.client = Client()
+        self.token: str | None = None
+        self.last = 0
+        self.gone = False
+        self.reported = 0.0
+        self.owed: list[messages.Phase] = []
+        self.path = f"/v1/jobs/{self.job_id}"
+
+    def log(self, text: str) -> None:
+        with (self.folder / f"{self.job_id}.log").open("a") as file:
+            file.write(f"{time.time():.2f} {text}\n")
+
+    def run(self) -> None:
+        while not (self.folder / f"{self.job_id}.end").exists():
+            try:
+                if self.token is None:
+                    self.register()
+                self.settle_debts()
+                self.report()
+                self.poll()
+            except NotAllowed:
+                self.token = None
+            except DaemonUnreachable:
+                time.sleep(0.1)
+        self.tell(0, "finished")
+        self.cancel([piece.slurm_job_id for piece in self.pieces if piece.kind == "companion"])
+
+    def register(self) -> None:
+        message = messages.Registration(messages.VERSION, self.generation, self.pieces, self.batch, "stub")
+        answer = self.client.post(f"{self.path}/register", messages.to_json(message))
+        grant = messages.decode(messages.Grant, answer)
+        self.token = grant.token
+        self.log(f"registered managed={grant.managed} {grant.reason}")
+
+    def report(self) -> None:
+        if time.time() - self.reported < REPORT_S:
+            return
+        self.reported = time.time()
+        gpus = sum(piece.gpus for piece in self.pieces)
+        nodes = len({node for piece in self.pieces for node in piece.nodes})
+        micro = max(1, self.batch // gpus)
+        step = 0.004 * micro + 0.005 * math.log2(nodes + 1)
+        self.steps = int(self.reported * 10)
+        report = messages.Report(
+            self.generation, self.reported, gpus, nodes, self.batch, micro, 1, 10, step, step, self.batch / step,
+            self.steps, self.steps * 100, 0,
+        )  # fmt: skip
+        self.client.post(f"{self.path}/reports", messages.to_json(messages.Reports((report,))), token=self.token)
+
+    def poll(self) -> None:
+        answer = self.client.get(f"{self.path}/directive?after={self.last}&wait=0.3", token=self.token)
+        if answer is None:
+            return
+        directive = messages.decode(Directive, answer)
+        if directive.withdrawn or directive.id <= self.last:
+            time.sleep(0.2)
+            return
+        self.last = directive.id
+        self.resize(directive)
+
+    def resize(self, directive: Directive) -> None:
+        self.tell(directive.id, "accepted")
+        self.wait_at("accepted")
+        if directive.requeues:
+            self.tell(directive.id, "saved")
+            return
+        added: list[Piece] = []
+        for shape in directive.add:
+            self.tell(directive.id, "submitted")
+            piece = self.companion(shape, directive)
+            if piece is None:
+                self.cancel([piece.slurm_job_id for piece in added])
+                self.tell(directive.id, "withdrawn", "no companion")
+                return
+            added.append(piece)
+        if added:
+            self.tell(directive.id, "granted")
+            self.wait_at("granted")
+        self.tell(directive.id, "ready")
+        self.wait_at("ready")
+        self.pieces, self.batch = (*directive.keep, *added), directive.batch
+        self.generation += 1
+        self.tell(directive.id, "running")
+
+    def companion(self, shape: Shape, directive: Directive) -> Piece | None:
+        command = [
+            *("salloc", "--no-shell", "--time=29", "--nice=1000", f"--job-name=selastic-{self.job_id}"),
+            f"--comment=selastic:companion-of={self.job_id};directive={directive.id}",
+            *(f"--nodes={shape.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cpus_per_node}"),
+            *(f"--gres=gpu:{shape.gpu_type}:{shape.gpus_per_node}", f"--nodelist={','.join(shape.node_list)}"),
+            f"--partition={shape.partition}",
+            *([f"--mem={shape.mem_mb_per_node}"] if shape.mem_mb_per_node else []),
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean()) as asked:
+            try:
+                _, said = asked.communicate(timeout=directive.wait_s)
+            except subprocess.TimeoutExpired:
+                asked.terminate()
+                _, said = asked.communicate()
+        found = re.search(r"job allocation (\d+)", said)
+        if asked.returncode != 0 or found is None:
+            self.log(f"no companion: {said.strip()[-200:]}")
+            return None
+        return piece_of(int(found.group(1)), "companion")
+
+    def wait_at(self, stage: str) -> None:
+        if stage == self.hold:
+            self.log(f"holds at {stage}")
+            while not (self.folder / f"{self.job_id}.go").exists():
+                time.sleep(0.05)
+
+    def tell(self, directive: int, phase: str, detail: str = "") -> None:
+        self.log(f"{phase} {sum(piece.gpus for piece in self.pieces)}")
+        self.owed.append(
+            messages.Phase(directive, phase, self.generation, self.pieces, self.batch, time.time(), 0.05, detail=detail)
+        )
+        try:
+            self.settle_debts()
+        except (DaemonUnreachable, NotAllowed):
+            return  # told later, in order
+
+    def settle_debts(self) -> None:
+        """Phases reach the daemon in order, however often it dies in between."""
+        while self.owed:
+            try:
+                self.client.post(f"{self.path}/phases", messages.to_json(self.owed[0]), token=self.token)
+            except (DaemonUnreachable, NotAllowed):
+                raise
+            except ElasticError as error:
+                self.log(f"refused: {error}")
+            self.owed.pop(0)
+
+    def cancel(self, job_ids: list[int]) -> None:
+        if job_ids:
+            call(["scancel", *map(str, job_ids)])
+
+
+if __name__ == "__main__":
+    Stub(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "").run()

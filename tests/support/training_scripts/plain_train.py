@@ -1,0 +1,210 @@
+"""A training script as a user would write one, with the knobs that the shim's tests turn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from script_options import Average, knobs
+
+import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.training import session, switch
+from slurm_elastic.trainer_shim.world import p2p, process_group
+
+parser = knobs(samples=1003)
+parser.add_argument("--batch", type=int, default=50)
+parser.add_argument("--max-batch", type=int)
+parser.add_argument("--optimizer", default="AdamW")
+parser.add_argument(
+    "--hold", choices=["steps", "evaluation"], help="what does not end before the test waits for the end"
+)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that an evaluation takes; negative: none")
+parser.add_argument("--release", action="store_true", help="train the last bias from the second epoch on")
+parser.add_argument("--unused", action="store_true")
+parser.add_argument("--every", type=float, default=600.0)
+parser.add_argument("--dtype", default="float64")
+parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
+parser.add_argument("--strategy", default="ddp")
+parser.add_argument("--tp", type=int, help="ranks of one replica")
+parser.add_argument("--clip", type=float)
+parser.add_argument("--deterministic", type=int, default=0, help="shards of a step")
+parser.add_argument("--dropout", type=float, default=0.0)
+parser.add_argument("--rate", type=float, default=1e-2)
+parser.add_argument("--stop", type=int, default=-1, help="step after which every rank stops")
+parser.add_argument("--shards", type=int, default=0, help="samples in each; 0: a map-style dataset")
+parser.add_argument("--await-world", type=int, default=-1, help="step that waits until a world is announced")
+parser.add_argument("--leave", choices=["break", "stop"], default="stop")
+args = parser.parse_args()
+PHASES = {
+    "form": (process_group, "form"),
+    "formed": (switch.Passage, "connect"),
+    "fill": (p2p, "tell"),
+    "move": (p2p, "move"),
+    "entered": (session.Course, "entered"),
+    "forward": (torch.nn.Linear, "forward"),
+    "backward": (torch.autograd, "backward"),
+    "settle": (switch.Passage, "settle"),
+}
+"""What happens to a worker that comes into a world, in its order."""
+
+
+def before(phase: str, action: Callable[[], None]) -> None:
+    """Have something done where that phase begins."""
+    owner, name = PHASES[phase]
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def delayed(*args: object, **kwargs: object) -> object:
+        rehearsed = torch.distributed.is_initialized() and torch.distributed.get_backend() == "fake"
+        if not rehearsed:
+            action()
+        return function(*args, **kwargs)
+
+    setattr(owner, name, delayed)
+
+
+def hiccup(phase: str) -> None:
+    """Once, a connection of this process breaks, where the test has named the phase: of a change of worlds."""
+    with contextlib.suppress(FileNotFoundError):
+        if HICCUP.read_text() == phase and (phase not in ("forward", "backward") or job._course.passage._on_trial):
+            HICCUP.unlink()
+            raise RuntimeError("connection reset by peer")
+
+
+HOLD, HICCUP = Path(args.out) / "hold", Path(args.out) / "hiccup"
+if os.environ.get("FAIL") == "hiccup":
+    for phase in PHASES:
+        before(phase, functools.partial(hiccup, phase))
+elif "FAIL" in os.environ:
+    before(os.environ["FAIL"].split(":")[0], lambda: os.kill(os.getpid(), int(os.environ["FAIL"].split(":")[1])))
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 15))
+        self.head = torch.nn.Linear(15, 1)
+        self.idle = torch.nn.Linear(4, 4) if args.unused else None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.nn.functional.dropout(torch.tanh(self.body(x)), args.dropout, self.training)
+        return self.head(hidden)
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64).to(getattr(torch, args.dtype))
+        self.y = torch.sin(self.x.sum(1, keepdim=True))
+
+    def __len__(self) -> int:
+        return args.samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+class InShards:
+    """The same samples, to be read in order."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.shards = [min(args.shards, args.samples - start) for start in range(0, args.samples, args.shards)]
+
+    def iter_shard(self, shard: int, start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        first = shard * args.shards
+        return (self.data[number] for number in range(first + start, first + self.shards[shard]))
+
+
+job = elastic.join(
+    batch=args.batch,
+    max_batch=args.max_batch,
+    lr=args.lr,
+    micro_batch=args.micro,
+    checkpoint_every_s=args.every,
+    deterministic=args.deterministic or False,
+    unit={"tp": args.tp} if args.tp else None,
+)
+model = Net().to(job.device, getattr(torch, args.dtype))
+model.head.bias.requires_grad_(not args.release)
+optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps(args.epochs, args.samples))
+options = {"find_unused_parameters": True} if args.unused else {}
+if args.tp:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    options["parallelize"] = {"body.0": ColwiseParallel(), "body.2": RowwiseParallel()}
+net = job.wrap(model, optimizer, schedule, strategy=args.strategy, **options)
+average = Average()
+job.keep(average=average)
+data = Data()
+source = InShards(data) if args.shards else data
+
+
+def hold() -> None:
+    """Take for a step an eighth of the time that the test's hold lasts: as slow as its machine, so it does not end.
+    Not while something is wanted of this worker: a resize must not take the longer, the later it comes."""
+    link = job._course.membership.link
+    with contextlib.suppress(FileNotFoundError):
+        began = HOLD.stat().st_mtime
+        until = time.time() + (time.time() - began) / 8
+        while HOLD.exists() and time.time() < until and (link is None or link.idle):
+            time.sleep(0.01)
+
+
+def evaluate() -> float:
+    while args.hold == "evaluation" and HOLD.exists():
+        time.sleep(0.01)
+    time.sleep(args.evaluate)
+    with torch.no_grad():
+        net.eval()
+        return float(((net(data.x) - data.y) ** 2).mean())
+
+
+held = -1
+for epoch in job.epochs(args.epochs):
+    if args.release and epoch == 1:
+        model.head.bias.requires_grad_(True)
+    for x, y in job.loader(source, num_workers=args.workers):
+        time.sleep(args.pace)
+        if args.hold == "steps" and held != job.global_step:
+            held = job.global_step
+            hold()
+        if job.global_step == args.await_world:
+            (Path(args.out) / f"{os.environ['SELASTIC_WORKER']}.awaits").touch()
+            while job._course.membership.coming() is None:
+                time.sleep(0.001)
+        if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
+            raise ValueError("this script fails")
+        loss = ((net(x) - y) ** 2).mean()
+        if job.step(loss, clip_norm=args.clip):
+            average.steps += 1
+        if job.global_step == args.stop and args.leave == "stop":
+            job.stop()
+        elif job.global_step == args.stop:
+            break
+    if job.global_step == args.stop and args.leave == "break":
+        break
+    if args.evaluate >= 0:
+        job.log("evaluated", epoch, job.once(evaluate))
+
+whole = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
+if job.rank == 0:
+    torch.save(
+        {
+            "model": whole,
+            "noise_scale": job.noise_scale,
+            "lr": schedule.get_last_lr(),
+            "steps": average.steps,
+            "global_step": job.global_step,
+            "samples": job.samples,
+        },
+        Path(args.out) / f"{args.name}.pt",
+    )

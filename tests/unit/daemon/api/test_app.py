@@ -1,0 +1,384 @@
+"""The API: who may do what, what is refused with which status and sentence, and waiting for a directive.
+
+Callers are named by a test header here; MUNGE itself is in tests/cluster/test_auth.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from api_harness import ADA, BASE, BOB, DIRECTIVE, REGISTRATION, REPORT, ROOT, FakeController, Named, job
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from slurm_elastic.daemon import reports
+from slurm_elastic.daemon.api import requests
+from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import SlurmUnreachable, StoreError
+from slurm_elastic.protocol.messages import MAX_BODY, Phase, Registration, Reports, to_json
+from slurm_elastic.protocol.munge import MungeError
+
+
+@dataclasses.dataclass
+class World:
+    store: Store
+    controller: FakeController
+    app: Starlette
+    http: TestClient
+
+    def token(self) -> str:
+        """A token of job 7, by way of registration."""
+        answer = self.http.post("/v1/jobs/7/register", content=REGISTRATION, headers=as_uid(ADA))
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["token"])
+
+
+def as_uid(uid: int) -> dict[str, str]:
+    return {"Authorization": f"Test {uid}"}
+
+
+def with_token(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        for job_id in (7, 8):
+            store.set_in_use(job_id, 1, (dataclasses.replace(BASE, slurm_job_id=job_id),), 64, 10.0)
+        controller = FakeController()
+        settings = Settings(requests_per_s=5)
+        app = create_app(store, controller, settings, Named(settings))
+        with TestClient(app, raise_server_exceptions=False) as http:
+            yield World(store, controller, app, http)
+
+
+def test_health_needs_no_credential(world: World) -> None:
+    """Anyone may see that the daemon is there and in which mode."""
+    assert world.http.get("/v1/health").json() == {"status": "ok", "version": 1, "mode": "advise"}
+
+
+def test_registration_gives_a_token_for_that_job_alone(world: World) -> None:
+    """The owner by Slurm's word gets a token; it works for its job and for no other."""
+    token = world.token()
+    assert world.controller.calls[0][:2] == ("registered", 7)
+    body = to_json(Reports((REPORT,)))
+    assert world.http.post("/v1/jobs/7/reports", content=body, headers=with_token(token)).status_code == 202
+    assert world.store.last_report(7) == REPORT
+    refused = world.http.post("/v1/jobs/8/reports", content=body, headers=with_token(token))
+    assert refused.status_code == 403 and "does not speak for job 8" in refused.json()["error"]
+    assert world.store.last_report(8) is None
+
+
+@pytest.mark.parametrize(("uid", "job_id", "status"), [(BOB, 7, 403), (ADA, 8, 403), (ROOT, 7, 403), (ADA, 99, 404)])
+def test_nobody_registers_for_another(world: World, uid: int, job_id: int, status: int) -> None:
+    """Not a second user, not even root: the supervisor runs as the job's owner or it is not one."""
+    answer = world.http.post(f"/v1/jobs/{job_id}/register", content=REGISTRATION, headers=as_uid(uid))
+    assert answer.status_code == status and world.controller.calls == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/jobs/7/register"),
+        ("POST", "/v1/jobs/7/reports"),
+        ("POST", "/v1/jobs/7/phases"),
+        ("GET", "/v1/jobs/7/directive"),
+        ("POST", "/v1/jobs/7/pin"),
+        ("GET", "/v1/jobs"),
+        ("GET", "/v1/jobs/7"),
+        ("GET", "/v1/jobs/7/explain"),
+        ("GET", "/v1/jobs/7/events"),
+        ("GET", "/v1/acct"),
+        ("GET", "/v1/plan"),
+    ],
+)
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer nonsense"}, {"Authorization": "Basic eDp5"}])
+def test_nothing_is_told_to_nobody(world: World, method: str, path: str, header: dict[str, str]) -> None:
+    """Without a credential, or with one of another kind, all but health answers 401 and says what it takes."""
+    answer = world.http.request(method, path, headers=header, content=b"{}" if method == "POST" else None)
+    assert answer.status_code == 401 and answer.json()["error"]
+    assert "MUNGE" in answer.headers["www-authenticate"]
+
+
+def test_a_token_dies_with_its_job(world: World) -> None:
+    """After the job's end its token is 401: register again, if it still runs."""
+    token = world.token()
+    world.http.get("/v1/jobs/7/directive", headers=with_token(token))
+    world.store.end_job(7, "COMPLETED", 50.0)
+    assert world.http.get("/v1/jobs/7/directive", headers=with_token(token)).status_code == 401
+
+
+def reported(**change: float) -> bytes:
+    """A message of one report that differs so from an ordinary one."""
+    return to_json(Reports((dataclasses.replace(REPORT, **change),)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "is not an object"),
+        (b'{"reports": [], "more": 1}', 400, "unknown field 'more'"),
+        (b'{"reports": [{"at": 1}]}', 400, "field generation is missing"),
+        (b'{"reports": NaN}', 400, "not a list"),
+        (
+            to_json(Reports((dataclasses.replace(REPORT, step_time_median_s=1e-300),))),
+            400,
+            "step_time_median_s: 1e-300 is not",
+        ),
+        (
+            to_json(Reports((dataclasses.replace(REPORT, gpus=0),))),
+            400,
+            "gpus: 0 is not accepted; accepted: a whole number, 1 to",
+        ),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"x" * (MAX_BODY + 1), 413, "accepted: at most"),
+    ],
+)
+def test_a_malformed_report_is_refused(world: World, body: bytes, status: int, sentence: str) -> None:
+    """One sentence naming what is wrong; nothing of the body is stored."""
+    answer = world.http.post("/v1/jobs/7/reports", content=body, headers=with_token(world.token()))
+    assert answer.status_code == status and sentence in answer.json()["error"]
+    assert world.store.last_report(7) is None
+
+
+def test_a_body_without_a_length_is_bounded_too(world: World) -> None:
+    """A caller who streams for ever is cut off at the limit."""
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 65536
+
+    answer = world.http.post("/v1/jobs/7/reports", content=chunks(), headers=with_token(world.token()))
+    assert answer.status_code == 413
+
+
+def test_a_slow_body_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller who never ends the body gets 408."""
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_S", 0.05)
+    headers = with_token(world.token())
+
+    async def never() -> Any:
+        yield b"{"
+        await asyncio.sleep(30)
+
+    async def send() -> httpx.Response:
+        # httpx's transport hands the body over piece by piece, as a slow network would.
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(world.app), base_url="http://x") as client:
+            return await client.post("/v1/jobs/7/reports", content=never(), headers=headers)
+
+    assert asyncio.run(send()).status_code == 408
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/v1/acct?start=nan", "start=nan is not accepted"),
+        ("/v1/acct?start=-5", "accepted: a number from 0"),
+        ("/v1/acct?start=1_0", "not accepted"),
+        ("/v1/acct?begin=5", "parameter begin is not known here; accepted: start, end, user, job"),
+        ("/v1/acct?start=1&start=2", "start stands twice"),
+        ("/v1/acct?job=7,x", "accepted: up to 1000 job ids"),
+        ("/v1/jobs/7/events?limit=0", "limit=0 is not accepted"),
+        ("/v1/jobs?x=1", "accepted: none"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(world: World, path: str, sentence: str) -> None:
+    """Parameters are strict: unknown, doubled or out of range is 400 with what is accepted."""
+    answer = world.http.get(path, headers=as_uid(ADA))
+    assert answer.status_code == 400 and sentence in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nowhere", 404), ("GET", "/", 404), ("GET", "/v1/jobs/x", 404), ("DELETE", "/v1/jobs", 405),
+     ("GET", "/v1/jobs/99999999999999", 404), ("GET", "/v1/jobs/0", 404), ("GET", "/v1/jobs/4000", 404)],
+)  # fmt: skip
+def test_what_is_not_there(world: World, method: str, path: str, status: int) -> None:
+    """Unknown addresses, methods and jobs are JSON sentences as well."""
+    answer = world.http.request(method, path, headers=as_uid(ADA))
+    assert answer.status_code == status and answer.json()["error"]
+
+
+def test_viewers_see_their_own(world: World) -> None:
+    """One's own jobs in full; of another's only id, state and GPUs; an admin sees all."""
+    rows = {row["job_id"]: row for row in world.http.get("/v1/jobs", headers=as_uid(ADA)).json()["jobs"]}
+    assert rows[7]["name"] == "secret-name" and rows[7]["own"]
+    assert {key for key, value in rows[8].items() if value is not None} == {"job_id", "state", "gpus", "own"}
+    assert rows[8]["gpus"] == 4 and not rows[8]["own"]
+    whole = world.http.get("/v1/jobs", headers=as_uid(ROOT)).json()["jobs"]
+    assert [row["name"] for row in whole] == ["secret-name"] * 2
+    one = world.http.get("/v1/jobs/8", headers=as_uid(ADA)).json()
+    assert one["job_id"] == 8 and one["name"] is None and one["node_list"] is None
+    mine, others = world.http.get("/v1/acct", headers=as_uid(ADA)).json()["allocations"]
+    assert mine["user"] == "ada" and others["user"] is None and others["node_list"] is None
+
+
+@pytest.mark.parametrize("path", ["explain", "events"])
+def test_anothers_reasons_are_private(world: World, path: str) -> None:
+    """Why a job has what it has, and what was done to it, is for its owner and admins."""
+    assert world.http.get(f"/v1/jobs/8/{path}", headers=as_uid(ADA)).status_code == 403
+    assert world.http.get(f"/v1/jobs/8/{path}", headers=as_uid(BOB)).status_code == 200
+    assert world.http.get(f"/v1/jobs/8/{path}", headers=as_uid(ROOT)).status_code == 200
+
+
+def test_plans_are_redacted(world: World) -> None:
+    """The last plan and a dry one show of another's job only its GPUs."""
+    decision = DecisionRow(8, 1.0, 4, 2, 64, 64, "shrink_share", 1.0, 0.1)
+    world.store.save_decisions(1.0, [decision])
+    (stored,) = world.http.get("/v1/plan", headers=as_uid(ADA)).json()["jobs"]
+    assert (stored["gpus_to"], stored["reason"], stored["user"]) == (2, None, None)
+    mine, others = world.http.get("/v1/plan?dry_run=1", headers=as_uid(ADA)).json()["jobs"]
+    assert mine["reason"] == "grow_idle" and others["reason"] is None and others["gpus_to"] == 2
+    everything = world.http.get("/v1/plan?dry_run=1", headers=as_uid(ROOT)).json()["jobs"]
+    assert [row["reason"] for row in everything] == ["grow_idle", "grow_idle"]
+
+
+@pytest.mark.parametrize("digits", [20, 21, 5000])
+def test_a_job_id_of_any_length_is_a_job_that_is_not_there(world: World, digits: int) -> None:
+    """Nobody fills the daemon's log with tracebacks by asking for absurd numbers."""
+    answer = world.http.get(f"/v1/jobs/{'1' * digits}", headers=as_uid(ADA))
+    assert (answer.status_code, list(answer.json())) == (404, ["error"])
+
+
+@pytest.mark.parametrize(("path", "body"), [("register", REGISTRATION), ("pin", b'{"gpus": 2}')])
+def test_where_slurm_hides_jobs_anothers_is_as_none(world: World, path: str, body: bytes) -> None:
+    """Nobody finds out by trying which job ids are others': the answer is that of an id that is nobody's."""
+    hidden, missing = (
+        world.http.post(f"/v1/jobs/{job_id}/{path}", content=body, headers={"Authorization": "Test 1000 private"})
+        for job_id in (8, 99)
+    )
+    assert hidden.status_code == missing.status_code == 404
+    assert hidden.text.replace("8", "99") == missing.text
+    assert world.http.post(f"/v1/jobs/8/{path}", content=body, headers=as_uid(ADA)).status_code == 403
+
+
+def test_pin(world: World) -> None:
+    """The owner or an admin pins to a size that the job accepts; it is recorded, and a round comes soon."""
+
+    def pin(uid: int, gpus: object) -> httpx.Response:
+        return world.http.post("/v1/jobs/7/pin", content=json.dumps({"gpus": gpus}), headers=as_uid(uid))
+
+    assert pin(ADA, 4).json() == {"job_id": 7, "pinned": 4} and world.store.pinned(7) == 4
+    assert pin(BOB, 2).status_code == 403 and world.store.pinned(7) == 4
+    assert pin(ROOT, None).status_code == 200 and world.store.pinned(7) is None
+    assert "nearest: 2, 4, 6" in pin(ADA, 3).json()["error"]
+    for wrong in (0, -1, 1.5, True, "4", 10**9):
+        assert pin(ADA, wrong).status_code == 400
+    kinds = [(event.kind, event.who) for event in world.store.events(7)]
+    assert kinds == [("pinned", f"uid:{ADA}"), ("unpinned", f"uid:{ROOT}")]
+    assert ("wake", "pin") in world.controller.calls
+    del world.controller.owners[7]
+    assert "has ended" in pin(ADA, 4).json()["error"]
+
+
+def test_phases_are_the_jobs_own(world: World) -> None:
+    """A phase of another job's directive is refused before the daemon hears of it."""
+    headers = with_token(world.token())
+    own = world.store.new_intent(dataclasses.replace(DIRECTIVE, id=0), 1.0).id
+    others = world.store.new_intent(dataclasses.replace(DIRECTIVE, id=0, job_id=8), 1.0).id
+
+    def send(directive: int, phase: str = "accepted") -> int:
+        body = to_json(Phase(directive, phase, 1, (BASE,), 64, 5.0))
+        return world.http.post("/v1/jobs/7/phases", content=body, headers=headers).status_code
+
+    assert send(own) == 200 and send(0, "finished") == 200
+    assert send(others) == 403 and send(404) == 404 and send(own, "exploded") == 400
+    assert [call[2].directive for call in world.controller.calls if call[0] == "phase"] == [own, 0]
+
+
+def test_directive_is_waited_for(world: World) -> None:
+    """204 when nothing comes; at once when it comes while one waits; a withdrawn one is told again."""
+    headers = with_token(world.token())
+    get: Callable[[str], httpx.Response] = lambda query: world.http.get("/v1/jobs/7/directive" + query, headers=headers)  # noqa: E731
+    assert get("?after=0&wait=0").status_code == 204
+
+    async def arrives() -> httpx.Response:
+        transport = httpx.ASGITransport(world.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as client:
+            waiting = asyncio.create_task(client.get("/v1/jobs/7/directive?after=0&wait=30"))
+            while not world.controller.waits:
+                await asyncio.sleep(0.001)
+            assert not waiting.done()
+            world.controller.current = DIRECTIVE
+            world.controller.changed.set()
+            return await asyncio.wait_for(waiting, 10)
+
+    answer = asyncio.run(arrives())
+    assert answer.json()["id"] == 3 and answer.json()["keep"][0]["nodes"] == ["n1"]
+    assert get("?after=3&wait=0").status_code == 204
+    world.controller.current = dataclasses.replace(DIRECTIVE, withdrawn=True)
+    assert get("?after=3").json()["withdrawn"] is True
+    assert get("?wait=61").status_code == 400
+
+
+def test_one_job_cannot_take_all_turns(world: World) -> None:
+    """More than ten seconds' worth of requests at once is 429 with a time to come back; other jobs are not touched."""
+    headers = with_token(world.token())
+    codes = [world.http.get("/v1/jobs/7/directive", headers=headers).status_code for _ in range(60)]
+    assert codes[:50] == [204] * 50 and codes[-1] == 429
+    refused = world.http.get("/v1/jobs/7/directive", headers=headers)
+    assert refused.headers["retry-after"] == "5"
+    other = world.store.mint_token(8, BOB)
+    assert world.http.get("/v1/jobs/8/directive", headers=with_token(other)).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StoreError("the disk is full"), 503), (SlurmUnreachable("no slurmctld"), 503), (MungeError("no munged"), 503)],
+)
+def test_what_is_down_behind_the_daemon_is_503(world: World, error: Exception, status: int) -> None:
+    """A caller learns that it is to come again later, and what is the matter."""
+    world.controller.error = error
+    answer = world.http.post("/v1/jobs/7/register", content=REGISTRATION, headers=as_uid(ADA))
+    assert answer.status_code == status and answer.json()["error"] == str(error)
+
+
+def test_a_fault_of_ours_tells_nothing(world: World) -> None:
+    """An unexpected exception is 500 without its text: that is for the log."""
+    world.controller.error = RuntimeError("password=hunter2")
+    answer = world.http.post("/v1/jobs/7/register", content=REGISTRATION, headers=as_uid(ADA))
+    assert answer.status_code == 500 and "hunter2" not in answer.text
+
+
+def test_another_version_is_refused(world: World) -> None:
+    """A supervisor of another protocol version is told which one is spoken."""
+    body = to_json(Registration(2, 1, (BASE,), 64, "train.py"))
+    answer = world.http.post("/v1/jobs/7/register", content=body, headers=as_uid(ADA))
+    assert answer.status_code == 400 and answer.json()["error"] == "version=2 is not spoken here; accepted: 1"
+
+
+def test_views_of_the_past_leave_threads_to_supervisors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask for long histories, two are made at once, and who asks for anything else is answered."""
+    going, least, held = threading.Semaphore(0), threading.Event(), []
+
+    def slow(*_: Any, **__: Any) -> list[Any]:
+        held.append(1)
+        going.release()
+        assert least.wait(60)
+        return []
+
+    monkeypatch.setattr(reports, "acct", slow)
+    with ThreadPoolExecutor(48) as many:
+        asked = [many.submit(world.http.get, "/v1/acct", headers=as_uid(uid)) for uid in range(5000, 5045)]
+        assert going.acquire(timeout=60) and going.acquire(timeout=60)
+        assert world.http.get("/v1/health").status_code == 200
+        world.token()
+        assert len(held) == 2
+        least.set()
+        assert {each.result().status_code for each in asked} == {200}

@@ -1,0 +1,59 @@
+"""Metrics: what a scrape tells, and what it must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from api_harness import ADA, BASE, BOB, DIRECTIVE, REPORT, FakeController, Named, job
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.messages import Reports, to_json
+
+
+def scrape(http: TestClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of a scrape, by name and labels, as Prometheus itself reads it."""
+    answer = http.get("/metrics")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
+    families = text_string_to_metric_families(answer.text)
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
+    """GPUs, throughput, decisions and resizes as they are in the store; requests and reports as they were counted;
+    and nothing that names a user, a job or a node."""
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        settings = Settings()
+        app = create_app(store, FakeController(), settings, Named(settings))
+        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        store.set_in_use(7, 1, (BASE,), 64, 10.0)
+        store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 4, 64, 64, "keep_best", None, None)])
+        store.new_intent(DIRECTIVE, 1.0)
+        http = TestClient(app)
+        headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
+        assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
+        http.get("/v1/jobs")
+        told = scrape(http)
+        text = http.get("/metrics").text
+    assert told["slurm_elastic_gpus_training", ()] == 4
+    assert told["slurm_elastic_jobs", (("managed", "true"), ("state", "RUNNING"))] == 2
+    assert told["slurm_elastic_samples_per_second", ()] == 640
+    assert told["slurm_elastic_decisions", (("reason", "keep_best"),)] == 1
+    assert told["slurm_elastic_resizes_open", (("state", "issued"),)] == 1
+    assert told["slurm_elastic_reports_total", ()] == 1
+    assert told["slurm_elastic_requests_total", (("status", "401"),)] == 1
+    assert told["slurm_elastic_database_bytes", ()] > 10_000
+    assert {dict(labels)["reason"] for name, labels in told if name == "slurm_elastic_decisions"} == {
+        r.value for r in Reason
+    }
+    assert any(name == "slurm_elastic_build_info" and dict(labels)["version"] for name, labels in told)
+    assert told["process_start_time_seconds", ()] > 1e9 and told["process_resident_memory_bytes", ()] > 1e6
+    assert told["slurm_elastic_jobs", (("managed", "true"), ("state", "PENDING"))] == 0
+    assert not [name for name, _ in told if name.endswith("_created")]
+    for private in ("ada", "secret-name", "n1", "lab"):
+        assert private not in text

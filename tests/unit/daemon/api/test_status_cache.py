@@ -1,0 +1,182 @@
+"""The status of all jobs: fresh where that is cheap, at once where it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from api_harness import ADA, BASE, BOB, REPORT, ROOT
+from sqlalchemy import event, text
+from waiting import wait_until
+
+from slurm_elastic.daemon import reports
+from slurm_elastic.daemon.api import status_cache
+from slurm_elastic.daemon.api.auth import Viewer
+from slurm_elastic.daemon.api.status_cache import KEEP_S, STALE_S, WATCHED_S, StatusBoard
+from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.db.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as made:
+        made.upsert_jobs([running(number) for number in (7, 8)])
+        yield made
+
+
+def running(number: int) -> JobRow:
+    text = "elastic:gpus=1-8,batch=64-512"
+    return JobRow(number, "ada", ADA, "n", "a", "p", text, True, "keep_best", "", 1.0, 2.0, None, "RUNNING")
+
+
+def shown(made: StatusBoard) -> list[int]:
+    return [row["job_id"] for row in json.loads(made.text(Viewer(ADA)))["jobs"]]
+
+
+def test_a_small_board_shows_every_change_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster of a few jobs whoever asks after a change sees it."""
+    monkeypatch.setattr(
+        status_cache, "LITTLE_S", 60.0
+    )  # the first one compiles its queries: a busy machine may call it large
+    made = StatusBoard(store)
+    assert shown(made) == [7, 8]
+    store.upsert_job(running(9))
+    assert shown(made) == [7, 8, 9]
+    store.end_job(7, "COMPLETED", 5.0)
+    assert shown(made) == [8, 9]
+
+
+def test_a_large_board_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the next one is being made the last one is shown, until it is too old; then the next one is."""
+    monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
+    go, actual, now = threading.Event(), status_cache.whole, [100.0]
+    made = StatusBoard(store, lambda: now[0])
+    assert shown(made) == [7, 8], "the first one is waited for"
+    monkeypatch.setattr(status_cache, "whole", lambda *given: go.wait(60) and actual(*given))
+    store.upsert_job(running(9))
+    assert shown(made) == [7, 8], "a moment after it was made it is not made anew"
+    now[0] += STALE_S / 2
+    assert shown(made) == [7, 8] and shown(made) == [7, 8]
+    go.set()
+    wait_until(lambda: shown(made) == [7, 8, 9], 60, "the next board")
+    store.end_job(7, "COMPLETED", 5.0)
+    now[0] += STALE_S
+    assert shown(made) == [8, 9], "one that is too old is waited for"
+
+
+def test_whoever_asks_meanwhile_orders_no_second_board(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the maker has begun, too. One that could not be made is told in the log, and ordered again."""
+    monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
+    now, orders = [100.0], list[Callable[[], None]]()
+    made = StatusBoard(store, lambda: now[0])
+    assert shown(made) == [7, 8]
+    monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
+    store.upsert_job(running(9))
+    now[0] += STALE_S / 2
+    assert [shown(made) for _ in range(5)] == [[7, 8]] * 5 and len(orders) == 1
+    with monkeypatch.context() as broken:
+        broken.setattr(status_cache, "whole", lambda *given: 1 / 0)
+        orders.pop()()
+    assert "could not be made" in caplog.text
+    assert shown(made) == [7, 8] and len(orders) == 1
+    orders.pop()()
+    assert shown(made) == [7, 8, 9]
+
+
+def test_a_large_board_is_kept_ready_while_people_ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one too, and until nobody has asked for a while; a small one is made when it is asked for."""
+    now, orders = [100.0], list[Callable[[], None]]()
+    made = StatusBoard(store, lambda: now[0])
+    monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
+
+    def kept() -> bool:
+        """Whether this call has made a board."""
+        made.keep()
+        if orders:
+            orders.pop()()
+        return made._known[1] == now[0]
+
+    monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
+    assert kept(), "there is one before anybody asks"
+    now[0] += KEEP_S / 2
+    assert not kept(), "one that is new"
+    now[0] += KEEP_S / 2
+    assert kept()
+    now[0] += WATCHED_S
+    assert not kept() and shown(made) == [7, 8], "who asks first after that waits for it"
+    now[0] += KEEP_S
+    assert kept(), "and is not alone, perhaps"
+    monkeypatch.setattr(status_cache, "LITTLE_S", 60.0)
+    now[0] += KEEP_S
+    assert not kept(), "a small one"
+
+
+@pytest.mark.parametrize(
+    "viewer", [Viewer(ADA), Viewer(BOB), Viewer(BOB, private=True), Viewer(ROOT, admin=True), Viewer(5, private=True)]
+)
+def test_everyone_sees_what_they_may(store: Store, viewer: Viewer) -> None:
+    """The board's answer is the rows that the reports give this viewer, whoever asked before."""
+    store.upsert_job(dataclasses.replace(running(9), uid=BOB, user="bob"))
+    made = StatusBoard(store, lambda: 100.0)
+    for asking in (Viewer(ROOT, admin=True), Viewer(5), viewer, viewer):
+        said = json.loads(made.text(asking))["jobs"]
+        assert said == json.loads(json.dumps(reports.status(store, asking, 100.0)))
+
+
+def test_a_rate_of_another_size_is_not_shown(store: Store) -> None:
+    """After a grow the throughput is not known until the first report of the new world; what was done stays known.
+    A world that was only started again, at the same size, keeps it."""
+
+    def rate() -> tuple[object, object, object]:
+        (row,) = [row for row in reports.status(store, Viewer(ADA), 100.0) if row["job_id"] == 7]
+        return row["gpus"], row["samples_per_s"], row["step"]
+
+    store.set_in_use(7, 1, (BASE,), 64, 10.0)
+    store.submit_reports(7, [REPORT], 10.0).result()
+    assert rate() == (4, 640.0, 10)
+    store.set_in_use(7, 2, (BASE,), 64, 20.0)
+    assert rate() == (4, 640.0, 10)
+    store.set_in_use(7, 3, (dataclasses.replace(BASE, nodes=("n1", "n2")),), 64, 30.0)
+    assert rate() == (8, None, 10)
+    grown = dataclasses.replace(REPORT, generation=3, gpus=8, at=40.0, step=20, samples_per_s=1200.0)
+    store.submit_reports(7, [grown], 40.0).result()
+    assert rate() == (8, 1200.0, 20)
+
+
+def test_standing_decisions_are_remembered(store: Store) -> None:
+    """What a scrape and the board need of decisions is asked of the database once, and follows what is decided."""
+    evidence = {"speedup_to": 2.0, "much": "more"}
+    store.save_decisions(1.0, [DecisionRow(7, 1.0, 1, 1, 64, 64, "keep_best", None, None, evidence, [{"gpus": 2}])])
+    store._standing.clear()
+    store.standing([7, 8])
+    said: list[str] = []
+    event.listen(store._db.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+    assert {job: row.reason for job, row in store.standing([7, 8]).items()} == {7: "keep_best"} and not said
+    store.save_decisions(2.0, [DecisionRow(8, 2.0, 1, 2, 64, 64, "grow_idle", None, None, evidence)])
+    said.clear()
+    found = store.standing([7, 8])
+    assert (found[7].evidence, found[7].alternatives, found[8].at) == ({"speedup_to": 2.0}, [], 2.0) and not said
+    store.end_job(8, "COMPLETED", 5.0)
+    assert list(store.standing([7])) == [7] and 8 not in store._standing
+
+
+def test_standing_decisions_are_found_by_the_index(store: Store) -> None:
+    """SQLite looks up each running job's youngest decision, and never through all that were ever taken."""
+    store.save_decisions(1.0, [DecisionRow(7, 1.0, 1, 1, 64, 64, "keep_best", None, None)])
+    said: list[str] = []
+    event.listen(store._db.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+    assert [row.job_id for row in store.current_decisions()] == [7]
+    with store._db.read() as connection:
+        plan = [
+            row[3]
+            for row in connection.execute(text("EXPLAIN QUERY PLAN " + next(s for s in said if s.startswith("SELECT"))))
+        ]
+    assert any("INDEX ix_decisions_job_id_id" in line for line in plan), plan
+    assert not [line for line in plan if line.startswith("SCAN decisions")], plan

@@ -1,0 +1,150 @@
+"""The room that elastic jobs make for waiting ones."""
+
+from __future__ import annotations
+
+from cluster_snapshots import Cluster
+from shrink_jobs import REQUEST, giver, room
+
+from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
+from slurm_elastic.daemon.capacity.make_room import make_room
+from slurm_elastic.daemon.capacity.pending_jobs import needs
+from slurm_elastic.daemon.capacity.roster import sort_jobs
+from slurm_elastic.daemon.capacity.shrink_options import shrinks
+
+
+def test_idle_gpus_are_kept_for_a_job_that_fits_on_them() -> None:
+    """A job that could start without anyone giving takes nothing from anyone, and its room is not grown into."""
+    cluster = Cluster(3)
+    cluster.run(1, "n1 n2", comment=REQUEST)
+    cluster.wait(2)
+    made = room(cluster.snapshot())
+    assert made.forced == {}
+    assert made.met[0].nodes == ("n3",) and not made.met[0].waits
+    assert made.ledger.gpus(cluster.nodes) == 0
+
+
+def test_room_is_exactly_what_the_waiting_job_needs() -> None:
+    """Two nodes are needed, one is idle: one node is given up, not two."""
+    cluster = Cluster(4)
+    cluster.run(1, "n1 n2 n3", comment=REQUEST)
+    cluster.wait(2, 2)
+    made = room(cluster.snapshot())
+    assert made.met[0].givers == {1: 4} and made.met[0].waits
+    assert sum(len(units) for units in made.forced.values()) == 1
+    assert made.ledger.gpus(cluster.nodes) == 0
+
+
+def test_companions_on_a_half_used_node_complete_it() -> None:
+    """The node that needs least to become free is the one that is freed."""
+    cluster = Cluster(3)
+    cluster.run(1, "n1", comment=REQUEST)
+    cluster.companion(2, 1, "n2", 4)
+    cluster.companion(3, 1, "n3", 1)
+    cluster.wait(9, 1, 4)
+    made = room(cluster.snapshot())
+    assert made.forced == {1: frozenset({(3, "n3")})}
+
+
+def test_no_elastic_job_goes_below_its_minimum() -> None:
+    """A waiting job for which someone would have to go below its minimum is not met, and takes nothing."""
+    cluster = Cluster(2)
+    cluster.run(1, "n1 n2", comment="elastic:gpus=8-16,batch=16-4096")
+    cluster.wait(2)
+    made = room(cluster.snapshot())
+    assert made.forced == {} and [need.job_id for need in made.unmet] == [2]
+
+
+def test_nothing_moves_when_the_queue_could_not_use_it() -> None:
+    """Three nodes are needed and only two can ever be freed: nothing is reserved and nothing given."""
+    cluster = Cluster(3)
+    cluster.run(1, "n1 n2 n3", comment=REQUEST)
+    cluster.wait(2, 3)
+    made = room(cluster.snapshot())
+    assert made.forced == {} and made.met == ()
+
+
+def test_size_rules_are_kept_while_giving() -> None:
+    """With step=8 a job gives 8 or nothing."""
+    cluster = Cluster(4)
+    cluster.run(1, "n1 n2 n3 n4", comment="elastic:gpus=8-16,step=8,batch=16-4096")
+    cluster.wait(2, 1)
+    made = room(cluster.snapshot())
+    assert made.met[0].need.job_id == 2
+    assert set(shrinks(giver(sort_jobs(cluster.snapshot()), 1), made.forced[1])) & {8, 16} == {8}
+
+
+def test_the_one_that_holds_most_gives_first() -> None:
+    """Between equal costs, the job with most GPUs per weight gives."""
+    cluster = Cluster(6)
+    cluster.run(1, "n1 n2", comment=REQUEST)
+    cluster.run(2, "n3 n4 n5 n6", comment=REQUEST)
+    cluster.wait(3, 1)
+    assert set(room(cluster.snapshot()).forced) == {2}
+
+
+def test_two_waiting_jobs_get_different_nodes() -> None:
+    """What was reserved for the first is not promised to the second."""
+    cluster = Cluster(4)
+    cluster.run(1, "n1 n2 n3 n4", comment=REQUEST)
+    cluster.wait(2, 1)
+    cluster.wait(3, 2)
+    made = room(cluster.snapshot())
+    assert len(set(made.met[0].nodes) | set(made.met[1].nodes)) == 3
+    assert len(made.forced[1]) == 3
+
+
+def test_a_later_job_does_not_overtake_one_that_slurm_holds_nodes_for() -> None:
+    """Behind a job that cannot be met, only a job that ends before that one could start is given room."""
+    cluster = Cluster(3)
+    cluster.run(1, "n1 n2", comment=REQUEST)
+    cluster.run(8, "n3", time_left_s=1800.0)
+    cluster.run(9, "n3", 0, time_left_s=600.0)
+    cluster.change(1, time_left_s=7200.0)
+    cluster.wait(2, 2, priority=900)
+    cluster.wait(3, 1, priority=1, time_limit_s=3600.0)
+    cluster.wait(4, 1, priority=1, time_limit_s=1200.0)
+    made = room(cluster.snapshot())
+    assert [need.job_id for need in made.unmet] == [2, 3]
+    assert [met.need.job_id for met in made.met] == [4]
+
+
+def test_memory_and_cores_are_limits_too() -> None:
+    """A node whose GPUs are idle but whose cores are taken holds no waiting job."""
+    cluster = Cluster(2)
+    cluster.run(1, "n1", comment=REQUEST)
+    cluster.run(2, "n2", 0, cpus=16)
+    cluster.wait(3, 1, 1)
+    made = room(cluster.snapshot())
+    assert made.met == () and made.forced == {}
+
+
+def test_a_cpu_job_gets_the_cores_that_companions_sit_on() -> None:
+    """Rigid jobs without GPUs come first as well."""
+    cluster = Cluster(2)
+    cluster.run(1, "n1", comment=REQUEST)
+    cluster.companion(5, 1, "n2", 4)
+    cluster.wait(3, 1, 0, cpus=16)
+    assert room(cluster.snapshot()).forced == {1: frozenset({(5, "n2")})}
+
+
+def test_drained_nodes_are_no_room() -> None:
+    """A drained node is neither kept for a waiting job nor freed for it."""
+    cluster = Cluster(3)
+    cluster.run(1, "n1 n2", comment=REQUEST)
+    cluster.drain("n2")
+    cluster.drain("n3")
+    cluster.wait(2)
+    made = room(cluster.snapshot())
+    assert made.met == () and made.forced == {}
+
+
+def test_what_is_being_released_counts_and_is_marked_as_waiting() -> None:
+    """Room that is on its way is not made a second time."""
+    cluster = Cluster(3)
+    cluster.run(1, "n1 n2 n3", comment=REQUEST)
+    cluster.wait(2)
+    snapshot = cluster.snapshot()
+    ledger = Ledger.of(snapshot)
+    ledger.release("n3", Amount(4, 8, 4000))
+    made = make_room(snapshot, ledger, [giver(sort_jobs(snapshot), 1)], needs(snapshot, sort_jobs(snapshot)))
+    assert made.forced == {} and made.met[0].waits and made.met[0].nodes == ("n3",)

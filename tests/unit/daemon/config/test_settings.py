@@ -1,0 +1,118 @@
+"""Settings: what is accepted, what is refused in which words, and documents that cannot drift from the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tomli
+
+from slurm_elastic.daemon.config import reference
+from slurm_elastic.daemon.config.settings import FIELDS, Settings, check, load
+from slurm_elastic.protocol.errors import ConfigError
+
+ROOT = Path(__file__).parents[4]
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "selasticd.toml"
+    path.write_text(text)
+    return path
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    """Every setting is optional, and the default changes nothing in the cluster."""
+    assert load(write(tmp_path, "")) == Settings()
+    assert Settings().mode == "advise"
+    assert Settings().database_url == "sqlite:////var/lib/slurm-elastic/selastic.db"
+
+
+def test_values_are_read(tmp_path: Path) -> None:
+    """Whole numbers are accepted where a setting is a time; lists of names become tuples."""
+    text = (
+        'mode = "act"\nround_interval_s = 5\npartitions = ["gpu", "long"]\nadmins = ["ada", 1001]\nlisten = "[::1]:0"\n'
+    )
+    found = load(write(tmp_path, text))
+    assert (found.mode, found.round_interval_s, found.partitions) == ("act", 5.0, ("gpu", "long"))
+    assert isinstance(found.round_interval_s, float)
+    assert found.admins == ("ada", "1001") and found.address == ("::1", 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            'mode = "acting"',
+            r"mode='acting' is not accepted \(did you mean act\?\); accepted: off, observe, advise, act",
+        ),
+        ("roundinterval_s = 3", "setting roundinterval_s is not known; did you mean round_interval_s"),
+        ("colour = 3", "setting colour is not known; accepted: mode, listen"),
+        ("min_gain = -1", "min_gain=-1 is not accepted; accepted: a number from 0 to 10"),
+        ("min_gain = nan", "min_gain=nan is not accepted"),
+        ("min_gain = true", "min_gain=True is not accepted"),
+        ('min_gain = "0.1"', "min_gain='0.1' is not accepted; accepted: a number"),
+        ("max_resizes_per_round = 1.5", "max_resizes_per_round=1.5 is not accepted; accepted: a whole number from 1"),
+        ('listen = "6850"', "listen='6850' is not accepted; accepted: HOST:PORT"),
+        ('listen = "host:70000"', "accepted: a port from 0 to 65535"),
+        ('state_dir = "relative/path"', "state_dir='relative/path' is not accepted; accepted: an absolute path"),
+        ('partitions = "gpu"', "partitions='gpu' is not accepted; accepted: a list of names"),
+        ('gpu_limits = ["alice=3"]', "accepted: a list of limits, such as"),
+        ('partitions = ["a b"]', "accepted: a list of names"),
+        ("round_interval_s = 1\nmin_round_gap_s = 5", "min_round_gap_s=5 is above round_interval_s=1"),
+        ("user_mode = true", "user_mode is not a setting of the file; accepted: selasticd --user"),
+        ("mode = ", "is not TOML"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:
+    """The sentence names the setting, the value and what is accepted, and the closest key for a misspelt one."""
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load(write(tmp_path, line))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+    """--config with a path that does not exist is a mistake, not an empty configuration."""
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml")
+
+
+def test_a_user_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """selasticd --user keeps its state at home, takes a free port where nodes reach it and may act; a file changes
+    that."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = load(user_mode=True)
+    assert found.user_mode and found.mode == "act" and found.address == (None, 0)
+    assert found.state_dir == f"{tmp_path}/.slurm-elastic"
+    assert load(write(tmp_path, 'mode = "advise"'), user_mode=True).mode == "advise"
+
+
+def test_every_setting_explains_itself() -> None:
+    """A setting without a docstring under it cannot be merged."""
+    assert [name for name in FIELDS if not reference.explanations().get(name)] == []
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    """docs/settings.md is what the code prints: python -m slurm_elastic.daemon.config.reference --markdown."""
+    assert (ROOT / "docs" / "settings.md").read_text() == reference.markdown()
+
+
+def test_the_sample_file_is_up_to_date() -> None:
+    """packaging/selasticd.toml is what the code prints: python -m slurm_elastic.daemon.config.reference --sample."""
+    assert (ROOT / "packaging" / "selasticd.toml").read_text() == reference.sample()
+
+
+def test_the_sample_file_shows_the_defaults() -> None:
+    """With every comment sign taken off its settings, the sample is accepted and changes nothing."""
+    lines = reference.sample().splitlines()
+    bare = "\n".join(line[1:] for line in lines if line.startswith("#") and not line.startswith("# "))
+    values = tomli.loads(bare)
+    assert set(values) == set(FIELDS) - set(reference.HIDDEN)
+    assert check(values) == Settings()
+
+
+def test_the_check_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` ends well for a good file, and with the sentence for a bad one."""
+    reference.main(["--check", str(ROOT / "packaging" / "selasticd.toml")])
+    assert capsys.readouterr().out.endswith(": good\n")
+    with pytest.raises(SystemExit, match="mode='x' is not accepted"):
+        reference.main(["--check", str(write(tmp_path, 'mode = "x"'))])

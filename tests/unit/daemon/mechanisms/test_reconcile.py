@@ -1,0 +1,331 @@
+"""What is released, cancelled and closed, and when; and how refusals are remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from cluster_snapshots import TYPE, Cluster
+
+from slurm_elastic.daemon.capacity.roster import sort_jobs
+from slurm_elastic.daemon.mechanisms.actions import Action, Advance, Cancel, Close, Shrink
+from slurm_elastic.daemon.mechanisms.executor import Executor
+from slurm_elastic.daemon.mechanisms.reconcile import next_actions, unused
+from slurm_elastic.daemon.mechanisms.timeouts import Bounds
+from slurm_elastic.db.rows import CLOSED_STATES, INTENT_STATES, IntentRow, InUse
+from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
+
+REQUEST = "elastic:gpus=1-32,batch=16-4096"
+BOUNDS = Bounds()
+NOW = 1000.0
+BASE = Piece(1, "base", ("n1", "n2"), 4, TYPE)
+COMPANION = Piece(5, "companion", ("n3", "n4"), 4, TYPE)
+
+
+def cluster() -> Cluster:
+    """Job 1 on n1 n2 with a companion on n3 n4."""
+    world = Cluster(6)
+    world.run(1, "n1 n2", comment=REQUEST)
+    world.companion(5, 1, "n3 n4", directive=7)
+    return world
+
+
+def use(*pieces: Piece) -> dict[int, InUse]:
+    return {1: InUse(1, 1, pieces, 256, 0.0, 0.0)}
+
+
+def intent(state: str, keep: tuple[Piece, ...] = (BASE,), add: tuple[Shape, ...] = (), age: float = 0.0) -> IntentRow:
+    return IntentRow(Directive(7, 1, keep, add, 8, 256, "r", 60.0), state, "", NOW - age, NOW - age)
+
+
+def act(
+    world: Cluster, in_use: dict[int, InUse], intents: Sequence[IntentRow] = (), idle_for: float = 1000.0
+) -> list[Action]:
+    """The next actions, when whatever is unused has been so for `idle_for` seconds."""
+    roster = sort_jobs(world.snapshot(), accepted={1})
+    since = dict.fromkeys(unused(roster, in_use, intents, {}, NOW), NOW - idle_for)
+    return next_actions(roster, in_use, intents, since, NOW, BOUNDS)
+
+
+# --- releases -----------------------------------------------------------------------------------------------------
+
+
+def test_what_trains_is_left_alone() -> None:
+    """Nothing to do when Slurm and the supervisor agree."""
+    assert act(cluster(), use(BASE, COMPANION)) == []
+
+
+def test_an_unused_companion_is_cancelled() -> None:
+    """Held, not trained on, no resize behind it: a leak."""
+    assert act(cluster(), use(BASE)) == [Cancel(1, 5, "held, but not trained on")]
+
+
+def test_an_unused_companion_has_a_moment_of_grace() -> None:
+    """A supervisor that restarts its workers may be about to use it again."""
+    assert act(cluster(), use(BASE), idle_for=BOUNDS.leak_s - 1) == []
+
+
+@pytest.mark.parametrize("state", [state for state in INTENT_STATES if state not in CLOSED_STATES])
+@pytest.mark.parametrize("keep", [(BASE,), ()], ids=["resize", "requeue"])
+def test_every_state_that_a_supervisor_can_claim_comes_to_an_end(state: str, keep: tuple[Piece, ...]) -> None:
+    """Also one that its kind of resize does not have: one supervisor's word must not end the round of all jobs."""
+    claimed = intent(state, keep=keep, add=(Shape(1, 4, node_list=("n5",)),), age=1e4)
+    assert any(isinstance(action, Close | Advance) for action in act(cluster(), use(BASE, COMPANION), [claimed]))
+
+
+def test_what_a_finished_switch_gave_up_is_released_at_once() -> None:
+    """After `running` nobody needs it, and a waiting job does."""
+    switched = intent("running", keep=(BASE,))
+    assert act(cluster(), use(BASE), [switched], idle_for=0) == [Cancel(1, 5, "given up by resize 7")]
+
+
+def test_a_companion_is_shrunk_to_the_nodes_in_use() -> None:
+    """Part of a companion goes, and the rest stays."""
+    part = replace(COMPANION, nodes=("n4",))
+    assert act(cluster(), use(BASE, part)) == [Shrink(1, 5, ("n4",), "held, but not trained on")]
+
+
+def test_the_base_is_shrunk_and_keeps_its_batch_host() -> None:
+    """The batch host stays although nothing trains there: Slurm refuses to take it."""
+    world = cluster()
+    world.change(1, nodes=("n1", "n2", "n6"), num_nodes=3, gpus=12)
+    only_n2 = replace(BASE, nodes=("n2",))
+    actions = act(world, use(only_n2, COMPANION))
+    assert actions == [Shrink(1, 1, ("n1", "n2"), "held, but not trained on")]
+
+
+def test_a_base_on_its_batch_host_alone_is_never_shrunk() -> None:
+    """There is nothing left that Slurm would take."""
+    world = Cluster(2)
+    world.run(1, "n1", comment=REQUEST)
+    world.companion(5, 1, "n2", directive=7)
+    assert act(world, use(Piece(1, "base", ("n1",), 4, TYPE), Piece(5, "companion", ("n2",), 4, TYPE))) == []
+
+
+def test_a_component_is_cancelled_whole_or_keeps_its_first_node() -> None:
+    """Slurm refuses to take a component's first node."""
+    world = Cluster(4)
+    world.run(1, "n1", comment=REQUEST, het_job_id=1)
+    world.run(2, "n2 n3", 4, het_job_id=1, het_offset=1)
+    base = Piece(1, "base", ("n1",), 4, TYPE)
+    assert act(world, use(base)) == [Cancel(1, 2, "held, but not trained on")]
+    assert act(world, use(base, Piece(2, "component", ("n2",), 4, TYPE))) == [
+        Shrink(1, 2, ("n2",), "held, but not trained on")
+    ]
+    assert act(world, use(base, Piece(2, "component", ("n3",), 4, TYPE))) == []
+
+
+def test_nothing_is_released_before_a_supervisor_has_spoken() -> None:
+    """What an elastic job trains on is its supervisor's to say."""
+    assert act(cluster(), {}) == []
+
+
+def test_a_word_that_does_not_name_the_base_releases_nothing() -> None:
+    """It is about some other allocation, for example from before a requeue."""
+    assert act(cluster(), use(Piece(1, "base", ("n9",), 4, TYPE))) == []
+
+
+def test_a_resize_under_way_protects_what_it_keeps_and_adds() -> None:
+    """A companion that was granted is not in use until the switch."""
+    growing = intent("granted", keep=(BASE,), add=(Shape(2, 4, node_list=("n3", "n4")),))
+    assert act(cluster(), use(BASE), [growing]) == []
+
+
+def test_a_resize_under_way_does_not_protect_an_older_companion() -> None:
+    """Only what carries its own number is part of it."""
+    world = cluster()
+    world.companion(6, 1, "n5", directive=3)
+    growing = intent("granted", keep=(BASE,), add=(Shape(2, 4, node_list=("n3", "n4")),))
+    assert act(world, use(BASE), [growing]) == [Cancel(1, 6, "held, but not trained on")]
+
+
+def test_a_queued_companion_of_a_resize_that_is_over_is_cancelled() -> None:
+    """It would start one day, and hold GPUs for nobody."""
+    world = Cluster(2)
+    world.run(1, "n1", comment=REQUEST)
+    world.wait(5, 1, 4, "selastic:companion-of=1;directive=7", name="selastic-1")
+    base = Piece(1, "base", ("n1",), 4, TYPE)
+    assert act(world, use(base)) == [Cancel(1, 5, "waits for a resize that is over")]
+    assert act(world, use(base), [intent("submitted", keep=(base,), add=(Shape(1, 4),))]) == []
+
+
+def test_orphans_are_cancelled_at_once() -> None:
+    """A companion whose base is gone serves nobody."""
+    world = Cluster(2)
+    world.companion(5, 1, "n2")
+    assert act(world, {}) == [Cancel(1, 5, "the job that this companion belongs to does not run")]
+
+
+# --- resizes that end ---------------------------------------------------------------------------------------------
+
+
+def test_a_resize_is_done_when_everything_given_up_is_free() -> None:
+    """Done is what Slurm shows, not what was asked of it."""
+    world = cluster()
+    switched = intent("running", keep=(BASE,))
+    assert not any(isinstance(action, Close) for action in act(world, use(BASE), [switched]))
+    del world.jobs[5]
+    assert act(world, use(BASE), [switched]) == [Close(1, 7, "done", "")]
+
+
+def test_a_resize_of_a_job_that_ended_is_withdrawn() -> None:
+    """Nobody is left to carry it out."""
+    closed = act(Cluster(2), {}, [intent("granted")])
+    assert closed == [Close(1, 7, "withdrawn", "the job does not run any more")]
+
+
+def test_every_state_has_its_bound() -> None:
+    """A silent supervisor never keeps a job frozen for ever."""
+    add = (Shape(2, 4, node_list=("n3", "n4")),)
+    limits = {"issued": 60, "accepted": 90, "submitted": 90, "granted": 90, "ready": 300}
+    for state, limit in limits.items():
+        assert act(cluster(), use(BASE), [intent(state, (BASE,), add, age=limit - 1)]) == []
+        (close,) = act(cluster(), use(BASE), [intent(state, (BASE,), add, age=limit)])
+        assert isinstance(close, Close) and close.state == "withdrawn" and state in close.detail
+
+
+def test_a_release_that_slurm_does_not_grant_ends_the_resize_all_the_same() -> None:
+    """The job trains at its new size; what could not be released is released later, as a leak."""
+    (close,) = act(cluster(), use(BASE), [intent("running", (BASE,), age=BOUNDS.release_s)])
+    assert isinstance(close, Close) and close.state == "done" and "not everything" in close.detail
+
+
+def test_unused_time_is_counted_from_when_it_was_first_seen() -> None:
+    """And forgotten as soon as the unit is in use again."""
+    roster = sort_jobs(cluster().snapshot(), accepted={1})
+    first = unused(roster, use(BASE), [], {}, 10.0)
+    assert first == {(5, "n3"): 10.0, (5, "n4"): 10.0}
+    assert unused(roster, use(BASE), [], first, 20.0) == first
+    assert unused(roster, use(BASE, COMPANION), [], first, 30.0) == {}
+
+
+# --- carrying out -------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A Slurm that answers as told, and a store that remembers the order of things."""
+
+    def __init__(self, *answers: Exception | None) -> None:
+        self.answers = list(answers)
+        self.log: list[str] = []
+        self.now = NOW
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        self._answer(f"shrink {job_id} {','.join(nodes)}")
+
+    def cancel(self, job_id: int) -> None:
+        self._answer(f"cancel {job_id}")
+
+    def _answer(self, what: str) -> None:
+        self.log.append(what)
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            raise answer
+
+    def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> None:
+        self.log.append(f"event {kind}")
+
+    def move_intent(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
+        self.log.append(f"intent {number} {state}")
+
+    def executor(self, **more: object) -> Executor:
+        return Executor(self, self, lambda: self.now, **more)  # type: ignore[arg-type]
+
+
+CANCEL = Cancel(1, 5, "why")
+
+
+def test_the_event_is_stored_before_the_act() -> None:
+    """What was about to be done is known even if the daemon dies doing it."""
+    script = Script()
+    assert script.executor().run([CANCEL, Shrink(1, 1, ("n1",), "why")], act=True) == 2
+    assert script.log == ["event cancel", "cancel 5", "event shrink", "shrink 1 n1"]
+
+
+def test_a_refused_action_is_not_hammered() -> None:
+    """It is asked again after its backoff, which doubles."""
+    script = Script(SlurmRefused("no"), SlurmRefused("no"))
+    executor = script.executor(backoff_s=60.0)
+    executor.run([CANCEL], act=True)
+    executor.run([CANCEL], act=True)
+    assert script.log == ["event cancel", "cancel 5", "event refused"]
+    script.now += 61
+    executor.run([CANCEL], act=True)
+    script.now += 61
+    executor.run([CANCEL], act=True)
+    assert script.log.count("cancel 5") == 2
+    script.now += 61
+    assert executor.run([CANCEL], act=True) == 1
+
+
+def test_an_unreachable_slurm_proves_nothing() -> None:
+    """No backoff, no failure counted: the next round looks again."""
+    script = Script(SlurmUnreachable("no answer"), None)
+    executor = script.executor(trip_after=1)
+    assert executor.run([CANCEL], act=True) == 0
+    assert executor.tripped == "" and executor.failures == 0
+    assert executor.run([CANCEL], act=True) == 1
+
+
+def test_what_slurm_took_without_effect_is_not_hammered() -> None:
+    """Rounds may follow each other ten times a second: the same act is asked again ever less often, at last once a
+    minute; after a quiet time it is another occasion, and at once."""
+    script = Script()
+    executor = script.executor()
+    asked = []
+    for tenth in range(6000):
+        if executor.run([CANCEL], act=True):
+            asked.append(tenth / 10)
+        script.now += 0.1
+    gaps = [round(b - a, 1) for a, b in pairwise(asked)]
+    assert len(asked) < 20 and gaps == sorted(gaps) and 50 <= gaps[-1] <= 61
+    assert executor.run([Cancel(1, 6, "another")], act=True) == 1
+    script.now += 300
+    assert executor.run([CANCEL], act=True) == 1
+    script.now += 1
+    assert executor.run([CANCEL], act=True) == 1
+
+
+def test_refusals_in_a_row_trip_it() -> None:
+    """Something is wrong that repeating does not mend: it changes nothing more, and says why."""
+    script = Script(*[SlurmRefused(f"no {n}") for n in range(3)])
+    executor = script.executor(trip_after=3)
+    executor.run([Cancel(1, number, "why") for number in (5, 6, 7, 8)], act=True)
+    assert "no 2" in executor.tripped
+    assert "cancel 8" not in script.log
+
+
+def test_it_tries_again_after_a_while_and_longer_after_each_refusal() -> None:
+    """One action is tried; refused, everything rests for twice the time; taken, all is as before."""
+    script = Script(*[SlurmRefused(f"no {n}") for n in range(4)])
+    executor = script.executor(trip_after=3, trip_s=100.0)
+    executor.run([Cancel(1, number, "why") for number in (5, 6, 7)], act=True)
+    assert not executor.recover()
+    script.now += 101
+    assert executor.recover() and executor.tripped == ""
+    executor.run([Cancel(1, number, "why") for number in (8, 9)], act=True)
+    assert "no 3" in executor.tripped and "cancel 9" not in script.log
+    script.now += 101
+    assert not executor.recover()
+    script.now += 100
+    assert executor.recover()
+    assert executor.run([Cancel(1, 10, "why")], act=True) == 1
+    assert executor.failures == 0
+
+
+def test_a_success_ends_the_row_of_refusals() -> None:
+    """Single refusals are a matter of single jobs."""
+    script = Script(SlurmRefused("no"), None, SlurmRefused("no"))
+    executor = script.executor(trip_after=2)
+    executor.run([Cancel(1, number, "why") for number in (5, 6, 7)], act=True)
+    assert executor.tripped == "" and executor.failures == 1
+
+
+def test_without_acting_slurm_is_left_alone() -> None:
+    """In advisory mode resizes are closed, and nothing is asked of Slurm."""
+    script = Script()
+    assert script.executor().run([CANCEL, Close(1, 7, "withdrawn", "why")], act=False) == 1
+    assert script.log == ["event resize_withdrawn", "intent 7 withdrawn"]

@@ -1,0 +1,264 @@
+"""The solver against brute force, the plain recurrence and a MILP: equal every time, on both of its paths."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from reference_solver import solve_reference
+
+from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
+from slurm_elastic.daemon.optimizer.solver import table
+from slurm_elastic.daemon.optimizer.solver.knapsack import Option, Solution, solve
+from slurm_elastic.protocol.errors import ElasticError
+
+STYLES = ("random", "negative", "linear", "correlated", "concave", "few-values", "identical", "tiny", "huge")
+
+
+@pytest.fixture(params=["plain", "numpy", "numpy, few moves kept"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test on the standard library's path and on the accelerated one, whatever the size."""
+    if request.param != "plain":
+        pytest.importorskip("numpy")
+        if request.param != "numpy":
+            monkeypatch.setattr("slurm_elastic.daemon.optimizer.solver.dual_numpy.MANY", 1)
+            monkeypatch.setattr("slurm_elastic.daemon.optimizer.solver.exact_core.MANY", 1)
+    monkeypatch.setattr(table, "NUMPY_FROM_OPTIONS", 10**12 if request.param == "plain" else 0)
+    return str(request.param)
+
+
+def value_of(rng: random.Random, style: str, size: int) -> float:
+    """One option's value in a style of instance."""
+    return {
+        "random": rng.random() * 10,
+        "negative": rng.uniform(-20, 5),
+        "linear": float(size),
+        "correlated": size + 3.0,
+        "concave": math.sqrt(size),
+        "few-values": float(rng.choice([0, 1, 2])),
+        "identical": size**0.8 + (size % 3) * 0.3,
+        "tiny": rng.random() * 1e-9,
+        "huge": rng.random() * 1e12,
+    }[style]
+
+
+def instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Option]]:
+    """Random options: with holes, without an option 0 now and then, in no particular order."""
+    style, rows = rng.choice(STYLES), []
+    for _ in range(jobs):
+        sizes = rng.sample(range(widest + 1), rng.randint(1, min(most, widest + 1)))
+        if rng.random() < 0.8:
+            sizes = [0, *(s for s in sizes if s)]
+        rng.shuffle(sizes)
+        rows.append([Option(s, value_of(rng, style, s)) for s in sizes])
+        if style == "identical":
+            rows[-1] = rows[0]
+    return rows
+
+
+def brute_force(rows: list[list[Option]], capacity: int) -> float | None:
+    """The best value over every combination; None when none fits."""
+    values = [
+        math.fsum(o.value for o in pick) for pick in itertools.product(*rows) if sum(o.gpus for o in pick) <= capacity
+    ]
+    return max(values, default=None)
+
+
+def check(rows: list[list[Option]], capacity: int, answer: Solution, best: float) -> None:
+    """The answer is feasible, worth what it says, proven, and as good as the best."""
+    picked = [row[i] for row, i in zip(rows, answer.choice, strict=True)]
+    assert sum(o.gpus for o in picked) <= capacity
+    assert math.fsum(o.value for o in picked) == answer.value
+    assert answer.gap <= 0 and not answer.stopped
+    tolerance = 1e-9 * max(abs(o.value) for row in rows for o in row)
+    assert abs(answer.value - best) <= tolerance, (rows, capacity, answer, best)
+
+
+def test_equals_brute_force(path: str) -> None:
+    """On ten thousand tiny instances the answer is the best of all combinations, or the refusal is right."""
+    rng = random.Random(f"brute {path}")
+    refused = 0
+    for _ in range(10_000):
+        rows, capacity = instance(rng, rng.randint(1, 5), 9, 4), rng.randint(0, 18)
+        best = brute_force(rows, capacity)
+        if best is None:
+            refused += 1
+            with pytest.raises(InfeasiblePlan):
+                solve(rows, capacity)
+        else:
+            check(rows, capacity, solve(rows, capacity), best)
+    assert 100 < refused < 5000  # both outcomes were really exercised
+
+
+def test_equals_the_recurrence(path: str) -> None:
+    """On thousands of instances of up to 14 jobs the answer has the value of the plain recurrence."""
+    rng = random.Random(f"recurrence {path}")
+    for _ in range(2_500):
+        rows, capacity = instance(rng, rng.randint(3, 14), 24, 9), rng.randint(10, 90)
+        try:
+            best = solve_reference(rows, capacity).value
+        except InfeasiblePlan:
+            continue
+        check(rows, capacity, solve(rows, capacity), best)
+
+
+def test_recurrence_equals_brute_force() -> None:
+    """The reference itself is right: thousands of tiny instances by hand-checkable enumeration."""
+    rng = random.Random("reference")
+    for _ in range(3_000):
+        rows, capacity = instance(rng, rng.randint(1, 4), 8, 4), rng.randint(0, 16)
+        best = brute_force(rows, capacity)
+        if best is None:
+            with pytest.raises(InfeasiblePlan):
+                solve_reference(rows, capacity)
+        else:
+            answer = solve_reference(rows, capacity)
+            assert math.isclose(answer.value, best, rel_tol=1e-12, abs_tol=1e-15)
+            assert sum(row[i].gpus for row, i in zip(rows, answer.choice, strict=True)) <= capacity
+
+
+def test_equals_a_milp_on_medium_instances(path: str) -> None:
+    """A mixed-integer solver at gap zero finds the same value on instances of 30 jobs."""
+    np, optimize = pytest.importorskip("numpy"), pytest.importorskip("scipy.optimize")
+    rng = random.Random(f"milp {path}")
+    for _ in range(12):
+        rows, capacity = instance(rng, 30, 40, 10), rng.randint(150, 500)
+        flat = [(j, o) for j, row in enumerate(rows) for o in row]
+        one = np.zeros((len(rows), len(flat)))
+        one[[j for j, _ in flat], range(len(flat))] = 1
+        scale = max(abs(o.value) for _, o in flat)
+        sizes = [[o.gpus for _, o in flat]]
+        limits = [optimize.LinearConstraint(one, 1, 1), optimize.LinearConstraint(sizes, 0, capacity)]
+        cost = np.array([-o.value / scale for _, o in flat])
+        found = optimize.milp(cost, constraints=limits, integrality=1, bounds=(0, 1), options={"mip_rel_gap": 0})
+        if found.x is None:
+            with pytest.raises(InfeasiblePlan):
+                solve(rows, capacity)
+            continue
+        best = math.fsum(o.value for (_, o), x in zip(flat, found.x, strict=True) if x > 0.5)
+        answer = solve(rows, capacity)
+        assert answer.gap <= 0
+        assert abs(answer.value - best) <= 1e-7 * scale * len(rows)
+
+
+def test_many_identical_jobs_with_a_degenerate_multiplier(path: str) -> None:
+    """A sweep of 400 equal jobs, where every choice ties, is still proven optimal (and by the known optimum)."""
+    row = [Option(k, float(k)) for k in (0, 3, 5, 8)]
+    answer = solve([row] * 400, 1201)
+    assert answer.gap <= 0 and answer.value == 1201.0
+
+
+def test_subset_sum_like_instances(path: str) -> None:
+    """Even weights against an odd capacity leave one GPU idle: the bound is brought down to the value."""
+    rng = random.Random(5)
+    rows = [[Option(0, 0.0), *(Option(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
+    answer = solve(rows, 1001)
+    assert answer.gap <= 0 and answer.value == 1000.0
+
+
+def test_an_answer_that_ran_out_of_work_says_how_far_it_may_be() -> None:
+    """With almost no work allowed the plan is feasible, the bound holds, and the reason is given."""
+    rng = random.Random(9)
+    rows = [[Option(0, 0.0), *(Option(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
+    answer = solve(rows, 1001, work=5)
+    assert answer.gap > 0 and answer.stopped
+    assert answer.value <= 1000.0 <= answer.bound
+    assert sum(row[i].gpus for row, i in zip(rows, answer.choice, strict=True)) <= 1001
+
+
+def test_no_jobs_and_no_gpus() -> None:
+    """Nothing to share and nothing to share it among are plans too."""
+    assert solve([], 8) == Solution((), 0.0, 0.0)
+    assert solve([[Option(0, 1.5)], [Option(4, 9.0), Option(0, 0.0)]], 0).choice == (0, 1)
+
+
+def test_the_lighter_of_equal_choices_is_taken_when_nothing_is_scarce() -> None:
+    """GPUs that bring nothing are not handed out."""
+    assert solve([[Option(1, 1.0), Option(2, 2.0), Option(4, 2.0)]], 64).choice == (1,)
+
+
+def test_infeasible_minima_name_the_jobs() -> None:
+    """The refusal names, in arrival order, the jobs that no longer fit, by label and by position."""
+    rows = [[Option(4, 1.0)], [Option(4, 1.0)], [Option(8, 1.0)], [Option(0, 0.0)]]
+    with pytest.raises(InfeasiblePlan, match=r"need 16 GPUs .* are 10; no room for job 1207 \(8 GPUs\)") as caught:
+        solve(rows, 10, labels=["1205", "1206", "1207", "1208"])
+    assert caught.value.jobs == (2,)
+    assert isinstance(caught.value, ElasticError)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ([Option(1, float("nan"))], r"job 7: value nan at 1 GPUs is not finite"),
+        ([Option(1, float("inf"))], "not finite"),
+        ([Option(-2, 1.0)], r"job 7: -2 GPUs is negative"),
+        ([], "job 7 has no choice"),
+    ],
+)
+def test_bad_input_is_refused_by_name(row: list[Option], words: str) -> None:
+    """A value that no plan can be made from is refused with the job and the value."""
+    with pytest.raises(PlanInputError, match=words):
+        solve([row], 4, labels=["7"])
+
+
+def test_negative_capacity_is_refused() -> None:
+    """A capacity below zero is a caller's mistake, not an infeasible plan."""
+    with pytest.raises(PlanInputError, match="capacity -1"):
+        solve([[Option(0, 0.0)]], -1)
+
+
+def test_both_paths_agree_where_numbers_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans and values near the 64-bit limit take the exact path instead of overflowing."""
+    pytest.importorskip("numpy")
+    monkeypatch.setattr(table, "NUMPY_FROM_OPTIONS", 0)
+    rows = [([0, 99_991], [0.0, 1e15]), ([0, 65_537, 100_003], [0.0, 3.0, 1.1e15]), ([1, 2], [1e13, 2e13])]
+    columns = table.build([[Option(k, v) for k, v in zip(*row, strict=True)] for row in rows])
+    from slurm_elastic.daemon.optimizer.solver.knapsack import solve_table
+
+    assert solve_table(columns, 100_005).choice == solve_table(columns.plain(), 100_005).choice == (0, 2, 1)
+
+
+def shared_instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Option]]:
+    """Jobs that share few lists of options, some of them equal in value to others that are lists of their own."""
+    lists = instance(rng, max(1, jobs // 3), widest, most)
+    lists.append([*lists[0]])
+    return [rng.choice(lists[: max(1, jobs // 2)]) for _ in range(jobs)]
+
+
+def test_jobs_that_share_their_options_get_the_same_plan() -> None:
+    """Looking at each distinct list once changes nothing: same choices, same proof, whatever was kept from before."""
+    rng, memo, shared = random.Random(5), dict[object, object](), 0
+    for _ in range(2500):
+        options = shared_instance(rng, rng.randint(4, 40), rng.choice([4, 9, 30]), 8)
+        shared += 2 * len({id(row) for row in options}) <= len(options)
+        least = sum(min(o.gpus for o in row) for row in options)
+        for capacity in (least, least + rng.randint(1, 60)):
+            kept = solve(options, capacity, memo=memo)
+            assert kept == solve(options, capacity)
+            assert kept.gap <= 0
+    assert shared > 2000
+
+
+def test_shared_options_against_the_recurrence() -> None:
+    """The value of a plan over shared lists is the recurrence's."""
+    rng = random.Random(6)
+    for _ in range(300):
+        options = shared_instance(rng, rng.randint(4, 12), 9, 6)
+        capacity = sum(min(o.gpus for o in row) for row in options) + rng.randint(0, 30)
+        found, reference = solve(options, capacity, memo={}), solve_reference(options, capacity)
+        assert sum(row[i].gpus for row, i in zip(options, found.choice, strict=True)) <= capacity
+        assert math.isclose(found.value, reference.value, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_errors_of_shared_options_name_the_same_jobs() -> None:
+    """A list that is shared is refused in the words it would be refused in on its own."""
+    row = [Option(3, 1.0), Option(4, 2.0)]
+    for memo in (None, dict[object, object]()):
+        with pytest.raises(InfeasiblePlan, match=r"need 12 GPUs and there are 7; no room for job c \(3 GPUs\), job d"):
+            solve([row] * 4, 7, list("abcd"), memo=memo)
+        with pytest.raises(PlanInputError, match="job c: value nan"):
+            solve([row, row, *[[Option(0, float("nan"))]] * 2], 9, list("abcd"), memo=memo)
+        with pytest.raises(PlanInputError, match="capacity -1"):
+            solve([row] * 4, -1, list("abcd"), memo=memo)

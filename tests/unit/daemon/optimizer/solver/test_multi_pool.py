@@ -1,0 +1,246 @@
+"""Several pools, nested limits and admission: exact against brute force and a MILP."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from slurm_elastic.daemon.optimizer.admission import admitted
+from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
+from slurm_elastic.daemon.optimizer.solver import multi_pool_search
+from slurm_elastic.daemon.optimizer.solver.crossing_limits import solve_limited
+from slurm_elastic.daemon.optimizer.solver.knapsack import Option
+from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolOption, solve_pools
+from slurm_elastic.daemon.optimizer.solver.nested_caps import Cap, solve_capped
+
+
+def pool_rows(rng: random.Random, pools: int, jobs: int) -> list[list[PoolOption]]:
+    """Random choices, now and then from two pools at once, now and then without a choice of nothing."""
+    rows = []
+    for _ in range(jobs):
+        row = [PoolOption((0,) * pools, 0.0)] if rng.random() < 0.8 else []
+        for _ in range(rng.randint(1, 4)):
+            taken = [0] * pools
+            taken[rng.randrange(pools)] = rng.randint(0, 6)
+            if rng.random() < 0.2:
+                taken[rng.randrange(pools)] = rng.randint(0, 4)
+            value = rng.choice([rng.random() * 5, float(sum(taken)), float(rng.randint(-3, 6))])
+            row.append(PoolOption(tuple(taken), value))
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("closing", ["with a MILP solver", "alone"])
+def test_pools_equal_brute_force(closing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On four thousand small instances of one to three pools the plan is the best of all, or rightly refused."""
+    if closing == "alone":
+        monkeypatch.setattr(multi_pool_search, "_milp", lambda *_: None)
+    else:
+        pytest.importorskip("scipy")
+        monkeypatch.setattr(multi_pool_search, "FIRST_WORK", 20)  # so that the MILP solver really closes some
+    rng, refused, count = random.Random(closing), 0, 4000 if closing == "alone" else 400
+    for _ in range(count):
+        pools = rng.randint(1, 3)
+        rows, capacities = pool_rows(rng, pools, rng.randint(1, 5)), [rng.randint(0, 10) for _ in range(pools)]
+        best = max(
+            (
+                math.fsum(o.value for o in pick)
+                for pick in itertools.product(*rows)
+                if all(sum(o.gpus[t] for o in pick) <= capacities[t] for t in range(pools))
+            ),
+            default=None,
+        )
+        if best is None:
+            refused += 1
+            with pytest.raises(InfeasiblePlan):
+                solve_pools(rows, capacities)
+            continue
+        answer = solve_pools(rows, capacities)
+        assert answer.gap <= 0 and abs(answer.value - best) < 1e-8, (rows, capacities, answer, best)
+        for t, capacity in enumerate(capacities):
+            assert sum(row[i].gpus[t] for row, i in zip(rows, answer.choice, strict=True)) <= capacity
+    assert refused > count // 50
+
+
+def test_linked_pools_equal_a_milp_on_a_medium_instance() -> None:
+    """Sixty jobs over three GPU types: the same value as a MILP solver at gap zero over all choices."""
+    np, optimize = pytest.importorskip("numpy"), pytest.importorskip("scipy.optimize")
+    rng = random.Random(3)
+    rows = []
+    for _ in range(60):
+        row, exponent = [PoolOption((0, 0, 0), 0.0)], rng.uniform(0.5, 0.95)
+        for t in range(3):
+            speed = 1.0 if t == 0 else rng.uniform(0.3, 1.0)
+            sizes = [k for k in (1, 2, 4, 8, 16) if rng.random() < 0.8]
+            row += [PoolOption(tuple(k * (t == u) for u in range(3)), speed * k**exponent) for k in sizes]
+        rows.append(row)
+    capacities = [90, 40, 30]
+    flat = [(j, o) for j, row in enumerate(rows) for o in row]
+    one = np.zeros((len(rows), len(flat)))
+    one[[j for j, _ in flat], range(len(flat))] = 1
+    usage = np.array([o.gpus for _, o in flat], dtype=float).T
+    limits = [optimize.LinearConstraint(one, 1, 1), optimize.LinearConstraint(usage, 0, capacities)]
+    found = optimize.milp(
+        [-o.value for _, o in flat], constraints=limits, integrality=1, bounds=(0, 1), options={"mip_rel_gap": 0}
+    )
+    answer = solve_pools(rows, capacities)
+    assert answer.gap <= 0
+    assert math.isclose(answer.value, -found.fun, rel_tol=1e-8)
+
+
+def test_pools_that_no_job_links_are_solved_apart() -> None:
+    """Two partitions without common jobs: each is planned exactly, and a price is given."""
+    rows = [[PoolOption((k, 0), k**0.5) for k in (0, 1, 2, 4)] for _ in range(3)]
+    rows += [[PoolOption((0, k), k**0.5) for k in (0, 1, 2, 4)] for _ in range(3)]
+    answer = solve_pools(rows, [4, 12])
+    assert sorted(rows[j][i].gpus for j, i in enumerate(answer.choice)) == [*[(0, 4)] * 3, *[(1, 0)] * 2, (2, 0)]
+    assert answer.gap <= 0 and math.isclose(answer.value, 2 + 2**0.5 + 6)
+
+
+def test_pools_out_of_work_state_their_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a MILP solver and with next to no work, the plan is feasible and its bound holds."""
+    monkeypatch.setattr(multi_pool_search, "_milp", lambda *_: None)
+    rng = random.Random(1)
+    rows = [
+        [PoolOption((0, 0), 0.0)]
+        + [PoolOption((k * (t == 0), k * (t == 1)), k + rng.random()) for k in (2, 3, 5, 7, 11) for t in (0, 1)]
+        for _ in range(40)
+    ]
+    exact = solve_pools(rows, [101, 53])
+    rough = solve_pools(rows, [101, 53], work=multi_pool_search.FIRST_WORK // 20)
+    assert rough.value <= exact.value <= rough.bound + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("rows", "capacities", "words"),
+    [
+        ([[PoolOption((1, 1), float("nan"))]], [4, 4], "not finite"),
+        ([[PoolOption((1,), 1.0)]], [4, 4], "must be 2 numbers"),
+        ([[PoolOption((-1, 0), 1.0)]], [4, 4], "0 or more"),
+        ([[]], [4, 4], "no choice at all"),
+        ([[PoolOption((1, 0), 1.0)]], [-4, 4], "capacities"),
+    ],
+)
+def test_bad_pools_are_refused(rows: list[list[PoolOption]], capacities: list[int], words: str) -> None:
+    """A malformed pool problem is refused with the job and the value."""
+    with pytest.raises(PlanInputError, match=words):
+        solve_pools(rows, capacities)
+
+
+def test_limits_equal_brute_force() -> None:
+    """On four thousand instances with nested and disjoint limits the plan is the best of all, or rightly refused."""
+    rng, refused = random.Random("caps"), 0
+    for _ in range(4000):
+        jobs, capacity = rng.randint(1, 6), rng.randint(0, 16)
+        rows = []
+        for _ in range(jobs):
+            row = [Option(0, 0.0)] if rng.random() < 0.8 else []
+            row += [
+                Option(rng.randint(0, 8), rng.choice([rng.random() * 5, float(rng.randint(-2, 6))]))
+                for _ in range(rng.randint(1, 4))
+            ]
+            rows.append(row)
+        members = list(range(jobs))
+        rng.shuffle(members)
+        cut, inner = rng.randint(0, jobs), rng.randint(0, jobs)
+        nested_caps = [
+            Cap(rng.randint(0, 10), frozenset(members[:cut]), "account a"),
+            Cap(rng.randint(0, 10), frozenset(members[cut:]), "account b"),
+            Cap(rng.randint(0, 6), frozenset(members[: min(cut, inner)]), "user u"),
+        ]
+        best = max(
+            (
+                math.fsum(o.value for o in pick)
+                for pick in itertools.product(*rows)
+                if sum(o.gpus for o in pick) <= capacity
+                and all(sum(pick[j].gpus for j in c.members) <= c.limit for c in nested_caps)
+            ),
+            default=None,
+        )
+        if best is None:
+            refused += 1
+            with pytest.raises(InfeasiblePlan):
+                solve_capped(rows, capacity, nested_caps)
+            continue
+        answer = solve_capped(rows, capacity, nested_caps)
+        assert answer.gap <= 0 and abs(answer.value - best) < 1e-8, (rows, capacity, nested_caps, answer, best)
+    assert refused > 50
+
+
+def test_an_impossible_limit_names_the_group() -> None:
+    """A group whose members' minima exceed its limit is named, with its jobs."""
+    rows = [[Option(3, 1.0)], [Option(2, 1.0)], [Option(1, 1.0)]]
+    with pytest.raises(InfeasiblePlan, match=r"user mia: .* limit of 4 GPUs") as caught:
+        solve_capped(rows, 16, [Cap(4, frozenset({0, 1}), "user mia")])
+    assert caught.value.jobs == (0, 1)
+
+
+def test_groups_must_nest() -> None:
+    """Limits over groups that overlap without nesting are refused: folding them would be wrong."""
+    with pytest.raises(PlanInputError, match="overlap"):
+        solve_capped([[Option(0, 0.0)]] * 3, 4, [Cap(2, frozenset({0, 1}), "a"), Cap(2, frozenset({1, 2}), "b")])
+
+
+def test_folding_without_numpy_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fold of a limit on the standard library alone equals the accelerated one."""
+    from slurm_elastic.daemon.optimizer.solver import nested_caps
+
+    rng = random.Random(11)
+    rows = [[Option(0, 0.0), *(Option(k, rng.random() * k) for k in (1, 2, 4, 8))] for _ in range(20)]
+    limits = [Cap(12, frozenset(range(10)), "a"), Cap(5, frozenset(range(4)), "b")]
+    fast = solve_capped(rows, 40, limits)
+    monkeypatch.setattr(nested_caps, "_append", nested_caps._append_plain)
+    assert solve_capped(rows, 40, limits) == fast
+
+
+def test_admission_is_in_arrival_order() -> None:
+    """Waiting jobs start in order while the minima fit; a smaller one overtakes only where that is allowed."""
+    assert admitted([2, 4], [4, 8, 2], 16) == (0,)
+    assert admitted([2, 4], [4, 8, 2], 16, overtake=True) == (0, 2)
+    assert admitted([], [], 0) == ()
+    with pytest.raises(PlanInputError, match="0 or more"):
+        admitted([1], [-1], 4)
+
+
+def test_limits_across_pools_equal_brute_force() -> None:
+    """On a thousand small instances of one to three pools under limits that nest, cross, and span pools, the plan is
+    the best of all, and every limit that an optimum without it breaks is named."""
+    rng, bound, spanning = random.Random(5), 0, 0
+    for _ in range(1000):
+        pools = [[capped_row(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(1, 3))]
+        capacities = [rng.randint(0, 9) for _ in pools]
+        home = [g for g, rows in enumerate(pools) for _ in rows]
+        flat = [row for rows in pools for row in rows]
+        if math.prod(map(len, flat)) > 3000:
+            continue
+        nested_caps = []
+        for _ in range(rng.randint(0, 3)):
+            members = frozenset(rng.sample(range(len(flat)), rng.randint(1, len(flat))))
+            nested_caps.append(Cap(rng.randint(0, 8), members))
+        best = max(
+            math.fsum(o.value for o in pick)
+            for pick in itertools.product(*flat)
+            if all(sum(pick[j].gpus for j, g in enumerate(home) if g == t) <= k for t, k in enumerate(capacities))
+            and all(sum(pick[j].gpus for j in cap.members) <= cap.limit for cap in nested_caps)
+        )
+        found = solve_limited(pools, capacities, nested_caps, [str(j) for j in range(len(flat))])
+        assert all(s.gap <= 0 for s in found.solutions)
+        assert math.isclose(math.fsum(s.value for s in found.solutions), best, abs_tol=1e-8)
+        chosen, free = (
+            [row[i] for rows, s in zip(pools, answers, strict=True) for row, i in zip(rows, s.choice, strict=True)]
+            for answers in (found.solutions, found.unlimited)
+        )
+        assert all(sum(chosen[j].gpus for j in cap.members) <= cap.limit for cap in nested_caps)
+        first = [c for c, cap in enumerate(nested_caps) if sum(free[j].gpus for j in cap.members) > cap.limit]
+        assert set(first) <= set(found.binding)
+        bound += bool(first)
+        spanning += any(len({home[j] for j in nested_caps[c].members}) > 1 for c in first)
+    assert bound > 150 and spanning > 80
+
+
+def capped_row(rng: random.Random) -> list[Option]:
+    """A job that may go without, and a few sizes."""
+    return [Option(0, 0.0), *(Option(rng.randint(1, 6), rng.random() * 5) for _ in range(rng.randint(1, 3)))]

@@ -1,0 +1,269 @@
+"""One round's plan: who grows, who gives, and what becomes of slow nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plan_cases import NOW, REQUEST, SETTINGS, World, order, row, seen
+
+from slurm_elastic.daemon.planner import JobState
+from slurm_elastic.daemon.planner.eligibility import slow_nodes
+from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.protocol.messages import Directive, Piece, Report, Shape
+
+# --- what the reports say of a node --------------------------------------------------------------------------------
+
+
+def test_only_the_present_world_names_a_slow_node() -> None:
+    """The node of the slow rank, with what it costs every step; none when the ranks have moved since, or when what
+    holds the steps back is not a rank."""
+    report = Report(3, NOW, 8, 2, 256, 32, 1, 10, 1.0, 1.1, 256.0, 10, 2560, 0,
+                    bottleneck="slow_rank", bottleneck_share=0.25, bottleneck_rank=5, bottleneck_node="n2")  # fmt: skip
+    now = InUse(1, 3, (Piece(1, "base", ("n1", "n2"), 4, "a100"),), 256, 0.0, 0.0)
+    assert slow_nodes(report, now) == {"n2": 0.25}
+    assert slow_nodes(report, replace(now, generation=4)) == {}
+    assert slow_nodes(replace(report, bottleneck="communication"), now) == {}
+    assert slow_nodes(replace(report, bottleneck_node=""), now) == slow_nodes(None, now) == {}
+
+
+def test_a_plan_gives_up_the_slow_node() -> None:
+    """A job that makes room for another that waits keeps the nodes that hold nobody back."""
+    world = World(3)
+    world.job(1, "n1 n2 n3")
+    world.cluster.wait(2)
+    assert [piece.nodes for piece in order(world.plan(), 1).keep] == [("n1", "n3")]
+    world.state(1, slow={"n3": 0.25})
+    assert [piece.nodes for piece in order(world.plan(), 1).keep] == [("n1", "n2")]
+
+
+# --- growing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_grows_onto_idle_gpus() -> None:
+    """One job, measured at one size only, and three idle nodes: it is given them as companions, with the reason."""
+    world = World(4)
+    world.job(1, "n1")
+    plan = world.plan()
+    directive = order(plan, 1)
+    assert directive.gpus == 16 and directive.id == 0
+    assert directive.keep == (Piece(1, "base", ("n1",), 4, "a100"),)
+    assert [(s.nodes, s.gpus_per_node, s.node_list) for s in directive.add] == [(3, 4, ("n2", "n3", "n4"))]
+    decision = row(plan, 1)
+    assert (decision.gpus_from, decision.gpus_to, decision.reason) == (4, 16, Reason.GROW_IDLE.value)
+    assert decision.mechanism == "companion" and decision.gain is not None and decision.gain > 0
+
+
+def test_idle_gpus_are_spread_evenly_before_sizes_are_known() -> None:
+    """Two equal jobs, each measured once: the exact optimizer does not give everything to one of them."""
+    world = World(4)
+    world.job(1, "n1")
+    world.job(2, "n2")
+    plan = world.plan()
+    assert (row(plan, 1).gpus_to, row(plan, 2).gpus_to) == (8, 8)
+
+
+def test_growth_stays_within_the_request() -> None:
+    """The most a job accepts is the most it gets."""
+    world = World(4)
+    world.job(1, "n1", "elastic:gpus=2-8,batch=240-256,step=2")
+    assert row(world.plan(), 1).gpus_to == 8
+
+
+def test_sizes_without_an_even_batch_are_not_planned() -> None:
+    """A batch range that only powers of two share out evenly keeps the job on such sizes."""
+    world = World(2)
+    world.job(1, "n1", "elastic:gpus=4-7,batch=256")
+    assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_a_job_without_reports_keeps_its_size() -> None:
+    """Nothing is known of it: not even that it trains."""
+    world = World(4)
+    world.job(1, "n1", measured=False)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_UNMEASURED.value
+
+
+def test_a_job_without_a_supervisor_is_not_touched() -> None:
+    """An elastic comment alone does not make a script able to be resized."""
+    world = World(4)
+    world.cluster.run(1, "n1", 4, REQUEST)
+    world.cluster.wait(2, 4)
+    plan = world.plan()
+    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_UNREGISTERED.value
+
+
+def test_drained_nodes_are_not_grown_onto() -> None:
+    """Slurm would not start a companion there."""
+    world = World(4)
+    world.job(1, "n1")
+    world.cluster.drain("n2")
+    world.cluster.drain("n4")
+    assert order(world.plan(), 1).add[0].node_list == ("n3",)
+
+
+def test_the_reserve_for_small_jobs_is_left_alone() -> None:
+    """rigid_reserve_gpus stay idle in each partition."""
+    world = World(3)
+    world.job(1, "n1")
+    world.settings = replace(SETTINGS, rigid_reserve_gpus=4)
+    assert row(world.plan(), 1).gpus_to == 8
+
+
+def test_gpus_whose_cores_are_taken_are_not_grown_onto() -> None:
+    """Idle GPUs beside busy cores are no room; the job takes what is left elsewhere."""
+    world = World(3)
+    world.job(1, "n1")
+    world.cluster.run(7, "n2", 0, cpus=16, uid=1002)
+    plan = world.plan()
+    assert row(plan, 1).gpus_to == 8 and order(plan, 1).add[0].node_list == ("n3",)
+
+
+def test_via_without_companions_does_not_grow() -> None:
+    """A job that accepts shrinking alone is never told to submit anything."""
+    world = World(4)
+    world.job(1, "n1", REQUEST + ",via=shrink")
+    assert world.plan().directives == ()
+
+
+# --- giving -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rigid_job_that_needs_two_nodes_gets_exactly_two() -> None:
+    """The elastic jobs give two nodes, no more, and the row says for whom."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4")
+    world.cluster.wait(9, 2, uid=1002)
+    plan = world.plan()
+    assert sum(row(plan, job).gpus_to for job in (1, 2)) == 8
+    assert {row(plan, job).reason for job in (1, 2)} == {Reason.SHRINK_FOR_JOB.value}
+    assert row(plan, 1).evidence["for_job"] == 9 and row(plan, 1).evidence["for_gpus"] == 8
+    (kept_more,) = row(plan, 1).alternatives
+    assert kept_more["gpus"] == 8 and kept_more["why"] == "too few would be left for 9 to start"
+    assert all(directive.add == () for directive in plan.directives)
+    assert plan.met[0].need.job_id == 9 and plan.met[0].waits
+
+
+def test_room_already_on_its_way_is_not_made_twice() -> None:
+    """While a shrink is under way for a waiting job, nobody else has to give for it."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4")
+    world.cluster.wait(9, 1)
+    keep = (Piece(1, "base", ("n1",), 4, "a100"),)
+    intent = IntentRow(Directive(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", "", NOW, NOW)
+    world.state(1, intent=intent)
+    plan = world.plan()
+    assert plan.directives == () and plan.met[0].waits
+    assert row(plan, 1).reason == Reason.KEEP_RESIZING.value and row(plan, 1).gpus_to == 4
+
+
+def test_companions_under_way_are_not_promised_again() -> None:
+    """The GPUs of a growth that has not been granted yet are nobody else's."""
+    world = World(3)
+    world.job(1, "n1")
+    world.job(2, "n2")
+    shape = Shape(1, 4, node_list=("n3",))
+    intent = IntentRow(Directive(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", "", NOW, NOW)
+    world.state(1, intent=intent)
+    assert world.plan().directives == ()
+
+
+def test_nothing_moves_when_the_queue_cannot_use_it() -> None:
+    """A waiting job larger than all that could be freed does not shrink anyone."""
+    world = World(3)
+    world.job(1, "n1 n2", "elastic:gpus=8-8,batch=256")
+    world.cluster.run(8, "n3", uid=1002)
+    world.cluster.wait(9, 3)
+    plan = world.plan()
+    assert plan.directives == () and plan.unmet == (9,)
+
+
+def test_an_unmeasured_job_gives_way_all_the_same() -> None:
+    """Rigid jobs do not wait for measurements."""
+    world = World(2)
+    world.job(1, "n1 n2", measured=False)
+    world.cluster.wait(9)
+    plan = world.plan()
+    assert order(plan, 1).keep == (Piece(1, "base", ("n1",), 4, "a100"),)
+    assert row(plan, 1).reason == Reason.SHRINK_FOR_JOB.value
+
+
+def test_an_elastic_job_that_waits_is_let_in() -> None:
+    """A running elastic job gives the starting size of the next one."""
+    world = World(2)
+    world.job(1, "n1 n2")
+    world.cluster.wait(2, 1, 4, REQUEST)
+    plan = world.plan()
+    assert row(plan, 1).reason == Reason.SHRINK_FOR_ELASTIC.value and row(plan, 1).gpus_to == 4
+    assert row(plan, 2).reason == Reason.WAITING.value and row(plan, 2).gpus_to == 4
+
+
+def test_idle_gpus_kept_for_a_waiting_job_are_not_grown_onto() -> None:
+    """A job that Slurm is about to start finds its room still there."""
+    world = World(3)
+    world.job(1, "n1")
+    world.cluster.wait(9, 2)
+    assert world.plan().directives == ()
+
+
+def test_room_that_was_not_taken_is_used_again() -> None:
+    """A waiting job that does not start though there is room waits for something else."""
+    world = World(3)
+    world.job(1, "n1")
+    world.cluster.wait(9, 2)
+    assert row(world.plan(passed=[9]), 1).gpus_to == 12
+
+
+def test_a_job_that_is_just_starting_takes_nothing_from_anyone() -> None:
+    """Jobs are read before nodes: one that starts in between seems to lack what it already has."""
+    world = World(2)
+    world.job(1, "n1 n2")
+    world.cluster.run(9, "n2", 0)
+    world.cluster.nodes["n2"] = replace(world.cluster.nodes["n2"], gpus=8, gpus_used=4)
+    world.cluster.wait(10, 1, 4)
+    assert world.plan().directives == ()
+
+
+def test_two_more_elastic_jobs_arrive_and_everyone_gets_a_share() -> None:
+    """The first gives up what the two that wait start with; then all three share evenly."""
+    world = World(4)
+    world.job(1, "n1")
+    world.cluster.companion(101, 1, "n2 n3 n4")
+    world.states[1] = JobState(observations=(seen(4), seen(16, 0.3)), reference=(4, 256))
+    world.cluster.wait(2, 1, 4, REQUEST)
+    world.cluster.wait(3, 1, 4, REQUEST)
+    directive = order(world.plan(), 1)
+    assert directive.gpus == 8
+    assert [(p.kind, len(p.nodes)) for p in directive.keep] == [("base", 1), ("companion", 1)]
+
+
+def test_gpus_move_to_where_they_bring_more() -> None:
+    """A job that does not scale gives to one that does; the growth waits until the GPUs are free."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.job(2, "n3 n4", REQUEST)
+    world.states[1] = JobState(observations=(seen(4, 1.00), seen(8, 0.99)), reference=(4, 256))
+    world.states[2] = JobState(observations=(seen(4, 1.00), seen(8, 0.51)), reference=(4, 256))
+    plan = world.plan()
+    assert row(plan, 1).gpus_to < 8 < row(plan, 2).gpus_to
+    assert row(plan, 1).reason == Reason.SHRINK_SHARE.value
+    assert row(plan, 2).reason == Reason.GROW_SHARE.value
+    assert [directive.job_id for directive in plan.directives] == [1]
+    assert "released" in row(plan, 2).evidence["next"]
+    assert row(plan, 1).evidence["others"][0]["job_id"] == 2
+
+
+def test_a_component_is_released_whole() -> None:
+    """A heterogeneous job gives up a component, and the base keeps its node."""
+    world = World(2)
+    world.job(1, "n1")
+    world.cluster.change(1, het_job_id=1)
+    world.cluster.run(2, "n2", 4, het_job_id=1, het_offset=1)
+    world.states[1] = JobState(observations=(seen(8),), reference=(8, 256))
+    world.cluster.wait(9)
+    plan = world.plan()
+    assert order(plan, 1).keep == (Piece(1, "base", ("n1",), 4, "a100"),)
+    assert row(plan, 1).mechanism == "component"

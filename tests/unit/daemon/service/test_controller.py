@@ -1,0 +1,236 @@
+"""What supervisors may say, and what they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from daemon_harness import REQUEST, World
+
+from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.protocol.errors import NotAllowed, NotFound
+from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+def registration(*pieces: Piece, request: str = "") -> Registration:
+    return Registration(VERSION, 0, pieces, 240, "train.py", request)
+
+
+def test_an_unknown_job_cannot_register(world: World) -> None:
+    """Slurm says which jobs there are."""
+    with pytest.raises(NotFound, match="no job 99"):
+        world.controller.registered(99, registration())
+
+
+def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
+    """It trains at the size it has."""
+    job = world.slurm.submit(Want(1, 4), user="games")
+    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
+    assert not grant.managed and "--comment=elastic:" in grant.reason
+    assert world.store.job(job) is None
+
+
+def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World) -> None:
+    """Also after the daemon was started again, when nothing but the store remembers it."""
+    job = world.slurm.submit(Want(1, 4), user="games")
+    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
+    assert grant.managed
+    world.boot()
+    world.rounds.run()
+    row = world.store.job(job)
+    assert row is not None and row.managed
+
+
+def test_a_request_that_does_not_fit_is_answered_with_its_sentence(world: World) -> None:
+    """The supervisor prints it where the user looks."""
+    job = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
+    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
+    assert not grant.managed and "starts with 4 GPUs" in grant.reason
+
+
+def test_pieces_of_another_user_are_refused(world: World) -> None:
+    """A supervisor cannot claim what is not its user's: it would be counted, and released."""
+    job = world.slurm.submit(Want(1, 4), user="games", comment=REQUEST)
+    other = world.slurm.submit(Want(1, 4), user="nobody")
+    pieces = (Piece(job, "base", ("n1",), 4), Piece(other, "companion", ("n2",), 4))
+    with pytest.raises(NotAllowed, match=f"piece {other}"):
+        world.controller.registered(job, registration(*pieces))
+    assert world.store.in_use(job) is None
+    supervisor = world.elastic()
+    supervisor.step()
+    with pytest.raises(NotAllowed, match=f"piece {other}"):
+        world.controller.phase(supervisor.job_id, Phase(0, "running", 1, pieces, 240, world.slurm.now))
+
+
+def test_a_phase_told_twice_changes_nothing(world: World) -> None:
+    """Phases are sent again until they are acknowledged."""
+    job = world.elastic()
+    world.settle()
+    rows = len(world.store.allocations(job.job_id))
+    last = world.store.last_closed_intent(job.job_id)
+    assert last is not None
+    again = Phase(last.directive.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
+    world.controller.phase(job.job_id, again)
+    late = Phase(last.directive.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
+    world.controller.phase(job.job_id, late)
+    assert len(world.store.allocations(job.job_id)) == rows
+    assert world.store.intent(last.directive.id).state == "done"
+
+
+def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
+    """A world says that it runs after its first step: that step, however short, is the new size's."""
+    job = world.slurm.submit(Want(1, 4), user="games", comment=REQUEST)
+    pieces = (Piece(job, "base", ("n1",), 4),)
+    small, large = 240, 480
+    world.controller.registered(job, replace(registration(*pieces), generation=1))
+    told = [
+        ("running", 1, small, 1, 0),
+        ("running", 2, large, 50, 49 * small),
+        ("finished", 2, large, 60, 49 * small + 5 + 10 * large),
+    ]
+    for phase, generation, batch, step, samples in told:
+        now = world.slurm.now
+        world.controller.phase(job, Phase(0, phase, generation, pieces, batch, now, step=step, samples=samples))
+    rows = [(row.steps, row.samples) for row in world.store.allocations(job)]
+    assert rows == [(49, 49 * small), (11, 5 + 10 * large)]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "state"), [(0, "COMPLETED"), (143, "CANCELLED"), (130, "CANCELLED"), (1, "FAILED"), (137, "FAILED")]
+)
+def test_a_job_ends_as_its_supervisor_says(world: World, exit_code: int, state: str) -> None:
+    """Only exit code 0 is recorded as completed; the code stands in the events."""
+    job = world.elastic()
+    world.settle()
+    over = Phase(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=exit_code)
+    world.controller.phase(job.job_id, over)
+    job.crash()
+    world.settle()
+    row = world.store.job(job.job_id)
+    assert row is not None and row.state == state
+    told = {event.kind: event.detail for event in world.store.events(job.job_id)}
+    assert told["finished"]["exit_code"] == exit_code
+    assert told["ended"] == {"state": state, "exit_code": exit_code}
+
+
+def test_a_job_that_ends_without_a_word_just_ended(world: World) -> None:
+    """Neither completed nor failed is made up."""
+    job = world.elastic()
+    world.settle()
+    job.crash()
+    world.settle()
+    row = world.store.job(job.job_id)
+    assert row is not None and row.state == "ENDED"
+    assert [event.detail for event in world.store.events(job.job_id) if event.kind == "ended"] == [{"state": "ENDED"}]
+
+
+def test_a_requeued_job_is_decided_about_again(world: World) -> None:
+    """It keeps its id: what its first run said of its end holds no longer once the next one registers."""
+    job = world.elastic()
+    world.settle()
+    over = Phase(0, "finished", job.generation, job.pieces, job.batch, world.slurm.now, exit_code=143)
+    world.controller.phase(job.job_id, over)
+    world.round()
+    before = len(world.store.decisions(job.job_id, 100))
+    base, *companions = job.pieces
+    for piece in companions:
+        world.slurm.client("games").cancel(piece.slurm_job_id)
+    job.pieces, job.generation = (base,), job.generation + 1
+    job.register()
+    world.settle()
+    assert len(world.store.decisions(job.job_id, 100)) > before
+    assert job.gpus == 24
+    job.crash()
+    world.settle()
+    row = world.store.job(job.job_id)
+    assert row is not None and row.state == "ENDED"
+
+
+def test_the_first_world_of_an_unmanaged_job_is_no_restart(world: World) -> None:
+    """Its registration opens no allocation, its first world does; the next world is a restart."""
+    job = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
+    pieces = (Piece(job, "base", ("n1",), 4),)
+    world.controller.registered(job, registration(*pieces))
+    world.rounds.run()
+    for generation in (1, 2):
+        world.slurm.now += 1
+        world.controller.phase(job, Phase(0, "running", generation, pieces, 256, world.slurm.now))
+    assert [row.reason for row in world.store.allocations(job)] == ["registered", "restart"]
+
+
+def test_a_clock_far_off_is_not_believed(world: World) -> None:
+    """A node with a wrong clock does not write history."""
+    job = world.elastic()
+    job.step()
+    phase = Phase(0, "running", 1, job.pieces, 480, world.slurm.now + 1e6)
+    world.controller.phase(job.job_id, phase)
+    assert world.store.allocations(job.job_id)[-1].start <= world.slurm.now
+
+
+def test_a_directive_is_handed_out_while_it_can_be_carried_out(world: World) -> None:
+    """Open: yes. Switched already: no. Withdrawn: told for a while, to the one who took it."""
+    job = world.elastic()
+    world.round()
+    world.rounds.run()
+    directive = world.controller.directive(job.job_id)
+    assert directive is not None and not directive.withdrawn
+    world.store.move_intent(directive.id, "withdrawn", "test", at=world.slurm.now)
+    taken_back = world.controller.directive(job.job_id)
+    assert taken_back == replace(directive, withdrawn=True)
+    world.slurm.now += 61
+    assert world.controller.directive(job.job_id) is None
+
+
+def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
+    """The long poll answers when the order is given, not when its time is over."""
+    job = world.elastic()
+    job.step()
+
+    async def poll() -> object:
+        waiting = asyncio.create_task(world.controller.wait_directive(job.job_id, 0, 60))
+        while not world.bell._waiting:
+            await asyncio.sleep(0.001)
+        await asyncio.get_running_loop().run_in_executor(None, world.rounds.run)
+        return await asyncio.wait_for(waiting, 10)
+
+    directive = asyncio.run(poll())
+    assert directive is not None
+    assert world.bell._waiting == {}
+
+
+def test_a_directive_already_seen_is_waited_past(world: World) -> None:
+    """Nothing new within the time: no answer. Its withdrawal is new."""
+    job = world.elastic()
+    job.step()
+    world.rounds.run()
+    seen = world.controller.directive(job.job_id)
+    assert seen is not None
+    assert asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 0.05)) is None
+    world.store.move_intent(seen.id, "withdrawn", "test", at=world.slurm.now)
+    told = asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 5))
+    assert told is not None and told.withdrawn
+    assert asyncio.run(world.controller.wait_directive(job.job_id, 0, 0.05)) is None
+
+
+def test_many_who_ask_for_an_unknown_job_share_few_snapshots(world: World) -> None:
+    """Asking for what is not there costs Slurm little."""
+    world.round()
+    taken = []
+    look = world.jobs._client.snapshot
+    world.jobs._client.snapshot = lambda: taken.append(1) or look()  # type: ignore[method-assign,func-returns-value]
+    for _ in range(5):
+        assert world.controller.owner(12345) is None
+    assert len(taken) <= 5
+    job = world.slurm.submit(Want(1, 4), user="games")
+    world.slurm.now += 1
+    assert world.controller.owner(job) == (5, "games")

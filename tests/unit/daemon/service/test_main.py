@@ -1,0 +1,181 @@
+"""How the daemon starts, what it checks before, and what ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import sqlite3
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service import endpoint, main
+from slurm_elastic.daemon.service.preflight import check, rights
+from slurm_elastic.db import engine
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import ConfigError
+
+
+def test_two_daemons_on_one_state_directory_are_refused(tmp_path: Path) -> None:
+    """Both would act."""
+    settings = Settings(state_dir=str(tmp_path))
+    with (
+        endpoint.alone(settings),
+        pytest.raises(ConfigError, match="another selasticd"),
+        endpoint.alone(settings),
+    ):
+        pass
+    with endpoint.alone(settings):
+        pass
+
+
+def test_a_file_system_without_locks_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lustre without -o flock knows none: the daemon of a user runs all the same, and says what is not seen to."""
+
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    with endpoint.alone(Settings(state_dir=str(tmp_path))):
+        pass
+    assert f"no lock on state_dir={tmp_path} (Function not implemented)" in caplog.text
+
+
+def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
+    """Before anything else is opened."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = Settings(state_dir=str(tmp_path), listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), endpoint.listening(settings):
+            pass
+    # What fails later, while the daemon runs, is not the port's fault.
+    with pytest.raises(OSError, match="No space left"), endpoint.listening(settings):
+        raise OSError(28, "No space left on device")
+
+
+def test_answers_that_nobody_reads_end_their_connection(tmp_path: Path) -> None:
+    """A caller whose host has died, or who does not read, does not keep a descriptor of the daemon's for good."""
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
+    with endpoint.listening(settings) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == endpoint.UNREAD_MS
+
+
+def test_port_0_is_told_to_clients(tmp_path: Path) -> None:
+    """The file has the port that was taken."""
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
+    with endpoint.listening(settings) as listener:
+        url = endpoint.address(settings, listener)
+    path = endpoint.write_client_file(settings, {"url": url})
+    assert json.loads(path.read_text()) == {"url": url} and not url.endswith(":0")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert endpoint.address(replace(settings, url="http://head:1"), listener) == "http://head:1"
+
+
+def test_a_client_file_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    """Whoever reads it may speak for its owner."""
+    settings = Settings(state_dir=str(tmp_path))
+    before = os.umask(0)
+    try:
+        path = endpoint.write_client_file(settings, {"url": "http://x:1", "secret": "s"})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_bad_setting_ends_it_with_2_and_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An admin's typing error is not a traceback."""
+    config = tmp_path / "selasticd.toml"
+    config.write_text('mode = "akt"\n')
+    assert main.main(["--config", str(config)]) == 2
+    assert "did you mean act?" in capsys.readouterr().err
+
+
+def test_check_names_what_does_not_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part is tried, whatever the others said."""
+    slurm_conf = tmp_path / "slurm.conf"
+    slurm_conf.write_text("ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort=1\nMessageTimeout=2\nNodeName=n1\n")
+    config = tmp_path / "selasticd.toml"
+    config.write_text(f'state_dir = "{tmp_path}"\nslurm_conf = "{slurm_conf}"\nmunge_socket = "{tmp_path}/no"\n')
+    assert main.main(["--config", str(config), "--check"]) == 1
+    said = capsys.readouterr().out
+    assert "database: sqlite, will be created" in said
+    assert "identity:" in said and "slurm:" in said and "would not work" in said
+
+
+def test_a_users_own_daemon_is_checked_without_munge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`selasticd --user` works without MUNGE, so its check does not ask for it."""
+    check(Settings(state_dir=str(tmp_path), munge_socket=f"{tmp_path}/no", user_mode=True))
+    assert "identity: callers are known by the secret in client.json\n" in capsys.readouterr().out
+
+
+def test_check_says_whose_jobs_may_be_changed() -> None:
+    """An admin who forgot the grant hears it before the first refusal; to advise it is not needed."""
+    assert rights("selastic", True, (), "act") == "selastic may change all jobs, as an operator"
+    assert "the jobs of ml, physics, as coordinator" in rights("selastic", False, {"physics", "ml"}, "act")
+    assert rights("selastic", False, (), "advise").endswith("mode advise needs none")
+    with pytest.raises(ConfigError, match="selastic may change nobody else's jobs"):
+        rights("selastic", False, (), "act")
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Everything below a folder, with its contents and times."""
+    found = sorted(folder.rglob("*"))
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in (folder, *found)
+    }
+
+
+def checked(state: Path, capsys: pytest.CaptureFixture[str], url: str = "") -> str:
+    """What `--check` says of this state directory; asserts that it leaves everything around it as it was."""
+    around = next(parent for parent in state.parents if parent.is_dir())
+    before = tree(around)
+    check(Settings(state_dir=str(state), database_url=url, user_mode=True))
+    assert tree(around) == before
+    return capsys.readouterr().out
+
+
+def test_check_makes_neither_directory_nor_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what the first start will make; the same account may not be the one that it will run as."""
+    state = tmp_path / "lib" / "slurm-elastic"
+    said = checked(state, capsys)
+    assert f"state: {state}, will be created\n" in said and "database: sqlite, will be created\n" in said
+    state.mkdir(parents=True)
+    said = checked(state, capsys)
+    assert f"state: {state}, ready\n" in said and "database: sqlite, will be created\n" in said
+
+
+def test_check_changes_no_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is there is compared with this code: the same, a newer one, which is refused, and an empty one."""
+    url = f"sqlite:///{tmp_path / 'state' / 'selastic.db'}"
+    (tmp_path / "state").mkdir()
+    with Store.open(url):
+        # The daemon that runs has its journal there.
+        assert "database: sqlite, ready\n" in checked(tmp_path / "state", capsys)
+    assert "database: sqlite, ready\n" in checked(tmp_path / "state", capsys)
+    newer, empty = "UPDATE alembic_version SET version_num = '9999'", "DELETE FROM alembic_version"
+    for change, words in ((newer, "newer than this version"), (empty, "will be created")):
+        with contextlib.closing(sqlite3.connect(tmp_path / "state" / "selastic.db")) as connection:
+            connection.execute(change)
+            connection.commit()
+        assert words in checked(tmp_path / "state", capsys)
+
+
+def test_check_names_a_place_that_cannot_hold_the_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the way, or a file system that SQLite cannot trust, is found before the directory is made."""
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file is not a directory" in checked(tmp_path / "file" / "state", capsys, "sqlite:////tmp/x.db")
+    monkeypatch.setattr(engine, "file_system", lambda _: "nfs4")
+    assert "network file system (nfs4)" in checked(tmp_path / "state", capsys)

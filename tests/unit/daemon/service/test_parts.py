@@ -1,0 +1,235 @@
+"""The parts of the running daemon: who waits for news, when rounds come, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, tzinfo
+from pathlib import Path
+
+import apscheduler.schedulers.base
+import apscheduler.triggers.interval
+import pytest
+from daemon_harness import REQUEST, World
+from store_records import kept_reports
+from waiting import wait_until
+
+from slurm_elastic.daemon.api.waiters import Bell
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service import hook_socket
+from slurm_elastic.daemon.service import scheduler as ticker_module
+from slurm_elastic.daemon.service.daemon import Daemon
+from slurm_elastic.daemon.service.scheduler import Ticker
+from slurm_elastic.db.rows import JobRow
+from slurm_elastic.protocol.messages import Report
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+# --- waiting for news ---------------------------------------------------------------------------------------------
+
+
+def test_a_ring_from_another_thread_wakes_who_waits() -> None:
+    """Rounds run on a thread of their own; those who wait are on the API's event loop."""
+    bell = Bell()
+
+    async def wait() -> bool:
+        waiter = bell.listen(7)
+        threading.Thread(target=bell.ring, args=(7,)).start()
+        await asyncio.wait_for(waiter[1].wait(), 10)
+        bell.leave(7, waiter)
+        return bell._waiting == {}
+
+    assert asyncio.run(wait())
+
+
+def test_a_ring_wakes_only_its_job_and_closing_wakes_all() -> None:
+    """News of one job is not everybody's."""
+    bell = Bell()
+
+    async def wait() -> tuple[bool, bool]:
+        waiter = bell.listen(7)
+        bell.ring(8)
+        await asyncio.sleep(0)
+        early = waiter[1].is_set()
+        bell.close()
+        await asyncio.wait_for(waiter[1].wait(), 10)
+        return early, bell.closed
+
+    assert asyncio.run(wait()) == (False, True)
+
+
+# --- when rounds come ---------------------------------------------------------------------------------------------
+
+
+class Count:
+    """Work that is counted, and can be held up."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.go = threading.Event()
+        self.go.set()
+
+    def __call__(self) -> None:
+        self.done += 1
+        assert self.go.wait(20)
+
+
+def test_rounds_come_by_themselves_and_sooner_when_woken() -> None:
+    """The first at once, and the next as soon as something happened."""
+    work = Count()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done == 1, 20)
+        ticker.wake()
+        wait_until(lambda: work.done == 2, 20)
+    finally:
+        ticker.stop()
+
+
+def test_an_event_during_a_round_makes_one_more_follow() -> None:
+    """What happened while a round was under way may have been missed by it."""
+    work = Count()
+    work.go.clear()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done == 1, 20)
+        ticker.wake()
+        ticker.wake()
+        assert work.done == 1
+        work.go.set()
+        wait_until(lambda: work.done == 2, 20)
+    finally:
+        ticker.stop()
+    assert work.done == 2
+
+
+def test_other_work_comes_again_and_again_beside_a_round() -> None:
+    """A long round holds it up no more than it holds up a round."""
+    work, other = Count(), Count()
+    work.go.clear()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.every(other, 0.01)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done == 1 and other.done >= 3, 20)
+    finally:
+        work.go.set()
+        ticker.stop()
+    assert work.done == 1
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_holds_up_no_round(
+    by_s: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Set back by an hour, by hand or by a host that finds its time server: rounds do not wait for that hour."""
+    shift = [0.0]
+
+    class Shifted(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.fromtimestamp(actual() + shift[0], tz)
+
+    actual = time.time
+    monkeypatch.setattr(time, "time", lambda: actual() + shift[0])
+    for module in (ticker_module, apscheduler.schedulers.base, apscheduler.triggers.interval):
+        monkeypatch.setattr(module, "datetime", Shifted)
+    work, other = Count(), Count()
+    ticker = Ticker(work, interval_s=0.05, gap_s=0.01)
+    ticker.every(other, 0.05)
+    ticker.start()
+    try:
+        wait_until(lambda: work.done >= 2 and other.done >= 2, 20)
+        shift[0] = by_s
+        ticker.look()
+        before, others = work.done, other.done
+        wait_until(lambda: work.done >= before + 2 and other.done >= others + 2, 20)
+        ticker.look()
+    finally:
+        ticker.stop()
+    assert [record.getMessage() for record in caplog.records if "clock" in record.getMessage()] == [
+        f"the clock of this host was set by {by_s:+.0f} s"
+    ]
+
+
+def test_stopping_waits_for_the_round_under_way() -> None:
+    """The store is closed after it, never under it."""
+    work = Count()
+    work.go.clear()
+    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
+    ticker.start()
+    wait_until(lambda: work.done == 1, 20)
+    stopper = threading.Thread(target=ticker.stop)
+    stopper.start()
+    assert stopper.is_alive()
+    work.go.set()
+    stopper.join(20)
+    assert not stopper.is_alive()
+    ticker.wake()
+    assert work.done == 1
+
+
+def test_a_flood_of_datagrams_is_few_wake_ups_and_the_last_is_heard() -> None:
+    """Whatever hooks, or whoever else, send: the loop is not kept busy by it, and no news is left unheard."""
+    woken: list[bool] = []
+
+    async def flooded() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, hook_socket.beside(listener) as hooks:
+            assert hooks is not None
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.connect(listener.getsockname())
+                hook_socket.hear(hooks, lambda: woken.append(False))
+                for _ in range(1000):
+                    sender.send(b"x")
+                await asyncio.sleep(0)  # the first are taken, and the next not before the pause is over
+                while not woken:
+                    await asyncio.sleep(0.001)
+                woken.clear()
+                sender.send(b"the last")
+                while not woken:
+                    await asyncio.sleep(0.001)
+                assert len(woken) == 1
+
+    asyncio.run(asyncio.wait_for(flooded(), 60))
+
+
+def test_a_port_that_hooks_cannot_have_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Another program has the UDP port: it is said, and the daemon does its work without being woken."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, hook_socket.beside(listener) as first:
+        assert first is not None
+        with hook_socket.beside(listener) as second:
+            assert second is None
+    assert "hooks cannot wake selasticd: UDP port" in caplog.text
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> None:
+    """The daemon tidies its database by itself, to the settings' ages; what is young stays."""
+    daemon = Daemon(Settings(reports_keep_h=1.0, history_keep_days=30.0), world.slurm.client(), world.store)
+    now = 100 * 86400.0
+    job = JobRow(7, "ada", 1000, "t", "lab", "main", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING")
+    world.store.upsert_jobs([job, replace(job, job_id=8), replace(job, job_id=9)])
+    for age in (3 * 3600.0, 60.0):
+        step = int(now - age)
+        report = Report(1, now - age, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, step, 64 * step, 0)
+        world.store.submit_reports(7, [report], now - age).result()
+    world.store.end_job(8, "COMPLETED", now - 31 * 86400)
+    world.store.end_job(9, "COMPLETED", now - 86400)
+    daemon.tidy(now)
+    assert [report.at for report in kept_reports(world.store, 7)] == [now - 60.0]
+    assert sum(seen.count for seen in world.store.observations(7)) == 2
+    assert (world.store.job(8) is None, world.store.job(9) is None) == (True, False)

@@ -1,0 +1,308 @@
+"""Whole rounds on an in-memory Slurm with the real store: the story of the demo, and what can go wrong in it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from daemon_harness import REQUEST, World
+
+from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.model import Job, Snapshot
+from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.protocol.errors import SlurmRefused
+from slurm_elastic.protocol.messages import Report
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+def kinds(world: World, job_id: int) -> list[str]:
+    return [event.kind for event in world.store.events(job_id)]
+
+
+def test_one_job_grows_on_idle_gpus(world: World) -> None:
+    """A job on one node of eight ends up with all that it accepts."""
+    job = world.elastic()
+    world.settle()
+    assert job.gpus == 24
+    assert world.store.last_closed_intent(job.job_id) is not None
+    assert "ordered" in kinds(world, job.job_id)
+
+
+def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers in the store of which no model can be made: that job keeps its size and is told why, another grows on."""
+    bad = world.elastic()
+    bad.measured = False
+    world.settle()
+    report = Report(0, 1.0, 4, 1, 240, 60, 1, 10, 1e-300, 1e-300, 1.0, 1, 1, 0)
+    world.store.submit_reports(bad.job_id, [report], world.slurm.now).result()
+    good = world.elastic()
+    world.settle()
+    assert good.gpus == 24 and bad.gpus == 4
+    decision = world.store.decision(bad.job_id)
+    assert decision is not None and decision.reason == Reason.KEEP_UNFITTED.value
+    assert "none has a step time" in decision.evidence["unfitted"]
+    told = [r.getMessage() for r in caplog.records if "no throughput model can be made" in r.getMessage()]
+    assert len(told) == 1 and f"job {bad.job_id} keeps its size" in told[0]
+
+
+def test_arrivals_are_given_their_share(tmp_path: Path) -> None:
+    """Two more arrive on a full cluster: the first gives them their start, and fairness gives them the rest."""
+    world = World(tmp_path, policy="log-throughput")
+    first = world.elastic(comment="elastic:gpus=4-32,step=4,batch=240-3840")
+    world.settle()
+    assert first.gpus == 32
+    world.elastic()
+    world.elastic()
+    world.settle(200)
+    sizes = world.sizes()
+    assert len(sizes) == 3 and sum(sizes.values()) == 32
+    assert min(sizes.values()) >= 8
+    world.store.close()
+
+
+def test_a_rigid_job_gets_room_exactly_and_it_is_taken_back(world: World) -> None:
+    """The rigid job starts; when it ends the elastic ones have everything again."""
+    first, second = world.elastic(), world.elastic()
+    world.settle(100)
+    held = first.gpus + second.gpus
+    rigid = world.rigid(nodes=2)
+    world.settle(100)
+    assert world.snapshot().jobs[rigid].running
+    assert first.gpus + second.gpus == min(held, 32 - 8)
+    world.slurm.finish(rigid)
+    world.settle(100)
+    assert first.gpus + second.gpus == held
+
+
+def test_a_rigid_job_is_not_kept_waiting_long(world: World) -> None:
+    """From submission to start: one round to see it, a few steps to switch, one to release."""
+    world.elastic(comment="elastic:gpus=4-32,step=4,batch=240-3840")
+    world.settle()
+    rigid = world.rigid(nodes=2)
+    count = 0
+    while not world.snapshot().jobs[rigid].running and count < 12:
+        world.round()
+        count += 1
+    assert count <= 6
+
+
+def test_nothing_moves_for_a_job_that_can_never_start(world: World) -> None:
+    """More nodes than there are: nobody gives anything."""
+    job = world.elastic()
+    world.settle()
+    world.rigid(nodes=9)
+    before = job.gpus
+    world.settle()
+    assert job.gpus == before
+
+
+def test_malformed_requests_are_told_once_and_left_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The sentence is in the record, in one event and in one line of the log."""
+    job_id = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=4-2,batch=256")
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            world.round()
+    row = world.store.job(job_id)
+    assert row is not None and not row.managed and row.reason == Reason.MALFORMED.value
+    assert "minimum above its maximum" in row.detail
+    assert kinds(world, job_id) == ["not_managed"]
+    assert sum("minimum above" in line for line in caplog.messages) == 1
+    assert world.store.decision(job_id) is None
+
+
+def test_an_ended_job_leaves_nothing_behind(world: World) -> None:
+    """Companions go with their base, and its record says that it ended."""
+    job = world.elastic()
+    world.settle()
+    assert world.companions()
+    job.crash()
+    world.settle()
+    assert world.companions() == []
+    row = world.store.job(job.job_id)
+    assert row is not None and row.end_time is not None
+    assert world.store.open_intents() == []
+
+
+def test_survivors_grow_when_one_finishes(world: World) -> None:
+    """What a finished job held goes to the others."""
+    first, second = world.elastic(), world.elastic()
+    world.settle(100)
+    before = second.gpus
+    first.end()
+    world.settle(100)
+    assert second.gpus > before
+    assert world.store.job(first.job_id).state == "COMPLETED"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_a_daemon_that_dies_in_the_middle_of_a_resize_changes_nothing(world: World, steps: int) -> None:
+    """Started again with nothing but its store, it ends where it would have ended."""
+    job = world.elastic()
+    world.round()
+    for _ in range(steps):
+        world.round()
+        world.boot()
+    world.settle()
+    assert job.gpus == 24
+    assert sum(p.gpus for p in job.pieces) == sum(j.gpus for j in world.snapshot().jobs.values())
+
+
+def test_a_supervisor_that_falls_silent_is_given_up_on_and_its_companion_cancelled(world: World) -> None:
+    """A granted companion that nobody uses is not held for ever."""
+    job = world.elastic()
+    while job.stage != "granted":
+        world.round()
+    job.silent = True
+    for _ in range(60):
+        world.round()
+    assert world.store.open_intents() == []
+    assert world.companions() == []
+    last = world.store.last_closed_intent(job.job_id)
+    assert last is not None and last.state == "withdrawn"
+
+
+def test_a_withdrawn_resize_is_told_to_a_supervisor_that_comes_back(world: World) -> None:
+    """It aborts what it was at, and goes on with what it has."""
+    job = world.elastic()
+    while job.stage != "submitted":
+        world.round()
+    job.silent = True
+    while world.store.open_intents():
+        world.round()
+    job.silent = False
+    world.round()
+    assert job.active is None and job.gpus == 4
+    assert job.told[-1] in ("withdrawn", "failed")
+
+
+def test_an_unreachable_slurm_stops_nothing_and_starts_nothing(world: World) -> None:
+    """A round without an observation does nothing at all; the next one goes on."""
+    job = world.elastic()
+    world.settle()
+    world.rigid(nodes=2)
+    world.slurm.reachable = False
+    stored = len(world.store.events(job.job_id))
+    for _ in range(5):
+        world.slurm.now += 5
+        world.rounds.run()
+    assert "could not be observed" in world.rounds.trouble
+    assert len(world.store.events(job.job_id)) == stored
+    world.slurm.reachable = True
+    world.settle()
+    assert world.rounds.trouble == ""
+
+
+def test_a_failing_round_does_not_end_the_service(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong is logged, and the next round starts from what is there."""
+    job = world.elastic()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "save_decisions", lambda *_: 1 / 0)
+        world.round()
+        assert "ZeroDivisionError" in world.rounds.trouble
+    world.settle()
+    assert job.gpus == 24
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_without_acting_nothing_is_changed(tmp_path: Path, mode: str) -> None:
+    """Observing remembers; advising also decides, and marks its decisions as advice."""
+    world = World(tmp_path, mode=mode)
+    job = world.elastic()
+    for _ in range(10):
+        world.round()
+    assert job.gpus == 4 and world.store.open_intents() == []
+    decision = world.store.decision(job.job_id)
+    if mode == "advise":
+        assert decision is not None and decision.gpus_to == 24 and decision.mode == "advise"
+    else:
+        assert decision is None and world.store.observations(job.job_id)
+    world.store.close()
+
+
+def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When Slurm refuses everything, the daemon stops acting, and says so."""
+
+    def refuse(*_: object) -> None:
+        raise SlurmRefused("Slurm refused to change the job: Access/permission denied")
+
+    monkeypatch.setattr(world.jobs, "cancel", refuse)
+    for number in range(6):
+        comment = f"selastic:companion-of=900{number};directive=1"
+        world.slurm.submit(Want(1, 1), user="games", name=f"selastic-900{number}", comment=comment, batch=False)
+    world.round()
+    assert world.rounds.mode == "advise"
+    assert [event.kind for event in world.store.events(0)] == ["tripped"]
+    assert world.controller.health()["tripped"] is True
+    monkeypatch.undo()
+    world.slurm.now += world.settings.trip_s
+    world.round()
+    assert world.rounds.mode == "act" and not world.companions()
+    assert [event.kind for event in world.store.events(0)] == ["tripped", "tries_again"]
+
+
+def test_a_dry_plan_stores_nothing(world: World) -> None:
+    """`selastic plan --dry-run` can be asked at any time."""
+    job = world.elastic()
+    world.slurm.now += 5
+    job.step()
+    plan = world.controller.dry_plan()
+    assert [(row["job_id"], row["gpus_to"]) for row in plan["jobs"]] == [(job.job_id, 24)]
+    assert world.store.decision(job.job_id) is None and world.store.open_intents() == []
+
+
+def test_a_waiting_job_that_does_not_take_its_room_is_passed_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is not kept for ever for a job that waits for something a snapshot does not show, such as a licence."""
+    job = world.elastic()
+    look = world.jobs._client.snapshot
+    stuck = Job(
+        999, "PENDING", "nobody", 65534, partition="main", reason="Resources", num_nodes=6, gpus=24, gpus_per_node=4
+    )
+
+    def snapshot() -> Snapshot:
+        found = look()
+        return replace(found, jobs={**found.jobs, 999: stuck})
+
+    monkeypatch.setattr(world.jobs._client, "snapshot", snapshot)
+    for _ in range(15):
+        world.round()
+    assert job.gpus == 8
+    for _ in range(25):
+        world.round()
+    assert job.gpus == 24
+
+
+def test_a_heterogeneous_job_gives_up_a_component(world: World) -> None:
+    """A component is cancelled by its own id, and the rest of the job runs on."""
+    job_id = world.slurm.submit(Want(1, 4), Want(1, 4), user="games", name="het", comment=REQUEST + ",via=component")
+    from daemon_harness import Supervisor
+
+    job = world.supervisors[job_id] = Supervisor(world, job_id)
+    world.round()
+    assert job.gpus == 8
+    world.rigid(nodes=7)
+    world.settle()
+    assert job.gpus == 4 and job_id + 1 not in world.snapshot().jobs
+    assert world.snapshot().jobs[job_id].running
+
+
+def test_a_pinned_job_stays(world: World) -> None:
+    """A pin holds against idle GPUs and waiting jobs alike; letting go lets it grow."""
+    job = world.elastic()
+    world.round()
+    world.store.pin(job.job_id, 4)
+    world.settle()
+    assert job.gpus == 4
+    world.store.pin(job.job_id, None)
+    world.settle()
+    assert job.gpus == 24

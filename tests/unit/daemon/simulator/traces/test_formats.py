@@ -1,0 +1,327 @@
+"""Traces: every accepted form is read as meant, every broken row is refused with file, line and what was expected."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.daemon.cli.commands import simulate as command
+from slurm_elastic.daemon.config import settings as daemon_settings
+from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
+from slurm_elastic.daemon.simulator.jobs import Settings
+from slurm_elastic.daemon.simulator.measured import program
+from slurm_elastic.daemon.simulator.metrics import per_job
+from slurm_elastic.daemon.simulator.programs import builtin
+from slurm_elastic.daemon.simulator.replay import recorded, simulate
+from slurm_elastic.daemon.simulator.traces.formats import TraceError, TraceJob, load, read, write
+from slurm_elastic.protocol.errors import ConfigError
+
+DEFAULTS = daemon_settings.Settings()
+OWN = """job_id,submit_s,program,gpus,batch,duration_s
+a,10,compute,2,64,300
+b,0,balanced,1,,600
+"""
+SACCT = """JobID|JobName|Submit|ElapsedRaw|AllocTRES|Comment
+100|train|2026-10-01T00:00:00|3600|cpu=8,gres/gpu=4,node=1|
+100.batch|batch|2026-10-01T00:00:00|3600|cpu=8,gres/gpu=4,node=1|
+101|train|2026-10-01T00:10:00|60|cpu=8,gres/gpu:a100=2|elastic:gpus=1-8,batch=64-512
+102|cpuonly|2026-10-01T00:10:00|60|cpu=8|
+103|never|2026-10-01T00:10:00|0|gres/gpu=1|
+"""
+PLACEMENTS = """placement,local_bsz,step_time,sync_time
+1,8,0.1,0
+1,16,0.15,0
+2,8,0.12,0.01
+11,8,0.2,0.1
+44,16,0.3,0.1
+"""
+VALIDATION = "progress,iteration,metric,grad_sqr,grad_var\n50,50,0,1.0,10.0\n100,100,0,0.5,20.0\n"
+
+
+def test_sacct_lines_as_sites_have_them() -> None:
+    """Elapsed with and without hours and days, array tasks, a MIG type; components of a heterogeneous job are one."""
+    lines = """JobID|Submit|Elapsed|AllocTRES
+7_1|2026-10-01T00:00:00|1-00:01:00|cpu=1,gres/gpu:2g.10gb=1
+8+0|2026-10-01T00:00:00|00:05:00|cpu=1,gres/gpu=1
+8+1|2026-10-01T00:00:00|00:05:00|cpu=1,gres/gpu=2
+9|2026-10-01T00:00:00|05:00.123|cpu=1,gres/gpu=2
+"""
+    figures = [(r.job_id, r.gpus, r.duration_s) for r in read(lines)]
+    assert figures == [("7_1", 1, 86460.0), ("8", 3, 300.0), ("9", 2, 300.0)]
+
+
+MONTH = """JobID|JobName|State|Submit|Eligible|Start|ElapsedRaw|AllocTRES|Comment
+1|"quoted|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:10|60|gres/gpu=2|
+2|a|b|CANCELLED by 123|2026-10-01T00:01:00|2026-10-01T00:05:00|2026-10-01T00:05:30|60|gres/gpu:a100=1,gres/gpu=1|
+12+0|het|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:00|9|gres/gpu=1|
+3|x|RUNNING|2026-10-01T00:02:00|2026-10-01T00:02:00|2026-10-01T00:02:00|60|gres/gpu=1|two
+lines
+12+1|het|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:00|9|gres/gpu=2|
+4|cpu|COMPLETED|2026-10-01T00:00:00|2026-10-01T00:00:00|2026-10-01T00:00:00|60|cpu=1|
+5|no|CANCELLED by 0|2026-10-01T00:00:00|2026-10-01T00:00:00|None|0|gres/gpu=1|
+1|again|COMPLETED|2026-10-01T00:09:00|2026-10-01T00:09:00|2026-10-01T00:09:00|60|gres/gpu=2|
+"""
+
+
+def test_a_month_of_a_site_as_sacct_prints_it() -> None:
+    """Names with quotes and bars, comments with line breaks, components apart, a job told twice; it waits from when it
+    might start; what is left out or taken for something else is said."""
+    found = load(MONTH)
+    figures = {job.job_id: (job.gpus, job.submit_s, job.wait_s) for job in found.jobs}
+    assert figures == {"1": (2, 0.0, 10.0), "12": (3, 0.0, 0.0), "3": (1, 120.0, 0.0), "2": (1, 300.0, 30.0),
+                       "1#2": (2, 540.0, 0.0)}  # fmt: skip
+    assert {job.job_id: job.program for job in found.jobs}["2"] == "a|b"
+    said = "; ".join(found.notes)
+    for words in ("1 jobs that held no GPU", "1 jobs that never ran", "1 still ran", "1 CANCELLED", "2026-10-01 00:09"):
+        assert words in said
+
+
+def test_what_is_no_dump_of_sacct_is_told_how_to_make_one() -> None:
+    """No header, columns that are missing, lines cut into columns, a month without a GPU."""
+    for text, words in (
+        (MONTH.partition("\n")[2], "no header line; expected one, from sacct without --noheader: sacct -a -X -P"),
+        ("JobID|Submit\n1|2026-10-01T00:00:00\n", "not all columns .* are there; expected: sacct -a -X -P"),
+        ("JobID   JobName\n-----\n", "not all columns"),
+        ("JobID|Submit|ElapsedRaw|AllocTRES\n1|2026-10-01T00:00:00|9|cpu=1\n", "1 jobs that held no GPU.*AccountingSt"),
+        ('{"jobs": 7}', "not what sacct --json prints; expected an object with `jobs`"),
+        ('{"jobs": [{"job_id": 7}]}', r"jobs\[0\]: not as sacct --json prints a job \(KeyError: 'time'\)"),
+    ):
+        with pytest.raises(TraceError, match=words):
+            read(text)
+
+
+def test_sacct_as_json_is_what_its_lines_are() -> None:
+    """Numbers as 22.05 writes them and as later releases do; array tasks, components, the job's own comment."""
+    tres = {"allocated": [{"type": "cpu", "name": None, "count": 1}, {"type": "gres", "name": "gpu", "count": 2}]}
+    old = {"submission": 1795336283, "eligible": 1795336290, "start": 1795336300, "elapsed": 5}
+    new = {key: {"set": True, "infinite": False, "number": value} for key, value in old.items()}
+    task = {"job_id": {"set": False, "number": 0}, "job_offset": 0}
+    jobs = [
+        {"job_id": 9, "name": "t", "array": {"job_id": 8, "task_id": 5}, "het": {"job_id": 0, "job_offset": None},
+         "time": old, "state": {"current": "COMPLETED"}, "tres": tres,
+         "comment": {"job": "elastic:gpus=1-8,batch=64-512"}},
+        {"job_id": 12, "name": "h", "array": {"job_id": 0}, "het": {"job_id": 12, "job_offset": 0}, "time": old,
+         "state": {"current": "COMPLETED"}, "tres": tres},
+        {"job_id": 13, "name": "h", "array": {"job_id": 0}, "het": {"job_id": 12, "job_offset": 1}, "time": old,
+         "state": {"current": ["CANCELLED"]}, "tres": tres},
+        {"job_id": 20, "name": "n", "array": {"job_id": 0}, "het": task, "time": new,
+         "state": {"current": ["COMPLETED"]}, "tres": tres},
+    ]  # fmt: skip
+    rows = read(json.dumps({"jobs": jobs}))
+    assert [(r.job_id, r.gpus, r.duration_s, r.wait_s, r.max_gpus) for r in rows] == [
+        ("8_5", 2, 5.0, 10.0, 8), ("12", 4, 5.0, 10.0, 0), ("20", 2, 5.0, 10.0, 0)]  # fmt: skip
+
+
+def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace's own start times are a row; a cluster smaller than what was held at once, and that no job is elastic,
+    is said before anything else; times read like sacct's."""
+    trace = tmp_path / "t.txt"
+    trace.write_bytes(MONTH.encode("utf-16"))
+    assert command.run(arguments(str(trace), "--cluster", "1x2", "--policy", "auto")) == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[1].split()[:4] == ["recorded", "5", "00:00:08", "00:00:57"]
+    assert "RECORDED JOBS HELD 3 GPUs AT ONCE, the cluster has 2" in told and "NO JOB IS ELASTIC" in told
+    own = DEFAULTS.cooldown_grow_s, DEFAULTS.cooldown_shrink_s
+    assert "{:g} s before a grow, {:g} s before a shrink".format(*own) in " ".join(told.split())
+    assert "DROPPED" not in told and "IN WINDOW" not in told
+    assert recorded(read(OWN), Settings(4)) is None, "nobody wrote down when they started"
+
+
+def test_nothing_is_assumed_of_a_job_that_is_not_said() -> None:
+    """A rigid job that cannot run is left out and counted; one made elastic has bounds, and the notes tell them; with a
+    batch that its GPUs cannot share it still takes as long as it took."""
+    rows = [TraceJob("a", 0.0, "x", 8, duration_s=100.0), TraceJob("b", 0.0, "x", 2, duration_s=100.0)]
+    outcome, notes = simulate(rows, builtin(), "static", Settings(4))
+    assert [job.trace.job_id for job in outcome.jobs] == ["b"] and any(
+        "1 job, larger than the cluster" in n for n in notes
+    )
+    outcome, notes = simulate(rows, builtin(), "auto", Settings(64, stretch=2.0), "balanced")
+    assert [(job.sizes[0][0], job.sizes[-1][0]) for job in outcome.jobs] == [(4, 16), (1, 4)]
+    assert [job.batches(job.asked)[-1] for job in outcome.jobs] == [512, 128]
+    assert any("2 jobs, without an elastic request: taken to accept 1/2 to 2 times the GPUs" in note for note in notes)
+    small = TraceJob("c", 0.0, "balanced", 16, 32, duration_s=1000.0)
+    outcome, _ = simulate([small], builtin(), "static", Settings(16))
+    assert outcome.jobs[0].end_s == pytest.approx(1000.0)
+
+
+def test_a_job_of_unknown_length_is_refused() -> None:
+    """A trace that names a program and no run time needs that program; nothing is made up."""
+    trace = "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\n"
+    for declared in ("", "balanced"):
+        with pytest.raises(TraceError, match=r"job cifar10-0: the trace has no run time .* 'cifar10' is not known"):
+            simulate(read(trace), builtin(), "static", Settings(64), declared)
+
+
+@pytest.mark.parametrize("until", ["epochs", "quality"])
+def test_without_elasticity_jobs_take_as_long_as_they_took(until: str) -> None:
+    """sacct records no batch: what is compared with has to be what happened, whatever is assumed."""
+    lines = """JobID|Submit|ElapsedRaw|AllocTRES|Comment
+101|2026-10-01T00:00:00|36000|gres/gpu=8|
+102|2026-10-01T00:00:00|7200|gres/gpu=4|elastic:gpus=2-16,batch=256-4096
+103|2026-10-01T00:00:00|900|gres/gpu=3|elastic:gpus=1-4,batch=48-96
+"""
+    outcome, _ = simulate(read(lines), builtin(), "static", Settings(16, until=until), "balanced")
+    took = {job["job_id"]: job["completion_s"] for job in per_job(outcome)}
+    assert took == pytest.approx({"101": 36000.0, "102": 7200.0, "103": 900.0}, rel=1e-3)
+
+
+def test_own_format_is_sorted_and_starts_at_zero() -> None:
+    """Rows come out by submit time; missing optional cells are zero."""
+    rows = read(OWN)
+    assert [r.job_id for r in rows] == ["b", "a"]
+    assert rows[1] == TraceJob("a", 10.0, "compute", 2, 64, duration_s=300.0)
+
+
+def test_own_format_round_trips() -> None:
+    """What `write` writes, `read` gives back."""
+    rows = read(OWN)
+    assert read(write(rows)) == rows
+
+
+def test_sacct_output() -> None:
+    """GPU jobs that ran are kept, steps and others left out, the elastic request in the comment is honoured."""
+    rows = read(SACCT)
+    figures = [(r.job_id, r.gpus, r.submit_s, r.duration_s) for r in rows]
+    assert figures == [("100", 4, 0.0, 3600.0), ("101", 2, 600.0, 60.0)]
+    assert (rows[1].min_gpus, rows[1].max_gpus, rows[1].min_batch, rows[1].max_batch) == (1, 8, 64, 512)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (
+            "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\n",
+            TraceJob("cifar10-0", 0.0, "cifar10", 6, 2048),
+        ),
+        (
+            "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n0,7,10,vgg16,9,256,4,50\n",
+            TraceJob("0", 0.0, "vgg16", 4, 256, 2560.0, 50.0),
+        ),
+        (
+            "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,8,30,606,vgg19,164,30\n",
+            TraceJob("0", 0.0, "vgg19", 8, duration_s=164.0),
+        ),
+    ],
+)
+def test_public_formats(text: str, first: TraceJob) -> None:
+    """The three public workload formats are told apart by their header."""
+    assert read(text) == [first]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"x\.csv:1: empty"),
+        ("a,b\n1,2\n", r"x\.csv:1: header 'a,b' is of no known trace; accepted: .*sacct"),
+        (OWN + "c,1,compute\n", r"x\.csv:4: 3 columns; expected 6"),
+        (OWN + "c,now,compute,1,64,1\n", r"x\.csv:4: submit_s is 'now'; expected a number of 0 or more"),
+        (OWN + "c,1,compute,0,64,1\n", r"x\.csv:4: gpus is '0'; expected a number of 1 or more"),
+        (OWN + "c,1,compute,nan,64,1\n", r"x\.csv:4: gpus is 'nan'"),
+        (OWN.replace("duration_s", "until"), r"x\.csv:2: until is '300'; expected epochs or quality, or nothing"),
+        (SACCT + "104|x|yesterday|60|gres/gpu=1|\n", r"x\.csv:7: Submit is 'yesterday'; expected a time like"),
+        (SACCT + "104|x|2026-10-01T00:00:00|60|gres/gpu=1|elastic:gpus=9-1,batch=1-2\n", r"x\.csv:7: .*gpus"),
+        ("job_id,submit_s,program,gpus\n", r"x\.csv: no jobs"),
+    ],
+)
+def test_broken_rows_are_refused_with_their_line(text: str, words: str) -> None:
+    """The message names file, line, the value and what was expected."""
+    with pytest.raises(TraceError, match=words):
+        read(text, "x.csv")
+
+
+def test_a_measured_program() -> None:
+    """A profile becomes a law near its table, the work of its validation run, and the noise scale's formula."""
+    made = program("demo", {"placements.csv": PLACEMENTS, "validation-32.csv": VALIDATION})
+    assert made.base_batch == 32 and made.work == 3200.0
+    assert abs(made.law(1, 1, 8.0) / 0.1 - 1) < 0.15
+    assert made.noise_scale(32, 0.0) == 32 * 10.0
+    assert made.noise_scale(32, 0.99) == 32 * 40.0
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"placements.csv": PLACEMENTS + "4,x,1,1\n", "validation-32.csv": VALIDATION}, r"demo/placements\.csv:7"),
+        ({"placements.csv": PLACEMENTS, "validation-32.csv": VALIDATION + "1\n"}, r"demo/validation-32\.csv:4"),
+        ({"placements.csv": PLACEMENTS}, "expected placements.csv and at least one validation"),
+    ],
+)
+def test_broken_profiles_are_refused_with_their_line(tables: dict[str, str], words: str) -> None:
+    """A profile with a broken row says where."""
+    with pytest.raises(TraceError, match=words):
+        program("demo", tables)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command_prints_a_table_json_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`selastic simulate` gives the same figures in all three forms."""
+    trace, html = tmp_path / "t.csv", tmp_path / "out.html"
+    trace.write_text(OWN)
+    assert (
+        command.run(arguments(str(trace), "--cluster", "2x4", "--policy", "static,throughput", "--html", str(html)))
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "static" in out and "assumed class" in out
+    assert "<svg" in html.read_text()
+    assert command.run(arguments(str(trace), "--cluster", "2x4", "--policy", "static,throughput", "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [p["policy"] for p in document["policies"]] == ["static", "throughput"]
+    assert document["policies"][0]["completed"] == 2
+    assert len(document["policies"][0]["per_job"]) == 2
+
+
+def test_every_job_is_shown_under_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--jobs: a row for each job and policy, those of one job together."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(OWN)
+    assert command.run(arguments(str(trace), "--cluster", "2x4", "--policy", "static,throughput", "--jobs")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("JobID"))
+    rows = [line.split() for line in lines[head + 2 :]]
+    assert [row[2] for row in rows] == ["static", "throughput"] * 2
+    assert rows[0][0] == rows[1][0] != rows[2][0] == rows[3][0]
+
+
+def test_the_policies_compared_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --policy the daemon's default is compared with what Slurm does and with the paper's two."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(OWN)
+    assert command.run(arguments(str(trace), "--cluster", "2x4", "--json")) == 0
+    shown = [p["policy"] for p in json.loads(capsys.readouterr().out)["policies"]]
+    assert shown == ["backfill", "fixed-batch", "throughput", DEFAULT_POLICY]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cluster", "16"], "--cluster 16: expected NODESxGPUS"),
+        (["--policy", "magic"], "--policy magic: accepted: auto, throughput"),
+        (["--assume", "magic"], "--assume magic: accepted: balanced"),
+        (["--horizon", "0"], "--horizon 0.0"),
+        (["--pause", "-1"], "--pause -1.0"),
+        (["--stretch", "0.5"], "--stretch 0.5: expected a number from 1 to 1024"),
+        (["--html", "/nonexistent/x.html"], "--html /nonexistent/x.html cannot be written"),
+        (["--profiles", "/nonexistent"], "no sub-folder with a placements.csv"),
+    ],
+)
+def test_wrong_options_are_explained(words: list[str], message: str, tmp_path: Path) -> None:
+    """A wrong option names itself, its value and what is accepted."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(OWN)
+    with pytest.raises(ConfigError, match=message):
+        command.run(arguments(str(trace), *words))
+
+
+def test_a_missing_trace_is_explained(tmp_path: Path) -> None:
+    """A file that is not there is an error in words."""
+    with pytest.raises(ConfigError, match=r"none\.csv cannot be read \(No such file or directory\)"):
+        command.run(arguments(str(tmp_path / "none.csv")))

@@ -1,0 +1,181 @@
+"""Slurm's own limits and reservations: read from what scontrol prints, and what they leave for elastic jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster_snapshots import Cluster
+from daemon_harness import World
+
+from slurm_elastic.daemon.capacity.roster import sort_jobs
+from slurm_elastic.daemon.capacity.slurm_limits import gpu_limits
+from slurm_elastic.daemon.slurm import expand
+from slurm_elastic.daemon.slurm.site import (
+    Reservation,
+    Site,
+    SlurmLimit,
+    enforces_limits,
+    limits,
+    reservations,
+    switches,
+)
+from slurm_elastic.protocol.errors import SlurmUnparsable
+
+REQUEST = "elastic:gpus=1-32,batch=16-4096"
+# Recorded from Slurm 22.05.8, shortened to the lines that are read.
+SHOWN = """\
+Current Association Manager state
+
+Association Records
+
+ClusterName=sandbox Account=root UserName= Partition= Priority=0 ID=1
+    ParentAccount= Lft=1 DefAssoc=No
+    GrpJobs=N(1) GrpJobsAccrue=N(0)
+    GrpTRES=cpu=N(2),mem=N(2048),node=N(1),gres/gpu=N(4),gres/gpu:a100=N(4)
+    MaxJobs= MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
+ClusterName=sandbox Account=research UserName= Partition= Priority=0 ID=3
+    ParentAccount=root(1) Lft=2 DefAssoc=No
+    GrpJobs=N(0) GrpJobsAccrue=N(0)
+    GrpTRES=cpu=N(0),mem=N(0),node=N(0),gres/gpu=N(0),gres/gpu:a100=20(0)
+    MaxJobs=9(0) MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
+ClusterName=sandbox Account=research UserName=games(5) Partition= Priority=0 ID=4
+    ParentAccount= Lft=5 DefAssoc=Yes
+    GrpJobs=N(0) GrpJobsAccrue=N(0)
+    GrpTRES=cpu=N(0),mem=N(0),energy=N(0),node=3(0),gres/gpu=8(0),gres/gpu:a100=N(0)
+    MaxJobs=3(0) MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
+    MaxTRESPJ=gres/gpu=4
+
+QOS Records
+
+QOS=normal(1)
+    GrpJobs=N(0) GrpJobsAccrue=N(0) GrpSubmitJobs=N(0) GrpWall=N(0.00)
+    GrpTRES=cpu=100(0),mem=N(0),gres/gpu=N(0)
+    MaxTRESPJ=cpu=64,gres/gpu=16
+    Account Limits
+      research
+        MaxJobsPA=N(0) MaxJobsAccruePA=N(0) MaxSubmitJobsPA=N(0)
+        MaxTRESPA=cpu=N(0),gres/gpu=30(0)
+    User Limits
+      5
+        MaxJobsPU=5(0) MaxJobsAccruePU=N(0) MaxSubmitJobsPU=N(0)
+        MaxTRESPU=cpu=N(0),gres/gpu=12(0)
+QOS=free(2)
+    GrpJobs=N(0) GrpJobsAccrue=N(0)
+    GrpTRES=cpu=N(0)
+    Account Limits
+No Accounts
+    User Limits
+No Users
+"""
+
+
+def test_limits_are_read_with_whose_they_are() -> None:
+    """Of accounts, of users in them, of QOS, and of accounts and users in these; N is no limit."""
+    found, parents = limits(SHOWN)
+    assert parents == {"research": "root"}
+    assert found == [
+        SlurmLimit("research", None, "", {"gres/gpu:a100": 20.0}),
+        SlurmLimit("research", 5, "", {"node": 3.0, "gres/gpu": 8.0}, 3),
+        SlurmLimit("research", 5, "", {"gres/gpu": 4.0}, each=True),
+        SlurmLimit("", None, "normal", {"cpu": 100.0}),
+        SlurmLimit("", None, "normal", {"cpu": 64.0, "gres/gpu": 16.0}, each=True),
+        SlurmLimit("research", None, "normal", {"gres/gpu": 30.0}),
+        SlurmLimit("", 5, "normal", {"gres/gpu": 12.0}, 5),
+    ]
+
+
+def test_a_limit_of_no_known_form_is_an_error() -> None:
+    """Nothing is planned on limits that cannot be read."""
+    with pytest.raises(SlurmUnparsable):
+        limits(SHOWN.replace("node=3(0)", "node=3-4"))
+
+
+@pytest.mark.parametrize(
+    ("value", "enforced"), [("none", False), ("associations", False), ("associations,limits", True), ("safe", True)]
+)
+def test_only_enforced_limits_count(value: str, enforced: bool) -> None:
+    """A site may keep associations without holding anyone to their limits."""
+    assert enforces_limits(f"AccountingStorageEnforce = {value}\nKillWait = 10 sec\n") is enforced
+
+
+def test_reservations_are_read() -> None:
+    """Nodes and times; that there are none is said in words."""
+    line = "ReservationName=maint StartTime=1795207802 EndTime=1795211402 Duration=01:00:00 Nodes=n[7-8] NodeCnt=2"
+    assert reservations(line, expand) == (Reservation("maint", ("n7", "n8"), 1795207802.0, 1795211402.0),)
+    assert reservations("No reservations in the system\n", expand) == ()
+
+
+def test_leaf_switches_are_read() -> None:
+    """The lowest switch over each node; switches of switches say nothing more."""
+    text = (
+        "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=s2 Level=0 LinkSpeed=1 Nodes=n3\n"
+        "SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=s[1-2]\n"
+    )
+    assert switches(text, expand) == {"n1": "s1", "n2": "s1", "n3": "s2"}
+
+
+def left(*rules: SlurmLimit, parents: dict[str, str] | None = None) -> dict[str, int]:
+    """What limits leave job 1 (8 GPUs, 16 CPUs on two nodes), beside an ordinary job of 4 GPUs of the same user."""
+    cluster = Cluster(4)
+    cluster.run(1, "n1 n2", 4, REQUEST)
+    cluster.run(2, "n3", 4)
+    snapshot = cluster.snapshot()
+    found = gpu_limits(Site(1.0, rules, parents or {}), snapshot, sort_jobs(snapshot))
+    assert all(limit.jobs == {1} for limit in found)
+    return {limit.label: limit.more for limit in found}
+
+
+def test_limits_become_gpus() -> None:
+    """What is left of GPUs, nodes or CPUs, over what one more GPU takes; ordinary jobs count as used."""
+    assert list(left(SlurmLimit("lab", tres={"gres/gpu": 14})).values()) == [2]
+    assert list(left(SlurmLimit(uid=1001, tres={"node": 4})).values()) == [4]
+    assert list(left(SlurmLimit(qos="normal", tres={"cpu": 30, "gres/gpu:a100": 99})).values()) == [3]
+    assert list(left(SlurmLimit("lab", tres={"gres/gpu": 5})).values()) == [0]  # nobody is asked to give back
+    assert list(left(SlurmLimit("lab", jobs=2)).values()) == [0]
+    assert left(SlurmLimit("lab", jobs=3)) == left(SlurmLimit("other", tres={"gres/gpu": 1})) == {}
+    assert list(left(SlurmLimit("all", tres={"gres/gpu": 13}), parents={"lab": "all"}).values()) == [1]
+
+
+def test_what_one_job_may_have_holds_for_all_pieces_of_an_elastic_one() -> None:
+    """MaxTRESPerJob: base and companions count together, other jobs of the same user do not."""
+    cluster = Cluster(4)
+    cluster.run(1, "n1", 4, REQUEST)
+    cluster.companion(5, 1, "n2", 2)
+    cluster.run(2, "n3", 4, REQUEST)
+    snapshot = cluster.snapshot()
+    rule = SlurmLimit(qos="normal", tres={"gres/gpu": 7, "node": 9}, each=True)
+    found = gpu_limits(Site(1.0, (rule,), {}), snapshot, sort_jobs(snapshot))
+    assert {limit.jobs: limit.more for limit in found} == {frozenset({1}): 1, frozenset({2}): 3}
+    assert {limit.label for limit in found} == {"Slurm's limit gres/gpu=7 of each job (QOS normal) leaves it"}
+
+
+def test_a_plan_keeps_what_slurm_lets_one_job_have(tmp_path: Path) -> None:
+    """A job with companions stays within MaxTRESPerJob, and `explain` names it."""
+    world = World(tmp_path)
+    world.slurm.limits = (SlurmLimit(qos="normal", tres={"gres/gpu": 8.0}, each=True),)
+    job = world.elastic()
+    world.settle()
+    assert job.gpus == 8
+    decision = world.store.decision(job.job_id)
+    assert decision is not None and "gres/gpu=8 of each job (QOS normal)" in decision.evidence["limit"]
+
+
+def test_a_plan_keeps_slurms_limits(tmp_path: Path) -> None:
+    """Idle GPUs that the account may not hold are left alone, and the decision says which limit it was."""
+    world = World(tmp_path)
+    world.slurm.limits = (SlurmLimit(uid=5, tres={"gres/gpu": 12.0}),)
+    job = world.elastic()
+    world.settle()
+    assert job.gpus == 12
+    decision = world.store.decision(job.job_id)
+    assert decision is not None and "Slurm's limit gres/gpu=12 (user 5)" in decision.evidence["limit"]
+
+
+def test_no_growth_onto_nodes_that_are_reserved_before_the_job_ends(tmp_path: Path) -> None:
+    """A companion would wait there until it is withdrawn: the job grows onto the other nodes only."""
+    world = World(tmp_path, nodes=4)
+    world.slurm._reserved["maintenance"] = ("n3", "n4")
+    job = world.elastic()
+    world.settle()
+    assert job.gpus == 8

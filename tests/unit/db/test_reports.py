@@ -1,0 +1,163 @@
+"""Reports and what is learned from them: one observation a configuration, in memory as in the database."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_records import JOB, kept_reports, report
+
+from slurm_elastic.db.rows import REQUEUE
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import StoreError
+from slurm_elastic.protocol.messages import Directive, Piece
+
+
+def test_observations_group_by_configuration(store: Store, url: str) -> None:
+    """One row per configuration with the median of its reports; a report sent twice counts once; a restart forgets
+    nothing."""
+    store.submit_reports(7, [report(10 * i, time=t) for i, t in enumerate((0.1, 0.3, 0.2), 1)], 100.0).result()
+    store.submit_reports(7, [report(30, time=0.2), report(40, gpus=10, batch=640)], 100.0).result()
+    small, large = store.observations(7)
+    assert (small.gpus, small.count, small.step_time, small.last_at) == (8, 3, 0.2, 30.0)
+    assert (large.gpus, large.batch, large.count) == (10, 640, 1)
+    store.submit_reports(7, [report(40, gpus=10, batch=640), report(50, gpus=10, batch=640)], 100.0).result()
+    assert [row.count for row in store.observations(7)] == [3, 2]
+    seen = store.observations(7)
+    store.close()
+    with Store(url) as again:
+        assert again.observations(7) == seen
+        assert again.last_report(7) == report(50, gpus=10, batch=640)
+
+
+@settings(max_examples=25)
+@given(
+    sent=st.lists(
+        st.tuples(st.integers(1, 40), st.sampled_from([4, 8]), st.floats(0.01, 1.0), st.booleans()), max_size=30
+    )
+)
+def test_memory_and_database_agree(
+    tmp_path_factory: pytest.TempPathFactory, sent: list[tuple[int, int, float, bool]]
+) -> None:
+    """Whatever is sent, in whatever order and how often, what is remembered equals what a fresh daemon reads."""
+    address = f"sqlite:///{tmp_path_factory.mktemp('db') / 'a.db'}"
+    with Store.open(address) as store:
+        store.upsert_job(JOB)
+        for step, gpus, time, ask in sent:
+            store.submit_reports(7, [report(step, gpus=gpus, time=time)], 1000.0).result()
+            if ask:
+                store.observations(7), store.last_report(7)
+        seen, last = store.observations(7), store.last_report(7)
+    with Store(address) as again:
+        assert again.observations(7) == seen
+        assert (again.last_report(7) is None) == (last is None)
+        if last is not None:
+            newest = again.last_report(7)
+            assert newest is not None and newest.at == last.at
+
+
+def test_medians_are_over_the_youngest(store: Store, url: str) -> None:
+    """A job that has become slower is believed after a hundred reports, in memory and after a restart alike."""
+    store.observations(7)
+    store.submit_reports(7, [report(10 * i, time=0.1) for i in range(1, 151)], 5000.0).result()
+    store.submit_reports(7, [report(10 * i, time=0.4) for i in range(151, 221)], 5000.0).result()
+    (seen,) = store.observations(7)
+    assert (seen.count, seen.step_time) == (220, 0.4)
+    store.close()
+    with Store(url) as again:
+        assert again.observations(7) == [seen]
+
+
+def test_a_clock_ahead_does_not_hold_the_last_report(store: Store) -> None:
+    """A report from a node whose clock runs a year ahead is as old as its arrival."""
+    store.submit_reports(7, [report(10, at=4e9)], 100.0).result()
+    store.submit_reports(7, [report(20, at=101.0)], 101.0).result()
+    last = store.last_report(7)
+    assert last is not None and last.step == 20
+    assert store.observations(7)[0].last_at == 101.0
+
+
+def test_a_poisoned_report_fails_alone(store: Store) -> None:
+    """A record that the database refuses fails with one sentence; those beside it and after it are stored."""
+    poison = dataclasses.replace(report(20), samples=1 << 70)
+    nan = dataclasses.replace(report(25), step_time_median_s=float("nan"))
+    with store._db.lock:  # so that all four meet in one transaction
+        futures = [
+            store.submit_reports(job, [item], 99.0)
+            for job, item in ((7, report(10)), (7, poison), (404, report(1)), (7, nan))
+        ]
+    assert futures[0].result(10) is None
+    for future in futures[1:]:
+        assert isinstance(future.exception(10), StoreError)
+    store.submit_reports(7, [report(30)], 99.0).result()
+    assert store.observations(7)[0].count == 2
+    assert [row.step for row in kept_reports(store, 7)] == [10, 30]
+
+
+def test_reports_after_close_are_refused(store: Store) -> None:
+    """Nobody waits for ever on a store that has been closed."""
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.submit_reports(7, [report(10)], 20.0).result()
+
+
+def test_many_threads_lose_nothing(store: Store) -> None:
+    """Threads that report, decide and read at once all succeed, and everything they stored is there."""
+    errors: list[BaseException] = []
+
+    def work(part: int) -> None:
+        try:
+            for i in range(20):
+                store.submit_reports(7, [report(part * 1000 + i + 1)], 1e6).result()
+                store.add_event(7, "test", "selasticd", {"part": part}, float(i))
+                store.observations(7)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(part,)) for part in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert store.observations(7)[0].count == 120 and len(store.events(7)) == 120
+
+
+def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Path) -> None:
+    """Last closed resize, mean pause and first size come from one look at all jobs and from memory after; each is
+    what a fresh store reads from the disk, after every kind of change."""
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    with Store.open(url) as store:
+        for job_id in (1, 2, 3):
+            store.upsert_job(dataclasses.replace(JOB, job_id=job_id))
+
+        def same() -> None:
+            with Store(url) as fresh:
+                for job_id in (1, 2, 3):
+                    assert store.last_closed_intent(job_id) == fresh.last_closed_intent(job_id)
+                    assert store.mean_pause(job_id) == fresh.mean_pause(job_id)
+                    assert store.mean_requeue(job_id) == fresh.mean_requeue(job_id)
+                assert store.first_sizes() == fresh.first_sizes()
+
+        same()
+        piece = Piece(1, "base", ("n1",), 4, "a100")
+        for job_id in (1, 2):
+            for number in range(3):
+                ordered = store.new_intent(Directive(0, job_id, (), (), 4, 64, "grow_idle", 60.0), float(number))
+                same()
+                store.set_in_use(
+                    job_id, number, (piece,), 64 + number, float(number), 0.5 * number, REQUEUE if job_id == 2 else ""
+                )
+                same()
+                store.move_intent(ordered.id, "done", at=float(number))
+                same()
+        assert (store.mean_pause(1), store.mean_requeue(1), store.mean_requeue(3)) == (0.75, 0.75, 0.75)
+        assert store.mean_pause(2) is None and store.first_sizes() == {1: (4, 64), 2: (4, 64)}
+        store.new_intent(Directive(0, 1, (), (), 4, 64, "grow_idle", 60.0), 9.0)
+        store.end_job(1, "COMPLETED", 10.0)
+        same()
+        assert store.last_closed_intent(1).detail == "the job has ended"

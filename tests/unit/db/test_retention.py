@@ -1,0 +1,129 @@
+"""What is kept and what goes: roll-up and pruning lose no knowledge that anyone still asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_records import JOB, kept_reports
+
+from slurm_elastic.db import retention
+from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.messages import Piece, Report
+
+HOUR = 3600.0
+
+
+def report(at: float, gpus: int = 4, time: float = 0.1, noise: float = 0.0) -> Report:
+    """A report at this time; its step is its second."""
+    return Report(1, at, gpus, 1, 64, 16, 1, 1, time, time, 64 / time, int(at), int(at) * 64, 0, noise_scale=noise)
+
+
+def test_rolled_up_reports_still_count(store: Store) -> None:
+    """Reports become hourly records; the count, the youngest time and a median of medians stay."""
+    made = [report(i * 60.0, time=0.1 if i < 60 else 0.3, noise=i % 2) for i in range(1, 150)]
+    store.submit_reports(7, made, 1e6).result()
+    assert store.roll_up(2 * HOUR + 100) == 119
+    assert len(kept_reports(store, 7)) == 30
+    (seen,) = store.observations(7)
+    assert (seen.count, seen.last_at, seen.step_time, seen.noise_scale) == (149, 149 * 60.0, 0.3, 1.0)
+    assert store.roll_up(2 * HOUR + 100) == 0
+    assert store.roll_up(1e6) == 30
+    (seen,) = store.observations(7)
+    assert (seen.count, seen.step_time) == (149, 0.3)
+
+
+def test_a_late_report_joins_its_hour(store: Store) -> None:
+    """A report that was held back for hours is counted in the record of the hour it was made in."""
+    store.submit_reports(7, [report(10.0, time=0.1), report(20.0, time=0.1), report(30.0, gpus=8)], 1e6).result()
+    store.roll_up(HOUR)
+    store.submit_reports(7, [report(40.0, time=0.4)], 1e6).result()
+    store.roll_up(HOUR)
+    small, large = store.observations(7)
+    assert (small.count, small.last_at, large.count) == (3, 40.0, 1)
+    assert small.step_time == pytest.approx(0.2)
+
+
+@settings(max_examples=30)
+@given(
+    times=st.lists(st.integers(1, 6 * 3600), unique=True, min_size=1, max_size=60),
+    step=st.integers(1, 20),
+    before=st.floats(0, 8 * HOUR),
+)
+def test_no_report_is_lost_or_counted_twice(
+    tmp_path_factory: pytest.TempPathFactory, times: list[int], step: int, before: float
+) -> None:
+    """However large the steps and wherever the limit falls, the counts by configuration stay."""
+    with (
+        Store.open(f"sqlite:///{tmp_path_factory.mktemp('db') / 'a.db'}") as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(retention, "STEP", step)
+        jobs = [dataclasses.replace(JOB, job_id=number) for number in (7, 8)]
+        store.upsert_jobs(jobs)
+        for job in jobs:
+            store.submit_reports(job.job_id, [report(float(at), gpus=1 + at % 3) for at in times], 1e6).result()
+        counts = {job.job_id: [(row.gpus, row.count) for row in store.observations(job.job_id)] for job in jobs}
+        store.roll_up(before)
+        for job in jobs:
+            assert [(row.gpus, row.count) for row in store.observations(job.job_id)] == counts[job.job_id]
+            assert all(row.at >= before // HOUR * HOUR for row in kept_reports(store, job.job_id))
+
+
+def test_old_jobs_go_with_all_that_is_theirs(store: Store) -> None:
+    """Jobs that ended long ago are forgotten, and events of that time; running and younger ones stay whole."""
+    for number, end in ((8, 50.0), (9, 150.0)):
+        store.upsert_job(dataclasses.replace(JOB, job_id=number))
+        store.set_in_use(number, 1, (Piece(number, "base", ("n1",), 4),), 64, 10.0)
+        store.submit_reports(number, [report(20.0)], 30.0).result()
+        store.add_event(number, "started", "selasticd", {}, end - 1)
+        store.end_job(number, "COMPLETED", end)
+    assert store.prune(100.0) == 1
+    assert [job.job_id for job in store.jobs(active_only=False)] == [7, 9]
+    assert [row.job_id for row in store.allocations()] == [9]
+    assert store.observations(8) == [] and store.last_report(8) is None and store.events(8) == []
+    assert len(store.events(9)) == 1 and store.observations(9)[0].count == 1
+    assert store.prune(100.0) == 0
+
+
+def test_of_old_decisions_each_jobs_last_one_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `explain` shows is kept as long as the job; of the rest what is younger than the limit. In small steps."""
+    monkeypatch.setattr(retention, "DECISIONS", 2)
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=number) for number in (7, 8)])
+    for at in range(1, 7):
+        row = DecisionRow(7, float(at), at, at + 1, 64, 64, "grow_idle", None, None)
+        store.save_decisions(float(at), [row, dataclasses.replace(row, job_id=8)] if at < 3 else [row])
+    assert store.prune_decisions(5.0) == 5
+    assert [row.at for row in store.decisions(7)] == [6.0, 5.0]
+    assert [row.at for row in store.decisions(8)] == [2.0]
+    assert store.prune_decisions(100.0) == 1 and store.prune_decisions(100.0) == 0
+
+
+def test_years_of_decisions_are_forgotten_little_by_little(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round begins while old records are cleared away: one call takes so many, and the next ones the rest."""
+    monkeypatch.setattr(retention, "DECISIONS", 2)
+    monkeypatch.setattr(retention, "MOST_DECISIONS", 4)
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=7)])
+    for at in range(1, 11):
+        store.save_decisions(float(at), [DecisionRow(7, float(at), at, at + 1, 64, 64, "grow_idle", None, None)])
+    assert [store.prune_decisions(100.0) for _ in range(4)] == [4, 4, 1, 0]
+
+
+def test_a_year_fits(store: Store) -> None:
+    """An hourly record takes less than 150 bytes: those of 250 jobs at any time for a year are below 350 MB."""
+    before = store.size_mb()
+    store.upsert_jobs([dataclasses.replace(JOB, job_id=number) for number in range(100, 150)])
+    for number in range(100, 150):
+        store.submit_reports(number, [report(hour * HOUR + 5) for hour in range(100)], 1e6).result()
+    store.roll_up(1e6)
+    with store._db.write() as connection:
+        connection.exec_driver_sql("DELETE FROM reports")
+    with store._db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.rollback()
+        connection.connection.dbapi_connection.execute("VACUUM")  # type: ignore[union-attr]
+    after = store.size_mb()
+    assert before is not None and after is not None
+    assert (after - before) * 1e6 / 5000 < 150

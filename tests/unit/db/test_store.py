@@ -1,0 +1,287 @@
+"""The store's promises: what is stored, what closes what, what is refused and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_records import BASE, COMPANION, DECISION, DIRECTIVE, JOB, report
+
+from slurm_elastic.db.codec import directive_in, directive_out
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.errors import NotFound, StoreError
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
+
+
+def test_job_comes_back_as_it_was_stored(store: Store) -> None:
+    """Every field of a job survives, and a job that nobody stored is None."""
+    assert store.job(7) == JOB
+    assert store.job(8) is None
+    changed = dataclasses.replace(JOB, name="naïve \U0001f600", start_time=None, state="PENDING")
+    store.upsert_job(changed)
+    assert store.job(7) == changed
+
+
+def test_an_unchanged_job_costs_no_write(store: Store) -> None:
+    """A round that sees the same jobs again leaves the disk alone, so a thousand of them cost nothing."""
+    with store._db.read() as connection:
+        before = connection.exec_driver_sql("PRAGMA data_version").scalar()
+        store.upsert_jobs([JOB] * 3)
+        assert connection.exec_driver_sql("PRAGMA data_version").scalar() == before
+
+
+def test_end_of_a_job_closes_what_belongs_to_it(store: Store) -> None:
+    """After its end a job has no allocation, token, pin or open resize; the first end counts."""
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0, reason="start")
+    token = store.mint_token(7, 1000)
+    store.pin(7, 4)
+    number = store.new_intent(DIRECTIVE, 11.0).id
+    store.end_job(7, "COMPLETED", 20.0)
+    store.end_job(7, "FAILED", 30.0)
+    job = store.job(7)
+    assert job is not None and (job.state, job.end_time) == ("COMPLETED", 20.0)
+    assert store.jobs() == [] and len(store.jobs(active_only=False)) == 1
+    assert store.in_use(7) is None and store.pinned(7) is None and store.token_job(token) is None
+    assert [row.end for row in store.allocations()] == [20.0]
+    assert store.intent(number).state == "withdrawn" and store.open_intents() == []
+
+
+@pytest.mark.parametrize("state", ["CANCELLED by 1000", "COMPLETED", "NODE_FAIL"])
+def test_a_job_seen_ended_is_ended(store: Store, state: str) -> None:
+    """A snapshot that shows a job as over ends it as `end_job` does."""
+    token = store.mint_token(7, 1000)
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0)
+    store.upsert_job(dataclasses.replace(JOB, state=state, end_time=33.0))
+    assert store.jobs() == [] and store.token_job(token) is None
+    assert [row.end for row in store.allocations()] == [33.0]
+
+
+def test_a_requeued_job_is_active_again(store: Store) -> None:
+    """Slurm runs a requeued job under its old id."""
+    store.end_job(7, "PREEMPTED", 20.0)
+    store.upsert_job(dataclasses.replace(JOB, state="PENDING"))
+    assert [job.job_id for job in store.jobs()] == [7]
+
+
+def test_token_speaks_for_its_job_alone(store: Store, url: str) -> None:
+    """A token names its job, is stored only as a digest, and dies when the id belongs to another user."""
+    token = store.mint_token(7, 1000)
+    assert store.token_job(token) == 7 and store.token_job(token + "x") is None and store.token_job("") is None
+    assert token.encode() not in Path(store._db.name).read_bytes()
+    assert token.encode() not in Path(store._db.name + "-wal").read_bytes()
+    store.upsert_job(dataclasses.replace(JOB, uid=2000, user="bob"))
+    assert store.token_job(token) is None
+
+
+def test_only_the_newest_tokens_live(store: Store) -> None:
+    """Two threads may register at once, but tokens do not pile up."""
+    tokens = [store.mint_token(7, 1000) for _ in range(6)]
+    assert [store.token_job(token) for token in tokens] == [None, None, 7, 7, 7, 7]
+
+
+def test_token_survives_a_restart(store: Store, url: str) -> None:
+    """A daemon that is started again knows its supervisors."""
+    token = store.mint_token(7, 1000)
+    store.close()
+    with Store(url) as again:
+        assert again.token_job(token) == 7
+
+
+def test_pin(store: Store) -> None:
+    """A pin is set, changed and let go."""
+    assert store.pinned(7) is None
+    store.pin(7, 4)
+    store.pin(7, 2)
+    assert store.pinned(7) == 2
+    store.pin(7, None)
+    assert store.pinned(7) is None
+
+
+def test_allocation_rows_follow_what_is_in_use(store: Store) -> None:
+    """A row for each size: the old one ends where the new one begins; saying the same again begins none."""
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0, reason="start")
+    store.set_in_use(7, 1, (BASE,), 64, at=15.0, reason="start")
+    used = store.in_use(7)
+    assert used is not None and (used.since, used.registered_at, used.gpus) == (10.0, 15.0, 8)
+    store.set_in_use(7, 2, (BASE, COMPANION), 640, at=20.0, pause_s=0.5, reason="grow_idle", directive=3)
+    first, second = store.allocations()
+    assert (first.start, first.end, first.gpus, first.node_list) == (10.0, 20.0, 8, "n1,n2")
+    assert (second.start, second.end, second.gpus, second.nodes) == (20.0, None, 10, 3)
+    assert (second.pause_s, second.reason, second.directive) == (0.5, "grow_idle", 3)
+    assert store.mean_pause(7) == 0.5 and store.all_in_use().keys() == {7}
+    used = store.in_use(7)
+    assert used is not None and used.pieces == (BASE, COMPANION)
+
+
+def test_allocations_by_time_job_and_user(store: Store) -> None:
+    """Rows are those that overlap the time asked for, of the job or the uid asked for."""
+    store.upsert_job(dataclasses.replace(JOB, job_id=9, uid=2000))
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0)
+    store.set_in_use(7, 2, (BASE,), 128, at=20.0)
+    store.set_in_use(9, 1, (COMPANION,), 64, at=12.0)
+    assert [row.batch for row in store.allocations(start=20.0)] == [128, 64]
+    assert [row.job_id for row in store.allocations(end=12.0)] == [7]
+    assert [row.job_id for row in store.allocations(uid=2000)] == [9]
+    assert [row.generation for row in store.allocations(7, start=0.0, end=100.0)] == [1, 2]
+
+
+def test_samples_of_a_row_are_its_own(store: Store) -> None:
+    """Counters of the training are shared out exactly when the supervisor says where it stood at the change."""
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
+    store.submit_reports(7, [report(10), report(20)], 30.0).result()
+    store.set_in_use(7, 2, (BASE,), 128, at=40.0, step=25, samples=25 * 64)
+    store.submit_reports(7, [report(35, generation=2, batch=64)], 50.0).result()
+    assert [(row.steps, row.samples) for row in store.allocations()] == [(25, 1600), (10, 640)]
+    store.note_progress(7, 2, 40, 40 * 64)
+    assert store.allocations()[1].steps == 15
+
+
+def test_a_late_report_counts_into_its_own_generation(store: Store) -> None:
+    """A report that was held back and re-sent belongs to the world that made it."""
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
+    store.set_in_use(7, 2, (BASE,), 128, at=40.0)
+    store.submit_reports(7, [report(30, generation=1)], 50.0).result()
+    assert [row.steps for row in store.allocations()] == [30, 0]
+
+
+def test_work_done_again_after_a_restore_is_counted(store: Store) -> None:
+    """A training that falls back to a checkpoint has a new row that begins at the checkpoint, not at the lost step."""
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0, step=0, samples=0)
+    store.submit_reports(7, [report(100)], 100.0).result()
+    store.set_in_use(7, 2, (BASE,), 64, at=110.0)
+    store.submit_reports(7, [report(70, 120.0, generation=2), report(90, 130.0, generation=2)], 130.0).result()
+    assert [row.steps for row in store.allocations()] == [100, 30]
+
+
+@pytest.mark.parametrize("counter", ["step", "samples"])
+def test_a_row_with_one_counter_alone_ends_like_any(store: Store, counter: str) -> None:
+    """A supervisor may tell one and not the other: its next world, and its end, are stored all the same."""
+    store.set_in_use(7, 1, (BASE,), 64, at=10.0, **{counter: 5})
+    store.set_in_use(7, 2, (BASE,), 64, at=20.0)
+    store.clear_in_use(7, 30.0)
+    assert [row.end for row in store.allocations()] == [20.0, 30.0]
+
+
+def test_a_clock_set_back_ends_no_row_before_its_start(store: Store) -> None:
+    """GPU-hours are never negative."""
+    store.set_in_use(7, 1, (BASE,), 64, at=100.0)
+    store.set_in_use(7, 2, (BASE,), 128, at=50.0)
+    assert store.allocations()[0].end == 100.0
+
+
+def test_decisions_are_stored_when_they_change(store: Store) -> None:
+    """A round that decides the same again adds no row, also after a restart; a new reason or size does, and is told."""
+    assert store.save_decisions(1.0, [DECISION]) == [DECISION]
+    assert store.save_decisions(2.0, [dataclasses.replace(DECISION, value=9.0)]) == []
+    assert [row.at for row in store.decisions(7)] == [1.0]
+    store._marks.clear()
+    assert store.decision_marks([7, 8]) == {7: DECISION.mark}
+    assert store.save_decisions(3.0, [DECISION]) == []
+    assert len(store.decisions(7)) == 1
+    kept = dataclasses.replace(DECISION, gpus_from=8, reason="keep_best")
+    store.save_decisions(4.0, [kept])
+    assert store.decision(7) == dataclasses.replace(kept, at=4.0)
+    assert store.current_decisions() == [dataclasses.replace(kept, at=4.0)]
+    store.end_job(7, "COMPLETED", 5.0)
+    assert store.current_decisions() == [] and len(store.decisions(7)) == 2
+
+
+def test_a_number_that_json_lacks_is_unknown(store: Store) -> None:
+    """Evidence with nan or inf is stored as null, so that no reader of the API meets broken JSON."""
+    odd = dataclasses.replace(DECISION, gain=float("nan"), evidence={"gain": float("inf"), "sizes": (1, float("nan"))})
+    store.save_decisions(1.0, [odd])
+    row = store.decision(7)
+    assert row is not None and row.gain is None and row.evidence == {"gain": None, "sizes": [1, None]}
+
+
+def test_intent_has_a_number_of_its_own(store: Store) -> None:
+    """The directive comes back numbered; numbers are not used again, also when an intent was the last."""
+    first = store.new_intent(DIRECTIVE, 5.0)
+    assert first == dataclasses.replace(DIRECTIVE, id=first.id) and first.id > 0
+    assert store.open_intent(7) is not None and store.intent(first.id).directive == first
+    store.move_intent(first.id, "done", at=6.0)
+    second = store.new_intent(DIRECTIVE, 7.0)
+    assert second.id > first.id
+    with store._db.write() as connection:
+        connection.exec_driver_sql("DELETE FROM intents")
+    assert store.new_intent(DIRECTIVE, 8.0).id > second.id
+
+
+def test_a_job_has_one_open_intent(store: Store) -> None:
+    """A second resize of the same job is refused until the first is over."""
+    first = store.new_intent(DIRECTIVE, 5.0)
+    with pytest.raises(StoreError, match=rf"job 7 has resize {first.id} under way"):
+        store.new_intent(DIRECTIVE, 6.0)
+    store.move_intent(first.id, "failed", "no nodes", 7.0)
+    closed = store.last_closed_intent(7)
+    assert closed is not None and (closed.state, closed.detail, closed.updated) == ("failed", "no nodes", 7.0)
+    store.new_intent(DIRECTIVE, 8.0)
+
+
+def test_intents_only_go_forward(store: Store) -> None:
+    """A phase that arrives late or twice changes nothing; what is closed stays closed."""
+    number = store.new_intent(DIRECTIVE, 5.0).id
+    assert store.move_intent(number, "ready", "", 6.0).state == "ready"
+    assert store.move_intent(number, "accepted", "", 7.0).state == "ready"
+    assert store.move_intent(number, "withdrawn", "late", 8.0).open is False
+    assert store.move_intent(number, "running", "", 9.0).state == "withdrawn"
+    with pytest.raises(NotFound, match="no resize 99"):
+        store.move_intent(99, "done")
+    with pytest.raises(StoreError, match="accepted: issued"):
+        store.move_intent(number, "vanished")
+
+
+def test_events_are_kept_in_order(store: Store) -> None:
+    """The record of a job outlives it and comes back in the order in which it was written."""
+    for i in range(5):
+        store.add_event(7, f"k{i}", "selasticd", {"i": i}, 100.0 - i)
+    store.end_job(7, "COMPLETED", 5.0)
+    assert [event.kind for event in store.events(7, limit=3)] == ["k2", "k3", "k4"]
+
+
+text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), max_size=8)
+
+
+pieces = st.builds(
+    Piece,
+    st.integers(1, 1 << 31),
+    st.sampled_from(["base", "companion"]),
+    st.lists(text).map(tuple),
+    st.integers(1, 8),
+    text,
+)
+
+
+shapes = st.builds(Shape, st.integers(1, 99), st.integers(1, 8), gpu_type=text, node_list=st.lists(text).map(tuple))
+
+
+numbers = st.integers(1, 99)
+
+
+directives = st.builds(
+    Directive,
+    numbers,
+    numbers,
+    st.lists(pieces).map(tuple),
+    st.lists(shapes).map(tuple),
+    numbers,
+    numbers,
+    text,
+    st.floats(0, 1e6),
+    st.booleans(),
+)
+
+
+@given(directives)
+def test_directives_come_back_as_they_were(directive: Directive) -> None:
+    """No field of a directive is lost in the database."""
+    assert directive_in(directive.id, directive_out(directive)) == directive
+
+
+def test_what_belongs_to_an_unknown_job_is_refused(store: Store) -> None:
+    """Foreign keys are on: nothing is stored for a job that is not."""
+    with pytest.raises(StoreError, match="no record of that job"):
+        store.set_in_use(404, 1, (BASE,), 64, at=1.0)

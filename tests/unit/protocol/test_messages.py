@@ -1,0 +1,96 @@
+"""The messages between supervisors and selasticd."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.protocol import messages
+
+REPORT: dict[str, Any] = {
+    "generation": 1, "at": 1.5, "gpus": 4, "nodes": 1, "batch": 64, "micro_batch": 16, "accumulation": 1, "steps": 20,
+    "step_time_median_s": 0.1, "step_time_p90_s": 0.2, "samples_per_s": 640.0, "step": 20, "samples": 1280, "epoch": 0,
+}  # fmt: skip
+
+
+def test_a_message_survives_the_wire() -> None:
+    """A directive with nested pieces and shapes reads back equal."""
+    directive = messages.Directive(
+        id=7, job_id=12, keep=(messages.Piece(12, "base", ("n1", "n2"), 4, "a100"),), add=(messages.Shape(1, 4),),
+        gpus=12, batch=768, reason="grow_idle", wait_s=60.0,
+    )  # fmt: skip
+    assert messages.from_json(messages.Directive, messages.to_json(directive)) == directive
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"gpus": "4"}, "Report.gpus"),
+        ({"gpus": 4.5}, "Report.gpus"),
+        ({"gpus": -1}, "Report.gpus"),
+        ({"gpus": True}, "Report.gpus"),
+        ({"gpus": 10**30}, "Report.gpus"),
+        ({"step_time_median_s": float("nan")}, "Report.step_time_median_s"),
+        ({"step_time_median_s": float("inf")}, "Report.step_time_median_s"),
+        ({"step_time_median_s": None}, "Report.step_time_median_s"),
+        *(
+            ({name: 0}, rf"Report.{name}: 0 is not accepted; accepted: a whole number, 1 to 1e\+09")
+            for name in ("gpus", "nodes", "batch", "micro_batch", "accumulation", "steps")
+        ),
+        *(
+            ({name: value}, rf"Report.{name}: .* a finite number, 1e-06 to 1e\+07")
+            for name in ("step_time_median_s", "step_time_p90_s")
+            for value in (0, 0.0, 5e-324, 1e8)
+        ),
+        ({"samples": 1e15}, "Report.samples: .* a whole number, 0 to 1e"),
+        ({"at": 10**400}, r"Report.at: 10+\.\.\. is not accepted; accepted: a finite number"),
+        ({"extra": 1}, "unknown field 'extra'"),
+    ],
+)
+def test_a_report_with_a_bad_field_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    """No malformed number reaches the store, and the sender learns which field was wrong."""
+    body = json.dumps({**REPORT, **change}).encode()
+    with pytest.raises(messages.WireError, match=named):
+        messages.from_json(messages.Report, body)
+
+
+def test_a_missing_field_is_named() -> None:
+    """A field without a default must be there."""
+    with pytest.raises(messages.WireError, match="field epoch is missing"):
+        messages.decode(messages.Report, {key: value for key, value in REPORT.items() if key != "epoch"})
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null", b'"x"', b"[" * 100_000, b"x" * (messages.MAX_BODY + 1)])
+def test_what_is_not_an_object_is_refused(body: bytes) -> None:
+    """Neither broken JSON nor depth nor size raises anything but WireError."""
+    with pytest.raises(messages.WireError):
+        messages.from_json(messages.Report, body)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: (
+    st.lists(inner) | st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(messages.Phase)]), inner)
+), max_leaves=20))  # fmt: skip
+def test_any_parsed_json_is_either_a_phase_or_refused(data: object) -> None:
+    """The decoder has no third outcome."""
+    try:
+        phase = messages.decode(messages.Phase, data)
+    except messages.WireError:
+        return
+    assert isinstance(phase, messages.Phase)
+
+
+def test_a_phase_without_an_exit_code_is_one_of_zero() -> None:
+    """Supervisors that do not know the field yet are understood; a code that is no whole number from 0 is refused."""
+    phase = messages.Phase(0, "finished", 3, (), 64, 1.5, exit_code=143)
+    assert messages.from_json(messages.Phase, messages.to_json(phase)) == phase
+    data = dataclasses.asdict(phase) | {"pieces": []}
+    del data["exit_code"]
+    assert messages.decode(messages.Phase, data).exit_code == 0
+    for wrong in (-15, 1.5, "1", None):
+        with pytest.raises(messages.WireError, match=r"Phase\.exit_code"):
+            messages.decode(messages.Phase, {**data, "exit_code": wrong})

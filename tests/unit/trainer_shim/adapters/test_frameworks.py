@@ -1,0 +1,264 @@
+"""Lightning, Transformers and Accelerate scripts resized while they train: as an unresized run, sample by sample."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from waiting import wait_until
+from worker_harness import NAMESPACE, Control, Zygote
+
+from slurm_elastic.trainer_shim.training import audit
+
+SCRIPTS = {
+    name: Path(__file__).parents[3] / "support" / "training_scripts" / f"{name}_train.py"
+    for name in ("lightning", "transformers", "accelerate")
+}
+ROUNDING = {"lightning": 1e-12, "transformers": 1e-7, "accelerate": 1e-12}
+"""A language model's loss is computed in single precision, whatever the model's is."""
+Start = Callable[..., Control]
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote("lightning.pytorch", "transformers.trainer", "accelerate")
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def start(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
+    """start("lightning", "--pace", "0.05") -> the supervisor's side of a training."""
+    controls: list[Control] = []
+
+    def make(framework: str, *args: str) -> Control:
+        controls.append(Control(zygote, tmp_path, list(args), script=SCRIPTS[framework]))
+        return controls[-1]
+
+    yield make
+    for control in controls:
+        control.close()
+
+
+@pytest.fixture(scope="module")
+def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What the same script comes to in one process that no supervisor knows of; computed once for each framework."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def run(framework: str) -> dict[str, Any]:
+        if framework not in found:
+            folder, name = tmp_path_factory.mktemp("alone"), f"alone-{time.monotonic_ns()}"
+            log = folder / "log"
+            zygote.spawn(name, SCRIPTS[framework], ["--pace", "0", str(folder)], {}, log)
+            assert zygote.wait(name) == 0, log.read_text()
+            found[framework] = torch.load(folder / "final.pt", weights_only=False)
+        return found[framework]
+
+    return run
+
+
+def compare(one: dict[str, Any], other: dict[str, Any], rounding: float) -> None:
+    """Parameters to the rounding of a sum's order, everything else exactly."""
+    models = one["model"], other["model"]
+    assert max(float((models[0][key] - models[1][key]).abs().max()) for key in models[0]) < rounding
+    rest = [{key: value for key, value in facts.items() if key not in ("model", "val_loss")} for facts in (one, other)]
+    assert rest[0] == rest[1]
+    assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_a_resized_training_equals_an_unresized_one(
+    start: Start, alone: Callable[[str], dict[str, Any]], tmp_path: Path, framework: str
+) -> None:
+    """1 -> 3 -> 2 -> 3 -> 1 workers, the first ones replaced, slices that do not divide, accumulation: every sample
+    once an epoch; parameters, schedule, epochs, steps and evaluations as without a resize (float64)."""
+    control = start(framework, "--pace", "0.06", "--micro", "5")
+    control.start("a")
+    pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e")]
+    assert control.exits(*"abcde") == [0] * 5, control.story()
+    assert audit.check(control.audit, samples=403, epochs=3).ok, control.story()
+    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
+    assert max(pauses) < 5
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_a_killed_training_goes_on_from_its_checkpoint(
+    start: Start, alone: Callable[[str], dict[str, Any]], tmp_path: Path, framework: str
+) -> None:
+    """Both workers killed in the middle of an epoch: three new ones go on from the last checkpoint, the framework's own
+    counters and the module's own state with it; a fourth start finds the training finished."""
+    control = start(framework, "--pace", "0.04")
+    control.start("a", "b")
+    wait_until(lambda: any(line.get("step") == 26 for line in audit.read(control.audit)), 60, control.story)
+    control.send("a", {"type": "checkpoint"})
+    control.wait(lambda _, message: message["type"] == "saved")
+    for name in "ab":
+        control.kill(name)
+    control.exits("a", "b")
+    control.start("c", "d", "e", source="checkpoint")
+    assert control.exits(*"cde") == [0, 0, 0], control.story()
+    found = audit.check(control.audit, samples=403, epochs=3)
+    assert found.ok and found.restarts == 1, (found, control.story())
+    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
+    control.spawn("f")
+    control.ready("f")
+    control.world("f", source="checkpoint")
+    assert control.exits("f") == [0], control.story()
+    assert audit.check(control.audit, samples=403, epochs=3).steps == found.steps
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_the_same_script_under_torchrun(
+    zygote: Zygote, alone: Callable[[str], dict[str, Any]], tmp_path: Path, framework: str
+) -> None:
+    """Three processes with torchrun's variables train as one does: neither library starts a world of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    names = [f"torchrun-{time.monotonic_ns()}-{rank}" for rank in range(3)]
+    for rank, name in enumerate(names):
+        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SELASTIC_AUDIT": str(tmp_path / "audit")}
+        zygote.spawn(name, SCRIPTS[framework], ["--pace", "0", str(tmp_path)], env, tmp_path / "log")
+    assert [zygote.wait(name, 120) for name in names] == [0, 0, 0], (tmp_path / "log").read_text()
+    assert audit.check(tmp_path / "audit", samples=403, epochs=3).ok
+    # The Trainer shares out its evaluation here, and fills up the last batches: its mean is a little off.
+    found = {**torch.load(tmp_path / "final.pt", weights_only=False), "val_loss": alone(framework)["val_loss"]}
+    compare(found, alone(framework), ROUNDING[framework])
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_the_rate_follows_the_batch(start: Start, framework: str) -> None:
+    """With another global batch the steps are fewer, the samples the same, and the log says batch and rate."""
+    control = start(framework, "--pace", "0.06", "--lr", "sqrt")
+    control.start("a", "b")
+    control.resize("a", "b", batch=80)
+    assert control.exits("a", "b") == [0, 0], control.story()
+    found = audit.check(control.audit, samples=403, epochs=3)
+    assert found.ok and found.steps < 63
+    log = (control.directory / "a.log").read_text()
+    assert "batch 20 -> 80 on 2 GPUs" in log and "(sqrt)" in log
+
+
+WRONG = """
+import lightning.pytorch as pl, torch, warnings
+warnings.filterwarnings("ignore")
+from torch.utils.data import DataLoader, TensorDataset
+from slurm_elastic.trainer_shim.lightning import ElasticStrategy
+from slurm_elastic.protocol.errors import TrainingError
+class Module(pl.LightningModule):
+    def __init__(self, manual=False):
+        super().__init__()
+        self.automatic_optimization, self.net, self.skips = manual is not True, torch.nn.Linear(1, 1), manual
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if self.skips == "rest" else None
+    def training_step(self, batch, batch_idx):
+        return None if self.skips == "step" else self.net(batch[0]).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+data = TensorDataset(torch.ones(8, 1))
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+weighted = torch.utils.data.WeightedRandomSampler([1.0] * 8, 8)
+for options, manual, loader in [
+    (dict(max_steps=5), False, DataLoader(data)),
+    (dict(max_epochs=1, accumulate_grad_batches=2), False, DataLoader(data)),
+    (dict(max_epochs=1, limit_train_batches=2), False, DataLoader(data)),
+    (dict(max_epochs=1), True, DataLoader(data)),
+    (dict(max_epochs=1), "rest", DataLoader(data)),
+    (dict(max_epochs=1), "step", DataLoader(data)),
+    (dict(max_epochs=1), False, DataLoader(data, sampler=weighted)),
+    (dict(max_epochs=1), False, [DataLoader(data), DataLoader(data)]),
+]:
+    strategy = ElasticStrategy(batch=4)
+    try:
+        pl.Trainer(strategy=strategy, **options, **quiet).fit(Module(manual), loader)
+    except TrainingError as error:
+        print(error)
+    strategy.job.close()
+
+def tell(make):
+    try:
+        make()
+    except TrainingError as error:
+        print(error)
+
+import slurm_elastic.trainer_shim.adapters.lightning_checks as adapter
+tell(lambda: ElasticStrategy(batch=4, unit={"tp": 2}))
+adapter.PRIVATE.append((adapter.call, "_gone"))
+tell(lambda: ElasticStrategy(batch=4))
+
+from transformers import Trainer, TrainingArguments
+from slurm_elastic.trainer_shim.transformers import elastic
+net = torch.nn.Linear(1, 1)
+args = dict(output_dir="/tmp", report_to=[], use_cpu=True)
+for make in [
+    lambda: elastic(net),
+    lambda: elastic(Trainer(net, TrainingArguments(**args, max_steps=5))),
+    lambda: elastic(Trainer(net, TrainingArguments(**args, num_train_epochs=1.5))),
+    lambda: elastic(Trainer(net, TrainingArguments(**args)), unit={"tp": 2}),
+    lambda: elastic(Trainer(net, TrainingArguments(**args, num_train_epochs=1))).train("checkpoint-5"),
+]:
+    tell(make)
+import slurm_elastic.trainer_shim as shim
+shim.job._current[0].close()
+
+from accelerate import Accelerator
+from slurm_elastic.trainer_shim.accelerate import elastic
+again = Accelerator(cpu=True)
+again.prepare(torch.nn.Linear(1, 1))
+def train(order, *parts):
+    accelerator = Accelerator(cpu=True)
+    job = elastic(accelerator, batch=4)
+    try:
+        net = torch.nn.Linear(1, 1)
+        sgd = torch.optim.SGD(net.parameters(), 0.1)
+        net, *rest = accelerator.prepare(net, *(part(net) if callable(part) else part for part in parts))
+        for _ in job.epochs(1):
+            for (x,) in rest[1]:
+                for word in order:
+                    if word == "backward":
+                        accelerator.backward(net(x).mean())
+                    else:
+                        rest[0].step()
+    finally:
+        job.close()
+sgd = lambda net: torch.optim.SGD(net.parameters(), 0.1)
+for make in [
+    lambda: elastic(net, batch=4),
+    lambda: elastic(Accelerator(cpu=True), batch=4, deterministic=True),
+    lambda: elastic(again, batch=4),
+    lambda: train(["backward", "step"], sgd),
+    lambda: train(["backward", "step"], DataLoader(data)),
+    lambda: train(["backward"], sgd, DataLoader(data)),
+    lambda: train(["step", "backward"], sgd, DataLoader(data)),
+    lambda: train([], sgd, DataLoader(data)),
+]:
+    tell(make)
+"""
+
+
+def test_what_cannot_be_done_elastically_is_refused() -> None:
+    """Steps of one size, accumulation by the Trainer, part of the data or of an epoch, manual optimization, samplers of
+    one's own, two loaders, a framework's checkpoint: one sentence each, before any training."""
+    env = {"PYTHONPATH": str(NAMESPACE), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", WRONG], env=env, capture_output=True, text=True, timeout=120)
+    said = done.stdout.splitlines()
+    named: tuple[str, ...] = ("max_steps", "accumulate_grad_batches", "limit_train_batches", "manual", "returned -1")
+    named += (
+        "returned None",
+        "WeightedRandomSampler",
+        "one",
+        "unit",
+        "_gone, which the adapter works by; it was tried",
+    )
+    named += ("Linear", "max_steps", "part of an epoch", "elastic(unit=...)", "resume_from_checkpoint")
+    named += ("Linear", "elastic(deterministic=...)", "after prepare()", "without the DataLoader", "0 optimizers")
+    named += ("step() was not called after", "step() was called before", "for a batch")
+    assert len(said) == len(named), done.stdout + done.stderr
+    assert all(word in line for word, line in zip(named, said, strict=True)), said

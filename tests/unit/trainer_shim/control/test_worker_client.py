@@ -1,0 +1,152 @@
+"""The connection to the supervisor: what it remembers, what it may lose, and that it never blocks."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.trainer_shim.control import worker_client as links
+from slurm_elastic.trainer_shim.control.worker_client import Link
+
+
+class Peer:
+    """The other end of one link."""
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.opened: list[str] = []
+        self.link = Link(f"127.0.0.1:{self.server.getsockname()[1]}", "s3", "w1", self.open_store)
+        self.connection, _ = self.server.accept()
+        self.connection.settimeout(20)
+        self.lines = self.connection.makefile("r")
+
+    def open_store(self, host: str) -> tuple[str, int, object]:
+        self.opened.append(host)
+        return host, 4000 + len(self.opened), object()
+
+    def send(self, **message: Any) -> None:
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def world(self, generation: int, rank: int = 1, **more: Any) -> None:
+        self.send(type="world", generation=generation, rank=rank, size=3, source="survivor", **more)
+
+    def read(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self.lines.readline())
+        return message
+
+    def held(self) -> links.Coming:
+        return wait_until(self.link.held)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.link.close()
+    peer.connection.close()
+    peer.server.close()
+
+
+def test_the_interval_of_reports_is_the_supervisors(peer: Peer) -> None:
+    """It comes by itself, and with every world."""
+    assert peer.link.report_s == 0.0
+    peer.send(type="report_every", seconds=0.5)
+    wait_until(lambda: peer.link.report_s == 0.5)
+    peer.world(2, report_s=2.0)
+    wait_until(lambda: peer.link.report_s == 2.0)
+
+
+def test_it_introduces_itself(peer: Peer) -> None:
+    """The first message carries name, secret and process."""
+    hello = peer.read()
+    assert (hello["type"], hello["worker"], hello["secret"], hello["kind"]) == ("hello", "w1", "s3", "worker")
+
+
+def test_a_world_is_held_with_its_store_only(peer: Peer) -> None:
+    """World and store may come in either order; one without the other is not held. A leaver needs no store."""
+    peer.world(2, batch=64)
+    peer.send(type="store", generation=1, host="h", port=1)
+    peer.send(type="checkpoint")
+    wait_until(peer.link.save_wanted)
+    assert peer.link.held() is None
+    peer.send(type="store", generation=2, host="h", port=2)
+    held = peer.held()
+    assert (held.generation, held.batch, held.store) == (2, 64, ("h", 2))
+    peer.link.taken(held)
+    peer.send(type="store", generation=3, host="h", port=3)
+    peer.world(3)
+    assert peer.held().store == ("h", 3)
+    peer.world(4, rank=-1, leave=True)
+    wait_until(lambda: peer.held().generation == 4)
+
+
+def test_the_new_rank_0_opens_the_store_at_once(peer: Peer) -> None:
+    """It answers with the store's address, under the name by which workers reach the supervisor on this host."""
+    peer.read()
+    peer.world(2, rank=0)
+    assert peer.read() == {"type": "store", "generation": 2, "host": "127.0.0.1", "port": 4001}
+    assert peer.held().server is not None
+
+
+def test_a_world_called_off_or_outdated_is_forgotten(peer: Peer) -> None:
+    """After an abort nothing is held; an older generation than the one taken is not taken again."""
+    peer.world(2)
+    peer.send(type="store", generation=2, host="h", port=2)
+    coming = peer.held()
+    assert peer.link.still_coming(coming)
+    peer.send(type="abort", generation=2)
+    wait_until(lambda: peer.link.held() is None)
+    assert not peer.link.still_coming(coming)
+    peer.world(2)
+    peer.world(3)
+    peer.send(type="store", generation=3, host="h", port=3)
+    held = peer.held()
+    assert held.generation == 3
+    peer.link.taken(held)
+    peer.world(3)
+    peer.send(type="hurry", deadline_s=3)
+    wait_until(peer.link.save_wanted)
+    assert peer.link.held() is None
+
+
+def test_reports_never_block_and_the_oldest_are_lost(peer: Peer) -> None:
+    """With a supervisor that reads nothing thousands of reports are taken; the newest survive, in order."""
+    padding = "x" * 10_000
+    for number in range(5000):
+        peer.link.report({"type": "report", "number": number, "padding": padding})
+    peer.link.send({"type": "done"})
+    numbers, kinds = [], []
+    while 4999 not in numbers[-1:]:
+        message = peer.read()
+        kinds.append(message["type"])
+        if message["type"] == "report":
+            numbers.append(message["number"])
+    assert numbers == sorted(numbers) and len(numbers) < 5000
+    assert "done" in kinds[: -links.MAX_REPORTS // 2]  # control messages overtake reports that wait
+    assert peer.link.flush(10)
+
+
+def test_losing_the_supervisor_is_noticed(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag is set at once; who still trains after the grace is ended by force."""
+    ended: list[int] = []
+    monkeypatch.setattr(links, "LOST_GRACE_S", 0.1)
+    monkeypatch.setattr(links.os, "_exit", ended.append)
+    peer.lines.close()
+    peer.connection.shutdown(socket.SHUT_RDWR)
+    peer.connection.close()
+    wait_until(lambda: peer.link.lost)
+    wait_until(lambda: ended == [75])
+
+
+def test_an_unreachable_supervisor_is_named() -> None:
+    """A wrong SELASTIC_CONTROL is one sentence, at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(TrainingError, match=f"SELASTIC_CONTROL=127.0.0.1:{port}"):
+        Link(f"127.0.0.1:{port}", "", "w", lambda host: (host, 0, None))

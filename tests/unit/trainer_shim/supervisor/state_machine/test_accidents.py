@@ -1,0 +1,157 @@
+"""The supervisor's decisions about workers and nodes that die, without any process."""
+
+from __future__ import annotations
+
+from supervisor_harness import BASE, Drive
+
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
+    AgentLost,
+    AgentUp,
+    Kill,
+    LaunchAgents,
+    QuitAgent,
+    Say,
+    Spawn,
+    StepEnded,
+    Tell,
+    WorkerExit,
+    WorkerLost,
+)
+from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Limits
+from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
+
+
+def test_killed_worker_restarts_everybody_once() -> None:
+    """The rest is killed, new workers start when the last old one is dead, from the checkpoint."""
+    drive = Drive().up()
+    drive.say("10.n1.0", "saved", step=5, samples=50, path="p")
+    drive(WorkerExit("10.n2.1", 0, 9))
+    assert {kill.worker for kill in drive.new(Kill)} == {"10.n1.0", "10.n1.1", "10.n2.0"}
+    drive(WorkerExit("10.n1.0", 0, 9))
+    drive(WorkerExit("10.n1.1", 0, 9))
+    assert not drive.new(Spawn)
+    drive(WorkerExit("10.n2.0", 0, 9))
+    assert [spawn.worker for spawn in drive.new(Spawn)] == ["10.n1.0.2", "10.n1.1.2", "10.n2.0.2", "10.n2.1.2"]
+
+
+def test_lost_companion_without_notice() -> None:
+    """Its workers are gone with it: a new generation on what is left."""
+    drive = Drive().up().grown()
+    drive(AgentLost((11, "n3")))
+    assert drive.machine.mode is Mode.RESTARTING
+    drive.die_when_killed()
+    drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
+    assert drive.machine.pieces == (BASE,)
+    drive.running(3)
+    assert drive.every(Tell)[-1].phase.pieces == (BASE,)
+
+
+def test_lost_agent_of_the_batch_host_is_launched_again() -> None:
+    """The batch host is what a job never gives up."""
+    drive = Drive().up()
+    drive(AgentLost((10, "n1")))
+    assert [launch.piece.nodes for launch in drive.new(LaunchAgents)] == [("n1",)]
+    drive.die_when_killed()
+    assert drive.machine.mode is Mode.RESTARTING
+    drive(AgentUp((10, "n1"), ("0", "1")))
+    assert len(drive.new(Spawn)) == 4
+
+
+def test_the_end_of_an_old_launch_says_nothing_about_the_new_one() -> None:
+    """The srun of a lost agent ends later than its successor begins."""
+    drive = Drive().up()
+    first = drive.every(LaunchAgents)[0].number
+    drive(AgentLost((10, "n1")))
+    drive(AgentLost((10, "n2")))
+    drive(StepEnded(first, 137))
+    assert drive.machine.mode is Mode.RESTARTING
+    assert not drive.exits()
+
+
+def test_failures_without_progress_are_bounded_and_progress_resets_them() -> None:
+    """Three failures in a row end the job with the worker's code; a newer checkpoint makes it a new row."""
+    drive = Drive().up()
+    for failure in range(5):
+        if failure == 2:
+            drive.say(drive.members()[0], "saved", step=100, samples=1, path="p")
+        drive(WorkerExit(drive.members()[0], 3, raised=True))
+        if drive.exits():
+            break
+        drive.die_when_killed()
+        drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
+        drive.running(drive.machine.generation)
+    assert drive.exits() == [3]
+    assert failure == 4
+
+
+def test_the_worker_that_only_noticed_does_not_hide_the_culprit() -> None:
+    """Code 75 means that a world broke; the exit that broke it is waited for a moment."""
+    drive = Drive().up()
+    drive(WorkerExit("10.n1.0", 75))
+    assert not drive.new(Kill)
+    drive(WorkerExit("10.n2.0", 0, 11, tail=("segfault",)))
+    said = " ".join(action.text for action in drive.new(Say))
+    assert "10.n2.0 was killed by signal 11" in said
+    assert "segfault" in said
+
+
+def test_several_workers_that_only_noticed_are_no_end() -> None:
+    """When one rank dies several others leave with code 75, before its own end is told: none of them ends the job."""
+    drive = Drive().up()
+    for worker in ("10.n1.0", "10.n1.1", "10.n2.1"):
+        drive(WorkerExit(worker, 75))
+        assert not drive.exits()
+    drive(WorkerExit("10.n2.0", 0, 9))
+    assert drive.machine.mode is Mode.STARTING
+    assert not drive.exits()
+
+
+def test_a_broken_world_without_a_culprit_restarts() -> None:
+    """If nobody else has died, the broken world is reason enough."""
+    drive = Drive().up()
+    drive(WorkerExit("10.n1.0", 75))
+    drive.wait(2.0)
+    assert drive.machine.mode is Mode.RESTARTING
+
+
+def test_script_error_before_any_training_is_final() -> None:
+    """A typo is not tried three times; its code is the job's."""
+    drive = Drive()
+    workers = drive.agents_up(BASE)
+    drive(WorkerExit(workers[2], 1, raised=True))
+    assert drive.exits() == [1]
+
+
+def test_script_that_exits_on_purpose_is_final() -> None:
+    """sys.exit(4) in the middle of the training is the script's decision."""
+    drive = Drive().up()
+    drive(WorkerExit("10.n1.0", 4))
+    assert drive.exits() == [4]
+
+
+def test_error_after_the_training_is_final() -> None:
+    """What follows the loop would fail again: no restart."""
+    drive = Drive().up()
+    for worker in drive.members():
+        drive.say(worker, "done", step=9, samples=9, epoch=1, finished=True)
+    drive(WorkerExit("10.n1.0", 1, raised=True))
+    assert drive.exits() == [1]
+
+
+def test_worker_that_lost_its_line_is_killed() -> None:
+    """A worker that can no longer be told anything would hang the next world."""
+    drive = Drive().up()
+    drive(WorkerLost("10.n2.0"))
+    drive.wait(Limits().kill_s)
+    assert [kill.worker for kill in drive.new(Kill)] == ["10.n2.0"]
+
+
+def test_node_whose_workers_do_not_die_is_left() -> None:
+    """A process in uninterruptible sleep must not hold the job for ever."""
+    drive = Drive().up()
+    drive(WorkerExit("10.n1.0", 0, 9))
+    drive(WorkerExit("10.n1.1", 0, 9))
+    drive(WorkerExit("10.n2.0", 0, 9))
+    drive.wait(Limits().kill_s)
+    assert QuitAgent((10, "n2")) in drive.fresh
+    assert [spawn.agent for spawn in drive.new(Spawn)] == [(10, "n1"), (10, "n1")]

@@ -1,0 +1,125 @@
+"""How the supervisor ends a job, checkpoints and reports included, without any process."""
+
+from __future__ import annotations
+
+import pytest
+from supervisor_harness import BASE, SHAPE, Drive
+
+from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import DropCompanions, Hurry, Send, Tell, WorkerExit
+from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Limits
+from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
+
+
+def test_all_done_is_zero() -> None:
+    """The job ends when every worker of the last world has exited by itself."""
+    drive = Drive().up()
+    for worker in drive.members():
+        drive.say(worker, "done", step=9, samples=9, epoch=1)
+        assert not drive.exits()
+        drive(WorkerExit(worker, 0))
+    assert drive.exits() == [0]
+    last = drive.new(Tell)[-1].phase
+    assert (last.phase, last.step, last.samples) == ("finished", 9, 9)
+
+
+def test_script_that_does_not_train_ends_well() -> None:
+    """A script that exits with 0 before any loop is no failure."""
+    drive = Drive()
+    for worker in drive.agents_up(BASE):
+        drive(WorkerExit(worker, 0))
+    assert drive.exits() == [0]
+
+
+def test_workers_that_wait_for_one_that_left_do_not_wait_for_ever() -> None:
+    """One rank has ended before the training while the others are ready for it."""
+    drive = Drive()
+    workers = drive.agents_up(BASE)
+    drive.ready(workers[:3])
+    drive(WorkerExit(workers[3], 0))
+    assert drive.exits() == [1]
+
+
+def test_finish_while_a_companion_is_awaited() -> None:
+    """The training ends first: the resize is withdrawn, and a later directive too."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive.say("10.n1.0", "done", step=9, samples=9, epoch=1)
+    assert drive.phases(1)[-1] == "withdrawn"
+    assert DropCompanions(1) in drive.fresh
+    drive.order(2, (BASE,), batch=32)
+    assert drive.phases(2) == ["withdrawn"]
+
+
+def test_finish_right_after_the_agreement() -> None:
+    """The last step was the agreed one: the new world has nothing to do, ends well, and no one waits for its step."""
+    drive = Drive().up()
+    left = Piece(10, "base", ("n1",), 2)
+    drive.order(1, (left,))
+    drive.quiesce(drive.members())
+    for worker in ("10.n2.0", "10.n2.1"):
+        drive(WorkerExit(worker, 0))
+    for worker in ("10.n1.0", "10.n1.1"):
+        drive.say(worker, "done", step=5, samples=50, epoch=1)
+        drive(WorkerExit(worker, 0))
+    assert drive.exits() == [0]
+    assert drive.phases(1)[-1] == "running"
+
+
+def test_hurry_with_stop_ends_after_the_checkpoint() -> None:
+    """SIGTERM: everybody is told, and with the checkpoint on disk the job ends."""
+    drive = Drive().up()
+    drive(Hurry(25.0, stop=True, code=143))
+    assert {send.worker for send in drive.new(Send)} == set(drive.members())
+    assert not drive.exits()
+    drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
+    assert drive.exits() == [143]
+    assert [tell.phase.exit_code for tell in drive.new(Tell) if tell.phase.phase == "finished"] == [143]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_hurry_does_not_wait_for_ever(twice: bool) -> None:
+    """No checkpoint in time, or a second Ctrl-C: the job ends all the same."""
+    drive = Drive().up()
+    drive(Hurry(25.0, stop=True, code=130))
+    if twice:
+        drive(Hurry(25.0, stop=True, code=130))
+    else:
+        drive.wait(25.0)
+    assert drive.exits() == [130]
+
+
+def test_hurry_before_any_world_ends_at_once() -> None:
+    """There is nothing to save yet."""
+    drive = Drive()
+    drive(Hurry(25.0, stop=True, code=143))
+    assert drive.exits() == [143]
+
+
+def test_hurry_without_stop_trains_on() -> None:
+    """SIGUSR1: a checkpoint, no more resizes, and Slurm ends the job when it does."""
+    drive = Drive().up()
+    drive(Hurry(60.0, stop=False))
+    drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
+    assert drive.machine.mode is Mode.RUNNING
+    drive.order(1, (BASE,), batch=32)
+    assert drive.phases(1) == ["withdrawn"]
+
+
+def test_hurry_without_stop_before_any_world_is_remembered() -> None:
+    """SIGUSR1 while workers warm up: the checkpoint is written once there is something to write."""
+    drive = Drive()
+    drive(Hurry(60.0, stop=False))
+    assert not drive.new(Send)
+    drive.up()
+    hurried = [send.worker for send in drive.new(Send) if send.message["type"] == "hurry"]
+    assert hurried == list(drive.members())
+
+
+def test_checkpoints_are_asked_for_in_time() -> None:
+    """Rank 0 is asked when the last checkpoint is too old, and only then."""
+    drive = Drive(limits=Limits(checkpoint_s=100.0)).up()
+    drive.wait(60.0)
+    drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
+    assert not drive.wait(60.0)
+    assert drive.wait(60.0) == [Send("10.n1.0", {"type": "checkpoint"})]

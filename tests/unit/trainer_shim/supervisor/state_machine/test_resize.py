@@ -1,0 +1,348 @@
+"""The supervisor's decisions about resizes, without any process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from supervisor_harness import BASE, COMPANION, SHAPE, Drive
+
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
+    AgentLost,
+    AgentUp,
+    CompanionGranted,
+    CompanionRefused,
+    DirectiveCame,
+    DropCompanions,
+    Kill,
+    LaunchAgents,
+    Notice,
+    QuitAgent,
+    Send,
+    StepEnded,
+    SubmitCompanion,
+    Tell,
+    WorkerExit,
+)
+from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Limits
+from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
+
+
+def test_grow_goes_through_all_phases() -> None:
+    """accepted, submitted, granted, ready, running, with the new pieces only in the last one."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,), batch=96)
+    assert drive.new(SubmitCompanion) == [SubmitCompanion(1, 0, SHAPE, 30.0)]
+    drive(CompanionGranted(1, 0, COMPANION))
+    assert [launch.piece for launch in drive.new(LaunchAgents)] == [COMPANION]
+    drive.ready(drive.agents_up(COMPANION))
+    worlds = drive.worlds(2)
+    assert [worlds[name]["rank"] for name in ("10.n1.0", "11.n3.0", "11.n3.1")] == [0, 4, 5]
+    assert {(m["source"], m["batch"], m["leave"]) for m in worlds.values()} == {("survivor", 96, False)}
+    assert drive.machine.pieces == (BASE,)
+    drive.running(2, pause_s=0.2, step=9, samples=90)
+    assert drive.phases(1) == ["accepted", "submitted", "granted", "ready", "running"]
+    last = drive.every(Tell)[-1].phase
+    assert (last.pieces, last.batch, last.pause_s, last.step) == ((BASE, COMPANION), 96, 0.2, 9)
+
+
+def test_shrink_tells_leavers_and_quits_their_agents_afterwards() -> None:
+    """Workers on dropped nodes leave at the agreed step; their agents stay until the new world runs."""
+    drive = Drive().up()
+    left = Piece(10, "base", ("n1",), 2)
+    drive.order(1, (left,))
+    assert drive.worlds(2)["10.n2.1"]["leave"] is True
+    assert drive.worlds(2)["10.n1.0"]["leave"] is False
+    drive.quiesce(("10.n2.0", "10.n2.1"))
+    for worker in ("10.n2.0", "10.n2.1"):
+        drive(WorkerExit(worker, 0))
+    assert not drive.every(QuitAgent)
+    drive.running(2)
+    assert drive.every(QuitAgent) == [QuitAgent((10, "n2"))]
+    assert drive.machine.pieces == (left,)
+    drive(AgentLost((10, "n2")))
+    assert drive.machine.mode is Mode.RUNNING
+
+
+def test_leaver_whose_exit_is_seen_first_is_no_accident() -> None:
+    """The agent may report a leaver's exit before its own last message is read."""
+    drive = Drive().up()
+    drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    drive(WorkerExit("10.n2.0", 0))
+    assert drive.machine.mode is Mode.RUNNING
+    drive.running(2)
+    assert drive.phases(1)[-1] == "running"
+
+
+def test_batch_only() -> None:
+    """The same workers, another global batch."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=128)
+    assert {message["batch"] for message in drive.worlds(2).values()} == {128}
+    drive.running(2)
+    assert (drive.machine.batch, drive.machine.pieces) == (128, (BASE,))
+    assert not drive.every(QuitAgent)
+
+
+def test_the_same_directive_twice_is_one_resize() -> None:
+    """Ids are idempotent: seen ones change nothing, before and after the resize."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), batch=128)
+    assert not drive(DirectiveCame(directive))
+    drive.running(2)
+    assert not drive(DirectiveCame(directive))
+
+
+@pytest.mark.parametrize(
+    ("keep", "reason"),
+    [
+        ((Piece(10, "base", ("n2",), 2),), "batch host n1"),
+        ((BASE, Piece(12, "companion", ("n3",), 2)), "job 12 is not in use"),
+        ((Piece(10, "base", ("n1", "n7"), 2),), "node n7"),
+        ((Piece(10, "base", ("n1", "n2"), 1),), "whole nodes"),
+        ((), "batch host n1"),
+    ],
+)
+def test_directive_that_does_not_fit_fails(keep: tuple[Piece, ...], reason: str) -> None:
+    """What cannot be done is refused with its reason, and nothing moves."""
+    drive = Drive().up()
+    drive.order(1, keep)
+    assert drive.phases(1) == ["failed"]
+    assert reason in drive.every(Tell)[-1].phase.detail
+    assert drive.machine.mode is Mode.RUNNING
+
+
+def test_directive_whose_numbers_disagree_fails() -> None:
+    """A directive has to say how many GPUs its pieces make."""
+    drive = Drive().up()
+    drive(DirectiveCame(Directive(1, 10, (BASE,), (), 3, 64, "batch", 10.0)))
+    assert "add up to 4 GPUs, not 3" in drive.every(Tell)[-1].phase.detail
+
+
+def test_withdrawn_while_waiting_for_a_companion() -> None:
+    """The request to Slurm is taken back; a grant that comes all the same is given back."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), (SHAPE,))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    assert drive.new(DropCompanions) == [DropCompanions(1)]
+    assert drive.phases(1)[-1] == "withdrawn"
+    assert drive(CompanionGranted(1, 0, COMPANION)) == [DropCompanions(1)]
+
+
+def test_withdrawn_before_the_agreement() -> None:
+    """A world that is only coming is called off: survivors are told, joiners killed, companions given back."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    drive.ready(joiners)
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    assert {send.worker for send in drive.new(Send) if send.message["type"] == "abort"} == set(drive.members())
+    assert {kill.worker for kill in drive.new(Kill)} == set(joiners)
+    assert drive.new(QuitAgent) == [QuitAgent((11, "n3"))]
+    drive.die_when_killed()
+    drive(AgentLost((11, "n3")))
+    assert (drive.machine.mode, drive.machine.pieces) == (Mode.RUNNING, (BASE,))
+
+
+def test_withdrawn_after_the_agreement_comes_too_late() -> None:
+    """Once somebody has stopped for the new world it is carried through and reported as it is."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), batch=128)
+    drive.quiesce(("10.n1.0",))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive.running(2)
+    assert drive.phases(1)[-1] == "running"
+    assert drive.machine.batch == 128
+
+
+def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
+    """Called off and agreed on at the same moment: without joiners the new world is whole, and is taken."""
+    drive = Drive().up()
+    directive = drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive.quiesce(("10.n1.0", "10.n2.0"))
+    drive(WorkerExit("10.n2.0", 0))
+    drive.running(2)
+    assert drive.machine.pieces == (Piece(10, "base", ("n1",), 2),)
+    assert drive.machine.mode is Mode.RUNNING
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_withdrawal_crossing_the_agreement_of_a_grow(back: bool) -> None:
+    """The joiners are dead by then: the members go back to their old world, or are started again."""
+    drive = Drive().up()
+    directive = drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.ready(drive.agents_up(COMPANION))
+    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive.quiesce(("10.n1.0",))
+    assert drive.machine.mode is Mode.RUNNING
+    if back:
+        drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
+    drive.wait(drive.machine.limits.world_s + 1)
+    assert drive.machine.mode is (Mode.RUNNING if back else Mode.RESTARTING)
+
+
+def test_newer_directive_replaces_an_unfinished_one() -> None:
+    """The daemon's last word counts."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive.order(2, (BASE,), batch=128)
+    assert drive.phases(1)[-1] == "withdrawn"
+    drive.running(drive.machine.generation)
+    assert drive.phases(2) == ["accepted", "running"]
+
+
+def test_newer_directive_waits_for_an_agreed_one() -> None:
+    """A change that is past its point of no return is finished first."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=128)
+    drive.quiesce(("10.n1.0",))
+    drive.order(2, (BASE,), batch=32)
+    assert not drive.phases(2)
+    drive.running(2)
+    drive.running(3)
+    assert (drive.phases(1)[-1], drive.phases(2)[-1], drive.machine.batch) == ("running", "running", 32)
+
+
+def test_companion_not_granted() -> None:
+    """Slurm's no, or its silence, ends the resize as withdrawn; training has not noticed."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE, SHAPE))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(CompanionRefused(1, 1, "not within 30 s"))
+    assert drive.phases(1)[-1] == "withdrawn"
+    assert drive.new(DropCompanions) == [DropCompanions(1)]
+    assert not drive.worlds(2)
+
+
+def test_companion_that_does_not_warm_up_in_time() -> None:
+    """A hanging node costs the resize, not the training."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.agents_up(COMPANION)
+    drive.wait(30.0)
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.machine.mode is Mode.RUNNING
+    assert DropCompanions(1) in drive.fresh
+
+
+def test_waiting_and_warming_up_share_one_time() -> None:
+    """A companion that was granted late has only the rest of the directive's time for its workers to warm up."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive.wait(20.0)
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.agents_up(COMPANION)
+    drive.wait(9.0)
+    assert drive.phases(1)[-1] == "granted"
+    drive.wait(2.0)
+    assert drive.phases(1)[-1] == "failed"
+
+
+def test_companion_that_nobody_answers_for_is_withdrawn() -> None:
+    """Neither granted nor refused: the resize ends all the same."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive.wait(30.0)
+    assert drive.phases(1)[-1] == "withdrawn"
+    assert DropCompanions(1) in drive.fresh
+
+
+def test_companion_whose_srun_fails() -> None:
+    """No agent will ever come: the resize fails at once, not after its time."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(StepEnded(drive.every(LaunchAgents)[-1].number, 1))
+    assert drive.phases(1)[-1] == "failed"
+
+
+def test_companion_with_other_gpus_than_asked() -> None:
+    """A node that shows fewer GPUs than its piece would break every later sum."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(AgentUp((11, "n3"), ("0",)))
+    assert "shows 1 GPUs instead of 2" in drive.every(Tell)[-1].phase.detail
+
+
+def test_companion_taken_away_with_notice() -> None:
+    """Slurm's SIGTERM on a companion: the others agree on going on without it, before it is killed."""
+    drive = Drive().up().grown()
+    drive(Notice((11, "n3")))
+    worlds = drive.worlds(3)
+    assert {name for name, message in worlds.items() if message["leave"]} == {"11.n3.0", "11.n3.1"}
+    drive.running(3)
+    assert drive.machine.pieces == (BASE,)
+    assert drive.phases(0)[-1] == "running"
+
+
+def _fields(directive: Directive) -> dict[str, Any]:
+    return {name: getattr(directive, name) for name in Directive.__dataclass_fields__}
+
+
+def units(drive: Drive, workers: list[str], unit: int) -> None:
+    for worker in workers:
+        drive.say(worker, "ready", unit=unit)
+
+
+def test_worlds_are_whole_model_parallel_units() -> None:
+    """Four workers, three to a replica: three train and the fourth is ended; a shrink below one unit is refused."""
+    drive = Drive()
+    units(drive, drive.agents_up(BASE), 3)
+    assert sorted(drive.worlds(1)) == ["10.n1.0", "10.n1.1", "10.n2.0"]
+    assert [kill.worker for kill in drive.every(Kill)] == ["10.n2.1"]
+    drive.die_when_killed()
+    drive.running(1)
+    drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    assert drive.phases(1) == ["accepted", "failed"]
+    assert drive.machine.mode is Mode.RUNNING and len(drive.members()) == 3
+
+
+def test_a_worker_without_a_whole_unit_leaves_and_is_no_accident() -> None:
+    """Six workers, three to a replica, shrink to the base's four: three go on, and the fourth leaves as told."""
+    drive = Drive(BASE, COMPANION)
+    units(drive, drive.agents_up(BASE) + drive.agents_up(COMPANION), 3)
+    drive.running(1)
+    assert len(drive.members()) == 6
+    drive.order(1, (BASE,))
+    assert [name for name, told in drive.worlds(2).items() if told["leave"]] == ["10.n2.1", "11.n3.0", "11.n3.1"]
+    drive.running(2)
+    for worker in ("10.n2.1", "11.n3.0", "11.n3.1"):
+        drive(WorkerExit(worker, 0))
+    assert drive.machine.mode is Mode.RUNNING and drive.phases(1)[-1] == "running"
+
+
+def test_before_a_requeue_a_checkpoint_is_written() -> None:
+    """An order that keeps nothing asks for a checkpoint: `saved` is said once it is on disk, not for one from before,
+    and the training goes on meanwhile."""
+    drive = Drive().up()
+    drive.say("10.n1.0", "report", step=40)
+    sent = len(drive.every(Send))
+    drive.order(1, (), (Shape(1, 1),))
+    assert [(s.worker, s.message) for s in drive.every(Send)[sent:]] == [("10.n1.0", {"type": "checkpoint"})]
+    assert drive.phases(1) == ["accepted"]
+    drive.say("10.n1.0", "saved", step=30)  # was being written when the order came
+    assert drive.phases(1) == ["accepted"]
+    drive.say("10.n1.0", "saved", step=41)
+    drive.say("10.n1.0", "saved", step=50)
+    assert drive.phases(1) == ["accepted", "saved"] and not drive.exits()
+
+
+def test_a_checkpoint_for_a_requeue_is_asked_for_again_by_a_new_world() -> None:
+    """The world that was asked broke before it had written: the next one is asked, and a withdrawal ends it."""
+    drive = Drive(limits=Limits(checkpoint_s=1e9)).up()
+    drive.order(1, (), (Shape(1, 1),))
+    drive(WorkerExit(drive.members()[-1], 1, 9))
+    drive.die_when_killed()
+    sent = len(drive.every(Send))
+    drive.settle()
+    asked = [send for send in drive.every(Send)[sent:] if send.message == {"type": "checkpoint"}]
+    assert [send.worker for send in asked] == [drive.members()[0]]
+    drive(DirectiveCame(Directive(1, 10, (), (Shape(1, 1),), 1, 64, "keep_pinned", 30.0, withdrawn=True)))
+    drive.say(drive.members()[0], "saved", step=50)
+    assert drive.phases(1) == ["accepted"]

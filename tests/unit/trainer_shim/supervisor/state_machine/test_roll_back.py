@@ -1,0 +1,192 @@
+"""Changes of the world that fail, early or late: who goes back, who is started again; without any process."""
+
+from __future__ import annotations
+
+import pytest
+from supervisor_harness import BASE, COMPANION, SHAPE, Drive
+
+from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
+    AgentLost,
+    CompanionGranted,
+    DropCompanions,
+    Kill,
+    Notice,
+    Send,
+    Spawn,
+    Tell,
+    WorkerExit,
+)
+from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_joiner_dies_before_the_agreement(ready: bool) -> None:
+    """A joiner's death, before or after its world message, is the resize's end and nothing else."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    if ready:
+        drive.ready(joiners)
+    drive(WorkerExit(joiners[0], 1))
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.machine.mode is Mode.RUNNING
+    assert bool([send for send in drive.new(Send) if send.message["type"] == "abort"]) is ready
+
+
+def agreed_grow(drive: Drive) -> list[str]:
+    """A grow whose joiners are ready and whose members have agreed on a step; the joiners."""
+    drive.order(1, (BASE,), (SHAPE,), batch=96)
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    drive.ready(joiners)
+    drive.quiesce(("10.n1.0",))
+    return joiners
+
+
+def test_joiner_dies_after_the_agreement() -> None:
+    """The members are waited for, the other joiner is ended; once the members are back the resize has failed, with the
+    joiner's end as its reason, on the old pieces and batch, and nobody was started again."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    spawned = len(drive.every(Spawn))
+    drive(WorkerExit(joiners[0], 0, 9))
+    assert [kill.worker for kill in drive.new(Kill)] == [joiners[1]]
+    assert drive.phases(1)[-1] == "ready"
+    drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
+    drive.say("10.n1.1", "failed", generation=2, error="connection reset", survived=True)
+    assert drive.phases(1)[-1] == "failed"
+    [detail] = [tell.phase.detail for tell in drive.every(Tell) if tell.phase.phase == "failed"]
+    assert joiners[0] in detail and "killed by signal 9" in detail
+    drive.die_when_killed()
+    drive.wait(1000.0)
+    assert (drive.machine.mode, drive.machine.pieces, drive.machine.batch) == (Mode.RUNNING, (BASE,), 64)
+    assert len(drive.every(Spawn)) == spawned
+    assert DropCompanions(1) in drive.done
+
+
+def test_members_that_do_not_go_on_are_started_again() -> None:
+    """No word from the old world in the time that forming may take: everybody starts again from the checkpoint."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    drive.say("10.n1.0", "saved", step=5, samples=50, path="p")
+    drive(WorkerExit(joiners[0], 0, 9))
+    drive.wait(drive.machine.limits.world_s - 1)
+    assert drive.machine.mode is Mode.RUNNING
+    drive.wait(2.0)
+    assert drive.phases(1)[-1] == "failed"
+    drive.die_when_killed()
+    drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
+    worlds = drive.worlds(3)
+    assert {(m["size"], m["batch"], m["source"]) for m in worlds.values()} == {(4, 64, "checkpoint")}
+
+
+def test_joiner_dies_just_after_the_first_step() -> None:
+    """Its end was seen before the word of the first step: the world had come, and has broken like any other."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    drive(WorkerExit(joiners[0], 0, 9))
+    drive.running(2)
+    assert drive.phases(1)[-1] == "running"
+    assert drive.machine.mode is Mode.RESTARTING
+
+
+def test_member_dies_while_the_old_world_goes_back() -> None:
+    """Then there is no old world to go back to: a restart at once."""
+    drive = Drive().up()
+    joiners = agreed_grow(drive)
+    drive(WorkerExit(joiners[0], 0, 9))
+    drive(WorkerExit("10.n2.0", 0, 9))
+    assert drive.phases(1)[-1] == "failed"
+    assert drive.machine.mode is Mode.RESTARTING
+
+
+def agreed_exchange(drive: Drive) -> list[str]:
+    """The base's second node is to leave and the companion to come, and all have agreed on a step; the joiners."""
+    drive.order(1, (Piece(10, "base", ("n1",), 2),), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    joiners = drive.agents_up(COMPANION)
+    drive.ready(joiners)
+    drive.quiesce(drive.members())
+    return joiners
+
+
+def test_who_leaves_is_dismissed_with_the_new_worlds_first_step() -> None:
+    """Not before: until then they could be needed again."""
+    drive = Drive().up()
+    agreed_exchange(drive)
+    assert not [send for send in drive.every(Send) if send.message["type"] == "dismiss"]
+    drive.running(2)
+    sent = [(send.worker, send.message) for send in drive.new(Send) if send.message["type"] == "dismiss"]
+    assert sent == [(f"10.n2.{gpu}", {"type": "dismiss", "generation": 2}) for gpu in (0, 1)]
+
+
+def test_joiner_dies_where_others_leave() -> None:
+    """All members are waited for, also who was to leave; nobody is started again, and they are the job's as before."""
+    drive = Drive().up()
+    joiners = agreed_exchange(drive)
+    spawned = len(drive.every(Spawn))
+    drive(WorkerExit(joiners[0], 0, 9))
+    assert drive.phases(1)[-1] == "ready"
+    for member in drive.members():
+        drive.say(member, "failed", generation=2, error="connection reset", survived=True)
+    drive.die_when_killed()
+    drive.wait(1000.0)
+    assert (drive.machine.mode, drive.machine.pieces, len(drive.every(Spawn))) == (Mode.RUNNING, (BASE,), spawned)
+    assert [tell.phase.phase for tell in drive.every(Tell) if tell.phase.directive == 1].count("failed") == 1
+    drive(WorkerExit("10.n2.0", 0, 9))
+    assert drive.machine.mode is Mode.RESTARTING
+
+
+@pytest.mark.parametrize("first", ["joiner", "leaver"])
+def test_without_all_members_there_is_no_way_back(first: str) -> None:
+    """A joiner and one of those who leave are lost: everybody starts again, at once."""
+    drive = Drive().up()
+    deaths = [WorkerExit(agreed_exchange(drive)[0], 0, 9), WorkerExit("10.n2.0", 0, 9)]
+    for death in deaths if first == "joiner" else reversed(deaths):
+        assert drive.machine.mode is Mode.RUNNING
+        drive(death)
+    assert drive.machine.mode is Mode.RESTARTING
+
+
+def test_a_node_that_is_left_may_be_lost_before_the_first_step() -> None:
+    """Slurm may take it as soon as its time is up, with its agent: those who stay train on."""
+    drive = Drive().up().grown()
+    drive(Notice((11, "n3")))
+    drive.quiesce(drive.members())
+    drive(AgentLost((11, "n3")))
+    assert drive.machine.mode is Mode.RUNNING
+    drive.running(3)
+    assert (drive.machine.mode, drive.machine.pieces) == (Mode.RUNNING, (BASE,))
+
+
+def test_a_directive_that_waits_begins_when_the_members_are_back() -> None:
+    """The change before it has failed, and nobody was started again."""
+    drive = Drive().up()
+    agreed_exchange(drive)
+    drive.order(2, (BASE,), batch=32)
+    assert not drive.phases(2)
+    drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
+    assert (drive.phases(1)[-1], drive.phases(2)) == ("failed", ["accepted"])
+
+
+def test_a_newer_directive_crossing_the_agreement_of_a_shrink() -> None:
+    """The shrink has come, so what was to replace it is withdrawn; nobody is started again."""
+    drive = Drive().up()
+    left = Piece(10, "base", ("n1",), 2)
+    drive.order(1, (left,))
+    drive.order(2, (BASE,), batch=32)
+    drive.say("10.n1.0", "quiesced", generation=2, step=5, samples=50)
+    drive.running(2)
+    assert (drive.phases(1)[-1], drive.phases(2)[-1], drive.machine.pieces) == ("running", "withdrawn", (left,))
+    assert drive.machine.mode is Mode.RUNNING
+
+
+def test_world_that_survivors_gave_up() -> None:
+    """The coming world was incomplete and the old one goes on: the resize failed, the training did not."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=96)
+    drive.say("10.n1.0", "failed", generation=2, error="3 of 4 arrived", survived=True)
+    assert drive.phases(1)[-1] == "failed"
+    assert (drive.machine.mode, drive.machine.batch) == (Mode.RUNNING, 64)

@@ -1,0 +1,237 @@
+"""What the supervisor asks Slurm for, and what it reads in Slurm's answers; the job directory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.protocol.errors import ConfigError, RequestError, SlurmUnparsable
+from slurm_elastic.protocol.messages import Piece, Shape
+from slurm_elastic.trainer_shim.node.agent import gpus
+from slurm_elastic.trainer_shim.supervisor import commands, job_dir
+from slurm_elastic.trainer_shim.supervisor.cli import elastic_request, told
+from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
+from slurm_elastic.trainer_shim.supervisor.slurm_job import SlurmJob, component_ids, parse_job
+
+LINE = (
+    "JobId=7 JobName=a Nodes=x UserId=alice(1001) Account=(null) QOS=normal Partition=main JobState=RUNNING "
+    "TimeLimit=01:00:00 EndTime=2026-11-20T16:00:00 NodeList=n[1-3] BatchHost=n2 NumNodes=3 "
+    "JOB_GRES=gpu:a100:6 Nodes=n[1-2] CPU_IDs=0-3,8 Mem=1024 GRES=gpu:a100:2(IDX:0-1) "
+    "Nodes=n3 CPU_IDs=0-7 Mem=1024 GRES=gpu:a100:2(IDX:2-3),shard:4 MinCPUsNode=4 "
+    "WorkDir=/home/alice Comment=elastic:gpus=2"
+)
+HOSTS = {"n[1-2]": ("n1", "n2")}
+
+
+def expand(expression: str) -> tuple[str, ...]:
+    return HOSTS.get(expression, (expression,))
+
+
+def job(**changes: object) -> SlurmJob:
+    values: dict[str, object] = {
+        "job_id": 7,
+        "state": "RUNNING",
+        "nodes": ("n2", "n1"),
+        "gpus": (2, 2),
+        "gpu_type": "a100",
+        "cpus_per_node": 8,
+        "partition": "main",
+        "account": "lab",
+        "time_limit": "01:00:00",
+        "work_dir": "/w",
+        "component": None,
+        "end_time": "Unknown",
+    }
+    return SlurmJob(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_job_is_read_with_its_batch_host_first() -> None:
+    """Nodes, GPUs and CPUs come from what Slurm says is held, not from the job's stale environment."""
+    found = parse_job(LINE, 7, expand)
+    assert found.nodes == ("n2", "n1", "n3")
+    assert (found.gpus, found.gpu_type, found.cpus_per_node) == ((2, 2, 2), "a100", 5)
+    assert (found.account, found.partition, found.work_dir) == ("", "main", "/home/alice")
+    assert found.piece("base") == Piece(7, "base", ("n2", "n1", "n3"), 2, "a100")
+
+
+@pytest.mark.parametrize(
+    ("end", "comment"),
+    [
+        ("Comment=elastic:gpus=2-4,batch=8 Power=", "elastic:gpus=2-4,batch=8"),
+        ("Comment=run 7 of 9; elastic:gpus=2-4,batch=8 Power= ", "run 7 of 9; elastic:gpus=2-4,batch=8"),
+        ("Comment=(null)", "(null)"),
+        ("Power=", ""),
+    ],
+)
+def test_a_comment_is_read_whole(end: str, comment: str) -> None:
+    """It may hold spaces; the next key ends it."""
+    text = LINE.partition("Comment=")[0] + end
+    assert parse_job(text, 7, expand).comment == comment
+
+
+def test_the_request_of_the_command_line_counts_first() -> None:
+    """Then the comment's, then what the SPANK plugin left; only the command line's is refused on the spot."""
+    mine, other, plugin = "gpus=2-4,batch=8", "elastic:gpus=1-2,batch=8", "gpus=1-8,batch=8"
+    assert elastic_request(mine, other, plugin) == mine
+    assert elastic_request("", other, plugin) == other
+    assert elastic_request("", None, plugin) == plugin
+    assert elastic_request("", "elastic:gpus=4-2", "") == "elastic:gpus=4-2"
+    with pytest.raises(RequestError, match="gpus=4-2"):
+        elastic_request("gpus=4-2,batch=8", None, "")
+
+
+@pytest.mark.parametrize("asked", ["", "gpus=2-4,batch=8", "gpus=2-4,batch=8,lr=auto", "elastic:gpus=4-2"])
+def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
+    """lr=auto, none given, and a request that cannot be read: nothing is imposed."""
+    assert "SELASTIC_LR" not in told(asked)
+    assert told("elastic:gpus=2-4,batch=8,lr=sqrt,group=2") == {"SELASTIC_LR": "sqrt", "SELASTIC_GROUP": "2"}
+
+
+def test_component_is_found_among_its_siblings() -> None:
+    """Slurm shows all components when asked for the leader."""
+    two = f"{LINE}\nJobId=8 HetJobId=7 HetJobOffset=1 Nodes=n4 CPU_IDs=0 Mem=0 GRES=gpu:1"
+    found = parse_job(two, 8, expand)
+    assert (found.nodes, found.gpus, found.component) == (("n4",), (1,), (7, 1))
+
+
+@pytest.mark.parametrize("text", ["", "JobId=7 JobState=PENDING NodeList=", LINE.replace("JobId=7", "JobId=70")])
+def test_job_without_nodes_is_refused(text: str) -> None:
+    """Nothing is concluded from an answer that shows no nodes of this job."""
+    with pytest.raises(SlurmUnparsable, match="no nodes of job 7"):
+        parse_job(text, 7, expand)
+
+
+def test_unequal_nodes_are_refused() -> None:
+    """A piece has one number of GPUs per node; a job that has not says so before anything starts."""
+    with pytest.raises(ValueError, match=r"n2: 2, n1: 1.*--gpus-per-node"):
+        job(gpus=(2, 1)).piece("base")
+
+
+def test_job_without_gpus_has_workers_instead() -> None:
+    """--nproc counts as GPUs per node where there are none."""
+    assert job(gpus=(0, 0), gpu_type="").piece("base", 3).gpus == 6
+
+
+def test_component_ids() -> None:
+    """The leader first; a plain job is its own leader."""
+    assert component_ids({"SLURM_JOB_ID": "9"}) == (9,)
+    assert component_ids({"SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_1": "10"}) == (9, 10)
+
+
+def test_srun_outlives_its_tasks_and_names_no_gpu_type() -> None:
+    """A killed task must not end the step, and Slurm refuses a type that the job was not submitted with."""
+    words = commands.srun(commands.Step(job().piece("base"), job()), ["agent"])
+    assert {"--jobid=7", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=0", "--wait=0", "--overlap"} <= set(words)
+    assert "--gres=gpu:2" in words
+    assert not any(word.startswith("--nodelist") for word in words)
+
+
+@pytest.mark.parametrize(
+    ("line", "again"),
+    [
+        ("srun: error: Unable to create step for job 11: Requested nodes are busy", True),
+        ("srun: error: Unable to confirm allocation for job 11: Socket timed out on send/recv operation", True),
+        ("srun: error: Unable to create step for job 11: Job/step already completing or completed", False),
+        ("srun: error: Unable to create step for job 11: More processors requested than permitted", False),
+        ("ImportError: the nodes are busy", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_srun_is_asked_again_only_for_what_passes(line: str, again: bool) -> None:
+    """A step that Slurm had no room for just then; not one that it will never create, nor an agent that failed."""
+    assert commands.worth_again(("srun: cluster configuration lacks support for cpu binding", line)) is again
+
+
+def test_srun_on_a_part_names_its_nodes() -> None:
+    """An agent that is started again runs where the lost one was."""
+    part = Piece(7, "base", ("n1",), 2)
+    assert "--nodelist=n1" in commands.srun(commands.Step(part, job()), ["agent"])
+
+
+def test_srun_reaches_a_component_through_its_leader() -> None:
+    """srun refuses a component's own job id."""
+    component = job(job_id=8, component=(7, 1))
+    words = commands.srun(commands.Step(component.piece("component"), component), ["agent"])
+    assert {"--jobid=7", "--het-group=1"} <= set(words)
+    assert "--jobid=8" not in words
+
+
+def test_salloc_takes_what_the_shape_leaves_open_from_the_base() -> None:
+    """A companion belongs to its base: partition, account, time, tag and name say so."""
+    words = commands.salloc(Shape(2, 4, 8, gpu_type="a100", mem_mb_per_node=500, node_list=("n5", "n6")), job(), 3, 17)
+    assert {"--no-shell", "--partition=main", "--account=lab", "--time=17", "--gres=gpu:a100:4"} <= set(words)
+    assert {"--comment=selastic:companion-of=7;directive=3", "--job-name=selastic-7"} <= set(words)
+    assert {"--nodelist=n5,n6", "--mem=500M", "--cpus-per-task=8"} <= set(words)
+    assert "--time=UNLIMITED" in commands.salloc(Shape(1, 1), job(), 3, None)
+
+
+def test_tagged_finds_only_this_jobs_companions() -> None:
+    """Job 1's companions are not job 17's, and an ordinary comment is nobody's."""
+    listing = "5|selastic:companion-of=1;directive=2\n6|selastic:companion-of=17;directive=2\n7|(null)\n8_1|x\n"
+    assert commands.tagged(listing, 1) == [5]
+
+
+def test_scrubbed_environment() -> None:
+    """What belongs to the batch job goes, what belongs to the user (and Slurm's own configuration) stays."""
+    env = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "SBATCH_X": "1", "PATH": "/bin", "RANK": "0", "SELASTIC_X": "1"}
+    assert commands.scrubbed({**env, "CUDA_VISIBLE_DEVICES": "0"}) == {"SLURM_CONF": "/c", "PATH": "/bin"}
+    assert commands.scrubbed({"CUDA_VISIBLE_DEVICES": "0"}, in_slurm=False) == {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_minutes_left_rounds_up() -> None:
+    """A companion lives as long as its base, never shorter."""
+    assert minutes_left("Unknown", 0.0) is None
+    assert minutes_left("2026-11-20T16:00:00", _at("2026-11-20T15:30:30")) == 30
+    assert minutes_left("2026-11-20T16:00:00", _at("2026-11-20T17:00:00")) == 1
+
+
+def _at(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_ID": "1"}, ["2", "3"]),
+        ({"CUDA_VISIBLE_DEVICES": "2,3", "SELASTIC_NPROC": "1"}, ["2"]),
+        ({"CUDA_VISIBLE_DEVICES": "2", "SELASTIC_NPROC": "2"}, ["", ""]),
+        ({"SLURM_JOB_ID": "1"}, [""]),
+        ({"SLURM_JOB_ID": "1", "SELASTIC_NPROC": "3"}, ["", "", ""]),
+    ],
+)
+def test_devices_of_a_node(env: dict[str, str], expected: list[str]) -> None:
+    """Slurm's list is the list; without GPUs there are --nproc CPU workers, at least one."""
+    assert gpus(env) == expected
+
+
+def test_job_directory_of_a_requeued_job_is_found_again(tmp_path: Path) -> None:
+    """Same job, same command: same directory. Another command or another cluster: one of its own."""
+    env = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a"}
+    first = job_dir.choose(env, ("train.py",), None, str(tmp_path))
+    assert first == tmp_path / ".selastic" / "7"
+    job_dir.create(first)
+    job_dir.write(first, job_dir.Run(("train.py",), "a", 3))
+    assert job_dir.choose(env, ("train.py",), None, str(tmp_path)) == first
+    assert job_dir.choose(env, ("eval.py",), None, str(tmp_path)).name == "7-2"
+    assert job_dir.choose({**env, "SLURM_CLUSTER_NAME": "b"}, ("train.py",), None, str(tmp_path)).name == "7-2"
+    assert job_dir.read(first) == job_dir.Run(("train.py",), "a", 3)
+
+
+def test_newest_step_counts_complete_checkpoints_only(tmp_path: Path) -> None:
+    """A directory without its index is a write that was cut short."""
+    assert job_dir.newest_step(tmp_path) is None
+    for step, complete in ((5, True), (9, True), (12, False)):
+        place = tmp_path / "checkpoints" / f"step-{step:012d}"
+        place.mkdir(parents=True)
+        if complete:
+            (place / "checkpoint.json").write_text("{}")
+    assert job_dir.newest_step(tmp_path) == 9
+
+
+def test_job_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    """One sentence names the directory and the way out."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--job-dir"):
+        job_dir.create(tmp_path / "file" / "x")

@@ -1,0 +1,44 @@
+"""The supervisor's line to selasticd where what fails is on its own side."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from slurm_elastic.protocol.errors import ConfigError, ElasticError
+from slurm_elastic.protocol.messages import Grant, Phase, Registration
+from slurm_elastic.protocol.munge import MungeError
+from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonLink
+
+
+class Script:
+    """A client whose calls of these numbers fail."""
+
+    def __init__(self, failures: dict[int, ElasticError]) -> None:
+        self.failures, self.calls, self.posted = failures, 0, list[str]()
+        self.ended = threading.Event()
+
+    def post(self, path: str, body: bytes = b"", token: str | None = None, timeout: float | None = None) -> Any:
+        self.calls += 1
+        if self.calls in self.failures:
+            raise self.failures[self.calls]
+        self.posted.append(path.rpartition("/")[2])
+        return asdict(Grant("t", True, "", 5.0)) if path.endswith("/register") else {}
+
+    def get(self, path: str, token: str | None = None, timeout: float | None = None) -> None:
+        self.ended.wait(60)
+
+
+def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:
+    """Only what the daemon itself refuses is given up: everything else is sent again."""
+    registered, said = threading.Event(), list[str]()
+    client = Script({1: MungeError("munged is away"), 4: ConfigError("client file cannot be read")})
+    link = DaemonLink(client, 7, lambda directive: None, said.append, lambda grant: registered.set())
+    link.in_use(Registration(1, 1, (), 64, "train.py"))
+    link.tell(Phase(3, "ready", 1, (), 64, 1.0))
+    link.tell(Phase(3, "running", 1, (), 64, 2.0))
+    assert registered.wait(60) and link.close(60)
+    client.ended.set()
+    assert client.posted == ["register", "phases", "phases"]
+    assert said == ["munged is away", "selasticd manages this job", "client file cannot be read"]

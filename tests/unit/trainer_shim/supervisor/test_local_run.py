@@ -1,0 +1,246 @@
+"""`selastic run` without Slurm: real processes, real worlds, a real supervisor on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_daemon import FakeDaemon
+from local_run import Run, children
+from small_training import TRAIN
+from waiting import wait_until
+
+from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.trainer_shim.training import audit
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """start("--nproc", "2", "train.py", ...) -> a running supervisor; whatever is left is killed after the test."""
+    runs: list[Run] = []
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def start_one(*words: str, env: dict[str, str] | None = None) -> Run:
+        runs.append(Run(tmp_path, *words, env=env))
+        return runs[-1]
+
+    yield start_one
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+        run.out.close()
+
+
+def test_trains_and_ends_with_zero(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Two workers train every sample of every epoch once; rank 0's output is the job's, every rank's is in a file."""
+    run = start("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "100", "2", "0")
+    assert run.wait() == 0, run.text()
+    result = audit.check(tmp_path / "audit", 100, 2)
+    assert result.ok, result
+    assert run.text().count("trained 200 samples") == 1
+    assert len(list((run.job_dir / "logs").glob("0.*.log"))) == 2
+
+
+def test_grows_shrinks_and_changes_its_batch(start: Callable[..., Run], tmp_path: Path) -> None:
+    """A companion joins, the batch changes, the companion leaves; training goes on in the same processes throughout."""
+    with FakeDaemon() as daemon:
+        words = ("--nproc", "2", "--audit", str(tmp_path / "audit"), "train.py", "4000", "2", "0.1")
+        run = start(*words, env=daemon.env(tmp_path))
+        base = daemon.wait_registered().pieces
+        assert [piece.gpus for piece in base] == [2]
+        survivors = set(run.worker_pids())
+        daemon.order(1, 0, base, (Shape(1, 1),), batch=48)
+        grown = daemon.wait_phase(1, "running")
+        assert [piece.gpus for piece in grown.pieces] == [2, 1]
+        assert grown.batch == 48
+        steps = ("accepted", "submitted", "granted", "ready", "running")
+        assert daemon.told() == [(0, "running"), *((1, phase) for phase in steps)]
+        daemon.order(2, 0, grown.pieces, batch=30)
+        assert daemon.wait_phase(2, "running").batch == 30
+        daemon.order(3, 0, base, batch=32)
+        shrunk = daemon.wait_phase(3, "running")
+        assert shrunk.pieces == base
+        (tmp_path / "go").touch()
+        wait_until(lambda: set(run.worker_pids()) == survivors, 20, run.worker_pids)
+        assert run.wait() == 0, run.text()
+        assert daemon.told()[-1] == (0, "finished") and daemon.phases[-1].exit_code == 0
+        assert daemon.phases[-1].samples == 8000
+        assert {report.gpus for report in daemon.reports} <= {2, 3}
+        assert daemon.reports
+    result = audit.check(tmp_path / "audit", 4000, 2)
+    assert result.ok, result
+    assert "restart" not in run.text()
+    assert "starting again" not in run.text()
+
+
+def test_a_slow_rank_and_a_starved_input_reach_the_daemon(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Real ranks, one of which takes five times as long, and then one whose dataset does; as often as it asked for."""
+    slow = TRAIN.replace("else nap)", "else nap * (1 + 4 * job.rank))")
+    starved = """
+class Slow(torch.utils.data.TensorDataset):
+    def __getitem__(self, i):
+        time.sleep(nap * job.rank / 2)
+        return super().__getitem__(i)
+data = Slow("""
+    (tmp_path / "slow.py").write_text(slow)
+    (tmp_path / "starved.py").write_text(TRAIN.replace("data = torch.utils.data.TensorDataset(", starved))
+    for script, kind in (("slow.py", "slow_rank"), ("starved.py", "starved_input")):
+        with FakeDaemon() as daemon:
+            run = start(
+                "--nproc",
+                "2",
+                "--job-dir",
+                str(tmp_path / kind),
+                script,
+                "64000",
+                "1",
+                "0.02",
+                env=daemon.env(tmp_path),
+            )
+            named = wait_until(lambda d=daemon: [r for r in d.reports if r.bottleneck], 60, run.text)  # type: ignore[misc]
+            run.process.kill()
+        assert (named[0].bottleneck, named[0].bottleneck_rank) == (kind, 1), named[0]
+        assert named[0].bottleneck_share > 0.3
+
+
+def test_killed_worker_restarts_from_checkpoint(start: Callable[..., Run], tmp_path: Path) -> None:
+    """kill -9 of one worker: all start again from the last checkpoint, and no sample is lost or counted twice."""
+    words = ("--nproc", "2", "--no-daemon", "--checkpoint-every", "1", "--audit", str(tmp_path / "audit"))
+    run = start(*words, "train.py", "2000", "2", "0.02")
+    wait_until(lambda: list(run.job_dir.glob("checkpoints/step-*/checkpoint.json")), 60, run.text)
+    os.kill(run.worker_pids()[1], signal.SIGKILL)
+    run.says("was killed by signal 9; starting again from the checkpoint")
+    assert run.wait() == 0, run.text()
+    result = audit.check(tmp_path / "audit", 2000, 2)
+    assert result.ok, result
+
+
+def test_killed_agent_is_replaced(start: Callable[..., Run], tmp_path: Path) -> None:
+    """kill -9 of the agent on the batch host takes its workers along; a new agent carries the training on."""
+    words = ("--nproc", "1", "--no-daemon", "--checkpoint-every", "1", "--audit", str(tmp_path / "audit"))
+    run = start(*words, "train.py", "1000", "1", "0.02")
+    wait_until(lambda: list(run.job_dir.glob("checkpoints/step-*/checkpoint.json")), 60, run.text)
+    [worker] = run.worker_pids()
+    os.kill(children(run.process.pid)[0], signal.SIGKILL)
+    run.says("was lost; starting again from the checkpoint")
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), 10, "the old worker's end")
+    assert run.wait() == 0, run.text()
+    assert audit.check(tmp_path / "audit", 1000, 1).ok
+
+
+def test_failing_script_gives_its_code_and_last_lines(start: Callable[..., Run], tmp_path: Path) -> None:
+    """A script that fails before it trains is not tried again: its exit code and its error reach the user."""
+    (tmp_path / "bad.py").write_text("import sys\nprint('before')\nraise SystemExit(7)\n")
+    run = start("--nproc", "1", "--no-daemon", "bad.py")
+    assert run.wait() == 7
+    assert "before" in run.text()
+    (tmp_path / "bad.py").write_text("open('nothing-there')\n")
+    again = start("--nproc", "1", "--no-daemon", "bad.py")
+    assert again.wait() == 1
+    assert "No such file or directory: 'nothing-there'" in again.text()
+
+
+def test_failure_that_repeats_is_given_up(start: Callable[..., Run], tmp_path: Path) -> None:
+    """An error that comes back at the same place ends the job after three attempts, with the script's code."""
+    script = TRAIN.replace("else nap)", "else nap); assert job.rank == 0 or job.global_step < 3, 'broken'")
+    (tmp_path / "train.py").write_text(script)
+    run = start("--nproc", "2", "--no-daemon", "train.py", "400", "1", "0")
+    assert run.wait() == 1, run.text()
+    assert run.text().count("starting again") == 2
+    assert run.text().count("AssertionError: broken") == 3
+
+
+def test_exit_on_purpose_is_the_end(start: Callable[..., Run], tmp_path: Path) -> None:
+    """sys.exit(9) inside the training loop is the script's decision: nothing is started again."""
+    script = TRAIN.replace("else nap)", "else nap); job.global_step == 3 and sys.exit(9)")
+    (tmp_path / "train.py").write_text(script)
+    run = start("--nproc", "2", "--no-daemon", "train.py", "400", "1", "0")
+    assert run.wait() == 9, run.text()
+    assert "starting again" not in run.text()
+
+
+def test_sigterm_checkpoints_and_the_next_run_goes_on(start: Callable[..., Run], tmp_path: Path) -> None:
+    """SIGTERM: a checkpoint, then the end; the same command with the same directory continues exactly there."""
+    words = ("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "2000", "1", "0.02")
+    run = start(*words)
+    run.says("generation 1: 2 workers")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, run.text()
+    assert "written, ending" in run.text()
+    assert list(run.job_dir.glob("checkpoints/step-*/checkpoint.json"))
+    again = start(*words)
+    assert again.wait() == 0, again.text()
+    assert "generation 2: 2 workers" in again.text()
+    result = audit.check(tmp_path / "audit", 2000, 1)
+    assert result.ok, result
+
+
+def test_daemon_lost_and_back(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Training goes on without its daemon; one that comes back gets a registration, reports, and is obeyed."""
+    with FakeDaemon() as first:
+        env = first.env(tmp_path)
+        run = start("--nproc", "1", "train.py", "40000", "1", "0.02", env=env)
+        generation = first.wait_registered().generation
+        port = first.port
+    with FakeDaemon(port) as second:
+        second.forget_tokens()
+        registration = second.wait_registered(60)
+        assert registration.generation == generation
+        second.order(5, 0, registration.pieces, batch=24)
+        assert second.wait_phase(5, "running").batch == 24
+        wait_until(lambda: second.reports, 30, "a report")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 143, run.text()
+        assert second.told()[-1] == (0, "finished")
+        assert second.phases[-1].exit_code == 143
+
+
+def test_failed_training_tells_the_daemon_its_code(start: Callable[..., Run], tmp_path: Path) -> None:
+    """The daemon hears what the supervisor exits with, and so does not take a failure for success."""
+    script = TRAIN.replace("else nap)", "else nap); job.global_step == 3 and sys.exit(9)")
+    (tmp_path / "train.py").write_text(script)
+    with FakeDaemon() as daemon:
+        run = start("--nproc", "1", "train.py", "400", "1", "0.05", env=daemon.env(tmp_path))
+        assert run.wait() == 9, run.text()
+        last = daemon.phases[-1]
+        assert (last.phase, last.exit_code) == ("finished", 9)
+
+
+def test_error_after_the_training_is_no_restart(start: Callable[..., Run], tmp_path: Path) -> None:
+    """What follows the loop would fail again."""
+    (tmp_path / "train.py").write_text(TRAIN + "\nraise RuntimeError('after the loop')\n")
+    run = start("--nproc", "1", "--no-daemon", "train.py", "40", "1", "0")
+    assert run.wait() == 1, run.text()
+    assert "starting again" not in run.text(), run.text()
+
+
+def test_directive_that_does_not_fit_is_refused(start: Callable[..., Run], tmp_path: Path) -> None:
+    """A directive over pieces that the job does not use changes nothing, and says why."""
+    with FakeDaemon() as daemon:
+        run = start("--nproc", "1", "train.py", "1000", "1", "0.02", env=daemon.env(tmp_path))
+        [base] = daemon.wait_registered().pieces
+        daemon.order(1, 0, (replace(base, nodes=(*base.nodes, "elsewhere")),))
+        assert "node elsewhere of job 0 is not in use" in daemon.wait_phase(1, "failed").detail
+        assert run.wait() == 0, run.text()
+
+
+def test_dry_run_starts_nothing(start: Callable[..., Run]) -> None:
+    """--dry-run shows the command and the ranks, makes no directory, starts no process."""
+    run = start("--nproc", "3", "--dry-run", "train.py", "1", "1", "0")
+    assert run.wait() == 0
+    assert "slurm_elastic.trainer_shim.node.agent train.py 1 1 0" in run.text()
+    assert "rank 2: " in run.text()
+    assert not run.job_dir.exists()
+
+
+def test_record_survives(start: Callable[..., Run]) -> None:
+    """The generation in the job directory is the one last used: a later run never repeats it."""
+    run = start("--nproc", "1", "--no-daemon", "train.py", "50", "1", "0")
+    assert run.wait() == 0, run.text()
+    assert json.loads((run.job_dir / "run.json").read_text())["generation"] == 1

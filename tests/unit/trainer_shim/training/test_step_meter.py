@@ -1,0 +1,154 @@
+"""Step times, reports, and what they cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.bottleneck import Pace
+from slurm_elastic.trainer_shim.training.step_meter import WARM_UP_STEPS, Meter, Position, Shape, pause
+
+SHAPE = Shape(generation=3, batch=64, micro_batch=8, accumulation=2)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def measured(clock: Clock, meter: Meter, times: list[float], wait: float = 0.0, shape: Shape = SHAPE) -> None:
+    for number, took in enumerate(times):
+        clock.now += took
+        meter.waited(wait)
+        meter.step(64, shape, Position(step=number, samples=64 * number, epoch=1))
+
+
+def test_a_report_is_what_the_wire_accepts() -> None:
+    """With GPUs and nodes, which the supervisor adds, it is a wire.Report with the right numbers."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [9.0] * WARM_UP_STEPS + [1.0] * 8 + [3.0] * 2, wait=0.35)
+    report = meter.due()
+    assert report is not None
+    pace = report.pop("pace")
+    assert pace["step_s"] == 1.0
+    decoded = messages.decode(messages.Report, {**report, "gpus": 4, "nodes": 1})
+    assert decoded.steps == 10 and decoded.step_time_median_s == 1.0 and decoded.step_time_p90_s == 3.0
+    assert decoded.samples_per_s == pytest.approx(640 / 14)
+    assert decoded.input_wait_share == pytest.approx(3.5 / 14)
+    assert (decoded.generation, decoded.accumulation, decoded.epoch) == (3, 2, 1)
+
+
+def test_a_rank_tells_how_it_fares() -> None:
+    """Busy is what is left of a step without waiting, for input and for gradients; the fields are bottleneck.Pace's."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    shape = Shape(3, 64, 8, 2, rank=2, own=16)
+    for number in range(WARM_UP_STEPS + 4):
+        clock.now += 1.0
+        meter.waited(0.25)
+        meter.step(64, shape, Position(number, 64 * number, 1), communication=0.5)
+    report = meter.due()
+    assert report is not None
+    assert Pace(**report["pace"]) == Pace(2, 1.0, 0.25, 16, 0.25, 0.5)
+
+
+def test_the_interval_can_be_changed() -> None:
+    """A shorter one counts at once, the same one again changes nothing."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [0.25] * 8)
+    assert meter.due() is not None
+    meter.every(1.0)
+    measured(clock, meter, [0.2] * 6)
+    assert meter.due() is not None
+    measured(clock, meter, [0.2] * 4)
+    meter.every(1.0)
+    assert meter.due() is None
+
+
+def test_reports_come_at_their_interval_and_not_without_steps() -> None:
+    """The first of a world soon, then at the interval; none without measured steps; each step is told once."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [0.09] * 10)
+    assert meter.due() is None
+    clock.now += 0.2
+    first = meter.due()
+    assert first is not None and first["steps"] == 10 - WARM_UP_STEPS
+    measured(clock, meter, [0.1] * 10)
+    assert meter.due() is None
+    clock.now += 5
+    second = meter.due()
+    assert second is not None and second["steps"] == 10
+    clock.now += 6
+    assert meter.due() is None
+
+
+def test_a_short_world_is_reported_at_its_end() -> None:
+    """What was measured before a resize comes in time is told then, unless it is too little to say anything."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [0.05] * (WARM_UP_STEPS + 4))
+    rest = meter.rest()
+    assert rest is not None and rest["steps"] == 4
+    measured(clock, meter, [0.05] * 2)
+    assert meter.rest() is None
+
+
+def test_another_world_or_batch_starts_anew() -> None:
+    """Steps of different worlds or batches are never mixed, and a new world's first steps are left out."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [1.0] * 6)
+    assert meter.median_step() == 1.0
+    meter.world()
+    assert meter.median_step() == 0.0
+    measured(clock, meter, [7.0] * WARM_UP_STEPS + [2.0] * 3)
+    report = meter.due()
+    assert report is not None and report["steps"] == 3 and report["step_time_median_s"] == 2.0
+    measured(clock, meter, [1.0] * 3)
+    measured(clock, meter, [2.0] * 4, shape=Shape(3, 128, 8, 4))
+    report = meter.due()
+    assert report is not None and report["steps"] == 4 and report["batch"] == 128
+
+
+def test_short_steps_are_not_measured() -> None:
+    """The last step of a pass, with fewer samples, is in no median and does not throw away the others."""
+    clock = Clock()
+    meter = Meter(clock, every_s=5)
+    meter.world()
+    measured(clock, meter, [1.0] * 7)
+    clock.now += 0.1
+    meter.step(3, SHAPE, Position(8, 500, 1), typical=False)
+    report = meter.due()
+    assert report is not None and report["steps"] == 5 and report["step_time_median_s"] == 1.0 and report["step"] == 8
+
+
+def test_an_evaluation_is_not_a_step() -> None:
+    """Time between two passes over the data is no step's time."""
+    clock = Clock()
+    meter = Meter(clock)
+    meter.world()
+    measured(clock, meter, [1.0] * 5)
+    clock.now += 500
+    meter.resume()
+    measured(clock, meter, [1.0] * 2)
+    report = meter.due()
+    assert report is not None and report["step_time_p90_s"] == 1.0
+
+
+def test_the_pause_is_less_one_step_of_the_new_size() -> None:
+    """A step over fewer samples per rank is shorter, so growing costs what it costs, and never less than the gap."""
+    assert pause(1.0, 0.2, 0.8, (64, 32)) == pytest.approx(0.6)
+    assert pause(1.0, 0.2, 0.8, (32, 64)) == 0.2
+    assert pause(1.0, 0.2, 0.8, (32, 32)) == pytest.approx(0.2)

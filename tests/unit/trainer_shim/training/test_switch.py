@@ -1,0 +1,119 @@
+"""Worlds that do not come about once everyone has arrived: the old one goes on, with nothing lost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+from worker_harness import Control, Start, Zygote, alone, difference, result
+
+from slurm_elastic.trainer_shim.training import audit
+from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
+
+cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
+KILLED = ("form", "formed", "fill", "move", "entered", "forward", "backward", "settle")
+STOPPED = ("move", "forward")
+BOUND_S = {signal.SIGKILL: 20.0, signal.SIGSTOP: 3.0}
+"""Of one communication: what nobody is told of ends then."""
+
+
+def refused(
+    control: Control, phase: str, number: signal.Signals, stay: str, joiners: list[str], awaited: bool = False
+) -> None:
+    """A change to who stays and these joiners, of whom the first gets the signal in that phase; until all members have
+    gone back. awaited: those who stay wait for it, in a step of theirs."""
+    control.spawn(joiners[0], FAIL=f"{phase}:{number}")
+    control.spawn(*joiners[1:])
+    control.ready(*joiners)
+    for name in stay if awaited else "":
+        wait_until((control.directory / f"{name}.awaits").exists, 60, control.story)
+    generation = control.world(*stay, *joiners, bound_s=BOUND_S[number], tell=False)
+    if number == signal.SIGKILL:
+        assert control.exits(joiners[0], hold=True) == [-number], control.story()
+        for name in control.members:  # as the supervisor does when it sees a joiner's end
+            control.send(name, {"type": "abort", "generation": generation})
+        for name in joiners[1:]:
+            control.kill(name)
+    gone_back(control, generation, phase)
+    for name in joiners:
+        control.kill(name)
+
+
+def gone_back(control: Control, generation: int, phase: str) -> None:
+    """Wait until every member has gone back to its old world."""
+    for name in control.members:
+        failed = control.wait(
+            lambda worker, m, name=name: worker == name and m["type"] == "failed" and m["generation"] == generation,
+            timeout_s=100,
+        )
+        assert failed.get("survived"), (phase, failed)
+    assert not [m for m in control.all("running") if m["generation"] == generation], phase
+
+
+@pytest.mark.parametrize(("number", "phases"), [(signal.SIGKILL, KILLED), (signal.SIGSTOP, STOPPED)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=cuts)])
+def test_the_old_world_goes_on_whenever_a_joiner_is_lost(
+    zygote: Zygote, start: Start, tmp_path: Path, strategy: str, number: signal.Signals, phases: tuple[str, ...]
+) -> None:
+    """A joiner killed, or stopped, between its arrival and the end of the first step: each time the two survivors
+    train on in their processes and say so; then a grow succeeds. No step is lost or done twice, and the parameters
+    are those of a training without any of it (float64)."""
+    sizes = ["--micro", "12", "--samples", "3003", "--epochs", "1"]  # no grow ends between two passes over the data
+    control = start("--hold", "steps", *sizes, "--strategy", strategy)
+    control.start("a", "b")
+    for place, phase in enumerate(phases):
+        refused(control, phase, number, "ab", [f"{phase}{member}" for member in range(1 + place % 2)])
+    control.resize("a", "b", "c")
+    assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
+    found = audit.check(control.audit, samples=3003, epochs=1)
+    assert found.ok and found.worlds == 2 and found.restarts == 0 and found.steps == 61, (found, control.story())
+    assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=cuts)])
+def test_whoever_leaves_stays_until_the_new_world_has_done_a_step(
+    zygote: Zygote, start: Start, tmp_path: Path, strategy: str
+) -> None:
+    """One of three leaves while another joins, which is killed on the way; then one leaves, and a connection of one who
+    stays breaks: each time all three train on in their processes. Then one leaves and another comes, and nothing was
+    lost or done twice."""
+    sizes = ["--micro", "12", "--samples", "3003", "--epochs", "1"]
+    control = start("--hold", "steps", *sizes, "--strategy", strategy)
+    control.spawn("a", "c")
+    control.spawn("b", FAIL="hiccup")
+    control.ready("a", "b", "c")
+    control.running(control.world("a", "b", "c", source="fresh"))
+    for phase in ("form", "move", "forward", "settle"):
+        refused(control, phase, signal.SIGKILL, "ab", [phase])
+    for phase in ("form", "entered", "backward"):
+        (tmp_path / "hiccup").write_text(phase)
+        gone_back(control, control.world("a", "b", bound_s=BOUND_S[signal.SIGKILL], tell=False), phase)
+    control.resize("a", "b", "d")
+    assert control.exits("a", "b", "c", "d") == [0, 0, 0, 0], control.story()
+    found = audit.check(control.audit, samples=3003, epochs=1)
+    assert found.ok and found.worlds == 2 and found.restarts == 0 and found.steps == 61, (found, control.story())
+    assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
+
+
+def test_a_grow_that_fails_at_the_end_of_a_pass_is_no_restart(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """Agreed on with the last step of a pass, where the script's own code comes next: it comes a step later, and the
+    old world goes on when a joiner dies in it."""
+    control = start("--await-world", "20")
+    control.start("a", "b")
+    refused(control, "forward", signal.SIGKILL, "ab", ["c"], awaited=True)
+    assert control.exits("a", "b") == [0, 0], control.story()
+    found = audit.check(control.audit, samples=1003, epochs=3)
+    assert found.ok and found.worlds == 1 and found.restarts == 0, (found, control.story())
+    assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
+
+
+def test_passes_of_one_step_grow(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """Every step is the last one of a pass, and a grow is not put off for ever."""
+    sizes = ["--samples", "50", "--epochs", "40"]
+    control = start("--hold", "steps", *sizes)
+    control.start("a")
+    control.resize("a", "b")
+    assert control.exits("a", "b") == [0, 0], control.story()
+    assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12

@@ -1,0 +1,52 @@
+"""A group is used once every rank has made it: otherwise nobody uses it."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from slurm_elastic.trainer_shim.control.worker_client import Coming
+from slurm_elastic.trainer_shim.world.process_group import Gate, Patient, WorldNotFormed, complete, open_store
+
+LONG = datetime.timedelta(seconds=60)
+
+
+def test_all_go_on_when_the_last_one_has_made_its_group() -> None:
+    """Three ranks: none is done before the third."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(complete, Patient(store, lambda: False), 3, LONG) for _ in range(2)]
+        while store.add("formed", 0) < 2:
+            pass
+        assert not any(done.done() for done in waiting)
+        pool.submit(complete, Patient(store, lambda: False), 3, LONG).result(60)
+        for done in waiting:
+            done.result(60)
+
+
+def test_nobody_uses_a_group_that_one_rank_has_not_made() -> None:
+    """Two of three ranks are through when the world is called off: both are told, neither waits for its time."""
+    store, off = dist.HashStore(), threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(complete, Patient(store, off.is_set), 3, LONG) for _ in range(2)]
+        while store.add("formed", 0) < 2:
+            pass
+        off.set()
+        for done in waiting:
+            with pytest.raises(dist.DistStoreError, match="called off"):
+                done.result(60)
+
+
+def test_a_world_whose_store_is_gone_does_not_form() -> None:
+    """Rank 0 has closed the store of a world that was called off: who comes late is told so, and not by a traceback."""
+    host, port, server = open_store("localhost")
+    gate = Gate(Coming(2, 1, 2, 16, False, "survivor", 5.0, store=(host, port)))
+    del server
+    with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
+        gate.arrive()
+    with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
+        gate.announce_switch()

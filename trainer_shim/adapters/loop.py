@@ -1,0 +1,170 @@
+"""A job whose loop belongs to a framework: the halves of job.step() and of the loader, to be called one by one.
+
+The world is entered with the first step that is asked for and changes only where the next one is asked for, so that
+everything a framework does around its steps (logging, evaluation, hooks) falls into one world on all ranks. One pass
+over one dataset is one epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..data.loader import Feed
+from ..data.sampling import Micro
+from ..job import Job
+from ..numerics import batch as batches
+from ..state.slots import Progress
+from ..training.epoch_loop import Spoken
+
+Part = tuple[Micro, Any]
+"""A micro batch and its collated samples."""
+TAKEN_OVER = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+
+
+class Driven:
+    """See the module."""
+
+    def __init__(self, job: Job, feed: Feed, shuffle: bool) -> None:
+        self.job = job
+        self.feed = feed
+        self._shuffle = shuffle
+        self._course = job._course
+        self._spoken: Spoken | None = None
+        self.begun = False
+
+    @property
+    def progress(self) -> Progress:
+        """The position of the training."""
+        return self._course.state.progress
+
+    @property
+    def base_steps(self) -> int:
+        """Steps of a pass at the batch that the rate was tuned for: what schedules count."""
+        return self.job.steps(1, self.feed.samples)
+
+    def begin(self) -> None:
+        """Enter the first world, with the state that this worker starts from."""
+        self.job._begun = self.job._passes.open = self.begun = True
+        self._course.begin()
+
+    def next_step(self) -> list[Part]:
+        """The micro batches of this rank's next step, of another epoch when the last one is done.
+
+        The world may be another one afterwards.
+        """
+        course, feed = self._course, self.feed
+        if course.feed is None:
+            self.job._passes.begin(feed, 0, self._shuffle)
+        else:
+            course.boundary()
+        parts: list[Part] = []
+        asked = time.perf_counter()
+        while not parts or not parts[-1][0].last:
+            got = feed.next()
+            if got is None:
+                raise AssertionError("the pass has ended before all of its samples were handed out")
+            parts.append(got)
+        course.reporting.meter.waited(time.perf_counter() - asked)
+        return parts
+
+    def steps_left(self, after: Micro) -> int:
+        """Steps of the pass that follow this one, at the batch of now."""
+        return -(-(self.feed.samples - after.cursor - after.total) // self.job.batch)
+
+    def scale(self, micro: Micro) -> float:
+        """The factor for the mean loss of a micro batch."""
+        return batches.loss_scale(micro.weight, self._course.world().replicas, micro.total)
+
+    def backward(self, micro: Micro, loss: torch.Tensor) -> None:
+        """Backward on a loss that carries its weight (and an AMP scaler's)."""
+        self._spoken = self.job._passes.backward(micro, loss)
+
+    def stepped(self) -> None:
+        """The optimizer has been stepped: count it, advance the schedulers of job.wrap(), end the pass at its end."""
+        if self._spoken is None:
+            raise TrainingError("the optimizer was stepped before the backward pass of its whole batch")
+        self._course.stepped(*self._spoken)
+        self._spoken = None
+        if self.progress.cursor >= self.feed.samples:
+            # What was said with this step is acted on where the next pass begins.
+            self._course.feed = None
+            self.progress.next_epoch()
+
+    def rate(self) -> Any:
+        """A context in which the optimizers hold the rates that belong to the batch."""
+        return self._course.tuning.applied(self.progress)
+
+    def finish(self) -> None:
+        """The training is over."""
+        self.job._passes.open = False
+        self._course.finish(finished=True)
+
+
+def rank_to_show(job: Job) -> int:
+    """This worker's rank; one that waits for its first world is anything but the rank that logs and writes."""
+    return job.rank if job.rank >= 0 else 1
+
+
+class Counted:
+    """A scheduler that is advanced by samples: a framework's own calls are for nothing."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def step(self, *_: Any, **__: Any) -> None:
+        """Nothing: job.wrap()'s schedulers are advanced with the samples."""
+
+
+def check_options(options: Mapping[str, Any], adapter: str) -> None:
+    """Raise TrainingError for what join() accepts and a framework's own loop cannot go with."""
+    for name in ("unit", "deterministic"):
+        if options.get(name):
+            raise TrainingError(
+                f"{adapter}({name}=...) is not possible: a framework's loop trains whole replicas, step by step; "
+                f"accepted: a loop of your own with job.step(), and elastic.join({name}=...)"
+            )
+
+
+def check_parts(library: str, version: str, tried: str, parts: Iterable[tuple[Any, str]]) -> None:
+    """Raise TrainingError when a library lacks what its adapter takes hold of: now, not in the middle of a training.
+
+    parts: owners and the names that they have to have.
+    """
+    for owner, name in parts:
+        if not hasattr(owner, name):
+            where = getattr(owner, "__name__", type(owner).__name__)
+            raise TrainingError(
+                f"{library} {version} has no {where}.{name}, which the adapter works by; it was tried with {tried}"
+            )
+
+
+def taken_over(loader: Any, seed: int) -> tuple[Feed, bool]:
+    """A feed in place of a framework's DataLoader, and whether it shuffles.
+
+    Its batch size is not used: join(batch=...) is. Raises TrainingError for one whose samplers decide what is read.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TrainingError(f"the training data is a {type(loader).__name__}; accepted: one torch DataLoader")
+    options = {name: getattr(loader, name) for name in TAKEN_OVER}
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+    if isinstance(loader.dataset, IterableDataset):
+        return Feed(loader.dataset, seed, options), True
+    plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
+    if not plain or not isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
+        which = loader.sampler if plain else loader.batch_sampler
+        raise TrainingError(
+            f"the training DataLoader has a {type(which).__name__}, which would decide what each worker reads; "
+            "accepted: shuffle=True or False"
+        )
+    return Feed(loader.dataset, seed, options), isinstance(loader.sampler, RandomSampler)

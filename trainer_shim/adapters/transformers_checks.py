@@ -1,0 +1,37 @@
+"""What of a Trainer cannot be trained elastically, and what its adapter works by: looked at before any training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+from transformers import __version__ as version
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from .loop import check_parts
+
+TRIED = "5.23"
+PRIVATE = (
+    "_get_num_items_in_batch", "_prepare_for_training", "_run_epoch", "_track_num_input_tokens", "_wrap_model",
+    "accelerator", "floating_point_ops", "get_batch_samples", "get_train_dataloader", "training_step",
+)  # fmt: skip
+"""What the adapter changes, or calls, of a Trainer."""
+
+
+def check(trainer: Any) -> None:
+    """Raise TrainingError for a Trainer that cannot be trained elastically."""
+    if not isinstance(trainer, Trainer):
+        raise TrainingError(f"elastic() was given a {type(trainer).__name__}; accepted: a transformers.Trainer")
+    check_parts("transformers", version, TRIED, [(trainer, name) for name in PRIVATE])
+    check_parts("transformers", version, TRIED, [(trainer.args, "distributed_state"), (trainer, "callback_handler")])
+    args = trainer.args
+    wrong = [
+        (args.max_steps > 0, "max_steps", "num_train_epochs: steps are not of one size"),
+        (args.num_train_epochs != int(args.num_train_epochs), "a part of an epoch", "whole num_train_epochs"),
+        (bool(args.deepspeed or args.fsdp), "fsdp and deepspeed", "data parallel replicas"),
+        (args.auto_find_batch_size, "auto_find_batch_size", "elastic(micro_batch=...)"),
+    ]
+    for found, what, accepted in wrong:
+        if found:
+            raise TrainingError(f"{what} is not possible with elastic(trainer); accepted: {accepted}")

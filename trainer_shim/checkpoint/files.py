@@ -1,0 +1,272 @@
+"""Checkpoints on disk: written beside, synced, verified, then renamed; the last two are kept.
+
+A directory `step-<step>` is complete or absent. Its `checkpoint.json` names every file with size and BLAKE2b digest;
+loading checks them and falls back to the older checkpoint. Written by one process at a time, read by any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from slurm_elastic.protocol.errors import TrainingError
+
+Entry = dict[str, Any]
+KEEP = 2
+INDEX = "checkpoint.json"
+STATE = "state.pt"
+LEFTOVER_S = 3600.0
+"""Age at which an unfinished or damaged checkpoint is removed: nobody is writing it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One checkpoint on disk."""
+
+    path: Path
+    step: int
+    samples: int
+    finished: bool
+    parts: bool = False
+    """Whether its tensors lie in parts as ranks wrote them: see parts.py."""
+
+
+Found = tuple[Saved, dict[str, Any]]
+"""A checkpoint and what it holds; of one in parts, the tensors' places instead of the tensors."""
+
+
+class _Hashing:
+    """A file opened for writing whose content is hashed on its way; torch.save only ever appends."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.blake2b(digest_size=32)
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        self._file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def write(directory: Path, captured: dict[str, Any]) -> Saved:
+    """Write a capture. When this returns it is on disk under its final name and has been read back."""
+    partial = prepare(directory, captured["progress"]["step"])
+    return seal(directory, partial, captured, {STATE: dump(partial / STATE, captured)})
+
+
+def prepare(directory: Path, step: int) -> Path:
+    """An empty directory to write the checkpoint of a step into."""
+    partial = directory / f".step-{step:012d}.{os.getpid()}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def dump(path: Path, value: Any) -> Entry:
+    """Write any object and sync it; its entry in the index."""
+    with open(path, "wb") as file:
+        hashing = _Hashing(file)
+        torch.save(value, hashing)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": hashing.size, "blake2b": hashing.digest.hexdigest()}
+
+
+def digest_of(path: Path) -> Entry:
+    """A file's entry in the index, from what can be read of it."""
+    digest, size = hashlib.blake2b(digest_size=32), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"size": size, "blake2b": digest.hexdigest()}
+
+
+def seal(
+    directory: Path, partial: Path, captured: dict[str, Any], files: dict[str, Entry], parts: bool = False
+) -> Saved:
+    """Make what lies in `partial` the checkpoint: index written, everything verified and synced, renamed."""
+    progress = captured["progress"]
+    final = directory / f"step-{progress['step']:012d}"
+    index = {
+        "format": captured["format"],
+        "step": progress["step"],
+        "samples": progress["samples"],
+        "finished": progress["finished"],
+        "parts": parts,
+        "files": files,
+    }
+    with open(partial / INDEX, "w") as text:
+        json.dump(index, text)
+        text.flush()
+        os.fsync(text.fileno())
+    check(partial)
+    _sync(partial)
+    if final.exists():  # the same step again, after a restart or at the end of the training
+        older = directory / f".{final.name}.{os.getpid()}.replaced"
+        final.rename(older)
+        partial.rename(final)
+        shutil.rmtree(older, ignore_errors=True)
+    else:
+        partial.rename(final)
+    _sync(directory)
+    _prune(directory)
+    return Saved(final, progress["step"], progress["samples"], progress["finished"], parts)
+
+
+def check(path: Path) -> Saved:
+    """Read a checkpoint's index and verify its files. Raises TrainingError with what is wrong."""
+    try:
+        index = json.loads((path / INDEX).read_text())
+        for name, expected in index["files"].items():
+            if digest_of(path / name)["blake2b"] != expected["blake2b"]:
+                raise TrainingError(f"checkpoint {path} is damaged: {name} is not what was written")
+        parts = bool(index.get("parts"))
+        return Saved(path, int(index["step"]), int(index["samples"]), bool(index["finished"]), parts)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(f"checkpoint {path} is damaged: {error}") from None
+
+
+def all_of(directory: Path) -> list[Path]:
+    """Complete checkpoints, newest first. Nothing is verified."""
+    return sorted((path for path in directory.glob("step-*") if (path / INDEX).exists()), reverse=True)
+
+
+def load_newest(directory: Path) -> Found | None:
+    """The newest checkpoint that verifies, in host memory (of one in parts, all but its tensors); None: there is none.
+
+    Raises TrainingError when checkpoints exist and none can be read: starting over unasked would throw work away.
+    """
+    problems: list[str] = []
+    damaged: list[Path] = []
+    for path in all_of(directory):
+        try:
+            saved = check(path)
+            # The job's own user wrote this file; kept parts may hold any object.
+            captured = torch.load(path / STATE, map_location="cpu", weights_only=False)
+        except (TrainingError, RuntimeError, OSError) as error:
+            problems.append(str(error))
+            sys.stderr.write(f"selastic: {error}; trying the one before\n")
+            damaged.append(path)
+            continue
+        for path in damaged:  # out of the count of those kept, but there for whoever wants to know why
+            with contextlib.suppress(OSError):
+                path.rename(path.with_name(f"damaged-{path.name}"))
+        return saved, captured
+    if problems:
+        raise TrainingError(f"no checkpoint in {directory} can be read ({problems[0]}); remove them to start over")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something to write, and what to do with its memory afterwards."""
+
+    write: Callable[[], Saved | None]
+    free: Callable[[], None]
+
+
+class Writer:
+    """Writes snapshots on a thread of its own. One waits at most: a newer snapshot replaces an unwritten older one."""
+
+    def __init__(self, directory: Path, on_saved: Callable[[Saved], None]) -> None:
+        self.on_free: Callable[[dict[str, Any]], None] = lambda snapshot: None
+        """Told of a snapshot that is written, or was replaced by a newer one: its memory is free."""
+        self.directory = directory
+        self._on_saved = on_saved
+        self._changed = threading.Condition()
+        self._next: Work | None = None
+        self._busy = False
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+        self.last_at = time.monotonic()
+
+    @property
+    def busy(self) -> bool:
+        with self._changed:
+            return self._busy or self._next is not None
+
+    def put(self, snapshot: dict[str, Any]) -> None:
+        """Hand over a snapshot."""
+        self._hand_over(Work(lambda: write(self.directory, snapshot), lambda: self.on_free(snapshot)))
+
+    def put_parts(self, job: Callable[[], Saved | None]) -> None:
+        """Hand over a function that writes together with other ranks' writers, each of which has to come to it.
+
+        What was handed over before has to be written by then: wait().
+        """
+        self._hand_over(Work(job, lambda: None))
+
+    def _hand_over(self, work: Work) -> None:
+        with self._changed:
+            replaced, self._next = self._next, work
+            self.last_at = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="selastic-checkpoint", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        if replaced is not None:
+            replaced.free()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything handed over is on disk; False after the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy and self._next is None, timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._next is not None)
+                work, self._next, self._busy = self._next, None, True
+            try:
+                saved = work.write() if work is not None else None
+                if saved is not None:
+                    self._on_saved(saved)
+                self.error = None
+            # A full disk must not end the training; the older checkpoint is still there. What
+            # torch.distributed.checkpoint raises is no Exception.
+            except BaseException as error:
+                self.error = error
+                sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {error}\n")
+            finally:
+                if work is not None:
+                    work.free()
+                work = saved = None
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+
+def _prune(directory: Path) -> None:
+    for path in all_of(directory)[KEEP:]:
+        shutil.rmtree(path, ignore_errors=True)
+    leftovers = [*directory.glob(".step-*"), *sorted(directory.glob("damaged-*"), reverse=True)[1:]]
+    for path in leftovers:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > LEFTOVER_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

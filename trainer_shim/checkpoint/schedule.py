@@ -1,0 +1,111 @@
+"""When to save, and who does: periodically, on request, on a signal. A handler only sets a flag.
+
+What is due here is told to the other ranks with the next step, so all of them know at which step it happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from .files import Found, Saved, Writer, load_newest
+
+LAST_S = 1800.0
+"""How long the end of a training waits for its last checkpoint."""
+
+
+class Background(threading.Thread):
+    """One function on a thread, and its result."""
+
+    def __init__(self, function: Callable[[], dict[str, Any] | None]) -> None:
+        super().__init__(name="selastic-snapshot", daemon=True)
+        self._function = function
+        self._result: dict[str, Any] | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> dict[str, Any] | None:
+        """Wait for it. Raises what the function raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Saving:
+    """See the module. Without a directory nothing is saved."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None, every_s: float, on_saved: Callable[[Saved], None]):
+        job_dir = os.environ.get("SELASTIC_JOB_DIR")
+        where = directory or (Path(job_dir) / "checkpoints" if job_dir else None)
+        self.writer = Writer(Path(where), on_saved) if where else None
+        self._every_s = every_s
+        self._signal = 0
+
+    def memory(self) -> Path | None:
+        """A file for what this job's workers have found out about themselves; beside the checkpoints."""
+        return self.writer.directory.parent / "micro_batch.json" if self.writer is not None else None
+
+    def handle_signals(self) -> None:
+        """SIGUSR1: save. SIGTERM: save, then end. Only without a supervisor, which sees to both itself."""
+        if self.writer is not None and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if self._signal != signal.SIGTERM:
+            self._signal = number
+
+    def due(self, rank: int) -> bool:
+        """Whether this rank wants a checkpoint. Rank 0 looks at the clock for all."""
+        if self.writer is None:
+            return False
+        wanted = self._signal != 0
+        if self._signal != signal.SIGTERM:
+            self._signal = 0
+        overdue = time.monotonic() - self.writer.last_at >= self._every_s
+        return wanted or (rank == 0 and overdue and not self.writer.busy)
+
+    @property
+    def ending(self) -> bool:
+        """Whether this rank was told to end."""
+        return self._signal == signal.SIGTERM
+
+    def put(self, snapshot: dict[str, Any]) -> None:
+        """Write a snapshot, in the background."""
+        if self.writer is not None:
+            self.writer.put(snapshot)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until what was put is on disk, or has failed; no longer than this."""
+        if self.writer is not None:
+            self.writer.wait(timeout_s)
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint. Raises TrainingError when the file system does not come to an end."""
+        if self.writer is not None and not self.writer.wait(LAST_S):
+            raise TrainingError(
+                f"the last checkpoint in {self.writer.directory} is not written after {LAST_S:.0f} s; look whether "
+                "that file system answers, then run the job again: it goes on from the checkpoint before"
+            )
+
+    def newest(self, must: bool) -> Found | None:
+        """The newest readable checkpoint. Raises TrainingError when there `must` be one and is none."""
+        found = load_newest(self.writer.directory) if self.writer is not None else None
+        if found is None and must:
+            where = self.writer.directory if self.writer is not None else "an unset directory"
+            raise TrainingError(f"the supervisor asked to restore a checkpoint, and there is none in {where}")
+        return found

@@ -1,0 +1,106 @@
+"""Checkpoints of state that is cut up over ranks: every rank writes and reads its own parts, rank 0 seals the whole.
+
+torch.distributed.checkpoint stores the tensors, so another number of ranks, another unit, or one process can read them;
+everything that is no tensor lies beside them. Sealed means verified and renamed, as in checkpoint.py. The group that
+is handed in is not used by anything else: writing runs beside the training's own collectives.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from ..state.slots import Slot, State, pack, slots_of, unpack
+from ..world.mesh import DTensor
+from . import files
+from .files import STATE, Saved
+
+TIMEOUT = datetime.timedelta(minutes=10)
+"""Bound of a single collective of a save: the slowest rank's writing."""
+
+
+def group_of_all() -> Any:
+    """A process group for saving or loading; all ranks call this at the same time."""
+    return dist.new_group(timeout=TIMEOUT, backend="gloo")
+
+
+def copy(captured: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """A capture's structure, and copies in host memory of the parts that this rank holds."""
+    tensors: list[torch.Tensor] = []
+    skeleton = pack(captured, tensors)
+    return skeleton, [tensor.to("cpu", copy=True) for tensor in tensors]
+
+
+def write(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any) -> Saved | None:
+    """Write this rank's parts; every rank of the group calls this. On rank 0 what has been saved, else None."""
+    rank, step = dist.get_rank(group), skeleton["progress"]["step"]
+    partial = [files.prepare(directory, step)] if rank == 0 else [Path()]
+    dist.broadcast_object_list(partial, src=0, group=group, device=torch.device("cpu"))
+    (path,) = partial
+    save(_named(tensors), storage_writer=FileSystemWriter(path), process_group=group)
+    own = {file.name: files.digest_of(file) for file in sorted(path.glob(f"__{rank}_*"))}
+    everyone: list[Any] | None = [None] * dist.get_world_size(group) if rank == 0 else None
+    dist.gather_object(own, everyone, dst=0, group=group)
+    if everyone is None:
+        return None
+    digests = {name: entry for own in everyone for name, entry in own.items()}
+    digests[".metadata"] = files.digest_of(path / ".metadata")
+    digests[STATE] = files.dump(path / STATE, skeleton)
+    return files.seal(directory, path, skeleton, digests, parts=True)
+
+
+def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str, Any]:
+    """The capture, with tensors laid out as those that `state` holds; without a state whole ones, in host memory.
+
+    Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself.
+    """
+    slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
+    places = dict(_places(skeleton, state)) if state is not None else {}
+    tensors = [places.get(slot.number, torch.empty(0)) for slot in slots]
+    for slot in slots:
+        if slot.number not in places:
+            tensors[slot.number] = torch.zeros(slot.shape, dtype=slot.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the only call that reads without a group in torch 2.4 is to be replaced
+        if group is None:
+            load_state_dict(_named(tensors), FileSystemReader(path), no_dist=True)
+        else:
+            load(_named(tensors), storage_reader=FileSystemReader(path), process_group=group)
+    captured: dict[str, Any] = unpack(skeleton, tensors)
+    return captured
+
+
+def _named(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {str(number): tensor for number, tensor in enumerate(tensors)}
+
+
+def _places(skeleton: Any, state: State) -> Iterator[tuple[int, torch.Tensor]]:
+    """Tensors to read into, by slot, for those slots of which this rank holds a part only."""
+    for name, saved in skeleton["parts"].items():
+        part = state.parts.get(name)
+        if isinstance(part, torch.nn.Module):
+            own = part.state_dict()
+            for key, slot in saved.items():
+                yield from _place(slot, own.get(key))
+        elif isinstance(part, torch.optim.Optimizer):
+            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+            for number, entries in saved["state"].items():
+                for slot in entries.values() if number < len(parameters) else ():
+                    yield from _place(slot, parameters[number])
+
+
+def _place(slot: Any, like: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    if isinstance(slot, Slot) and isinstance(like, DTensor) and tuple(like.shape) == slot.shape:
+        yield slot.number, torch.zeros_like(like, dtype=slot.dtype, requires_grad=False)

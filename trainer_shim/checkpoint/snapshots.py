@@ -1,0 +1,168 @@
+"""Copies of the training's state, taken between two steps, and who writes them: this rank, in the background.
+
+At a switch of replicas the copy is taken while the new world forms and written after its first step; where every rank
+holds parts they are written before it. Periodic ones at a step that all ranks agreed on; during an evaluation on rank
+0, when no step comes, on the link's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..control.worker_client import Coming
+from ..parallel.strategy import Strategy
+from ..state.slots import State
+from ..world import process_group as worlds
+from ..world.process_group import World
+from ..world.rendezvous import Membership
+from .files import Found, Saved, Writer
+from .schedule import Background, Saving
+
+SAVE_WAIT_S = 20.0
+"""How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
+AHEAD_S = 60.0
+"""How long a switch is put off, while training goes on, until the checkpoint before it is written."""
+PARTS_WAIT_S = 5.0
+"""How long a switch waits for parts that are still being written; such a checkpoint is lost, not the switch."""
+
+
+class Snapshots:
+    """See the module. One per job."""
+
+    def __init__(
+        self, membership: Membership, state: State, model: Callable[[], Strategy], directory: Any, every_s: float
+    ) -> None:
+        self.saving = Saving(directory, every_s, self._saved)
+        self._membership, self._state, self._model = membership, state, model
+        self._held: dict[str, Any] | None = None
+        self._ahead, self._ahead_until, self._ahead_saved = 0, 0.0, False
+        self._copying: Background | None = None
+        self._group: tuple[World, Any] | None = None
+        self._still = threading.Lock()
+        self._quiet = False
+        if self.saving.writer is not None:
+            membership.on_leave = self._before_leaving
+            self.saving.writer.on_free = self._free
+
+    # -- at a switch -----------------------------------------------------------------------------------------------
+
+    def ahead(self, coming: Coming | None, rank: int) -> tuple[bool, bool]:
+        """Before a switch of a model that is cut up: whether rank 0 wants a checkpoint for it, and whether the switch
+        may come. Written while training goes on, it is what a switch that fails falls back to."""
+        writer = self.saving.writer
+        if coming is None or rank != 0 or writer is None or not self._model().sharded:
+            return False, True
+        if self._ahead != coming.generation:
+            self._ahead, self._ahead_until, self._ahead_saved = coming.generation, time.monotonic() + AHEAD_S, False
+            return True, False
+        written = self._ahead_saved and not writer.busy
+        return False, written or time.monotonic() >= self._ahead_until
+
+    def begin(self, rank_0: bool) -> None:
+        """Start copying for a switch; every rank calls this. rank_0: this will be rank 0 of the new world."""
+        self._copying = None
+        if self._model().sharded:
+            self.saving.wait(PARTS_WAIT_S)  # what is being written in parts needs the group that is about to go
+            self._group = None
+        elif rank_0 and self.saving.writer is not None:
+            captured = self._state.capture()
+            # Replicas are copied while the new world forms: until its first step nothing changes them.
+            self._copying = Background(lambda: self._state.copy(captured))
+
+    def hold(self) -> None:
+        """Have the snapshot of a switch complete before the next step, and written after it: writing takes time too."""
+        self._held = self._copying.result() if self._copying is not None else None
+        self._copying = None
+
+    def write_held(self) -> None:
+        """A step has been done."""
+        snapshot, self._held = self._held, None
+        if snapshot is not None:
+            self.saving.put(snapshot)
+
+    def _before_leaving(self) -> None:
+        self.write_held()
+        self.saving.wait(SAVE_WAIT_S)
+
+    # -- between two steps -----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Copy the state and have it written; every rank calls this at the same step."""
+        self._held = None  # an older one
+        self._ahead_saved = True
+        writer, world = self.saving.writer, self._membership.world
+        if writer is None or world is None:
+            return
+        if self._model().sharded and world.grouped:
+            self._save_parts(writer, world)
+        elif world.rank == 0:
+            self.saving.put(self._state.snapshot())
+
+    def _save_parts(self, writer: Writer, world: World) -> None:
+        """Every rank has its own parts written, none of them gathered."""
+        from . import sharded
+
+        # The earlier one's memory is still in use, and writers of all ranks have to keep one order.
+        free = writer.wait(SAVE_WAIT_S)
+        if not all(answer for (answer,) in worlds.gather(world, int(free))):
+            step = self._state.progress.step
+            print(f"no checkpoint of step {step}: the one before is not written after {SAVE_WAIT_S:.0f} s", flush=True)
+            return
+        skeleton, tensors = sharded.copy(self._state.capture())
+        group = self.group(world)
+        writer.put_parts(lambda: sharded.write(writer.directory, skeleton, tensors, group))
+
+    def read_whole(self, found: Found) -> dict[str, Any]:
+        """What a checkpoint in parts holds, of whole tensors: on one rank, for a model that is not cut up."""
+        from . import sharded
+
+        return sharded.read(found[0].path, found[1], None, None)
+
+    def read_parts(self, found: Found, world: World) -> dict[str, Any]:
+        """What a checkpoint in parts holds, cut up as this world's model is; every rank calls this."""
+        from . import sharded
+
+        return sharded.read(found[0].path, found[1], self._state, self.group(world))
+
+    def group(self, world: World) -> Any:
+        """The process group that saving and loading have to themselves; every rank asks for it at the same step."""
+        from . import sharded
+
+        if self._group is None or self._group[0] is not world:
+            self._group = (world, sharded.group_of_all())
+        return self._group[1]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While this lasts on rank 0 no step is taken, and nothing that is kept changes."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            with self._still:
+                self._quiet = False
+
+    def while_quiet(self) -> None:
+        """On rank 0's link thread. During an evaluation no step comes that could save."""
+        link = self._membership.link
+        if link is None or not link.save_wanted():
+            return
+        with self._still:
+            if self._quiet and not self._model().sharded and self.saving.writer is not None:
+                link.save_taken()
+                self.saving.put(self._state.snapshot())
+
+    # -- on the writer's thread ------------------------------------------------------------------------------------
+
+    def _free(self, snapshot: dict[str, Any]) -> None:
+        if not self._model().sharded:  # there, optimizers may have taken over tensors of a snapshot
+            self._state.recycle(snapshot)
+
+    def _saved(self, saved: Saved) -> None:
+        if self._membership.link is not None:
+            fields = {"step": saved.step, "samples": saved.samples, "path": str(saved.path)}
+            self._membership.link.send({"type": "saved", **fields})

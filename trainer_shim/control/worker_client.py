@@ -1,0 +1,323 @@
+"""The worker's connection to the supervisor: one daemon thread that reads what comes and writes what is queued.
+
+Nothing here blocks training: sending puts a line in a queue, and a full queue of reports loses its oldest. The thread
+never touches a process group; it only remembers which world was announced. Losing the connection means that the
+supervisor is gone: the worker leaves with code 75 at its next step, or after LOST_GRACE_S by force.
+No torch here; opening a store for a coming world is handed in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.protocol.errors import TrainingError
+
+EXIT_LOST = 75
+"""EX_TEMPFAIL: try again. Also the code of a worker whose world did not form."""
+LOST_GRACE_S = 30.0
+CONNECT_S = 30.0
+MAX_REPORTS = 64
+MAX_LINE = 1 << 20
+TICK_S = 0.25
+
+Message = dict[str, Any]
+OpenStore = Callable[[str], "tuple[str, int, object]"]
+
+
+@dataclass(eq=False)
+class Coming:
+    """A world that the supervisor has announced to this worker."""
+
+    generation: int
+    rank: int
+    size: int
+    batch: int
+    leave: bool
+    source: str
+    timeout_s: float
+    """For everyone's arrival."""
+    forming_s: float = 30.0
+    """For one communication while the group forms and state is handed over."""
+    first_step_s: float = 600.0
+    """For one communication in the first step."""
+    store: tuple[str, int] | None = None
+    server: object = field(default=None, repr=False)
+    """The store itself, where this worker is the new rank 0."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether this worker could switch now. A leaver needs no store."""
+        return self.leave or self.store is not None
+
+
+class Link:
+    """See the module. Methods may be called from any thread."""
+
+    def __init__(self, address: str, secret: str, worker: str, open_store: OpenStore) -> None:
+        self.worker = worker
+        self.on_tick: Callable[[], None] = lambda: None
+        self._host, _, port = address.rpartition(":")
+        self._open_store = open_store
+        self._changed = threading.Condition()
+        self._coming: Coming | None = None
+        self._stores: dict[int, tuple[str, int]] = {}
+        self._save_wanted = False
+        self._last_generation = self._off = self._dismissed = -1
+        self.lost = False
+        self.report_s = 0.0
+        """Seconds between two reports, as the supervisor wants it; 0: it has not said."""
+        self._closing = False
+        self._out: deque[bytes] = deque()
+        self._reports: deque[bytes] = deque(maxlen=MAX_REPORTS)
+        self._writing = b""
+        self._socket = _connect(self._host, int(port))
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_w, False)
+        os.set_blocking(self._wake_r, False)
+        self.send({"type": "hello", "worker": worker, "secret": secret, "pid": os.getpid(), "kind": "worker"})
+        self._thread = threading.Thread(target=self._run, name="selastic-link", daemon=True)
+        self._thread.start()
+
+    # -- what the training thread asks --------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is wanted of this worker, as nearly always: asked in every step, and without the lock."""
+        return self._coming is None and not self._save_wanted
+
+    def held(self) -> Coming | None:
+        """The announced world, once this worker holds all it needs to switch to it."""
+        with self._changed:
+            coming = self._coming
+            return coming if coming is not None and coming.complete else None
+
+    def wait_held(self) -> Coming:
+        """Block until there is a world to enter. Leaves the process when the supervisor is lost."""
+        with self._changed:
+            while True:
+                if self.lost:
+                    leave_lost()
+                if self._coming is not None and self._coming.complete:
+                    return self._coming
+                self._changed.wait()
+
+    def taken(self, coming: Coming) -> None:
+        """This world is now the worker's own (or has failed): it is not coming any more."""
+        with self._changed:
+            self._last_generation = max(self._last_generation, coming.generation)
+            if self._coming is not None and self._coming.generation <= coming.generation:
+                self._coming = None
+
+    def still_coming(self, coming: Coming) -> bool:
+        """Whether nobody has called this world off."""
+        with self._changed:
+            return self._coming is coming
+
+    def called_off(self, generation: int) -> bool:
+        """Whether the supervisor wants nothing more of a world, even of one already left for."""
+        with self._changed:
+            return generation == self._off
+
+    def dismissed(self, generation: int) -> bool:
+        """Whether this world, in which this worker has no place, has come."""
+        with self._changed:
+            return self._dismissed >= generation
+
+    def save_wanted(self) -> bool:
+        with self._changed:
+            return self._save_wanted
+
+    def save_taken(self) -> None:
+        with self._changed:
+            self._save_wanted = False
+
+    def send(self, message: Message) -> None:
+        """Queue a message; it is sent in order."""
+        with self._changed:
+            self._out.append(_line(message))
+        self._wake()
+
+    def report(self, message: Message) -> None:
+        """Queue a report; of more than MAX_REPORTS unsent ones the oldest are lost."""
+        with self._changed:
+            self._reports.append(_line(message))
+        self._wake()
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until everything queued has been handed to the kernel; False when that took too long."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self.lost or not (self._out or self._reports or self._writing), timeout_s
+            )
+
+    def close(self) -> None:
+        """Send what is queued, then close. The supervisor being gone afterwards is nobody's concern."""
+        self.flush()
+        self._closing = True
+        self._wake()
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_w, b"x")
+
+    def _run(self) -> None:
+        received = bytearray()
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._socket, selectors.EVENT_READ)
+                selector.register(self._wake_r, selectors.EVENT_READ)
+                while not self._closing:
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._next_line() else 0)
+                    selector.modify(self._socket, wanted)
+                    for key, events in selector.select(TICK_S):
+                        if key.fd == self._wake_r:
+                            os.read(self._wake_r, 4096)
+                        if key.fileobj is self._socket and events & selectors.EVENT_READ and not self._read(received):
+                            return self._lose("it closed the connection")
+                        if key.fileobj is self._socket and events & selectors.EVENT_WRITE:
+                            self._write()
+                    self.on_tick()
+        except OSError as error:
+            return self._lose(str(error))
+        finally:
+            self._socket.close()
+        return None
+
+    def _next_line(self) -> bool:
+        with self._changed:
+            if not self._writing:
+                if self._out:
+                    self._writing = self._out.popleft()
+                elif self._reports:
+                    self._writing = self._reports.popleft()
+                else:
+                    self._changed.notify_all()
+            return bool(self._writing)
+
+    def _write(self) -> None:
+        sent = self._socket.send(self._writing)
+        with self._changed:
+            self._writing = self._writing[sent:]
+
+    def _read(self, received: bytearray) -> bool:
+        data = self._socket.recv(1 << 16)
+        received += data
+        *lines, rest = bytes(received).split(b"\n")
+        received[:] = rest
+        if len(received) > MAX_LINE:
+            raise OSError(f"a message longer than {MAX_LINE} bytes")
+        for line in lines:
+            if line.strip():
+                self._take(json.loads(line))
+        return bool(data)
+
+    def _take(self, message: Message) -> None:
+        kind = message.get("type")
+        if kind == "world":
+            self._announced(message)
+        elif kind == "store":
+            self._store_known(int(message["generation"]), (str(message["host"]), int(message["port"])))
+        elif kind == "abort":
+            self._aborted(int(message["generation"]))
+        elif kind == "dismiss":
+            with self._changed:
+                self._dismissed = int(message["generation"])
+        elif kind == "report_every":
+            self.report_s = float(message.get("seconds") or 0.0)
+        elif kind in ("checkpoint", "hurry"):
+            with self._changed:
+                self._save_wanted = True
+        # Anything else is from a newer supervisor, which does not rely on it being understood.
+
+    def _announced(self, message: Message) -> None:
+        coming = Coming(
+            generation=int(message["generation"]),
+            rank=int(message.get("rank", -1)),
+            size=int(message.get("size", 0)),
+            batch=int(message.get("batch") or 0),
+            leave=bool(message.get("leave", False)),
+            source=str(message.get("source", "survivor")),
+            timeout_s=float(message.get("timeout_s") or 60.0),
+            forming_s=float(message.get("forming_s") or 30.0),
+            first_step_s=float(message.get("first_step_s") or 600.0),
+        )
+        self.report_s = float(message.get("report_s") or 0.0)
+        with self._changed:
+            if coming.generation <= self._last_generation:
+                return
+            coming.store = self._stores.get(coming.generation)
+        if coming.rank == 0 and not coming.leave and coming.store is None:
+            host, port, coming.server = self._open_store(self._own_host())
+            coming.store = (host, port)
+            self.send({"type": "store", "generation": coming.generation, "host": host, "port": port})
+        with self._changed:
+            self._coming = coming
+            self._changed.notify_all()
+
+    def _store_known(self, generation: int, store: tuple[str, int]) -> None:
+        with self._changed:
+            self._stores = {generation: store}
+            if self._coming is not None and self._coming.generation == generation and self._coming.server is None:
+                self._coming.store = store
+            self._changed.notify_all()
+
+    def _aborted(self, generation: int) -> None:
+        with self._changed:
+            self._last_generation = max(self._last_generation, generation)
+            self._off = generation
+            if self._coming is not None and self._coming.generation == generation:
+                self._coming = None
+            self._changed.notify_all()
+
+    def _own_host(self) -> str:
+        # Rank 0 lives where the supervisor does; there every worker already reaches the supervisor by this name.
+        own, peer = self._socket.getsockname()[0], self._socket.getpeername()[0]
+        return self._host.strip("[]") if own == peer else str(own)
+
+    def _lose(self, why: str) -> None:
+        if self._closing:
+            return
+        with self._changed:
+            self.lost = True
+            self._changed.notify_all()
+        sys.stderr.write(f"selastic: the supervisor is gone ({why}); {self.worker} leaves after this step\n")
+        sys.stderr.flush()
+        time.sleep(LOST_GRACE_S)
+        if not self._closing:
+            os._exit(EXIT_LOST)
+
+
+def leave_lost() -> None:
+    """Leave because the supervisor is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_LOST)
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    try:
+        connection = socket.create_connection((host.strip("[]"), port), timeout=CONNECT_S)
+    except OSError as error:
+        raise TrainingError(
+            f"SELASTIC_CONTROL={host}:{port} cannot be reached ({error}); it has to name the running supervisor"
+        ) from None
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setblocking(False)
+    return connection

@@ -1,0 +1,245 @@
+"""The DataLoader around a plan: every sample of an epoch exactly once, whatever the number of ranks.
+
+Workers are told whole micro batches and kept over epochs and resizes; what they had prefetched for slices of an older
+world is thrown away unread. Map-style datasets are sliced by one cursor (sampling.py), those made of shards are read
+in order (streams.py). Limit: the length has to be known, and the same on every rank.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from .sampling import MASK, MIX_FROM, Micro, Plan, Slicing, mix, mix_on, order, seed_all
+from .shard_streams import NOT_BEGUN, ShardReader, Shards, StreamPlan, Unread, sizes_of
+
+REFUSED = ("batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers", "generator", "in_order")
+
+
+class _Tagged(Dataset[Any]):
+    """The user's dataset, asked for whole micro batches: samples travel with the micro batch they belong to.
+
+    Each sample is drawn with generators seeded by (seed, epoch, sample): augmentation is the same on whatever rank or
+    worker a sample is read. A dataset that gives many at once (__getitems__) is seeded once for them all. Seeding takes
+    9 us, which samples that are slices of tensors do not need, nor, where torch puts them together, their batch.
+    """
+
+    def __init__(self, dataset: Any, seed: int, collate: Any = None) -> None:
+        self.dataset = dataset
+        self._drawn = collate is not default_collate or not of_tensors(dataset)
+        self._together = asked_together(dataset)
+        self._sliced = of_tensors(dataset)
+        self.seed = torch.tensor([seed, 0]).share_memory_()
+        self.version = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, micros: list[Micro]) -> tuple[Micro, list[Any] | None]:
+        (micro,) = micros
+        if micro.version < int(self.version):
+            return micro, None  # a resize came in between: nobody will look at it
+        seed, epoch = self.seed.tolist()
+        if self._together or self._sliced:
+            if self._drawn:
+                seed_all(mix(seed, epoch, micro.indices[0]))
+            indices = list(micro.indices)
+            return micro, self.dataset.__getitems__(indices) if self._together else [self.dataset[i] for i in indices]
+        samples, drawn = [], mix_on(MIX_FROM, seed, epoch)
+        for index in micro.indices:
+            seed_all(mix_on(drawn, index) & MASK)
+            samples.append(self.dataset[index])
+        return micro, samples
+
+
+@dataclasses.dataclass(frozen=True)
+class _Collate:
+    collate: Any
+
+    def __call__(self, fetched: tuple[Micro, list[Any] | None]) -> tuple[Micro, Any]:
+        micro, samples = fetched
+        return micro, None if samples is None else self.collate(samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Init:
+    """Begins a loader worker. Slurm's SIGTERM goes to every process of a job: a worker that died of it would end its
+    rank before the checkpoint is written. Workers end with their loader, or with its process."""
+
+    init: Any
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.init is not None:
+            self.init(worker)
+
+
+class _Batches:
+    """DataLoader's batch sampler: each "batch of indices" is one micro batch of the current plan."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | StreamPlan | None = None
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> list[Micro]:
+        if self.plan is None:
+            raise StopIteration
+        return [next(self.plan)]
+
+
+class Feed:
+    """One dataset's DataLoader, kept with its workers over epochs and resizes."""
+
+    def __init__(self, dataset: Any, seed: int, options: dict[str, Any]) -> None:
+        check_loader(dataset, options)
+        self.dataset = dataset
+        self._sizes = sizes_of(dataset) if isinstance(dataset, Shards) else None
+        source = mapped(dataset)
+        self.samples = len(source)
+        self._seed = seed
+        self.lanes = max(1, options.get("num_workers") or 0) if self._sizes is not None else 0
+        """Of shards, how many a rank reads side by side: one a worker. All ranks have to go by the same number."""
+        options = dict(options)
+        collate = options.pop("collate_fn", None) or default_collate
+        self._tagged = _Tagged(source, seed, collate)
+        self._batches = _Batches()
+        options.setdefault("pin_memory", torch.cuda.is_available())
+        if options.get("num_workers"):
+            options["persistent_workers"] = True
+            options["worker_init_fn"] = _Init(options.get("worker_init_fn"))
+        self._loader: DataLoader[Any] = DataLoader(
+            self._tagged,
+            batch_sampler=self._batches,
+            collate_fn=_Collate(collate),  # type: ignore[arg-type]
+            **options,
+        )
+        self._iterator: Iterator[Any] | None = None
+
+    def start(
+        self, epoch: int, ordinal: int, shuffle: bool, cursor: int, slicing: Slicing, unread: Unread = NOT_BEGUN
+    ) -> None:
+        """Begin a pass at a cursor; `unread` of its shards is what an earlier world has left, or (lanes, 0, ())."""
+        previous = self._batches.plan.version if self._batches.plan else 0
+        plan: Plan | StreamPlan
+        if self._sizes is None:
+            plan = Plan(order(self.samples, self._seed, epoch, ordinal, shuffle), cursor, slicing)
+        else:
+            shards = [int(shard) for shard in order(len(self._sizes), self._seed, epoch, ordinal, shuffle)]
+            plan = StreamPlan(self._sizes, shards, cursor, unread, slicing)
+        plan.version = previous + 1
+        self._batches.plan = plan
+        self._tagged.seed[1] = epoch
+        self._tagged.version[0] = plan.version
+        self._iterator = None
+
+    def _started(self) -> Iterator[Any]:
+        try:
+            return iter(self._loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            if not self._loader.num_workers:
+                raise
+            raise TrainingError(
+                f"the {type(self.dataset).__name__} or its collate_fn cannot be sent to loader workers ({error}); "
+                "accepted: what pickles, or num_workers=0"
+            ) from error
+
+    def unread(self, cursor: int) -> Unread:
+        """Of shards, what is left once the steps up to `cursor` are done; nothing for map-style datasets."""
+        plan = self._batches.plan
+        return plan.unread(cursor) if isinstance(plan, StreamPlan) else NOT_BEGUN
+
+    def turn(self, cursor: int, slicing: Slicing) -> None:
+        """Go on with other slices. Workers keep running; what they prefetched is dropped."""
+        plan = self._batches.plan
+        if plan is not None:
+            plan.turn(cursor, slicing)
+            self._tagged.version[0] = plan.version
+
+    def next(self) -> tuple[Micro, Any] | None:
+        """The next micro batch with its samples, collated; None at the end of the pass."""
+        plan = self._batches.plan
+        if plan is None:
+            return None
+        while True:
+            if self._iterator is None:
+                if plan.exhausted:
+                    return None
+                self._iterator = self._started()
+            try:
+                micro, samples = next(self._iterator)
+            except StopIteration:
+                self._iterator = None
+                continue
+            if micro.version == plan.version:
+                return micro, samples
+
+
+def of_tensors(dataset: Any) -> bool:
+    """Whether samples are certainly drawn without random numbers."""
+    if type(dataset) is Subset:
+        return of_tensors(dataset.dataset)
+    return type(dataset) is TensorDataset
+
+
+def asked_together(dataset: Any) -> bool:
+    """Whether the dataset itself gives many samples at once; a Subset only passes the question on."""
+    return asked_together(dataset.dataset) if type(dataset) is Subset else hasattr(dataset, "__getitems__")
+
+
+def mapped(dataset: Any) -> Any:
+    """The dataset as one that is asked for samples by number."""
+    return ShardReader(dataset) if isinstance(dataset, Shards) else dataset
+
+
+def check_loader(dataset: Any, options: dict[str, Any]) -> None:
+    """Raise TrainingError for a dataset or an option that cannot be elastic."""
+    if isinstance(dataset, DataLoader):
+        raise TrainingError("job.loader() was given a DataLoader; give it the dataset and the DataLoader's options")
+    if not isinstance(dataset, Shards):
+        mapped = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not mapped:
+            raise TrainingError(
+                f"job.loader() was given a {type(dataset).__name__}, of which no worker can read a part; accepted: a "
+                "dataset with __len__ and __getitem__, one with `shards` and iter_shard(shard, start), or "
+                "InOrder(dataset, samples=...), which reads and skips"
+            )
+    if (sum(sizes_of(dataset)) if isinstance(dataset, Shards) else len(dataset)) == 0:
+        raise TrainingError("job.loader() was given an empty dataset; accepted: one sample or more")
+    for name in REFUSED:
+        if name in options:
+            raise TrainingError(
+                f"job.loader({name}=...) is not accepted: the job itself shares out join(batch=...); "
+                "accepted: shuffle, num_workers, collate_fn, pin_memory and DataLoader's other options"
+            )
+    for name in options:
+        if name not in inspect.signature(DataLoader.__init__).parameters:
+            raise TrainingError(f"job.loader({name}=...) is not known; accepted: shuffle, and DataLoader's options")
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The same structure with every tensor on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(entry, device) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_device(entry, device) for entry in value)
+    if isinstance(value, dict):
+        return {key: to_device(entry, device) for key, entry in value.items()}
+    if hasattr(value, "to") and callable(value.to):
+        return value.to(device)
+    return value

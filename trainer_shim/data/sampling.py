@@ -1,0 +1,220 @@
+"""Which rank trains on which samples of a pass: pure arithmetic over one global cursor.
+
+One cursor runs over one permutation of the epoch, drawn from (seed, epoch). A step takes the next `batch` positions
+and cuts them into one slice per rank; the last step is short instead of padded. Randomness comes from counters, so
+that no rank has a state of its own. Datasets that are read in order have a plan of their own: see streams.py.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..numerics import noise_scale
+from ..numerics.batch import micros_of, share_of, slice_of, step_of
+
+MASK = (1 << 63) - 1
+MIX_FROM = 0x9E3779B97F4A7C15
+
+
+def mix(*numbers: int) -> int:
+    """A 63-bit seed from counters (splitmix64's finaliser, Steele et al. 2014): neighbours give unrelated seeds."""
+    return mix_on(MIX_FROM, *numbers) & MASK
+
+
+def mix_on(state: int, *numbers: int) -> int:
+    """The state behind mix(), after more counters: seeds that begin alike share the work for what they begin with."""
+    for number in numbers:
+        state = (state ^ (number & ((1 << 64) - 1))) * 0xBF58476D1CE4E5B9 & ((1 << 64) - 1)
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & ((1 << 64) - 1)
+        state ^= state >> 31
+    return state
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator that a script is likely to use on this rank."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+    random.seed(seed & 0xFFFFFFFF)  # one word: twice as quick, and this runs for every sample
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+def order(samples: int, seed: int, epoch: int, ordinal: int, shuffle: bool) -> Sequence[int] | torch.Tensor:
+    """The permutation of one pass over a dataset; `ordinal` numbers the passes within the epoch."""
+    if not shuffle:
+        return range(samples)
+    generator = torch.Generator().manual_seed(mix(seed, epoch, ordinal))
+    return torch.randperm(samples, generator=generator)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slicing:
+    """How a step is shared out: over how many ranks, which of them this is, and in what pieces it is computed."""
+
+    batch: int
+    ranks: int
+    rank: int
+    micro_batch: int | None = None
+    halve: bool = False
+    """Whether one rank alone computes a measured step in two micro batches: the noise scale needs two sizes."""
+    dense_until: int = 0
+    """The noise scale is not known yet: up to this cursor every noise.EVERY-th step is measured."""
+    shards: int = 0
+    """Parts of a deterministic step, each computed by itself, and not cut otherwise; 0: an ordinary step."""
+    together: bool = False
+    """Whether ranks communicate in every pass through the model: then all have the same number of micro batches."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Micro:
+    """One micro batch of one step on one rank."""
+
+    version: int
+    cursor: int
+    """Where the step starts in the epoch's order."""
+    total: int
+    """Samples in the whole step, over all ranks."""
+    index: int
+    """Number of this micro batch within the rank's slice."""
+    count: int
+    """Micro batches of the slice."""
+    indices: tuple[int, ...]
+    """Samples fetched."""
+    measured: bool
+    """Whether the noise scale is measured in this step."""
+    weight: int
+    """How many of them count: all, or none where a rank has no share of a short last step and computes for company."""
+
+    shard: int = -1
+    """The part of a deterministic step that this belongs to, ..."""
+    place: int = 0
+    """... its number within that part, ..."""
+    ends_shard: bool = False
+    """... and whether it is the last one there."""
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.count - 1
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The samples this rank trains on here."""
+        return self.indices if self.weight else ()
+
+
+def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
+    """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order; none, or none but
+    empty ones: no share."""
+    total = step_of(slicing.batch, samples - cursor)
+    own = share_of(total, slicing.batch, slicing.ranks, slicing.rank)
+    shifted = range(cursor + own.start, cursor + own.stop)
+    return micros_of(shifted, micro_limit(cursor, total, len(own), slicing), least(total, slicing))
+
+
+def least(total: int, slicing: Slicing) -> int:
+    """Micro batches that every rank has of a step at least; the first rank's slice is the largest."""
+    largest = len(share_of(total, slicing.batch, slicing.ranks, 0))
+    return -(-largest // min(slicing.micro_batch or total, largest)) if slicing.together else 0
+
+
+def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[range, int, int, bool]]:
+    """A step's micro batches for one rank: positions, and of a deterministic step also shard, place in it, its end."""
+    if not slicing.shards:
+        return [(part, -1, 0, False) for part in step_positions(cursor, samples, slicing)]
+    total, found = step_of(slicing.batch, samples - cursor), []
+    for shard in slice_of(slicing.shards, slicing.ranks, slicing.rank):
+        own = slice_of(total, slicing.shards, shard)
+        shifted = range(cursor + own.start, cursor + own.stop)
+        parts = micros_of(shifted, min(slicing.micro_batch or total, len(own))) if len(own) else []
+        found += [(part, shard, place, place == len(parts) - 1) for place, part in enumerate(parts)]
+    return found
+
+
+def micro_limit(cursor: int, total: int, own: int, slicing: Slicing) -> int:
+    """Most samples in one micro batch of a rank with `own` of the step's `total`."""
+    limit = max(1, min(slicing.micro_batch or total, own))
+    if slicing.halve and slicing.ranks == 1 and total >= 4 and is_measured(cursor, slicing):
+        limit = min(limit, -(-total // 2))
+    return limit
+
+
+def is_measured(cursor: int, slicing: Slicing) -> bool:
+    """Whether the noise scale is measured in the step at `cursor`; the same on every rank."""
+    return cursor // slicing.batch % (noise_scale.EVERY if cursor < slicing.dense_until else noise_scale.SELDOM) == 0
+
+
+class Plan:
+    """The micro batches of one rank from a cursor to the end of the pass; it may be turned to another slicing.
+
+    An iterator that can go on after it has ended: DataLoader asks ahead, and a resize near the end brings work back.
+    """
+
+    def __init__(self, indices: Sequence[int] | torch.Tensor, cursor: int, slicing: Slicing) -> None:
+        self.samples = len(indices)
+        self.version = 0
+        self._indices = indices
+        self._ready: list[Micro] = []
+        self.turn(cursor, slicing)
+
+    def turn(self, cursor: int, slicing: Slicing) -> None:
+        """Go on from `cursor` with another slicing; everything planned so far is stale."""
+        self.version += 1
+        self._cursor, self._slicing, self._ready = cursor, slicing, []
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._ready and self._cursor >= self.samples
+
+    def __iter__(self) -> Iterator[Micro]:
+        return self
+
+    def __next__(self) -> Micro:
+        if not self._ready:
+            if self._cursor >= self.samples:
+                raise StopIteration
+            self._ready = self._step()
+        return self._ready.pop(0)
+
+    def _step(self) -> list[Micro]:
+        cursor, total = self._cursor, step_of(self._slicing.batch, self.samples - self._cursor)
+        self._cursor += total
+        slicing, measured = self._slicing, is_measured(cursor, self._slicing)
+        if slicing.micro_batch is None and not (slicing.shards or slicing.together or (slicing.halve and measured)):
+            own = share_of(total, slicing.batch, slicing.ranks, slicing.rank)
+            if own:  # whole, as nearly always
+                part = range(cursor + own.start, cursor + own.stop)
+                return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part))]
+        places = positions_of(cursor, self.samples, slicing)
+        # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
+        company = range(cursor, cursor + min(2, total))
+        places = places or [(range(0), -1, 0, False)]
+        return [
+            Micro(
+                self.version,
+                cursor,
+                total,
+                number,
+                len(places),
+                self._take(part or company),
+                measured,
+                len(part),
+                shard,
+                place,
+                ends,
+            )
+            for number, (part, shard, place, ends) in enumerate(places)
+        ]
+
+    def _take(self, positions: range) -> tuple[int, ...]:
+        chosen = self._indices[positions.start : positions.stop]
+        return tuple(chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen)

@@ -1,0 +1,264 @@
+"""Data parallelism that can be taken apart and put together again around a model that stays where it is.
+
+Ranks agree on when to switch without a collective of their own: a hidden parameter of a few numbers rides in
+DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever this rank has to say. The user's module is
+never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..data.sampling import Micro
+from ..world.agreement import SILENCE, WORDS, OnError, Reader, Said, Sums, attempt
+from ..world.process_group import World
+from .exposed_communication import Exposed
+from .gradient_norms import Norms, Squares
+
+UNSYNCED: dict[str, Any] = (
+    {"init_sync": False} if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters else {}
+)
+"""Has the constructor broadcast nothing; torch 2.4 broadcasts the model, which is right too and takes longer."""
+
+
+OWN = ("self", "module", "process_group", "device_mesh", "init_sync")
+ACCEPTED = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - frozenset(OWN)
+"""Options that a script may give; the others are the job's."""
+
+
+class _Attach(torch.autograd.Function):
+    """The identity on a tensor, whose backward also hands `words` to the hidden parameter as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, words: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        ctx.words = words  # not saved for backward: it is written between forward and backward on purpose
+        # Clones: callers may go on to change the outputs in place.
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (ctx.words.clone(), None, *grads)
+
+
+class _Outer(nn.Module):
+    """What DistributedDataParallel sees: the user's module and the hidden parameter."""
+
+    def __init__(self, module: nn.Module, hidden: nn.Parameter, at_outputs: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.hidden = hidden
+        self._at_outputs = at_outputs
+        self.words = torch.zeros_like(hidden, requires_grad=False)
+        self._said = SILENCE
+
+    def say(self, words: list[float]) -> None:
+        """Set what the next backward carries; nearly always it is what the last one did."""
+        if words != self._said:
+            self.words.copy_(torch.tensor(words))
+            self._said = words
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.module(*args, **kwargs)
+        if not (self._at_outputs and torch.is_grad_enabled()):
+            return out
+        # DDP looks for unused parameters from the outputs, so there the hidden one has to be reachable from them.
+        found: list[torch.Tensor] = []
+        _rebuild(out, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        if not found:
+            return out
+        attached = iter(_Attach.apply(self.hidden, self.words, *found))
+        return _rebuild(out, lambda _: next(attached))
+
+
+class Replicated:
+    """A module replicated over the ranks (strategy "ddp"; see strategy.Strategy). One rank alone runs it bare."""
+
+    sharded = False
+
+    def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
+        for name in ddp_options:
+            if name not in ACCEPTED:
+                raise TrainingError(
+                    f"job.wrap({name}=...) is not known; accepted: strategy, scaler, parallelize, and of "
+                    f"DistributedDataParallel's {', '.join(sorted(ACCEPTED))}"
+                )
+        self.module = module
+        self.measures = False
+        self.mesh: Any = None
+        self.on_error: OnError = lambda error: None
+        self.void = False
+        self._options = {"gradient_as_bucket_view": True, **ddp_options}
+        self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
+        self._ddp: DistributedDataParallel | None = None
+        self._outer: _Outer | None = None
+        self._ranks = 1
+        self._world: World | None = None
+        self._trained: list[bool] = []
+        self._called = False
+        self._bypass = 0
+        self._norms = Norms()
+        self._exposed = Exposed()
+        first = next((p for p in module.parameters() if p.is_floating_point()), None)
+        # In the parameters' own type it shares their first bucket; half precision would not hold the sums exactly.
+        self._dtype = first.dtype if first is not None and first.dtype.itemsize >= 4 else torch.float32
+        self._device = first.device if first is not None else torch.device("cpu")
+
+    def connect(self, world: World) -> None:
+        # Nothing is broadcast here: that all ranks hold the same parameters before the first step is the caller's care.
+        self._ranks, self._world, self._trained = world.size, world, self._trained_now()
+        self._norms.over(self.module.parameters(), shared=world.size > 1)
+        if world.size == 1:
+            return
+        hidden = nn.Parameter(torch.zeros(WORDS, dtype=self._dtype, device=self._device))
+        self._outer = _Outer(self.module, hidden, self._at_outputs)
+        self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self._options)
+        # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
+        # and before DistributedDataParallel, which queues later, waits for their means.
+        hidden.register_post_accumulate_grad_hook(lambda _: _engine().queue_callback(self._computed))
+
+    def begin_pass(self) -> None:
+        world = self._world
+        if world is not None and self._trained != self._trained_now():  # DistributedDataParallel looked once
+            self.disconnect()
+            self.connect(world)
+
+    def _trained_now(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self.module.parameters()]
+
+    def rehearse(self, rank: int, size: int) -> None:
+        pass  # nothing that a world's first moments would take over
+
+    def disconnect(self) -> None:
+        self._ddp = self._outer = self.mesh = self._world = None
+        for parameter in self.module.parameters():
+            parameter.grad = None  # a view into the dropped object's buckets
+
+    @contextmanager
+    def bypassed(self) -> Iterator[None]:
+        self._bypass += 1
+        try:
+            yield
+        finally:
+            self._bypass -= 1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._called = self._called or (not self._bypass and torch.is_grad_enabled())
+        if self._ddp is None or self._bypass or self.void or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        # Buffers and buckets are agreed on in the forward pass.
+        return attempt(lambda: self._wrapped(*args, **kwargs), self.on_error, lambda: self.module(*args, **kwargs))
+
+    def _wrapped(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ddp is None:
+            raise AssertionError("called outside a world")
+        return self._ddp(*args, **kwargs)
+
+    @property
+    def averaged_over(self) -> int:
+        return self._ranks
+
+    def expect(self, micro: Micro) -> None:
+        self._called = self.void = False
+        self._norms.begin(micro.measured and self.measures, micro.last)
+        if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
+            self._ddp.require_backward_grad_sync = micro.last
+
+    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        if self.void:
+            return None
+        if not self._called:
+            raise TrainingError(
+                "job.step(loss): this loss was not computed by what job.wrap() returned, so that no other rank would "
+                "learn from it; call that object instead of the model, or of one of the model's methods"
+            )
+        # On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
+        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
+
+    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        outer = self._outer
+        if said is None or outer is None:
+            loss.backward()
+            self._norms.micro_done()
+            if said is None:
+                return None
+            sums = Sums.of_one(said)
+            return lambda: sums
+        outer.say(said.words())
+        if self._at_outputs:
+            loss.backward()
+        else:
+            torch.autograd.backward((loss, outer.hidden), (None, outer.words))
+        self._exposed.done()
+        self._norms.micro_done()
+        if said.loud:
+            outer.say(SILENCE)
+        return self._reader(outer.hidden)
+
+    def _computed(self) -> None:
+        self._exposed.ready(self._device.type == "cuda")
+
+    def clip(self, limit: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
+    def exposed_s(self) -> float:
+        return self._exposed.seconds() if self._outer is not None else 0.0
+
+    def squares(self) -> Squares | None:
+        return self._norms.squares()
+
+    def _reader(self, hidden: nn.Parameter) -> Reader:
+        mean, ranks = hidden.grad, self._ranks
+        if mean is None:
+            raise AssertionError("the hidden parameter got no gradient")
+        hidden.grad = None
+        if not mean.is_cuda:
+            sums = Sums.of_mean(ranks, mean.tolist())
+            return lambda: sums
+        copy = torch.empty(WORDS, dtype=mean.dtype, pin_memory=True)
+        copy.copy_(mean, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+        def read() -> Sums:
+            done.synchronize()
+            return Sums.of_mean(ranks, copy.tolist())
+
+        return read
+
+
+def _engine() -> Any:
+    """Of autograd; fully_shard queues with it too."""
+    return torch.autograd.Variable._execution_engine
+
+
+def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with every tensor that takes part in backward replaced by change(tensor)."""
+    if isinstance(value, torch.Tensor):
+        return change(value) if value.requires_grad and value.is_floating_point() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rebuild(entry, change) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rebuild(entry, change) for entry in value)
+    if isinstance(value, dict):
+        for key in list(value):
+            value[key] = _rebuild(value[key], change)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            setattr(value, field.name, _rebuild(getattr(value, field.name), change))
+    return value

@@ -1,0 +1,255 @@
+"""A module whose parameters are cut up over ranks, resized in place: fully_shard (FSDP2), tensor parallelism, or both.
+
+At a resize the module is taken back to its whole form, cut up anew over the new ranks, and every rank gets the parts
+that it is to hold (handover.py). Limits: a rank's old parts stay in host memory until the new world's first step;
+submodules become new objects (the root stays the same object).
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..data.sampling import Micro
+from ..world.agreement import OnError, Reader, Said, attempt
+from ..world.agreement_exchange import Speech
+from ..world.mesh import (
+    CUTS_TWICE,
+    PLACES,
+    REPLICAS,
+    DeviceMesh,
+    clip,
+    fully_shard,
+    local_of,
+    mesh_of,
+    release,
+    settle_gradients,
+)
+from ..world.process_group import World, buckets_of
+from ..world.rehearsal import rehearse
+from . import local_optimizer_step
+
+
+class Sharded:
+    """The strategy "fsdp", and "ddp" where a replica spans several ranks; see strategy.Strategy."""
+
+    sharded = True
+
+    def __init__(
+        self, module: nn.Module, optimizers: list[Any], options: dict[str, Any], unit: int | None, replicas_shard: bool
+    ) -> None:
+        options = dict(options)
+        self._shard: Callable[[nn.Module], Any] | None = options.pop("shard", self._shard_blocks)
+        if not replicas_shard:
+            self._shard = None
+        if replicas_shard and (unit or 1) > 1 and not CUTS_TWICE:
+            raise TrainingError(
+                f"job.wrap(strategy='fsdp') with join(unit={{'tp': {unit}}}) needs torch 2.5, and this is "
+                f"{torch.__version__}; accepted there: strategy='ddp', which keeps a replica in every unit"
+            )
+        self._parallelize = _parallelizer(options.pop("parallelize", None), unit)
+        if options:
+            name, accepted = next(iter(options)), "shard, parallelize" if replicas_shard else "parallelize"
+            raise TrainingError(f"job.wrap({name}=...) is not known here; accepted: {accepted}")
+        self.module = module
+        self.measures = False
+        self.on_error: OnError = lambda error: None
+        self.void = False
+        self.mesh: DeviceMesh | None = None
+        self._optimizers = optimizers
+        self._plain_class = module.__class__
+        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._blank = _on_meta(module)
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._names = [
+            [[names.get(id(p), "") for p in group["params"]] for group in o.param_groups] for o in optimizers
+        ]
+        """Of what the optimizers hold, by optimizer and group."""
+        self._units = unit is not None
+        self._world: World | None = None
+        self._grouped = False
+
+    # -- worlds ----------------------------------------------------------------------------------------------------
+
+    def connect(self, world: World) -> None:
+        self._world, self._grouped = world, world.grouped
+        self.mesh = mesh_of(world, self._device, self._units)
+        if self.mesh is None:
+            return
+        if world.unit > 1:
+            self._parallelize(self.module, self.mesh[PLACES])
+        if self._shard is not None:
+            self._shard(self.module)
+        self._swap()
+
+    def begin_pass(self) -> None:
+        pass  # fully_shard looks at every backward pass
+
+    def rehearse(self, rank: int, size: int) -> None:
+        if self._shard == self._shard_blocks and not self._units:
+            rehearse(rank, size, self._device, self._blank.parameters())
+
+    def disconnect(self) -> None:
+        """Back to a whole module, with its parameters undefined: they are filled from the parts held; buffers stay."""
+        mesh, self.mesh = self.mesh, None
+        if mesh is not None:
+            release(mesh, self.module)
+        if not self._grouped:
+            return
+        buffers = dict(self.module.named_buffers())
+        fresh = copy.deepcopy(self._blank).to_empty(device=self._device)
+        _forget(self.module)
+        self.module.__class__ = self._plain_class
+        self.module.__dict__ = fresh.__dict__
+        for name, buffer in buffers.items():
+            owner, _, last = name.rpartition(".")
+            self.module.get_submodule(owner)._buffers[last] = buffer
+        self._swap()
+        for optimizer in self._optimizers:
+            optimizer.state.clear()  # parts of the old world; what they are to be comes back
+        self._grouped = False
+
+    def _swap(self) -> None:
+        """Have the optimizers hold the parameters that the module holds now, by name."""
+        now = dict(self.module.named_parameters())
+        for optimizer, groups in zip(self._optimizers, self._names, strict=True):
+            for group, names in zip(optimizer.param_groups, groups, strict=True):
+                before = group["params"]
+                group["params"] = [now.get(name, old) for name, old in zip(names, before, strict=True)]
+                for old, new in zip(before, group["params"], strict=True):
+                    if old is not new and old in optimizer.state:
+                        optimizer.state[new] = optimizer.state.pop(old)
+
+    def _shard_blocks(self, model: nn.Module) -> None:
+        mesh = self.mesh
+        if mesh is not None:
+            shard_blocks(model, mesh[REPLICAS] if mesh.ndim > 1 else mesh)
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def bypassed(self) -> Iterator[None]:
+        yield  # a part alone computes nothing: whoever calls the model does so on every rank
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.void:
+            return self._stand_in(*args, **kwargs)
+        return attempt(lambda: self.module(*args, **kwargs), self.on_error, lambda: self._stand_in(*args, **kwargs))
+
+    def _stand_in(self, *args: Any, **kwargs: Any) -> Any:
+        """Of a whole model of zeros: something for the rest of a void step, in which ranks cannot compute together."""
+        model = copy.deepcopy(self._blank).to_empty(device=self._device)
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                tensor.zero_()
+        return model(*args, **kwargs)
+
+    @property
+    def averaged_over(self) -> int:
+        return self._world.replicas if self._world is not None else 1
+
+    def expect(self, micro: Micro) -> None:
+        self.void = False
+        if self._grouped and self._shard is not None:
+            self.module.set_requires_gradient_sync(micro.last)  # type: ignore[operator]
+
+    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        # fully_shard reduces inside its own streams, where a word of ours cannot ride along.
+        if self.void:
+            return None
+        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
+
+    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+        speech = Speech(self._world, said)
+        loss.backward()
+        if said is not None and self._shard is None:
+            self._reduce()
+        return speech.reader()
+
+    def _reduce(self) -> None:
+        """The mean of the gradients over the replicas, where fully_shard does not see to it."""
+        if self._world is None or self.mesh is None:
+            return
+        grads, replicas = settle_gradients(self.module.parameters()), self._world.replicas
+        if replicas == 1:
+            return
+        group = self.mesh.get_group(REPLICAS)
+        for bucket in buckets_of([local_of(grad) for grad in grads]):
+            flat = torch.cat([part.reshape(-1) for part in bucket])
+            dist.all_reduce(flat, group=group)
+            flat /= replicas
+            for part, mean in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
+                part.copy_(mean.view(part.shape))
+
+    def clip(self, limit: float) -> None:
+        clip(self.module.parameters(), limit)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        local_optimizer_step.step(optimizer)
+
+    def exposed_s(self) -> float:
+        return 0.0  # fully_shard's own streams do not tell
+
+    def squares(self) -> None:
+        return None
+
+
+def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
+    """fully_shard every module that stands in a ModuleList or Sequential and has parameters, then the model itself."""
+    containers = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    done: set[int] = set()
+    for block in [block for container in reversed(containers) for block in container.children()]:
+        blocked = isinstance(block, (nn.ModuleList, nn.Sequential))
+        if id(block) not in done and not blocked and any(True for _ in block.parameters()):
+            done.add(id(block))
+            fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _parallelizer(given: Any, unit: int | None) -> Callable[[nn.Module, DeviceMesh], Any]:
+    """The function that cuts a model up over the ranks of one replica."""
+    if (given is None) != (unit is None):
+        raise TrainingError(
+            "job.wrap(parallelize=...) and join(unit={'tp': N}) belong together; "
+            + ("give join() the unit" if unit is None else "give wrap() the plan of parallelize_module")
+        )
+    if isinstance(given, dict):
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        return lambda model, mesh: parallelize_module(model, mesh, given)
+    if given is not None and not callable(given):
+        raise TrainingError(
+            f"job.wrap(parallelize={given!r}) is not accepted; accepted: a plan of parallelize_module (a dict), "
+            "or function(model, mesh)"
+        )
+    return given or (lambda model, mesh: None)
+
+
+def _on_meta(module: nn.Module) -> nn.Module:
+    """A copy of the module without storage, to build whole ones from."""
+    memo: dict[int, Any] = {}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        blank = torch.empty_like(tensor, device="meta")
+        wrapped = nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
+        memo[id(tensor)] = wrapped
+    return copy.deepcopy(module, memo)
+
+
+def _forget(module: nn.Module) -> None:
+    """torch keeps the sharding state of a module in a table by module, and refuses to shard one twice."""
+    from torch.distributed import _composable_state
+
+    table = getattr(_composable_state, "_module_state_mapping", None)
+    if table is not None and module in table:
+        del table[module]

@@ -1,0 +1,83 @@
+"""Squared gradient norms of one step, read where they pass by: noise_scale.py makes the noise scale of them.
+
+Nothing here runs in a step that is not measured, and nothing waits for a GPU: norms are read a step later.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+Squares = tuple[torch.Tensor, torch.Tensor]
+"""|g|^2 of a rank's own mean gradient and of the mean over all ranks, on their way: scalars, perhaps on a GPU."""
+
+
+class Norms:
+    """The norms of one measured step after another."""
+
+    def __init__(self) -> None:
+        self._parameters: list[nn.Parameter] = []
+        self._shared = False
+        self._own: list[torch.Tensor] = []
+        self._hooks: list[Any] = []
+        self._wanted = False
+
+    def over(self, parameters: Iterable[nn.Parameter], shared: bool) -> None:
+        """Measure these from now on. shared: DistributedDataParallel puts the mean in place of a rank's gradients."""
+        self._release()
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._shared = shared
+        self._own = []
+
+    def begin(self, wanted: bool, last: bool) -> None:
+        """Before a micro batch's forward pass; last: the step's last one."""
+        self._wanted = wanted
+        if not wanted:
+            self._own = []
+        elif self._shared and last and not self._hooks:
+            # They run when a gradient is complete here and before DistributedDataParallel hears of it.
+            self._hooks = [entry.register_post_accumulate_grad_hook(self._complete) for entry in self._parameters]
+
+    def _complete(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self._own.append(_norm(parameter.grad))
+
+    def micro_done(self) -> None:
+        """After a backward pass. One rank alone: the first micro batch's gradient is the small batch's."""
+        if self._hooks:
+            self._release()
+        if self._wanted and not self._shared and not self._own:
+            self._own = self._norms()
+
+    def squares(self) -> Squares | None:
+        """Of the step whose backward passes are done; None when it was not measured."""
+        own, self._own = self._own, []
+        return (_sum(own), _sum(self._norms())) if self._wanted and own else None
+
+    def _norms(self) -> list[torch.Tensor]:
+        grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        narrow = [grad for grad in grads if grad.dtype.itemsize < 4]  # half precision would not hold a norm exactly
+        wide = [grad for grad in grads if grad.dtype.itemsize >= 4]
+        norms = list(torch._foreach_norm(wide)) if wide else []
+        return norms + (list(torch._foreach_norm(narrow, 2, torch.float32)) if narrow else [])
+
+    def _release(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def _norm(grad: torch.Tensor) -> torch.Tensor:
+    narrow = grad.dtype.itemsize < 4
+    norm: torch.Tensor = torch.linalg.vector_norm(grad, dtype=torch.float32 if narrow else None)
+    return norm
+
+
+def _sum(norms: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([norm.to(torch.float64) for norm in norms]).square().sum()

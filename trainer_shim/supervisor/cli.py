@@ -1,0 +1,193 @@
+"""`selastic run`: start a training script on everything the job holds, and keep it running through every resize.
+
+Works inside a Slurm batch job and, without Slurm, on one machine. `--dry-run` only shows what would be started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_elastic.protocol import request
+from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
+from slurm_elastic.protocol.messages import Directive, Grant, Piece
+
+from ..control.event_loop import Children, Loop
+from . import commands, job_dir, launchers
+from .daemon_client import DaemonLink
+from .driver import Options, Supervisor, ignore_broken_output
+from .slurm_job import SlurmJob
+from .state_machine.events import Event
+from .state_machine.machine import Limits, Machine
+
+EPILOG = """The script is run by the python that runs selastic, once per GPU (or --nproc times), with its arguments.
+SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 (#SBATCH --signal=B:USR1@120 with
+`exec selastic run ...` as the script's last line): a checkpoint is written and the training goes on until Slurm ends
+it. The same command with the same job directory goes on from the newest checkpoint."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `selastic run`."""
+    parser.epilog = EPILOG
+    parser.add_argument("--batch", type=_positive, default=0, metavar="N", help="global batch to start with")
+    parser.add_argument(
+        "--elastic", default="", metavar="REQUEST", help="elastic request, instead of the job's comment"
+    )
+    parser.add_argument("--nproc", type=_positive, default=0, metavar="N", help="workers per node, without GPUs")
+    parser.add_argument("--job-dir", metavar="DIR", help="shared directory for checkpoints and logs")
+    parser.add_argument("--audit", metavar="DIR", help="write down every sample trained on, for a check afterwards")
+    parser.add_argument(
+        "--checkpoint-every", type=_positive, default=600, metavar="SECONDS", help="longest time without a checkpoint"
+    )
+    parser.add_argument(
+        "--preload",
+        default="",
+        metavar="MODULE,...",
+        help="modules that the script imports and that are slow to import: done once per node, not once per GPU",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
+    parser.add_argument("--no-daemon", action="store_true", help="do not talk to selasticd")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as with python -m")
+    parser.add_argument("script", help="the training script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run to the end; the exit code is the training's."""
+    env = dict(os.environ)
+    command = _command(args)
+    jobs = launchers.slurm_jobs(env) if "SLURM_JOB_ID" in env else ()
+    comment = request.find(jobs[0].comment) if jobs else None
+    asked = elastic_request(args.elastic, comment, env.get("SELASTIC_REQUEST", ""))
+    pieces = launchers.slurm_pieces(jobs, args.nproc) if jobs else (launchers.local_piece(env, args.nproc),)
+    place = job_dir.choose(env, command, args.job_dir, jobs[0].work_dir if jobs else "")
+    options = Options(
+        command=command,
+        job_dir=place,
+        listen="" if jobs else "127.0.0.1",
+        host=(env.get("SELASTIC_HOST") or socket.gethostname()) if jobs else "127.0.0.1",
+        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload), **told(asked)},
+        cluster=job_dir.cluster(env),
+        nproc=args.nproc,
+        batch=args.batch,
+        request="" if asked == comment else asked,  # the daemon reads the comment itself
+        audit=str(Path(args.audit).resolve()) if args.audit else "",
+    )
+    if args.dry_run:
+        print(plan(options, jobs, pieces))
+        return 0
+    return _train(args, options, jobs, pieces)
+
+
+def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
+    """The request that counts: the option's, else the comment's, else the one that the SPANK plugin left behind.
+
+    Raises RequestError for an option that cannot be read. A malformed one from elsewhere is passed on to the daemon,
+    which tells why the job is not managed: the job itself runs on as an ordinary one.
+    """
+    if option:
+        request.parse(option)
+    return option or comment or from_plugin
+
+
+def told(asked: str) -> dict[str, str]:
+    """What join() has to know of the request: the learning-rate rule for its lr="auto", and the GPUs of a replica."""
+    if not asked:
+        return {}
+    try:
+        parsed = request.parse(asked)
+    except RequestError:
+        return {}
+    return {"SELASTIC_GROUP": str(parsed.group), **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
+
+
+def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> str:
+    """What would be started, as text: a command per piece, then rank by rank."""
+    lines = [f"job directory: {options.job_dir}"]
+    for piece in pieces:
+        words = commands.agent_command(options.command)
+        if jobs:
+            job = next(job for job in jobs if job.job_id == piece.slurm_job_id)
+            words = commands.srun(commands.Step(piece, job), words)
+        lines.append(shlex.join(words))
+    slots = [(piece, node, gpu) for piece in pieces for node in piece.nodes for gpu in range(piece.gpus_per_node)]
+    for rank, (piece, node, gpu) in enumerate(slots):
+        lines.append(f"rank {rank}: {node} gpu {gpu} ({piece.kind} {piece.slurm_job_id})")
+    return "\n".join(lines)
+
+
+def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> int:
+    ignore_broken_output()
+    job_dir.create(options.job_dir)
+    if options.audit:
+        Path(options.audit).mkdir(parents=True, exist_ok=True)
+    earlier = job_dir.read(options.job_dir)
+    machine = Machine(
+        pieces,
+        batch=args.batch,
+        generation=earlier.generation if earlier else 0,
+        checkpoint_step=job_dir.newest_step(options.job_dir),
+        limits=Limits(checkpoint_s=float(args.checkpoint_every)),
+    )
+
+    def make_places(
+        loop: Loop, children: Children, setup: launchers.Setup, emit: Callable[[Event], None]
+    ) -> launchers.Places:
+        if jobs:
+            return launchers.SlurmPlaces(loop, children, setup, jobs, emit)
+        return launchers.LocalPlaces(loop, children, setup, emit, pieces[0])
+
+    def make_link(
+        directive: Callable[[Directive], None], said: Callable[[str], None], registered: Callable[[Grant], None]
+    ) -> DaemonLink | None:
+        if args.no_daemon or not (jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ):
+            return None
+        return DaemonLink(Client(), pieces[0].slurm_job_id, directive, said, registered)
+
+    return Supervisor(options, machine, make_places, make_link).run()
+
+
+def _command(args: argparse.Namespace) -> tuple[str, ...]:
+    rest = args.arguments[1:] if args.arguments[:1] == ["--"] else args.arguments
+    if args.module:
+        return ("-m", args.script, *rest)
+    if not Path(args.script).is_file():
+        raise ConfigError(f"script {args.script} is not there; accepted: the path of a Python file")
+    return (args.script, *rest)
+
+
+def _agent_env(env: dict[str, str], in_slurm: bool) -> dict[str, str]:
+    return {**commands.scrubbed(env, in_slurm), "PYTHONPATH": commands.python_path(env), "PYTHONUNBUFFERED": "1"}
+
+
+def _modules(text: str) -> str:
+    for name in filter(None, text.split(",")):
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"--preload {name} is not a module's name; accepted: names as in import, with commas")
+    return text
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= request.LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not accepted; accepted: 1 to {request.LARGEST}")
+    return int(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="selastic run", description=__doc__)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args())
+    except ElasticError as error:
+        print(f"selastic run: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The commands that a supervisor runs: agents by srun, companions by salloc, and what Slurm is asked. Pure.
+
+Every command runs in an environment without the batch job's SLURM_ variables: srun and salloc would otherwise take
+their defaults from a job that has changed since, or is not the one meant.
+"""
+
+from __future__ import annotations
+
+import site
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.protocol.messages import Piece, Shape
+
+from .slurm_job import SlurmJob
+
+_SLURM = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SQUEUE", "SCANCEL", "SCONTROL", "SPANK", "PMI", "PMIX")
+_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ZE_AFFINITY_MASK",
+)
+_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+TAG = "selastic:companion-of="
+STEP_S = 5
+"""Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
+that was started again meanwhile does not owe it, and asks anew only after SlurmctldTimeout."""
+_NO_STEP = ("Unable to create step", "Unable to confirm allocation")
+_FOR_NOW = ("busy", "prolog", "temporarily", "contact slurm controller", "timed out", "Zero Bytes")
+
+
+def scrubbed(env: Mapping[str, str], in_slurm: bool = True) -> dict[str, str]:
+    """The user's environment without what belongs to one Slurm job or one process group. SLURM_CONF stays."""
+    drop = _WORLD + (_DEVICES if in_slurm else ())
+    return {
+        key: value
+        for key, value in env.items()
+        if key == "SLURM_CONF"
+        or not (key in drop or key.startswith(tuple(f"{word}_" for word in _SLURM)) or key.startswith("SELASTIC_"))
+    }
+
+
+def python_path(env: Mapping[str, str]) -> str:
+    """PYTHONPATH with which the agents find this very installation: unchanged when it is a normal one."""
+    root = str(Path(__file__).parent.parent.parent)
+    paths = [path for path in env.get("PYTHONPATH", "").split(":") if path]
+    if root in {*paths, *site.getsitepackages(), site.getusersitepackages()}:
+        return ":".join(paths)
+    return ":".join([*paths, root])
+
+
+def agent_command(arguments: Sequence[str]) -> list[str]:
+    """An agent for `script args...`, by the python that runs now."""
+    return [sys.executable, "-m", "slurm_elastic.trainer_shim.node.agent", *arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How srun is to be asked for one piece's agents."""
+
+    piece: Piece
+    job: SlurmJob
+
+    def target(self) -> list[str]:
+        """Which job; a component of a heterogeneous one is reached through its leader only."""
+        if self.job.component is None:
+            return [f"--jobid={self.piece.slurm_job_id}"]
+        leader, number = self.job.component
+        return [f"--jobid={leader}", f"--het-group={number}"]
+
+
+def srun(step: Step, command: Sequence[str]) -> list[str]:
+    """One agent per node of a piece. A task that ends, or is killed with its node, leaves the others running."""
+    piece, count = step.piece, len(step.piece.nodes)
+    words = [
+        "srun",
+        *step.target(),
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={step.job.cpus_per_node}",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--no-kill",
+        "--overlap",
+        f"--immediate={STEP_S}",
+        "--mem=0",
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--input=none",
+        "--unbuffered",
+        "--job-name=selastic",
+    ]
+    if any(step.job.gpus):
+        # Without the type: a step may only name one where the job itself was submitted with one.
+        words.append(f"--gres=gpu:{piece.gpus_per_node}")
+    if set(piece.nodes) != set(step.job.nodes):
+        words.append(f"--nodelist={','.join(piece.nodes)}")
+    return [*words, *command]
+
+
+def worth_again(tail: Sequence[str]) -> bool:
+    """Whether srun, by its last lines, ended because Slurm could not create the step just then."""
+    return any(any(word in line for word in _NO_STEP) and any(word in line for word in _FOR_NOW) for line in tail[-2:])
+
+
+def comment(base: int, directive: int) -> str:
+    """The tag by which a companion is known as one."""
+    return f"{TAG}{base};directive={directive}"
+
+
+def salloc(shape: Shape, base: SlurmJob, directive: int, minutes: int | None) -> list[str]:
+    """Ask for a companion: an allocation that no process holds. `minutes`: rest of the base's time; None: no limit."""
+    words = [
+        "salloc",
+        "--no-shell",
+        f"--nodes={shape.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={max(1, shape.cpus_per_node)}",
+        f"--job-name=selastic-{base.job_id}",
+        f"--comment={comment(base.job_id, directive)}",
+        "--nice=1000",
+        f"--time={'UNLIMITED' if minutes is None else max(1, minutes)}",
+    ]
+    if shape.gpus_per_node:
+        kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
+        words.append(f"--gres=gpu:{kind}{shape.gpus_per_node}")
+    optional = {
+        "partition": shape.partition or base.partition,
+        "account": shape.account or base.account,
+        "qos": shape.qos,
+        "nodelist": ",".join(shape.node_list),
+        "mem": f"{shape.mem_mb_per_node}M" if shape.mem_mb_per_node else "",
+    }
+    return [*words, *(f"--{key}={value}" for key, value in optional.items() if value)]
+
+
+def show_job(job_id: int) -> list[str]:
+    return ["scontrol", "--details", "--oneliner", "show", "job", str(job_id)]
+
+
+def show_hostnames(expression: str) -> list[str]:
+    return ["scontrol", "show", "hostnames", expression]
+
+
+def scancel(job_ids: Sequence[int]) -> list[str]:
+    return ["scancel", *map(str, job_ids)]
+
+
+def list_own_jobs(user: str) -> list[str]:
+    """Every job of this user with its comment: `id|comment` a line."""
+    return ["squeue", "--noheader", f"--user={user}", "--format=%i|%k"]
+
+
+def tagged(listing: str, base: int) -> list[int]:
+    """Ids of the companions of `base` in such a listing."""
+    found = []
+    for line in listing.splitlines():
+        job_id, _, text = line.strip().partition("|")
+        if job_id.isdigit() and f"{TAG}{base};" in f"{text};":
+            found.append(int(job_id))
+    return found

@@ -1,0 +1,173 @@
+"""Companions of a base job: asked for by salloc, found, and given back. Asynchronous; holds no lock, decides nothing.
+
+Whatever was asked for is cancelled when it is dropped, also when the grant and the change of mind cross; at the end
+Slurm itself is asked for what still carries this job's tag. Should the whole host die, the agents on the companions
+(and selasticd) see to their end.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slurm_elastic.protocol.errors import SlurmError
+from slurm_elastic.protocol.messages import Shape
+
+from ..control.event_loop import Children, Ended, Loop
+from . import commands
+from .slurm_job import SlurmJob, parse_job
+
+_JOB_ID = re.compile(r"job allocation (\d+)")
+KILL_AFTER_S = 10.0
+CONFIGURING_S = 0.5
+
+
+@dataclass(slots=True)
+class Asked:
+    """One companion from the request to its end."""
+
+    directive: int
+    index: int
+    shape: Shape
+    process: subprocess.Popen[bytes] | None = None
+    job_id: int = 0
+    dropped: str = ""
+    told: bool = False
+
+
+class Companions:
+    """`granted(directive, index, job)` and `refused(directive, index, why)` are called once for each, not both."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        children: Children,
+        env: Mapping[str, str],
+        base_id: int,
+        granted: Callable[[int, int, SlurmJob], None],
+        refused: Callable[[int, int, str], None],
+    ) -> None:
+        self._loop, self._children, self._env, self._base = loop, children, env, base_id
+        self._granted, self._refused = granted, refused
+        self._asked: list[Asked] = []
+
+    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
+        """Ask for one. What has no nodes after `wait_s` seconds is taken back and refused."""
+        asked = Asked(directive, index, shape)
+        self._asked.append(asked)
+        self._loop.after(max(wait_s, 1.0), lambda: self._too_late(asked, wait_s))
+        self._children.start(commands.show_job(self._base), self._env, lambda ended: self._ask(asked, ended))
+
+    def drop(self, directive: int) -> None:
+        """Give back every companion of a directive, pending or granted."""
+        for asked in [asked for asked in self._asked if asked.directive == directive]:
+            self._take_back(asked, "no longer wanted")
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Give back everything, then whatever else Slurm lists with this job's tag; `done` is called after that."""
+        for asked in self._asked:
+            self._take_back(asked, "the job has ended")
+        user = getpass.getuser()
+        self._children.start(commands.list_own_jobs(user), self._env, lambda ended: self._sweep(ended, done))
+
+    # --- on the way to a grant --------------------------------------------------------------------------------
+
+    def _ask(self, asked: Asked, base: Ended) -> None:
+        if asked.dropped:
+            self._tell(asked, asked.dropped)
+            return
+        try:
+            job = parse_job(base.out, self._base, self._expand)
+        except SlurmError as error:
+            self._tell(asked, f"{error} {base.err.strip()}".strip())
+            return
+        command = commands.salloc(asked.shape, job, asked.directive, minutes_left(job.end_time, time.time()))
+        asked.process = self._children.start(command, self._env, lambda ended: self._answered(asked, ended))
+
+    def _answered(self, asked: Asked, ended: Ended) -> None:
+        asked.process = None
+        found = _JOB_ID.search(ended.err)
+        asked.job_id = int(found.group(1)) if found else 0
+        if asked.dropped or ended.code != 0:
+            # A pending request that salloc was killed over is revoked by itself, a granted one is not.
+            self._cancel(asked)
+            last = ended.err.strip().splitlines()[-1:] or [f"salloc ended with code {ended.code}"]
+            self._tell(asked, asked.dropped or last[0].removeprefix("salloc: ").removeprefix("error: "))
+            return
+        self._look(asked)
+
+    def _look(self, asked: Asked) -> None:
+        self._children.start(commands.show_job(asked.job_id), self._env, lambda ended: self._seen(asked, ended))
+
+    def _seen(self, asked: Asked, ended: Ended) -> None:
+        if asked.dropped:
+            return
+        try:
+            job = parse_job(ended.out, asked.job_id, self._expand)
+        except SlurmError as error:
+            self._take_back(asked, f"companion {asked.job_id}: {error} {ended.err.strip()}".strip())
+            self._tell(asked, asked.dropped)
+            return
+        if job.state == "CONFIGURING":
+            self._loop.after(CONFIGURING_S, lambda: self._look(asked))
+        elif not asked.told:
+            asked.told = True
+            self._granted(asked.directive, asked.index, job)
+
+    def _too_late(self, asked: Asked, wait_s: float) -> None:
+        if not asked.told and not asked.dropped:
+            self._take_back(asked, f"Slurm granted no companion within {wait_s:.0f} s")
+            self._tell(asked, asked.dropped)
+
+    # --- giving back ------------------------------------------------------------------------------------------
+
+    def _take_back(self, asked: Asked, why: str) -> None:
+        if asked.dropped:
+            return
+        asked.dropped = why
+        if asked.process is not None:
+            process = asked.process
+            process.terminate()
+            self._loop.after(KILL_AFTER_S, lambda: process.kill() if process.poll() is None else None)
+        self._cancel(asked)
+
+    def _cancel(self, asked: Asked) -> None:
+        if asked.job_id:
+            self._children.start(commands.scancel([asked.job_id]), self._env, lambda ended: None)
+
+    def _sweep(self, listing: Ended, done: Callable[[], None]) -> None:
+        left = commands.tagged(listing.out, self._base)
+        if not left:
+            done()
+            return
+        self._children.start(commands.scancel(left), self._env, lambda ended: done())
+
+    def _tell(self, asked: Asked, why: str) -> None:
+        if not asked.told:
+            asked.told = True
+            self._refused(asked.directive, asked.index, why)
+
+    def _expand(self, expression: str) -> tuple[str, ...]:
+        return expand(expression, self._env)
+
+
+def expand(expression: str, env: Mapping[str, str]) -> tuple[str, ...]:
+    """A host list expression as names; Slurm's own expansion, which asks no daemon."""
+    if "[" not in expression:
+        return tuple(expression.split(","))
+    command = commands.show_hostnames(expression)
+    answer = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=30, check=False)
+    return tuple(answer.stdout.split())
+
+
+def minutes_left(end_time: str, now: float) -> int | None:
+    """Whole minutes, rounded up, until Slurm's `EndTime`; None when there is no end."""
+    try:
+        end = time.mktime(time.strptime(end_time, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+    return max(1, -int(-(end - now) // 60))

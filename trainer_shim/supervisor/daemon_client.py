@@ -1,0 +1,221 @@
+"""The supervisor's line to selasticd: registers, reports, takes directives. Two threads; the training never waits.
+
+No daemon, a daemon that comes later, dies, or is started again: nothing is lost but time. Phases are kept in order
+and re-sent until acknowledged, reports are kept up to a bound (the oldest go first), the registration is renewed
+whenever the daemon no longer knows the token. What arrives is handed to `directive`, on one of the link's threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
+from slurm_elastic.protocol.messages import Directive, Grant, Phase, Registration, Report, Reports
+from slurm_elastic.protocol.munge import MungeError
+
+MAX_REPORTS = 1000
+MAX_PHASES = 200
+REPORTS_AT_ONCE = 50
+POLL_S = 50.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+
+
+class Http(Protocol):
+    """The part of client.Client that is used here."""
+
+    def get(self, path: str, token: str | None = None, timeout: float | None = None) -> dict[str, Any] | None: ...
+
+    def post(
+        self, path: str, body: bytes = b"", token: str | None = None, timeout: float | None = None
+    ) -> dict[str, Any] | None: ...
+
+
+class DaemonLink:
+    """See the module. `said` gets sentences worth showing to the user, `registered` each registration's answer."""
+
+    def __init__(
+        self,
+        client: Http,
+        job_id: int,
+        directive: Callable[[Directive], None],
+        said: Callable[[str], None],
+        registered: Callable[[Grant], None],
+    ) -> None:
+        self._client, self._path = client, f"/v1/jobs/{job_id}"
+        self._directive, self._said, self._registered = directive, said, registered
+        self._changed = threading.Condition()
+        self._registration: Registration | None = None
+        self._grant: Grant | None = None
+        self._phases: deque[Phase] = deque()
+        self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self._closing = self._known = False
+        self._seen = (0, False)
+        self._told = ""
+        self._backoff = FIRST_BACKOFF_S
+        self._threads = [
+            threading.Thread(target=work, name=f"selastic-{work.__name__.strip('_')}", daemon=True)
+            for work in (self._send, self._listen)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def in_use(self, registration: Registration) -> None:
+        """What trains now; the first call is what makes the link register."""
+        with self._changed:
+            self._registration = registration
+            self._changed.notify_all()
+
+    def tell(self, phase: Phase) -> None:
+        """Queue a phase. Before the first registration there is nobody to tell."""
+        with self._changed:
+            if self._registration is not None:
+                if len(self._phases) == MAX_PHASES:
+                    self._phases.popleft()
+                self._phases.append(phase)
+                self._changed.notify_all()
+
+    def report(self, report: Report) -> None:
+        with self._changed:
+            self._reports.append(report)
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float = 3.0) -> bool:
+        """Send what is queued, if the daemon takes it in time. False: it knew of the job and did not get all."""
+        with self._changed:
+            if self._grant is not None:
+                self._changed.wait_for(lambda: not self._phases and not self._reports, timeout_s)
+            self._closing = True
+            self._changed.notify_all()
+            return not self._known or not (self._phases or self._reports)
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        while self._wait_for_work():
+            try:
+                if self._grant is None:
+                    self._register()
+                else:
+                    self._deliver(self._grant)
+                self._backoff = FIRST_BACKOFF_S
+            except NotAllowed as error:
+                self._not_known(error)
+            except DaemonUnreachable:
+                self._pause()
+            except (ConfigError, MungeError) as error:
+                # No word of the daemon's: a client file that cannot be read for a moment, a munged that starts again.
+                self._tell_once(str(error))
+                self._pause()
+            except ElasticError as error:
+                self._tell_once(f"selasticd refuses: {error}")
+                self._give_up_on_first()
+                self._pause()
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._closing
+                    or (
+                        self._registration is not None
+                        and (self._grant is None or bool(self._phases) or bool(self._reports))
+                    )
+                )
+            )
+            return not self._closing
+
+    def _register(self) -> None:
+        with self._changed:
+            registration = self._registration
+        if registration is None:
+            return
+        answer = self._client.post(f"{self._path}/register", messages.to_json(registration))
+        grant = messages.decode(Grant, answer)
+        with self._changed:
+            self._grant, self._known = grant, True
+            self._changed.notify_all()
+        self._registered(grant)
+        how = "manages this job" if grant.managed else "does not manage this job"
+        self._tell_once(f"selasticd {how}" + (f": {grant.reason}" if grant.reason else ""))
+
+    def _deliver(self, grant: Grant) -> None:
+        with self._changed:
+            phase = self._phases[0] if self._phases else None
+            reports = () if phase else tuple(self._reports)[:REPORTS_AT_ONCE]
+        if phase is not None:
+            self._client.post(f"{self._path}/phases", messages.to_json(phase), token=grant.token)
+            with self._changed:
+                if self._phases and self._phases[0] is phase:
+                    self._phases.popleft()
+                self._changed.notify_all()
+        elif reports:
+            self._client.post(f"{self._path}/reports", messages.to_json(Reports(reports)), token=grant.token)
+            with self._changed:
+                for report in reports:
+                    if self._reports and self._reports[0] is report:
+                        self._reports.popleft()
+                self._changed.notify_all()
+
+    def _give_up_on_first(self) -> None:
+        """What the daemon refuses as such it will refuse again: without this nothing behind it would ever arrive."""
+        with self._changed:
+            if self._grant is not None and self._phases:
+                self._phases.popleft()
+            elif self._grant is not None:
+                self._reports.clear()
+            self._changed.notify_all()
+
+    # --- listening --------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._grant is not None)
+                grant = self._grant
+                if self._closing or grant is None:
+                    return
+            try:
+                self._poll(grant)
+            except NotAllowed as error:
+                self._not_known(error)
+            except ElasticError:
+                self._pause()
+
+    def _poll(self, grant: Grant) -> None:
+        path = f"{self._path}/directive?after={self._seen[0]}&wait={POLL_S:g}"
+        answer = self._client.get(path, token=grant.token, timeout=POLL_S + 10)
+        if answer is None:
+            return
+        directive = messages.decode(Directive, answer)
+        new = (directive.id, directive.withdrawn)
+        if new == self._seen:
+            self._pause(1.0)  # the daemon keeps saying the same: ask less often
+            return
+        self._seen = new
+        self._directive(directive)
+
+    def _not_known(self, error: Exception) -> None:
+        """The daemon does not know the token (any more), or not this job: register again, without haste."""
+        with self._changed:
+            known, self._grant = self._grant, None
+        if known is None:
+            self._tell_once(f"selasticd refuses: {error}")
+        self._pause(FIRST_BACKOFF_S if known else None)
+
+    def _pause(self, seconds: float | None = None) -> None:
+        if seconds is None:
+            seconds, self._backoff = self._backoff, min(self._backoff * 2, MAX_BACKOFF_S)
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, max(0.0, deadline - time.monotonic()))
+
+    def _tell_once(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._said(text)

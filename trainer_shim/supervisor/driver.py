@@ -1,0 +1,301 @@
+"""The supervisor of one job: carries the state machine's actions out and brings events to it. One thread.
+
+It lives on the batch host, inside the batch script, and ends with the training. Only this, the control server's port
+and the record in the job directory are its own; everything else can be seen from Slurm and from the checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.errors import ElasticError
+
+from ..control.event_loop import Children, Loop
+from ..control.server import Message, Server
+from . import job_dir
+from .daemon_client import DaemonLink
+from .launchers import Places, Setup
+from .state_machine.events import (
+    Action,
+    AgentKey,
+    AgentLost,
+    AgentUp,
+    DirectiveCame,
+    DropCompanions,
+    Event,
+    Exit,
+    Follow,
+    Forward,
+    Hurry,
+    InUse,
+    Kill,
+    LaunchAgents,
+    Notice,
+    QuitAgent,
+    Registered,
+    Remember,
+    Say,
+    Send,
+    Spawn,
+    SubmitCompanion,
+    Tell,
+    WorkerExit,
+    WorkerLost,
+    WorkerMessage,
+)
+from .state_machine.machine import Machine
+
+STOP_S = 25.0
+"""For the checkpoint after SIGTERM: a little less than Slurm's usual KillWait of 30 s."""
+LATE_EXIT_S = 1.0
+GOODBYE_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How this run is to be done."""
+
+    command: tuple[str, ...]
+    job_dir: Path
+    listen: str
+    """Address to listen on; "" for all of this host's."""
+    host: str
+    """The name by which agents find this host."""
+    env: dict[str, str]
+    """For the agents; without the control variables."""
+    cluster: str = ""
+    nproc: int = 0
+    batch: int = 0
+    request: str = ""
+    audit: str = ""
+
+
+class Supervisor:
+    """`run` returns the exit code of the job."""
+
+    def __init__(
+        self,
+        options: Options,
+        machine: Machine,
+        places: Callable[[Loop, Children, Setup, Callable[[Event], None]], Places],
+        link: Callable[
+            [Callable[[messages.Directive], None], Callable[[str], None], Callable[[messages.Grant], None]],
+            DaemonLink | None,
+        ],
+    ) -> None:
+        self._options, self._machine = options, machine
+        self._loop = Loop()
+        self._secret = secrets.token_hex(16)
+        self._children = Children(self._loop)
+        self._server = Server(
+            self._loop, self._secret, options.listen, self._hello, self._message, self._connection_lost
+        )
+        env = {
+            **options.env,
+            "SELASTIC_CONTROL": f"{options.host}:{self._server.port}",
+            "SELASTIC_SECRET": self._secret,
+            "SELASTIC_JOB_DIR": str(options.job_dir),
+            "SELASTIC_NPROC": str(options.nproc or ""),
+        }
+        setup = Setup(options.command, env, options.job_dir, options.nproc)
+        self._places = places(self._loop, self._children, setup, self._event)
+        self._link = link(
+            lambda directive: self._loop.call(lambda: self._event(DirectiveCame(directive))),
+            self._said,
+            lambda grant: self._loop.call(lambda: self._event(Registered(grant.report_interval_s))),
+        )
+        self._agents: dict[str, AgentKey] = {}
+        self._exits: dict[str, WorkerExit] = {}
+        self._code: int | None = None
+        self._armed: float | None = None
+
+    def run(self) -> int:
+        """Train to the end."""
+        self._loop.on_signal(signal.SIGTERM, lambda: self._event(Hurry(STOP_S, stop=True, code=143)))
+        self._loop.on_signal(signal.SIGINT, lambda: self._event(Hurry(STOP_S, stop=True, code=130)))
+        self._loop.on_signal(signal.SIGUSR1, lambda: self._event(Hurry(60.0, stop=False)))
+        self._perform(self._machine.start(time.monotonic()))
+        self._loop.run()
+        if self._link is not None and not self._link.close():
+            self._say("selasticd did not take the last messages")
+        self._server.close()
+        return 1 if self._code is None else self._code
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def _event(self, event: Event) -> None:
+        self._perform(self._machine.handle(event, time.monotonic()))
+
+    def _hello(self, kind: str, name: str, message: Message) -> None:
+        if kind != "agent":
+            return
+        try:
+            key = (int(message["slurm_job_id"]), str(message["node"]))
+            gpus = tuple(str(gpu) for gpu in message["gpus"])
+        except (KeyError, TypeError, ValueError):
+            self._server.send(kind, name, {"type": "quit"})
+            return
+        self._agents[name] = key
+        self._event(AgentUp(key, gpus))
+
+    def _message(self, kind: str, name: str, message: Message) -> None:
+        if kind == "worker":
+            self._event(WorkerMessage(name, message))
+        elif message.get("type") == "exit":
+            self._worker_ended(message)
+        elif message.get("type") == "output":
+            print(message.get("text", ""), flush=True)
+        elif message.get("type") == "notice" and name in self._agents:
+            self._event(Notice(self._agents[name]))
+
+    def _connection_lost(self, kind: str, name: str) -> None:
+        if kind == "agent":
+            if (key := self._agents.pop(name, None)) is not None:
+                self._event(AgentLost(key))
+        elif (late := self._exits.pop(name, None)) is not None:
+            self._event(late)
+        else:
+            self._event(WorkerLost(name))
+
+    def _worker_ended(self, message: Message) -> None:
+        """What a worker said before its end comes first, though it travels on a connection of its own."""
+        name = str(message.get("worker"))
+        tail = tuple(str(line) for line in message.get("tail", ()))
+        event = WorkerExit(
+            name, int(message.get("code", 1)), int(message.get("signal", 0)), bool(message.get("raised")), tail
+        )
+        if not self._server.connected("worker", name):
+            self._event(event)
+            return
+        self._exits[name] = event
+        if not self._server.drain("worker", name):
+            # A process that it has left behind may keep the connection open.
+            self._loop.after(
+                LATE_EXIT_S, lambda: self._connection_lost("worker", name) if name in self._exits else None
+            )
+
+    # --- actions ----------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            _PERFORM[type(action)](self, action)
+        due = self._machine.deadline()
+        if due is not None and (self._armed is None or due < self._armed):
+            self._armed = due
+            self._loop.after(due - time.monotonic(), self._tick)
+
+    def _tick(self) -> None:
+        self._armed = None
+        self._perform(self._machine.tick(time.monotonic()))
+
+    def _spawn(self, action: Spawn) -> None:
+        env = {
+            "SELASTIC_SECRET": self._secret,
+            "SELASTIC_WORKER": action.worker,
+            "SELASTIC_LOCAL_RANK": str(action.index),
+            "SELASTIC_JOB_DIR": str(self._options.job_dir),
+            "SELASTIC_BATCH": str(self._options.batch or ""),
+            "SELASTIC_AUDIT": self._options.audit,
+            "CUDA_VISIBLE_DEVICES": self._machine.fleet.agents[action.agent].gpus[action.index],
+        }
+        self._to_agent(action.agent, {"type": "spawn", "worker": action.worker, "env": env, "follow": action.follow})
+
+    def _to_agent(self, key: AgentKey, message: Message) -> None:
+        self._server.send("agent", f"{key[0]}.{key[1]}", message)
+
+    def _send(self, action: Send) -> None:
+        self._server.send("worker", action.worker, action.message)
+
+    def _kill(self, action: Kill) -> None:
+        self._to_agent(action.agent, {"type": "kill", "worker": action.worker, "signal": int(signal.SIGKILL)})
+
+    def _remember(self, action: Remember) -> None:
+        try:
+            job_dir.write(
+                self._options.job_dir, job_dir.Run(self._options.command, self._options.cluster, action.generation)
+            )
+        except OSError as error:
+            self._say(f"generation {action.generation} could not be recorded in {self._options.job_dir}: {error}")
+
+    def _in_use(self, action: InUse) -> None:
+        if self._link is not None:
+            self._link.in_use(
+                messages.Registration(
+                    version=messages.VERSION,
+                    generation=action.generation,
+                    pieces=action.pieces,
+                    batch=action.batch,
+                    program=" ".join(self._options.command)[:1000],
+                    request=self._options.request,
+                    max_micro_batch=action.max_micro_batch,
+                )
+            )
+
+    def _tell(self, action: Tell) -> None:
+        if self._link is not None:
+            self._link.tell(dataclasses.replace(action.phase, at=time.time()))
+
+    def _forward(self, action: Forward) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.report(
+                messages.decode(messages.Report, {**action.report, "gpus": action.gpus, "nodes": action.nodes})
+            )
+        except ElasticError as error:
+            self._say(f"a report was left out: {error}")
+
+    def _said(self, text: str) -> None:
+        self._loop.call(lambda: self._say(text))
+
+    def _say(self, text: str) -> None:
+        print(f"selastic: {text}", file=sys.stderr, flush=True)
+
+    def _exit(self, action: Exit) -> None:
+        self._code = action.code
+        self._places.close(self._wait_for_steps)
+        self._loop.after(GOODBYE_S, self._loop.stop)
+
+    def _wait_for_steps(self) -> None:
+        """Agents that were told to quit take their srun with them; those that do not are left to Slurm."""
+        if self._children.running():
+            self._loop.after(0.05, self._wait_for_steps)
+        else:
+            self._loop.stop()
+
+
+_PERFORM: dict[type, Callable[[Supervisor, Any], None]] = {
+    LaunchAgents: lambda self, action: self._places.launch(action.piece, action.number),
+    QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
+    Spawn: Supervisor._spawn,
+    Kill: Supervisor._kill,
+    Follow: lambda self, action: self._to_agent(action.agent, {"type": "follow", "worker": action.worker}),
+    Send: Supervisor._send,
+    Remember: Supervisor._remember,
+    SubmitCompanion: lambda self, action: self._places.submit(
+        action.directive, action.index, action.shape, action.wait_s
+    ),
+    DropCompanions: lambda self, action: self._places.drop(action.directive),
+    InUse: Supervisor._in_use,
+    Tell: Supervisor._tell,
+    Forward: Supervisor._forward,
+    Say: lambda self, action: self._say(action.text),
+    Exit: Supervisor._exit,
+}
+
+
+def ignore_broken_output() -> None:
+    """A reader of our output that has gone away must not end the training."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if not os.isatty(1):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]

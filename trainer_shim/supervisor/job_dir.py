@@ -1,0 +1,99 @@
+"""The directory of one run: checkpoints, logs, and the little that a supervisor must know of its predecessors.
+
+A batch job that is requeued finds its directory again and goes on; a second `selastic run` in the same batch script
+gets one of its own. The directory has to be on a file system that all nodes of the job share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slurm_elastic.protocol.errors import ConfigError
+
+RECORD = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is remembered of a run. `command`: the script and its arguments."""
+
+    command: tuple[str, ...]
+    cluster: str
+    generation: int = 0
+
+    def same(self, other: Run) -> bool:
+        """Whether both are parts of one run."""
+        return (self.command, self.cluster) == (other.command, other.cluster)
+
+
+def cluster(env: Mapping[str, str]) -> str:
+    """Which Slurm this is; "" without one."""
+    return env.get("SLURM_CLUSTER_NAME", "") if "SLURM_JOB_ID" in env else ""
+
+
+def choose(env: Mapping[str, str], command: Sequence[str], given: str | None, work_dir: str = "") -> Path:
+    """The directory for this command, which may hold an earlier part of it. Nothing is created.
+
+    In a Slurm job it lies under the job's working directory, where its output goes too. A directory of another
+    command, or of another cluster's job with the same id, is left alone and the next number taken.
+    Without Slurm, and without `given`, it is always a new one: only who names the directory wants to go on.
+    """
+    if given:
+        return Path(given).resolve()
+    job_id = env.get("SLURM_JOB_ID")
+    parent = Path(work_dir or env.get("SLURM_SUBMIT_DIR") or Path.cwd()) / ".selastic"
+    if not job_id:
+        return parent / f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    number = 1
+    while True:
+        place = parent / (job_id if number == 1 else f"{job_id}-{number}")
+        earlier = read(place)
+        if earlier is None or earlier.same(Run(tuple(command), cluster(env))):
+            return place
+        number += 1
+
+
+def create(place: Path) -> None:
+    """Make the directory. Raises ConfigError when that is not possible."""
+    try:
+        (place / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the job directory {place} cannot be made ({error.strerror}); "
+            "accepted: --job-dir on a file system that all nodes share and you can write to"
+        ) from None
+
+
+def read(place: Path) -> Run | None:
+    """The record of an earlier part of this run; None when there is none."""
+    try:
+        values = json.loads((place / RECORD).read_text())
+        return Run(tuple(values["command"]), str(values["cluster"]), int(values["generation"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        # A generation may be lost here; `newest_step` still finds the checkpoints, and a new world never meets an old.
+        return None
+
+
+def write(place: Path, run: Run) -> None:
+    """Replace the record; it is on disk when this returns."""
+    partial = place / f".{RECORD}.partial"
+    with partial.open("w") as file:
+        json.dump(asdict(run), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(place / RECORD)
+
+
+def newest_step(place: Path) -> int | None:
+    """Step of the newest complete checkpoint; None when there is none. The workers verify what they load."""
+    found = [*place.glob("step-*/checkpoint.json"), *place.glob("*/step-*/checkpoint.json")]
+    steps = [int(match.group(1)) for path in found if (match := re.match(r"step-(\d+)", path.parent.name))]
+    return max(steps, default=None)

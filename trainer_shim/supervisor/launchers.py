@@ -1,0 +1,196 @@
+"""Where agents run: on the nodes of Slurm jobs, or, without Slurm, as processes of this machine.
+
+Both have the same five methods, so everything above them (the state machine, resizes, restarts) is the same on a
+laptop; there a "companion" is one more local agent. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from slurm_elastic.protocol.errors import ConfigError, SlurmError
+from slurm_elastic.protocol.messages import Piece, Shape
+
+from ..control.event_loop import Children, Ended, Loop
+from . import commands
+from .companions import Companions, expand
+from .slurm_job import SlurmJob, component_ids, parse_job
+from .state_machine.events import CompanionGranted, CompanionRefused, Event, StepEnded
+
+Emit = Callable[[Event], None]
+FIRST_LOCAL_JOB = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every agent is given."""
+
+    arguments: tuple[str, ...]
+    env: Mapping[str, str]
+    """The user's environment, scrubbed, with the agent's own variables."""
+    job_dir: Path
+    nproc: int
+
+
+class Places(Protocol):
+    def launch(self, piece: Piece, number: int) -> None:
+        """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
+
+    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
+        """Ask for a companion; CompanionGranted or CompanionRefused follows."""
+
+    def drop(self, directive: int) -> None:
+        """Cancel the companions of a directive."""
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Cancel all companions; `done` is called when Slurm has been told."""
+
+
+class SlurmPlaces:
+    """Agents by srun, companions by salloc."""
+
+    def __init__(self, loop: Loop, children: Children, setup: Setup, jobs: tuple[SlurmJob, ...], emit: Emit) -> None:
+        self._children, self._setup, self._emit = children, setup, emit
+        self._jobs = {job.job_id: job for job in jobs}
+        self._base = jobs[0].job_id
+        self._companions = Companions(loop, children, setup.env, self._base, self._granted, self._refused)
+
+    def launch(self, piece: Piece, number: int) -> None:
+        job = self._jobs[piece.slurm_job_id]
+        command = self.command(piece)
+        env = {**self._setup.env, **threads(self._setup.env, job.cpus_per_node, piece.gpus_per_node)}
+        env["SELASTIC_AGENT_JOB"] = str(piece.slurm_job_id)  # SLURM_JOB_ID is the leader's in every component
+        if piece.kind == "companion":
+            env["SELASTIC_COMPANION"] = "1"
+        log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
+        self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
+
+    def command(self, piece: Piece) -> list[str]:
+        """The srun for a piece."""
+        step = commands.Step(piece, self._jobs[piece.slurm_job_id])
+        return commands.srun(step, commands.agent_command(self._setup.arguments))
+
+    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
+        self._companions.submit(directive, index, shape, wait_s)
+
+    def drop(self, directive: int) -> None:
+        self._companions.drop(directive)
+
+    def close(self, done: Callable[[], None]) -> None:
+        self._companions.close(done)
+
+    def _granted(self, directive: int, index: int, job: SlurmJob) -> None:
+        try:
+            piece = job.piece("companion", self._setup.nproc)
+        except ValueError as error:
+            self._refused(directive, index, str(error))
+            return
+        self._jobs[job.job_id] = job
+        self._emit(CompanionGranted(directive, index, piece))
+
+    def _refused(self, directive: int, index: int, why: str) -> None:
+        self._emit(CompanionRefused(directive, index, why))
+
+
+class LocalPlaces:
+    """Agents as local processes. Each "node" of a piece is one agent; CPU workers only share the machine."""
+
+    def __init__(self, loop: Loop, children: Children, setup: Setup, emit: Emit, first_piece: Piece) -> None:
+        self._loop, self._children, self._setup, self._emit = loop, children, setup, emit
+        self._next_job = FIRST_LOCAL_JOB
+        self._agents: dict[int, list[subprocess.Popen[bytes]]] = {}
+        self._directives: dict[int, list[int]] = {}
+        self._total = first_piece.gpus_per_node
+
+    def launch(self, piece: Piece, number: int) -> None:
+        left = set(piece.nodes)
+        log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
+
+        def ended(node: str, how: Ended) -> None:
+            left.discard(node)
+            if not left:
+                self._emit(StepEnded(number, how.code, tail(log)))
+
+        for node in piece.nodes:
+            env = {
+                **self._setup.env,
+                **threads(self._setup.env, os.cpu_count() or 1, self._total),
+                "SELASTIC_AGENT": f"{piece.slurm_job_id}.{node}",
+                "SELASTIC_AGENT_JOB": str(piece.slurm_job_id),
+                "SELASTIC_AGENT_NODE": node,
+                "SELASTIC_NPROC": str(piece.gpus_per_node),
+            }
+            command = commands.agent_command(self._setup.arguments)
+            process = self._children.start(command, env, functools.partial(ended, node), log)
+            if process is not None:
+                self._agents.setdefault(piece.slurm_job_id, []).append(process)
+
+    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
+        job_id, self._next_job = self._next_job, self._next_job + 1
+        self._directives.setdefault(directive, []).append(job_id)
+        nodes = tuple(f"local{job_id}-{number}" for number in range(shape.nodes))
+        piece = Piece(job_id, "companion", nodes, shape.gpus_per_node)
+        self._loop.call(lambda: self._emit(CompanionGranted(directive, index, piece)))
+
+    def drop(self, directive: int) -> None:
+        for job_id in self._directives.pop(directive, []):
+            for process in self._agents.pop(job_id, []):
+                process.terminate()
+
+    def close(self, done: Callable[[], None]) -> None:
+        done()
+
+
+def slurm_jobs(env: Mapping[str, str]) -> tuple[SlurmJob, ...]:
+    """What the batch job holds now, its components included. Raises ConfigError when Slurm does not say."""
+    jobs = []
+    clean = commands.scrubbed(env)
+    leader, *components = component_ids(dict(env))
+    for job_id in (leader, *components):
+        answer = subprocess.run(
+            commands.show_job(job_id), env=clean, capture_output=True, text=True, timeout=60, check=False
+        )
+        try:
+            jobs.append(parse_job(answer.stdout, job_id, lambda text: expand(text, clean)))
+        except SlurmError as error:
+            if job_id == leader:  # a component may have been given back already
+                raise ConfigError(f"SLURM_JOB_ID={job_id}: {error} {answer.stderr.strip()}".strip()) from None
+    return tuple(jobs)
+
+
+def slurm_pieces(jobs: tuple[SlurmJob, ...], nproc: int) -> tuple[Piece, ...]:
+    """The base piece and the components. Raises ConfigError for a job whose nodes differ in GPUs."""
+    try:
+        return tuple(job.piece("component" if index else "base", nproc) for index, job in enumerate(jobs))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def local_piece(env: Mapping[str, str], nproc: int) -> Piece:
+    """This machine: one worker per GPU, or `nproc`."""
+    from ..node.agent import gpus
+
+    count = len(gpus({**env, "SELASTIC_NPROC": str(nproc or "")}))
+    return Piece(0, "base", (socket.gethostname().partition(".")[0],), count)
+
+
+def tail(log: Path, lines: int = 5) -> tuple[str, ...]:
+    """The last lines of a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ()
+
+
+def threads(env: Mapping[str, str], cpus: int, workers: int) -> dict[str, str]:
+    """OMP_NUM_THREADS for a worker's share of the CPUs, unless the user has set it."""
+    return {} if "OMP_NUM_THREADS" in env else {"OMP_NUM_THREADS": str(max(1, cpus // max(1, workers)))}

@@ -1,0 +1,114 @@
+"""What a Slurm job holds, read from `scontrol -d -o show job`. Pure: text in, values out.
+
+The environment of a batch script is not believed: after a resize it is stale, Slurm's own record is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slurm_elastic.protocol.errors import SlurmUnparsable
+from slurm_elastic.protocol.messages import Piece
+
+_HOLDING = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)\S* GRES=(\S*)")
+_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z][^:,()]*))?:(\d+)")
+
+Expand = Callable[[str], tuple[str, ...]]
+"""Slurm's host list expression -> host names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """The part of a job's record that launching needs. `nodes` has the batch host first."""
+
+    job_id: int
+    state: str
+    nodes: tuple[str, ...]
+    gpus: tuple[int, ...]
+    """GPUs on each of `nodes`."""
+    gpu_type: str
+    cpus_per_node: int
+    partition: str
+    account: str
+    time_limit: str
+    work_dir: str
+    component: tuple[int, int] | None
+    """Of a heterogeneous job: (leader's job id, number of this component)."""
+    end_time: str
+    """As Slurm writes it; "Unknown" without a limit."""
+    comment: str = ""
+
+    def piece(self, kind: str, workers: int = 0) -> Piece:
+        """As a piece; `workers` per node takes the place of GPUs where the job has none.
+
+        Raises ValueError with one sentence when its nodes do not all have the same number of GPUs.
+        """
+        if len(set(self.gpus)) > 1:
+            shares = ", ".join(f"{node}: {count}" for node, count in zip(self.nodes, self.gpus, strict=True))
+            raise ValueError(f"job {self.job_id} has unequal GPUs per node ({shares}); accepted: --gpus-per-node")
+        return Piece(self.job_id, kind, self.nodes, self.gpus[0] or max(workers, 1), self.gpu_type)
+
+
+_COMMENT = re.compile(r"(?<!\S)Comment=(.*?)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)")
+"""A comment may hold spaces; the next KEY= ends it."""
+
+
+def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
+    """Read this job's line; for the leader of a heterogeneous job Slurm shows one for each component.
+
+    Raises SlurmUnparsable when it shows no nodes for the job.
+    """
+    text = next((line for line in text.splitlines() if line.startswith(f"JobId={job_id} ")), "")
+    fields = dict(re.findall(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)", text))
+    holdings = _HOLDING.findall(text)
+    if not holdings:
+        raise SlurmUnparsable(f"scontrol shows no nodes of job {job_id} ({text.strip()[:200] or 'no such job'})")
+    gpus: dict[str, int] = {}
+    cpus: list[int] = []
+    kind = ""
+    for names, cpu_ids, _, gres in holdings:
+        found = _GPU.findall(gres)
+        kind = kind or next((name for name, _ in found if name), "")
+        cpus.append(_count(cpu_ids))
+        for node in expand(names):
+            gpus[node] = gpus.get(node, 0) + sum(int(count) for _, count in found)
+    first = fields.get("BatchHost", "")
+    nodes = tuple(sorted(gpus, key=lambda node: node != first))
+    return SlurmJob(
+        job_id=job_id,
+        state=fields.get("JobState", ""),
+        nodes=nodes,
+        gpus=tuple(gpus[node] for node in nodes),
+        gpu_type=kind,
+        cpus_per_node=min(cpus),
+        partition=_known(fields.get("Partition", "")),
+        account=_known(fields.get("Account", "")),
+        time_limit=fields.get("TimeLimit", ""),
+        component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,
+        work_dir=fields.get("WorkDir", ""),
+        end_time=fields.get("EndTime", "Unknown"),
+        comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
+    )
+
+
+def component_ids(env: dict[str, str]) -> tuple[int, ...]:
+    """Slurm job ids of the batch job, its heterogeneous components included; the leader first."""
+    leader = int(env["SLURM_JOB_ID"])
+    size = int(env.get("SLURM_HET_SIZE", "0") or 0)
+    ids = [int(env.get(f"SLURM_JOB_ID_HET_GROUP_{index}", leader + index)) for index in range(size)]
+    return tuple(ids) or (leader,)
+
+
+def _count(ids: str) -> int:
+    """How many numbers "0-3,8" stands for."""
+    total = 0
+    for part in ids.split(","):
+        low, _, high = part.partition("-")
+        total += int(high or low) - int(low) + 1
+    return total
+
+
+def _known(value: str) -> str:
+    return "" if value in ("(null)", "N/A", "None") else value

@@ -1,0 +1,142 @@
+"""The agents and workers of one job, and the order of their ranks. Pure bookkeeping: it decides nothing.
+
+Rank order is by piece (base first), by node in the piece's own order (its batch host first), by GPU: so rank 0 is
+always the first GPU of the batch host, the one place a job never gives up, and neighbours in rank share a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from slurm_elastic.protocol.bottleneck import Pace
+from slurm_elastic.protocol.messages import Piece
+
+from .events import AgentKey
+
+
+class Mode(Enum):
+    """STARTING: workers warm up. FORMING: they have a world, its first step is awaited. RESTARTING: old ones die."""
+
+    STARTING = "starting"
+    FORMING = "forming"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FINISHING = "finishing"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Agent:
+    """One node of one piece."""
+
+    gpus: tuple[str, ...]
+    quitting: bool = False
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process, one GPU."""
+
+    name: str
+    agent: AgentKey
+    index: int
+    ready: bool = False
+    placed: bool = False
+    """A world was sent to it."""
+    doomed: bool = False
+    """It was killed; only its exit is awaited."""
+    quiesced: bool = False
+    done: bool = False
+    """Its training loop is over, or was left."""
+    finished: bool = False
+    """... and every epoch was done."""
+    exited: bool = False
+    error: str = ""
+    config: dict[str, object] = field(default_factory=dict)
+    pace: Pace | None = None
+    """Its latest, in the current world."""
+
+    @property
+    def unit(self) -> int:
+        """Ranks that hold one replica of its model together, as its script said."""
+        size = self.config.get("unit")
+        return size if isinstance(size, int) and size > 0 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process group: its members in rank order."""
+
+    generation: int
+    members: tuple[str, ...]
+    batch: int
+    source: str
+
+
+class Fleet:
+    """Who is there. Workers of agents that are quitting are not counted as available."""
+
+    def __init__(self) -> None:
+        self.agents: dict[AgentKey, Agent] = {}
+        self.workers: dict[str, Worker] = {}
+        self._incarnations: dict[tuple[AgentKey, int], int] = {}
+
+    def new_worker(self, agent: AgentKey, index: int) -> Worker:
+        """A worker with a name never used before: `<job>.<node>.<index>`, then `.2`, `.3` for its successors."""
+        count = self._incarnations.get((agent, index), 0) + 1
+        self._incarnations[agent, index] = count
+        name = f"{agent[0]}.{agent[1]}.{index}" + (f".{count}" if count > 1 else "")
+        worker = Worker(name, agent, index)
+        self.workers[name] = worker
+        return worker
+
+    def on(self, agents: Iterable[AgentKey]) -> list[Worker]:
+        """The workers on these agents."""
+        wanted = set(agents)
+        return [worker for worker in self.workers.values() if worker.agent in wanted]
+
+    def available(self, key: AgentKey) -> bool:
+        agent = self.agents.get(key)
+        return agent is not None and not agent.quitting
+
+
+def keys(pieces: Iterable[Piece]) -> list[AgentKey]:
+    """The agents that pieces stand for, in rank order."""
+    return [(piece.slurm_job_id, node) for piece in pieces for node in piece.nodes]
+
+
+def ranked(workers: Sequence[Worker], pieces: Iterable[Piece]) -> tuple[str, ...]:
+    """Names of the workers in rank order. Those outside the pieces are left out, and the last ones that make up no
+    whole model-parallel unit."""
+    place = {key: position for position, key in enumerate(keys(pieces))}
+    inside = [worker for worker in workers if worker.agent in place]
+    unit = max((worker.unit for worker in inside), default=1)
+    inside.sort(key=lambda worker: (place[worker.agent], worker.index))
+    return tuple(worker.name for worker in inside[: len(inside) // unit * unit])
+
+
+def kept(held: Sequence[Piece], keep: Sequence[Piece]) -> tuple[Piece, ...]:
+    """`keep` in the order (of pieces and nodes) of `held`. Raises ValueError with one sentence when it is no part."""
+    wanted = {piece.slurm_job_id: piece for piece in keep}
+    result: list[Piece] = []
+    for piece in held:
+        part = wanted.pop(piece.slurm_job_id, None)
+        if part is None:
+            continue
+        foreign = [node for node in part.nodes if node not in piece.nodes]
+        if foreign:
+            raise ValueError(f"node {foreign[0]} of job {piece.slurm_job_id} is not in use")
+        if part.gpus_per_node != piece.gpus_per_node:
+            raise ValueError(
+                f"job {piece.slurm_job_id} uses {piece.gpus_per_node} GPUs per node, not {part.gpus_per_node}; "
+                "accepted: whole nodes"
+            )
+        result.append(replace(piece, nodes=tuple(node for node in piece.nodes if node in part.nodes)))
+    if wanted:
+        raise ValueError(f"job {next(iter(wanted))} is not in use")
+    first = held[0]
+    if not result or result[0].slurm_job_id != first.slurm_job_id or first.nodes[0] not in result[0].nodes:
+        raise ValueError(f"the batch host {first.nodes[0]} cannot be given up")
+    return tuple(piece for piece in result if piece.nodes)

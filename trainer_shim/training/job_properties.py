@@ -1,0 +1,89 @@
+"""What a script may ask its job: where it is, how far, with which batch and rate. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..numerics.batch import Rate
+from .session import Course
+
+
+class Facts:
+    """The reading half of a Job."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._tuning = course.tuning
+        self._state = course.state
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; -1 until it is in a world."""
+        return self._course.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the current world; 0 until there is one."""
+        world = self._course.membership.world
+        return world.size if world else 0
+
+    @property
+    def mesh(self) -> Any:
+        """The current world as a torch DeviceMesh: dimensions ("dp", "tp") with join(unit=...), ("dp",) without.
+
+        None before there is a world, and in a process alone. Another world has another mesh: do not keep it.
+        """
+        world, strategy = self._course.membership.world, self._course.strategy
+        if world is None or strategy is None or not world.grouped:
+            return None
+        if strategy.mesh is None:
+            from ..world.mesh import mesh_of
+
+            strategy.mesh = mesh_of(world, self._course.device, units=False)
+        return strategy.mesh
+
+    @property
+    def generation(self) -> int:
+        """Number of the current world; -1 until there is one."""
+        world = self._course.membership.world
+        return world.generation if world else -1
+
+    @property
+    def batch(self) -> int:
+        """The current global batch, in samples."""
+        return self._course.batch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, from 0."""
+        return self._state.progress.epoch
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on since the start of the training, over all ranks and worlds."""
+        return self._state.progress.samples
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps since the start of the training."""
+        return self._state.progress.step
+
+    @property
+    def rate(self) -> Rate:
+        """How the optimizers' rates are changed at this moment."""
+        return self._tuning.rate(self._state.progress)
+
+    @property
+    def noise_scale(self) -> float:
+        """The gradient noise scale, in samples; 0 until it has been measured."""
+        return self._tuning.noise(self._state.progress).scale
+
+    def steps(self, epochs: int, samples: int) -> int:
+        """The length of a schedule over `epochs` passes of `samples` samples: in base batches, whatever the batch is
+        at the time. Schedulers given to wrap() are advanced once per base batch.
+        """
+        return max(1, -(-epochs * samples // self._tuning.base))
+
+    def log(self, *words: object) -> None:
+        """Print on rank 0 only, at once."""
+        self._course.log(*words)

@@ -1,0 +1,68 @@
+"""A function called on rank 0 for all: what job.once() does."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..world import process_group as worlds
+from .session import Course
+
+
+def on_rank_0(course: Course, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """function(*args, **kwargs) of rank 0, on every rank; a sharded model has every rank call it.
+
+    Raises what the function raised on this rank, and TrainingError where it failed on rank 0.
+    """
+    outcome: tuple[bool, Any] = (False, None)
+    error: Exception | None = None
+    if course.rank == 0 or course.model().sharded:
+        try:
+            outcome = (True, _sendable(function, _quietly(course, function, args, kwargs)))
+        except Exception as caught:
+            error = caught
+            outcome = (False, f"{type(caught).__name__}: {caught}")
+    worked, result = share(course, outcome)
+    if error is not None:
+        raise error
+    if not worked:
+        raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
+    return result
+
+
+def share(course: Course, value: Any) -> Any:
+    """Rank 0's picklable value, on every rank."""
+    try:
+        return worlds.share(course.world(), value)
+    except RuntimeError as error:
+        course.membership.broken(error)
+        raise
+
+
+def _quietly(course: Course, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Nothing is saved or switched meanwhile, and modes that the function sets (eval) are undone."""
+    parallel = course.model()
+    modes = [(module, module.training) for module in parallel.module.modules()]
+    with parallel.bypassed(), course.snapshots.quiet():
+        result = function(*args, **kwargs)
+    for module, mode in modes:
+        module.training = mode
+    return result
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _sendable(function: Callable[..., Any], result: Any) -> Any:
+    try:
+        pickle.dumps(result)
+    except Exception as error:
+        raise TrainingError(
+            f"job.once({_name(function)}) returned a {type(result).__name__} that cannot be sent to the other ranks "
+            f"({error}); accepted: None, numbers, tensors, and anything else that pickles"
+        ) from None
+    return result

@@ -1,0 +1,130 @@
+"""One optimizer step: scaling the loss, clipping, stepping at the batch's rate, and the schedule in samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..state.slots import Progress, State
+from .checks import Advanced, Watch
+from .learning_rate import Tuning
+
+if TYPE_CHECKING:
+    from ..parallel.strategy import Strategy
+
+
+class Optimization:
+    """The optimizers, schedulers and gradient scaler that job.wrap() was given."""
+
+    def __init__(self, tuning: Tuning, optimizers: Any, schedulers: Any, scaler: Any) -> None:
+        self._tuning = tuning
+        self.optimizers: list[torch.optim.Optimizer] = _listed(optimizers)
+        self.schedulers = _listed(schedulers)
+        self._scaler = scaler
+        self._scales = False
+        self._groups = [len(entry.param_groups) for entry in self.optimizers if hasattr(entry, "param_groups")]
+        for entry in self.optimizers:
+            if not isinstance(entry, torch.optim.Optimizer):
+                raise TrainingError(f"job.wrap() was given the optimizer {type(entry).__name__}; accepted: torch.optim")
+        for entry in self.schedulers:
+            if isinstance(entry, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(entry, "step"):
+                raise TrainingError(
+                    f"job.wrap() cannot advance a {type(entry).__name__} by samples; give it to job.keep() and step it "
+                    "yourself, on every rank"
+                )
+        tuning.use(self.optimizers)
+        self._advanced = Advanced(self.schedulers)
+        self._watch: Watch | None = None
+
+    def watch(self, kept: Iterable[Any], training: Callable[[], bool]) -> None:
+        """From now on nobody else steps an optimizer while a batch is out; see misuse.Watch."""
+        self._watch = Watch(self.optimizers, kept, training)
+
+    def end(self) -> None:
+        """The training is over."""
+        if self._watch is not None:
+            self._watch.end()
+
+    def begin_pass(self) -> None:
+        """Raises TrainingError for parameter groups that no restarted or joining worker would have."""
+        for optimizer, groups in zip(self.optimizers, self._groups, strict=True):
+            if len(optimizer.param_groups) != groups:
+                raise TrainingError(
+                    f"a {type(optimizer).__name__} has another number of parameter groups than when job.wrap() got it, "
+                    "which a worker that joins or starts again could not take over; give it all groups at once, with "
+                    "requires_grad_(False) for parameters that are to be trained later"
+                )
+
+    def keep_in(self, state: State) -> None:
+        """Have everything here survive."""
+        for kind, parts in (("Optimizer", self.optimizers), ("Scheduler", self.schedulers)):
+            for number, part in enumerate(parts):
+                state.keep(f"{kind}{number}", part, own=True)
+        if self._scaler is not None:
+            state.keep("Scaler", self._scaler, own=True)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients are multiplied by a gradient scaler until the step."""
+        return self._scaler is not None
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss to run backward on."""
+        if self._scaler is None:
+            return loss
+        if not self._scales and getattr(self._scaler, "_scale", None) is not None:  # made by its first scale()
+            raise TrainingError(
+                "the script called scale() of the GradScaler that job.wrap() was given; job.step(loss) does, and "
+                "unscales, steps and updates: give it the loss as it is"
+            )
+        self._scales = True
+        scaled: torch.Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def step(self, model: Strategy, clip_norm: float | None, progress: Progress) -> None:
+        """Clip, step every optimizer at the rate that belongs to the batch, and clear the gradients."""
+        if clip_norm is not None:
+            for optimizer in self.optimizers if self._scaler is not None else ():
+                self._scaler.unscale_(optimizer)
+            model.clip(clip_norm)
+        with self._tuning.applied(progress), self._watch or nullcontext():
+            for optimizer in self.optimizers:
+                if self._scaler is None:
+                    model.step(optimizer)
+                else:
+                    self._scaler.step(optimizer)
+        if self._scaler is not None:
+            self._scaler.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def stepping(self, progress: Progress) -> Iterator[None]:
+        """While this lasts optimizers may be stepped, and hold the rates that belong to the batch."""
+        with self._tuning.applied(progress), self._watch or nullcontext():
+            yield
+
+    def schedule(self, progress: Progress) -> None:
+        """Advance the schedulers to where the samples are: one step per base batch."""
+        if self.schedulers:
+            self._advanced.check(progress.schedule)
+        due = progress.samples // self._tuning.base
+        for _ in range(due - progress.schedule):
+            for scheduler in self.schedulers:
+                scheduler.step()
+        progress.schedule = due
+
+    def first_rate(self) -> float:
+        """The first group's rate, as the script and its schedulers have set it."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

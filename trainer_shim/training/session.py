@@ -1,0 +1,297 @@
+"""The training's way through its worlds: beginning, agreeing on a step, saving, ending.
+
+Everything that happens between two steps happens here, in the same order on every rank. What happens in a step is
+job.py's, changing worlds passage.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from typing import Any, NoReturn
+
+import torch
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..checkpoint.files import Found
+from ..checkpoint.snapshots import Snapshots
+from ..control.worker_client import Coming
+from ..data.loader import Feed
+from ..data.sampling import Micro, Slicing
+from ..numerics.batch import share_of, slice_of
+from ..parallel.gradient_norms import Squares
+from ..parallel.strategy import Strategy
+from ..state.slots import State
+from ..world import process_group as worlds
+from ..world.agreement import Reader, Said, Sums
+from ..world.process_group import World
+from ..world.rendezvous import Membership
+from .audit import Recorder
+from .learning_rate import Tuning
+from .optimizer_step import Optimization
+from .pass_boundary import Between
+from .reporting import Reporting
+from .switch import Passage
+
+
+class Course:
+    """See the module. One per job."""
+
+    def __init__(self, membership: Membership, tuning: Tuning, directory: Any, every_s: float) -> None:
+        self.membership = membership
+        self.tuning = tuning
+        self.state = State()
+        self.reporting = Reporting(membership, tuning, self.state)
+        self.snapshots = Snapshots(membership, self.state, self.model, directory, every_s)
+        self.saving = self.snapshots.saving
+        self.between = Between(self.state, membership.link is not None or self.saving.writer is not None)
+        self.device: torch.device = membership.device()
+        self.strategy: Strategy | None = None
+        self.optimization: Optimization | None = None
+        self.passage = Passage(self)
+        self.feed: Feed | None = None
+        """The pass over a dataset that is under way."""
+        self.torn = False
+        """In the middle of an optimizer step: parameters and position do not belong together."""
+        self._spoken: deque[tuple[Coming | None, Reader]] = deque()
+        self._squares: tuple[float, float, list[int], int] | None = None
+        self._measured: tuple[Micro, Squares] | None = None
+        """A step whose norms have not been read yet."""
+        self._lag = 1 if self.device.type == "cuda" else 0
+        audit = os.environ.get("SELASTIC_AUDIT")
+        self._audit = Recorder(audit, membership.worker) if audit else None
+        if membership.link is not None:
+            membership.link.on_tick = self._tick
+        else:
+            self.saving.handle_signals()
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self.membership.world.rank if self.membership.world else -1
+
+    @property
+    def batch(self) -> int:
+        return self.state.progress.batch or self.membership.batch or self.tuning.base
+
+    def world(self) -> World:
+        if self.membership.world is None:
+            raise TrainingError("there is no world yet; it forms when job.epochs() begins")
+        return self.membership.world
+
+    def model(self) -> Strategy:
+        if self.strategy is None:
+            raise TrainingError("job.wrap(model, optimizer) has not been called; wrap the model before the loop")
+        return self.strategy
+
+    def optimizers(self) -> Optimization:
+        if self.optimization is None:
+            raise TrainingError("job.wrap(model, optimizer) has not been called; wrap the model before the loop")
+        return self.optimization
+
+    def slicing(self) -> Slicing:
+        world, tuning, progress = self.world(), self.tuning, self.state.progress
+        return Slicing(
+            self.batch,
+            world.replicas,
+            world.replica,
+            tuning.limit(),
+            halve=tuning.wants_noise,
+            dense_until=tuning.dense_until(progress, self.batch),
+            shards=tuning.shards,
+            together=self.model().sharded,
+        )
+
+    def log(self, *words: object) -> None:
+        """Print on rank 0, at once."""
+        if self.rank == 0:
+            print(*words, flush=True)
+
+    # -- in a step -----------------------------------------------------------------------------------------------
+
+    def say(self) -> tuple[Coming | None, Said]:
+        """What this rank tells the others with the step now ending."""
+        if self._measured is not None:
+            self._read_measured(*self._measured)
+            self._measured = None
+        square = self._squares[0] if self._squares is not None else 0.0
+        save, ready = self.snapshots.ahead(self.membership.coming(), self.rank)
+        return self.membership.said(save or self.saving.due(self.rank), self.saving.ending, square, ready)
+
+    def record(self, total: int, own: list[int]) -> None:
+        """For the audit, before this rank contributes to a step: the samples it trained on."""
+        if self._audit is None:
+            return
+        progress, world = self.state.progress, self.world()
+        if not world.speaks:
+            return  # the ranks of one replica train on the same samples
+        place = {"generation": world.generation, "step": progress.step + 1, "epoch": progress.epoch}
+        self._audit.write({**place, "batch": total, "rank": world.replica, "size": world.replicas, "indices": own})
+
+    def stepped(self, micro: Micro, coming: Coming | None, reader: Reader) -> None:
+        """A step has been done: count it, advance the schedule, and remember what all ranks said."""
+        progress = self.state.progress
+        progress.step += 1
+        progress.samples += micro.total
+        progress.cursor = micro.cursor + micro.total
+        self.optimizers().schedule(progress)
+        self._spoken.append((coming, reader))
+        self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
+        self.snapshots.write_held()
+
+    def measure(self, micro: Micro) -> None:
+        """A measured step's backward passes are done: have its norms read with the next one, when a GPU has them."""
+        squares = self.model().squares()
+        self._measured = (micro, squares) if squares is not None else None
+
+    def _read_measured(self, micro: Micro, squares: Squares) -> None:
+        """Take the squared norms of a measured step: of this rank's gradient, and of the mean over all ranks."""
+        world, total = self.world(), micro.total
+        small, large = (float(square) for square in squares)
+        if world.size == 1:
+            first = len(slice_of(total, micro.count, 0))
+            if micro.count > 1:
+                small *= (total / first) ** 2  # the loss was scaled by its share of the step
+                self.tuning.measured(self.state.progress, small, large, [first], total)
+            return
+        sizes = [len(share_of(total, self.batch, world.size, rank)) for rank in range(world.size)]
+        own = sizes[world.rank]
+        small = small * (total / (own * world.size)) ** 2 if own else 0.0
+        self._squares = (small, large, sizes, total)
+
+    def _heard_squares(self, sums: Sums) -> None:
+        if self._squares is None:
+            return
+        _, large, sizes, total = self._squares
+        self._squares = None
+        active = sum(1 for size in sizes if size)
+        self.tuning.measured(self.state.progress, sums.square / active, large, sizes, total)
+
+    # -- between two steps ---------------------------------------------------------------------------------------
+
+    def boundary(self) -> None:
+        """Act on what all ranks said. In the loader, not in step(): the rest of the loop's body belongs to the step."""
+        self.membership.check_lost()
+        if self.feed is not None:
+            self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
+        if len(self._spoken) <= self._lag:
+            return
+        coming, reader = self._spoken.popleft()
+        sums = reader()
+        if sums.square:
+            self._heard_squares(sums)
+        if sums.save or sums.stop:
+            self.snapshots.save()
+        if sums.stop:
+            self._leave_on_signal()
+        if sums.switch and coming is not None and self.passage.comes_now(coming):
+            self.passage.switch(coming)
+
+    def forget_words(self) -> None:
+        """What was said, and measured, in another world counts no more."""
+        self._spoken.clear()
+        self._squares = self._measured = None
+
+    def note(self, line: dict[str, Any]) -> None:
+        """For the audit, on rank 0."""
+        if self._audit is not None and self.rank == 0:
+            self._audit.write({"generation": self.world().generation, **line})
+
+    def begin(self) -> None:
+        """Enter the first world, with the state that it starts from."""
+        tuning, membership = self.tuning, self.membership
+        micro = tuning.micro_batch or tuning.fitted
+        limits = {
+            "batch": tuning.base,
+            "max_batch": tuning.max_batch or 0,
+            "micro_batch": micro,
+            "unit": membership.unit,
+        }
+        membership.on_wait = lambda coming: self.model().rehearse(coming.rank, coming.size)
+        world = membership.enter(limits)
+        found, in_parts = None, None
+        if membership.source != "survivor":
+            worlds.bound(world)  # rank 0 may read for long
+            found = self._newest() if world.rank == 0 else None
+            if self.model().sharded and world.grouped:
+                in_parts = worlds.share(world, found if found is not None and found[0].parts else None)
+        captured = found[1] if found is not None else None
+        if found is not None and found[0].parts and in_parts is None:
+            captured = self.snapshots.read_whole(found)
+        try:
+            self.passage.connect(world.rank == 0, captured=captured, in_parts=in_parts)
+        except RuntimeError as error:
+            membership.broken(error)
+            raise
+        if self.state.progress.frozen is not None:
+            for name, parameter in self.model().module.named_parameters():
+                parameter.requires_grad_(name not in self.state.progress.frozen)
+
+    def _newest(self) -> Found | None:
+        """Rank 0 of a first world: the newest checkpoint. A world that the supervisor calls fresh takes none."""
+        source = self.membership.source
+        found = self.saving.newest(must=source == "checkpoint") if source != "fresh" else None
+        if found is not None:
+            saved, captured = found
+            self.state.check(captured)
+            self.state.take_progress(captured)
+            self.log(f"restored from {saved.path} at step {saved.step}, {saved.samples} samples")
+        self.note({"restored_from_step": self.state.progress.step})
+        return found
+
+    def entered(self) -> None:
+        """A world is complete, and every rank of it at one step."""
+        self._set_batch()
+        self.reporting.entered(self.slicing())
+        if self.feed is not None:
+            self.feed.turn(self.state.progress.cursor, self.slicing())
+
+    def _set_batch(self) -> None:
+        progress = self.state.progress
+        wanted = self.membership.batch or progress.batch or self.tuning.base
+        batch, problem = self.tuning.accept(wanted, starting=progress.step == 0)
+        if problem:
+            self.log(problem)
+        self.tuning.change(progress, batch)
+
+    def _tick(self) -> None:
+        """On the link's thread."""
+        self.reporting.due()
+        if self.rank == 0:
+            self.snapshots.while_quiet()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _leave_on_signal(self) -> NoReturn:
+        self.saving.finish()
+        self.log(f"stopped by a signal at step {self.state.progress.step}; the checkpoint is written")
+        sys.exit(128 + 15)
+
+    def finish(self, finished: bool) -> None:
+        """The training is over, or left: save it, and tell the supervisor; not after an error inside a step."""
+        if self.torn:
+            return
+        self.passage.settle()
+        progress = self.state.progress
+        progress.finished = finished
+        self.reporting.send(self.reporting.meter.rest())
+        self.snapshots.save()
+        self.saving.finish()
+        link = self.membership.link
+        if link is not None:
+            fields = {"step": progress.step, "samples": progress.samples, "epoch": progress.epoch}
+            link.send({"type": "done", **fields, "finished": finished})
+            link.flush()
+
+    def close(self) -> None:
+        """Take leave of the group and of the supervisor."""
+        if self.strategy is not None:
+            self.strategy.disconnect()
+        # Under the supervisor the process ends right after this, and destroying a group may wait for dead ranks.
+        if self.membership.world is not None and self.membership.world.grouped and self.membership.link is None:
+            worlds.leave()
+        if self.membership.link is not None:
+            self.membership.link.close()

@@ -1,0 +1,248 @@
+"""From one world into the next, and back into the old one where the next does not come about.
+
+Until every rank has the gradients of the new world's first step nothing is final: the members of the old world go on
+holding their state, buffers and position of that moment. When a communication fails before (a joiner has died, or does
+not answer in time) they form their old world again, in their processes, and do that step anew; nothing is lost but
+time. Whoever leaves waits for that moment in their process. Between two passes over the data the script's own code
+comes before the next step, so a change that somebody joins is put off until a step has been done. Limits: a rank of the
+old world that dies, and one that dies in the instant of the last agreement, end in a restart from the state saved; so
+does, where passes are one step long, one that dies in that step. Over NCCL a step that hangs is ended by its watchdog,
+with the process. Where a framework steps the optimizer, only the time before the first step is covered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..checkpoint.files import Found
+from ..control.worker_client import Coming
+from ..state.slots import Progress
+from ..world import process_group as worlds
+from ..world import state_transfer
+from ..world.process_group import Gate, WorldNotFormed
+from ..world.rendezvous import WayBack
+from ..world.state_transfer import Kept
+
+if TYPE_CHECKING:
+    from .session import Course
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """What a first step changes before it is final, as it was."""
+
+    progress: Progress
+    buffers: list[tuple[str, torch.Tensor]]
+    kept: Kept | None
+    """Of a model that is cut up: this rank's parts."""
+
+    @classmethod
+    def of(cls, progress: Progress, module: torch.nn.Module, kept: Kept | None) -> Before:
+        buffers = [(name, buffer.detach().clone()) for name, buffer in module.named_buffers()]
+        return cls(dataclasses.replace(progress), buffers, kept)
+
+    def put_back(self, module: torch.nn.Module) -> None:
+        now = dict(module.named_buffers())
+        with torch.no_grad():
+            for name, buffer in self.buffers:
+                now[name].copy_(buffer)
+
+
+class Passage:
+    """See the module. One per job."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._way: WayBack | None = None
+        self._before: Before | None = None
+        self._on_trial = False
+        self._put_off = 0
+        self.repeats_steps = False
+        """Whether a step that failed can be done anew: where the loop is the job's own."""
+
+    # -- into a world ----------------------------------------------------------------------------------------------
+
+    def comes_now(self, coming: Coming) -> bool:
+        """Whether to make a change that has been agreed on, or to wait for the next step's agreement: every rank says
+        the same. No change is put off twice: a pass may be one step long."""
+        if not self._between_passes() or coming.size <= self._course.world().size:
+            return True
+        put_off, self._put_off = self._put_off, coming.generation
+        return put_off == coming.generation
+
+    def _between_passes(self) -> bool:
+        progress = self._course.state.progress
+        return progress.cursor >= progress.pass_samples
+
+    def switch(self, coming: Coming) -> None:
+        """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
+        course, progress = self._course, self._course.state.progress
+        model, old = course.model(), course.world()
+        course.reporting.leaving(old, course.batch)
+        course.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
+        before = Before.of(progress, model.module, Kept.of(course.state.capture()) if model.sharded else None)
+        position = {"step": progress.step, "samples": progress.samples}
+
+        def rescue(new_ranks: list[int]) -> None:
+            if before.kept is not None:
+                state_transfer.rescue(before.kept, old, new_ranks, coming.size, coming.forming_s)
+
+        try:
+            left = course.membership.leave(coming, position, rescue, model.disconnect)
+        except RuntimeError as error:
+            course.membership.broken(error)
+            raise
+        course.forget_words()
+        if left is None:
+            course.snapshots.hold()
+            self._went_on(coming)
+            return
+        way, gate = left
+        self._way, self._before = way, before
+        if gate is None:
+            self._return(course.membership.linger(way), 2 * coming.forming_s + coming.first_step_s)
+            return
+        problem = self._enter(gate, before.kept)
+        course.snapshots.hold()
+        if problem:
+            self._return(problem, 2 * coming.forming_s)
+            return
+        course.reporting.resumed()
+        course.note({"resize": [old.size, course.world().size], "step": progress.step})
+
+    def _enter(self, gate: Gate, kept: Kept | None) -> str:
+        """Form the new world; why that failed, or nothing. The error's own frames, which hold on to the group, end."""
+        try:
+            self._course.membership.form(gate, self._way)
+            self.connect(has_state=True, kept=kept)
+            return ""
+        except WorldNotFormed as error:
+            return str(error)
+        except RuntimeError as error:
+            problem = self._course.membership.what_broke(error)
+            if not problem:
+                raise
+            return problem
+
+    def connect(
+        self,
+        has_state: bool,
+        kept: Kept | None = None,
+        captured: dict[str, Any] | None = None,
+        in_parts: Found | None = None,
+    ) -> None:
+        """In a new world: put the model together, and hand state to those without.
+
+        kept: the parts that this rank held in an older world. captured: a checkpoint, on rank 0 of a first world.
+        in_parts: one of which every rank reads what it needs by itself.
+        """
+        course = self._course
+        world, model, state = course.world(), course.model(), course.state
+        own = state.progress.step if has_state else -1
+        steps, fitted = zip(*worlds.gather(world, own, course.tuning.fitted), strict=True)
+        course.tuning.agreed = min((size for size in fitted if size), default=0)
+        if len({step for step in steps if step >= 0}) != 1:
+            raise TrainingError(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
+        holders = [rank for rank, step in enumerate(steps) if step >= 0]
+        seconds, fresh = course.membership.forming_s, kept is None
+        if model.sharded and has_state and kept is None and in_parts is None:
+            kept = Kept.of(captured or state.capture())
+        model.connect(world)
+        if in_parts is not None:
+            state.restore(course.snapshots.read_parts(in_parts, world))
+        elif model.sharded:
+            state_transfer.fill(state, world, kept, fresh, holders, seconds)
+        else:
+            if captured is not None:
+                state.restore(captured)
+            state_transfer.copy_to_joiners(state, world, holders, course.device, seconds)
+        worlds.gather(world, 0)  # nobody computes while another one may still find that it cannot
+        survivor = course.membership.source == "survivor"
+        self._on_trial = self.repeats_steps and survivor and not self._between_passes()
+        if self._on_trial:
+            worlds.bound(world, course.membership.first_step_s)
+        else:
+            self._final()
+        course.entered()
+
+    # -- the first step --------------------------------------------------------------------------------------------
+
+    def settle(self) -> bool:
+        """Before the first step of a world is taken: whether all ranks have got this far. False: the old one goes on,
+        and the step is void. Every rank calls this."""
+        if not self._on_trial:
+            return True
+        course, problem = self._course, ""
+        try:
+            worlds.gather(course.world(), 0)
+        except RuntimeError as error:
+            problem = course.membership.what_broke(error)
+            if not problem:
+                raise
+        if problem:
+            self._return(problem, course.membership.first_step_s)
+            return False
+        self._final()
+        return True
+
+    def _final(self) -> None:
+        self._on_trial = False
+        self._way = self._before = None
+        worlds.bound(self._course.world())
+
+    def broke(self, error: RuntimeError) -> Callable[[], None] | None:
+        """What to do about an error of a pass through the model, once the error itself and all that it holds is gone;
+        None: raise it. A collective that failed in a world that is final ends this process here."""
+        membership = self._course.membership
+        problem = membership.what_broke(error)
+        if not problem:
+            return None
+        if self._way is None:
+            membership.fail(self._course.world().generation, problem)
+
+        def undo() -> None:
+            self._return(problem, membership.first_step_s)
+            self._course.model().void = True
+
+        return undo
+
+    # -- and back --------------------------------------------------------------------------------------------------
+
+    def _return(self, problem: str, patience_s: float) -> None:
+        """Go on in the old world; where there is no way back, leave, and have the supervisor start another."""
+        course, way, before = self._course, self._way, self._before
+        membership, model = course.membership, course.model()
+        if way is None or before is None:
+            membership.fail(course.world().generation, problem)
+        self._way = None
+        model.disconnect()
+        course.forget_words()
+        course.state.progress = before.progress
+        again = ""
+        try:
+            membership.back(way, patience_s)
+            before.put_back(model.module)
+            self.connect(has_state=True, kept=before.kept)
+        except WorldNotFormed as error:
+            again = str(error)
+        except RuntimeError as error:
+            again = membership.what_broke(error)
+            if not again:
+                raise
+        if again:
+            membership.fail(way.coming.generation, f"{problem}; the old world is not to be had any more: {again}")
+        self._final()
+        membership.stayed(way.coming, problem)
+        course.note({"undone": way.coming.generation})
+        self._went_on(way.coming)
+
+    def _went_on(self, coming: Coming) -> None:
+        course = self._course
+        course.log(f"world {coming.generation} did not form; training goes on with {course.world().size} workers")
+        course.reporting.stayed()

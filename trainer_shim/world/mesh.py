@@ -1,0 +1,162 @@
+"""The ranks of a world as a mesh: replicas by places within a replica. And what a tensor's part on a mesh is.
+
+Ranks of one model-parallel group are neighbours (rank = replica * unit + place), so a group shares a node where nodes
+hold whole groups. Worlds of one shape, in which this rank has one place, have one mesh object, with the groups of the
+world that is there: torch keeps for good what it has learnt of a mesh, how every operation is laid out on it, and the
+mesh with it. So nothing is learnt twice, and no left world's groups, with their threads and connections, are kept.
+Groups are made first of all beside the default one: torch numbers them, and worlds of one shape have to number alike.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+try:
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    CUTS_TWICE = True
+    """Whether fully_shard can give the state of a model that is tensor parallel already: from torch 2.5 on."""
+except ImportError:  # where torch 2.4 has them
+    from torch.distributed._tensor import DTensor, Partial, Replicate  # type: ignore[attr-defined]
+
+    CUTS_TWICE = False
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # where torch 2.4 and 2.5 have it
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+
+from .process_group import World
+from .resharding import Cut
+
+CUTS_ON_CPUS = hasattr(torch.cpu.Stream, "record_event")
+"""Whether fully_shard computes without GPUs: torch 2.4 to 2.6 do not; it fails there in the first forward pass."""
+_MESHES: dict[tuple[str, tuple[int, ...], int], DeviceMesh] = {}
+"""By kind of device, shape, and this rank."""
+REPLICAS = "dp"
+PLACES = "tp"
+
+
+def mesh_of(world: World, device: torch.device, units: bool) -> DeviceMesh | None:
+    """The mesh of a world: ("dp", "tp") with units, ("dp",) without; None for a process alone.
+
+    Every rank of the world calls this at the same time.
+    """
+    if not world.grouped:
+        return None
+    shape, names = ((world.replicas, world.unit), (REPLICAS, PLACES)) if units else ((world.size,), (REPLICAS,))
+    made = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    mesh = _MESHES.setdefault((device.type, shape, world.rank), made)
+    mesh.__dict__.update(made.__dict__)
+    # Meshes are equal where their shapes are, and the results that torch keeps have the mesh in them: a rank that has
+    # another place in an equal mesh would get its old place back.
+    mesh._thread_id = -1 - world.rank
+    mesh._hash = None
+    return mesh
+
+
+def release(mesh: DeviceMesh, module: torch.nn.Module) -> None:
+    """Have a mesh that is done with, and what fully_shard knows of it, hold its process groups no longer.
+
+    Losses that a script keeps, and cycles, hold on to both; gloo's connections end with the last reference to a group
+    only, and when a world breaks the other ranks wait for just that.
+    """
+    found = [mesh]
+    for part in module.modules():
+        state = getattr(part, "_get_fsdp_state", lambda: None)()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for info in [
+            getattr(group, name, None) for group in groups for name in ("mesh_info", "post_forward_mesh_info")
+        ]:
+            held = vars(info) if info is not None else {}
+            found += [value for value in held.values() if isinstance(value, DeviceMesh)]
+            held.update({name: None for name, value in held.items() if isinstance(value, dist.ProcessGroup)})
+    for one in found:
+        getattr(one, "_pg_registry", {}).clear()
+
+
+def cuts_of(tensor: torch.Tensor) -> tuple[Cut, ...]:
+    """How this rank's part comes about from the whole tensor; nothing for a tensor that is whole."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    mesh, found = tensor.device_mesh, []
+    names = mesh.mesh_dim_names or tuple("" for _ in tensor.placements)
+    # The last dimension first: fully_shard cuts what a tensor-parallel rank holds, not the other way round.
+    for dimension, placement in reversed(list(enumerate(tensor.placements))):
+        along = _cut_along(placement)
+        if along is not None:
+            found.append(Cut(along, names[dimension], mesh.size(dimension), mesh.get_local_rank(dimension)))
+    return tuple(found)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory that this rank holds of a tensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients, none of them a sum that is still spread over ranks: those are added up here."""
+    grads = []
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and any(isinstance(placement, Partial) for placement in grad.placements):
+            whole = [Replicate() if isinstance(placement, Partial) else placement for placement in grad.placements]
+            grad = parameter.grad = grad.redistribute(placements=whole)
+        if grad is not None:
+            grads.append(grad)
+    return grads
+
+
+def clip(parameters: Iterable[torch.nn.Parameter], limit: float) -> None:
+    """clip_grad_norm_ over tensors and parts of tensors, on meshes of any kind side by side."""
+    grads = settle_gradients(parameters)
+    if not grads:
+        return
+    spread: dict[tuple[str, ...], tuple[list[Any], list[torch.Tensor]]] = {}
+    for grad in grads:
+        groups = _groups(grad) if isinstance(grad, DTensor) else []
+        spread.setdefault(tuple(group.group_name for group in groups), (groups, []))[1].append(local_of(grad))
+    total = torch.zeros((), dtype=torch.float64 if grads[0].device.type == "cpu" else torch.float32)
+    total = total.to(local_of(grads[0]).device)
+    for groups, parts in spread.values():
+        square = torch.stack([norm.to(total.dtype) for norm in torch._foreach_norm(parts)]).square().sum()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        total = total + square
+    factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        local_of(grad).mul_(factor.to(grad.dtype))
+
+
+def _cut_along(placement: Any) -> int | None:
+    """The tensor's dimension along which a mesh dimension cuts it, whatever kind of shard; None where it does not."""
+    along: int | None = getattr(placement, "dim", None)
+    return along
+
+
+def _groups(tensor: DTensor) -> list[Any]:
+    """The process groups over which a tensor is cut up."""
+    mesh = tensor.device_mesh
+    cut = [dimension for dimension, placement in enumerate(tensor.placements) if _cut_along(placement) is not None]
+    return [mesh.get_group(dimension) for dimension in cut]
+
+
+__all__ = [
+    "DTensor",
+    "DeviceMesh",
+    "clip",
+    "cuts_of",
+    "fully_shard",
+    "local_of",
+    "mesh_of",
+    "release",
+    "settle_gradients",
+]

@@ -1,0 +1,333 @@
+"""The process group of one generation: forming it, leaving it, and moving state inside it.
+
+A world forms in two phases, each bounded. First every member checks in at the generation's own store; the last one to
+arrive opens the gate. Nothing of the old world has been touched until then, so a world that is not complete can still
+be given up. Then the group is made under a prefix that no other generation uses, and used once all ranks have made it.
+The caller has to drop its DistributedDataParallel object before `leave`: one that outlives its group can deadlock in
+gloo's destructor (pytorch issue 56297).
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..control.worker_client import Coming
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
+"""Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
+POLL_S = 1.0
+LOOK_S = 0.02
+"""Longest time between two looks at whether a member has come, and whether the world has been called off."""
+BUCKET_BYTES = 32 << 20
+ALONE_BYTES = 1 << 20
+"""From this size on a tensor travels by itself: putting it beside others would cost two copies."""
+
+
+class WorldNotFormed(TrainingError):
+    """Not everyone arrived in time, or the world was called off."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One generation's place in the group. `grouped`: torch.distributed is initialised for it."""
+
+    generation: int
+    rank: int
+    size: int
+    grouped: bool
+    store: object = None
+    """Held as long as the world lives: rank 0's handle is the server."""
+    patient: object = None
+    """Held because torch does not hold it."""
+    unit: int = 1
+    """Ranks that hold one replica of the model together; neighbours in rank."""
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel width: what a global batch is shared out over."""
+        return self.size // self.unit
+
+    @property
+    def replica(self) -> int:
+        """Which replica this rank is a part of."""
+        return self.rank // self.unit
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank stands for its replica where every replica is counted once."""
+        return self.rank % self.unit == 0
+
+
+def alone() -> World:
+    """One process without torch.distributed."""
+    return World(generation=0, rank=0, size=1, grouped=False)
+
+
+def from_environment() -> World:
+    """The fixed world that torchrun (or mpirun with the same variables) describes."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not dist.is_initialized():
+        dist.init_process_group(backend(), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+    return World(generation=0, rank=rank, size=size, grouped=True)
+
+
+def in_units(world: World, unit: int) -> World:
+    """The world with replicas of `unit` ranks each. Raises TrainingError when they do not come out even."""
+    if world.size % unit:
+        raise TrainingError(
+            f"join(unit={{'tp': {unit}}}) needs a multiple of {unit} workers, and this world has {world.size}; "
+            f"ask for group={unit} in the elastic request, and for that many GPUs"
+        )
+    return dataclasses.replace(world, unit=unit)
+
+
+def backend() -> str:
+    """gloo for tensors in host memory, with NCCL beside it where there are GPUs."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def open_store(host: str) -> tuple[str, int, object]:
+    """Open the store of a coming generation on a free port; (host, port, handle). The handle keeps it open."""
+    # Without a host name that resolves to a public interface the server still listens on all of them.
+    server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30))
+    return host, server.port, server
+
+
+class Gate:
+    """Everyone's arrival for one generation. Usable before, and independent of, any process group."""
+
+    def __init__(self, coming: Coming, prefix: str = "") -> None:
+        """prefix: what sets this gate apart from an earlier one in the same store."""
+        if coming.store is None and coming.server is None:
+            raise WorldNotFormed(f"world {coming.generation} has no store; its rank 0 has to open one")
+        self.coming = coming
+        timeout = datetime.timedelta(seconds=coming.timeout_s)
+        try:
+            host, port = coming.store or ("", 0)
+            base: Any = coming.server or TCPStore(host, port, is_master=False, timeout=timeout)
+        except (RuntimeError, OSError) as error:
+            raise WorldNotFormed(f"the store of world {coming.generation} cannot be reached: {error}") from None
+        self.base = base
+        self.store = PrefixStore(f"g{coming.generation}{prefix}", base)
+
+    def arrive(self) -> None:
+        """Check in. The last to arrive opens the gate. Raises WorldNotFormed when the store is gone."""
+        try:
+            if self.store.add("arrived", 1) == self.coming.size:
+                self.store.set("open", "1")
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
+    def begun(self) -> bool:
+        """Whether anybody has checked in."""
+        found: bool = self.store.check(["arrived"])
+        return found
+
+    def announce_switch(self) -> None:
+        """A survivor says that the old world has reached its last step: from now on waiting is bounded."""
+        try:
+            self.store.set("switching", "1")
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
+    def wait_switch(self, give_up: Callable[[], bool]) -> None:
+        """A joiner waits for the old world's last step. Only `give_up` bounds it: a step may take its time."""
+        while not self._wait("switching", POLL_S):
+            if give_up():
+                raise WorldNotFormed(f"world {self.coming.generation} was called off")
+
+    def wait_open(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for everyone, at most the world's timeout. Raises WorldNotFormed."""
+        deadline = time.monotonic() + self.coming.timeout_s
+        while not self._wait("open", max(0.01, min(POLL_S, deadline - time.monotonic()))):
+            if give_up():
+                raise WorldNotFormed(f"world {self.coming.generation} was called off")
+            if time.monotonic() >= deadline:
+                arrived = self.store.add("arrived", 0)
+                raise WorldNotFormed(
+                    f"world {self.coming.generation}: {arrived} of {self.coming.size} workers arrived within "
+                    f"{self.coming.timeout_s:g} s"
+                )
+
+    def _wait(self, key: str, seconds: float) -> bool:
+        try:
+            self.store.wait([key], datetime.timedelta(seconds=seconds))
+        except dist.DistStoreError:
+            return False
+        except RuntimeError as error:
+            raise self._gone(error) from None
+        return True
+
+    def _gone(self, error: RuntimeError) -> WorldNotFormed:
+        return WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}")
+
+
+class Patient(Store):
+    """A store that waits no longer than the world is wanted; torch's own wait for as long as a collective may take."""
+
+    def __init__(self, store: Any, give_up: Callable[[], bool]) -> None:
+        super().__init__()
+        self._store, self._give_up = store, give_up
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        seconds = (timeout if timeout is not None else self._store.timeout).total_seconds()
+        deadline, pause_s = time.monotonic() + seconds, 0.0005
+        while not self._store.check(keys):
+            if self._give_up():
+                raise dist.DistStoreError("the world was called off")
+            if time.monotonic() >= deadline:
+                raise dist.DistStoreError(f"a member did not take part within {seconds:g} s")
+            time.sleep(pause_s)  # wait() with a short timeout would print a warning each time
+            pause_s = min(2 * pause_s, LOOK_S)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value: bytes = self._store.get(key)
+        return value
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def add(self, key: str, value: int) -> int:
+        total: int = self._store.add(key, value)
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        there: bool = self._store.check(keys)
+        return there
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        value: bytes = self._store.compare_set(key, expected, desired)
+        return value
+
+    def delete_key(self, key: str) -> bool:
+        was: bool = self._store.delete_key(key)
+        return was
+
+
+def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
+    """Make the group once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and soon when
+    give_up says so."""
+    coming = gate.coming
+    store = Patient(PrefixStore("pg", gate.store), give_up)
+    try:
+        # torch puts a count of groups into the store's keys, and sets it back when a group is destroyed: not when one
+        # did not form. Where that has happened on some ranks only they would look for each other under two names.
+        dist.distributed_c10d._world.group_count = 0
+        # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
+        timeout = datetime.timedelta(seconds=coming.forming_s)
+        dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
+        complete(store, coming.size, timeout)
+    except (RuntimeError, ValueError) as error:
+        leave(later=True, broken=True)
+        raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None
+    return World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base, patient=store)
+
+
+def complete(store: Store, size: int, timeout: datetime.timedelta) -> None:
+    """Wait until every rank has made its group. Raises what the store raises when one does not.
+
+    A rank that gives up may leave connections behind that nobody closes: gloo keeps those that came for a group which
+    is not there any more. Who computed with them would wait for as long as a communication may take.
+    """
+    if store.add("formed", 1) == size:
+        store.set("complete", "1")
+    store.wait(["complete"], timeout)
+
+
+def bound(world: World, seconds: float = COLLECTIVE_TIMEOUT.total_seconds()) -> None:
+    """The longest that a single collective may take from now on; at least as long as an evaluation on rank 0 does."""
+    change = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if world.grouped and world.store is not None and change is not None:
+        change(datetime.timedelta(seconds=seconds), None)
+
+
+def leave(later: bool = False, broken: bool = False) -> None:
+    """Destroy the process group. Every DistributedDataParallel object of it has to be gone by now.
+
+    later: the process goes on, and need not wait for the group's own threads to end. broken: nor may the other members
+    wait for this one: its connections close now.
+    """
+    if dist.is_initialized():
+        destroy(dist.group.WORLD, later, broken)
+
+
+_left: list[Any] = []
+"""The groups that were left last."""
+
+
+def destroy(group: Any, later: bool, broken: bool = False) -> None:
+    """Destroy a group; `later` leaves its destructor, which waits 20 ms for gloo's threads, to a thread of its own.
+
+    Unless it is broken, that is done with the next call only: just left, the group's threads may still let go of a
+    tensor, which takes the GIL, and torch 2.4 holds that while it waits for them to end. By then they are idle.
+    """
+    named = getattr(dist.distributed_c10d._world, "pg_map", ()) if group is dist.group.WORLD else ()
+    held = [group, *named]  # a mesh's own groups end with the default one
+    del group, named
+    dist.destroy_process_group(held[0])
+    # Not with NCCL beside it: there a communicator that ends while another begins can race (pytorch issue 119196).
+    if later and not torch.cuda.is_available():
+        if broken:
+            ending = held
+        else:
+            ending, _left[:] = list(_left), held
+            held = []
+        # Not a daemon thread: one that comes back from gloo into an interpreter that ends aborts the process.
+        threading.Thread(target=ending.clear, name="selastic-group-end").start()
+
+
+def gather(world: World, *own: int) -> list[list[int]]:
+    """Every rank's numbers, by rank."""
+    if not world.grouped or world.size == 1:
+        return [list(own)]
+    mine = torch.tensor(own, dtype=torch.int64)
+    out = [torch.zeros_like(mine) for _ in range(world.size)]
+    dist.all_gather(out, mine)
+    return [entry.tolist() for entry in out]
+
+
+def share(world: World, value: Any) -> Any:
+    """Rank 0's picklable value, on every rank."""
+    if not world.grouped or world.size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+def buckets_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Small tensors of one kind and device side by side, up to BUCKET_BYTES; the same on every rank."""
+    buckets: list[list[torch.Tensor]] = []
+    room: dict[tuple[torch.dtype, str], tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        size = tensor.numel() * tensor.element_size()
+        if size >= ALONE_BYTES:
+            buckets.append([tensor])
+            continue
+        key = (tensor.dtype, tensor.device.type)
+        bucket, used = room.get(key, ([], BUCKET_BYTES))
+        if used + size > BUCKET_BYTES:
+            bucket, used = [], 0
+            buckets.append(bucket)
+        bucket.append(tensor)
+        room[key] = (bucket, used + size)
+    return buckets

@@ -1,0 +1,52 @@
+"""What a joiner does while the old world still trains: a world of the coming shape in which nobody else is.
+
+In a world's first moments torch works out how each shape of parameter is laid out on its mesh, and runs code for the
+first time. Here it does so over a group that communicates nothing, on tensors without memory and a layer of one number;
+the script's model is not touched.
+"""
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+from .mesh import fully_shard, mesh_of, release
+from .process_group import World
+
+
+def rehearse(rank: int, size: int, device: torch.device, parameters: Iterable[nn.Parameter]) -> None:
+    """Rehearse for one place in a world of fully_shard'ed parameters. That it fails costs time only."""
+    try:
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it; some torches do so themselves
+
+        dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=size)
+        try:
+            _first_moments(World(-1, rank, size, grouped=True), device, parameters)
+        finally:
+            dist.destroy_process_group()
+    except Exception as error:  # whatever it is, the real world does without
+        sys.stderr.write(f"selastic: no rehearsal of a world of {size}: {type(error).__name__}: {error}\n")
+
+
+def _first_moments(world: World, device: torch.device, parameters: Iterable[nn.Parameter]) -> None:
+    mesh = mesh_of(world, device, units=False)
+    if mesh is None:
+        return
+    shapes = {(entry.shape, entry.dtype, entry.requires_grad) for entry in parameters}
+    blank = nn.ParameterList(
+        nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), learns) for shape, dtype, learns in shapes
+    )
+    fully_shard(blank, mesh=mesh)
+    one = nn.Linear(1, 1, device=device)
+    fully_shard(one, mesh=mesh)
+    one(torch.zeros(1, 1, device=device)).sum().backward()
+    for module in (blank, one):
+        release(mesh, module)

@@ -1,0 +1,279 @@
+"""This worker's place in a sequence of worlds: entering the first, switching to the next, leaving.
+
+Three homes, one interface: alone, under torchrun's environment, or under the supervisor (SELASTIC_CONTROL). Only the
+last one changes. Nothing here knows a model; the caller drops what refers to the old group before it is destroyed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import torch
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..control.worker_client import EXIT_LOST, Coming, Link, Message, leave_lost
+from . import process_group as worlds
+from .agreement import NOTHING_SAID, Said
+from .process_group import Gate, World, WorldNotFormed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WayBack:
+    """What a world was left for, and what it takes to form it again."""
+
+    old: World
+    coming: Coming
+    batch: int
+    source: str
+
+    def gate(self, patience_s: float) -> Gate:
+        """Of the old world, announced once more. Its store is still there: World holds it."""
+        old = self.old
+        again = dataclasses.replace(
+            self.coming, generation=old.generation, rank=old.rank, size=old.size, store=None, server=old.store,
+            timeout_s=patience_s,
+        )  # fmt: skip
+        return Gate(again, f".{self.coming.generation}")
+
+
+BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")
+
+
+class Membership:
+    """See the module."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, unit: int = 1) -> None:
+        """unit: ranks that hold one replica together. Raises TrainingError when a fixed world is no multiple of it."""
+        self.unit = unit
+        self.worker = environ.get("SELASTIC_WORKER", f"rank{environ.get('RANK', '0')}")
+        self.link: Link | None = None
+        self.batch = int(environ.get("SELASTIC_BATCH") or 0)
+        self.source = ""
+        self.forming_s = self.first_step_s = worlds.COLLECTIVE_TIMEOUT.total_seconds()
+        self.on_leave: Callable[[], None] = lambda: None
+        """What to finish before this process ends, in bounded time."""
+        self.on_wait: Callable[[Coming], None] = lambda coming: None
+        """What a joiner does while the old world still trains."""
+        control = environ.get("SELASTIC_CONTROL")
+        self.world: World | None = None
+        if control:
+            self.link = Link(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
+        elif "RANK" in environ and "WORLD_SIZE" in environ:
+            self.world = worlds.in_units(worlds.from_environment(), unit)
+        else:
+            self.world = worlds.in_units(worlds.alone(), unit)
+        self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
+
+    def device(self) -> torch.device:
+        """cuda:<local rank>, or the CPU. Under the supervisor each worker sees its one GPU only."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        device = torch.device("cuda", self.local_rank)
+        torch.cuda.set_device(device)
+        return device
+
+    def enter(self, about: Message) -> World:
+        """The first world. Under the supervisor this waits for it, and says what is ready, and `about` it."""
+        if self.link is None:
+            if self.world is None:
+                raise AssertionError("no world and no supervisor")
+            return self.world
+        self.link.send({"type": "ready", "worker": self.worker, **about})
+        while True:
+            coming = self.link.wait_held()
+            if coming.leave:
+                self.go()
+            try:
+                self.world = worlds.in_units(self._join(self.link, coming), self.unit)
+            except WorldNotFormed as error:
+                if not self.link.lost and not self.link.still_coming(coming):
+                    continue  # called off: wait for the next one
+                self.fail(coming.generation, str(error))
+            self._settle(coming)
+            return self.world
+
+    def _join(self, link: Link, coming: Coming) -> World:
+        def called_off() -> bool:
+            return link.lost or not link.still_coming(coming)
+
+        gate = Gate(coming)
+        gate.arrive()
+        if coming.source == "survivor":
+            self.on_wait(coming)
+            gate.wait_switch(called_off)
+        gate.wait_open(called_off)
+        return self._formed(gate)
+
+    def _settle(self, coming: Coming) -> None:
+        if self.link is not None:
+            self.link.taken(coming)
+        self.batch, self.source = coming.batch, coming.source
+        self.forming_s, self.first_step_s = coming.forming_s, coming.first_step_s
+
+    def coming(self) -> Coming | None:
+        """The world that this worker could switch to."""
+        return self.link.held() if self.link is not None and not self.link.idle else None
+
+    def said(self, save: bool, stop: bool, square: float, ready: bool = True) -> tuple[Coming | None, Said]:
+        """What to tell the other ranks with the step now ending, and the world it is about.
+
+        ready: to switch to a world that is coming.
+        """
+        if self.link is None or self.link.idle:
+            return None, Said(save=save, stop=stop, square=square) if save or stop or square else NOTHING_SAID
+        coming = self.link.held() if ready else None
+        if self.link.save_wanted():
+            self.link.save_taken()
+            save = True
+        return coming, Said(coming.generation if coming is not None else 0, save, stop, square)
+
+    def leave(
+        self, coming: Coming, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]
+    ) -> tuple[WayBack, Gate | None] | None:
+        """Leave the current world for the coming one; every member of the current one calls this at the same step.
+
+        `rescue` is called in the old world once it is certain that it ends, with the new rank of every old one (-1 for
+        one that leaves). `drop` lets go of all that refers to the old group. None: the coming world is not complete,
+        and the old one, still whole, goes on. Who has no gate has no place in the new world. `quiesced` with the
+        `position` tells the supervisor that the old world is left.
+        """
+        link, old = self.link, self.world
+        if link is None or old is None:
+            raise AssertionError("only a world under the supervisor changes")
+        worlds.bound(old, coming.timeout_s + coming.forming_s)
+        gate, problem = None, ""
+        if not coming.leave:
+            try:
+                gate = Gate(coming)
+                gate.announce_switch()
+                gate.arrive()
+                gate.wait_open(lambda: link.lost or not link.still_coming(coming))
+            except WorldNotFormed as error:
+                problem = str(error)
+        calls = worlds.gather(old, int(not problem), -1 if coming.leave else coming.rank)
+        if not all(arrived for arrived, _ in calls):
+            link.taken(coming)
+            self.stayed(coming, problem or f"world {coming.generation} did not form")
+            worlds.bound(old)
+            return None
+        way = WayBack(old, coming, self.batch, self.source)
+        rescue([rank for _, rank in calls])
+        link.send({"type": "quiesced", "generation": coming.generation, **position})
+        drop()
+        worlds.leave(later=True)
+        if gate is None:
+            link.taken(coming)
+        else:
+            self._settle(coming)
+        return way, gate
+
+    def form(self, gate: Gate, way: WayBack | None = None) -> None:
+        """The group of those who have arrived. Raises WorldNotFormed, soon when another one has taken the way back."""
+        ways = [way.gate(0.0)] if way is not None else []
+        self.world = worlds.in_units(self._formed(gate, ways), self.unit)
+        ways.clear()  # the world outlives the old one's store, and may wait for more groups later
+
+    def _formed(self, gate: Gate, ways: Sequence[Gate] = ()) -> World:
+        link, generation = self.link, gate.coming.generation
+
+        def given_up() -> bool:
+            if link is not None and (link.lost or link.called_off(generation)):
+                return True
+            return any(back.begun() for back in ways)
+
+        return worlds.form(gate, given_up)
+
+    def back(self, way: WayBack, patience_s: float) -> None:
+        """The old world again, in this process and under its old number; each of its members calls this.
+
+        patience_s: how much later than this rank another may find out. Raises WorldNotFormed.
+        """
+        worlds.leave(later=True, broken=True)
+        self.batch, self.source = way.batch, way.source
+        gate = way.gate(patience_s)
+        gate.arrive()
+        gate.wait_open(lambda: self.link is not None and self.link.lost)
+        self.form(gate)
+
+    def linger(self, way: WayBack) -> str:
+        """Somebody who leaves waits until the new world has done a step, and goes; when the others form their old world
+        again, this returns why. The supervisor's word or its end bounds the wait."""
+        link, generation = self.link, way.coming.generation
+        self.on_leave()
+        gate: Gate | None = way.gate(0.0)
+        while True:
+            if link is None or link.lost:
+                self.go(EXIT_LOST)
+            if link.dismissed(generation):
+                self.go()
+            try:
+                if gate is not None and gate.begun():
+                    return f"world {generation} did not come about"
+            except RuntimeError:
+                gate = None  # rank 0 has let go of the old world's store, or is gone: there is no way back
+            time.sleep(worlds.LOOK_S)
+
+    def stayed(self, coming: Coming, reason: str) -> None:
+        """Say that the coming world is not to be had, and that the old one goes on."""
+        if self.link is not None:
+            fields = {"generation": coming.generation, "error": reason, "survived": True}
+            self.link.send({"type": "failed", **fields})
+
+    def check_lost(self) -> None:
+        """Leave when the supervisor is gone."""
+        if self.link is not None and self.link.lost:
+            self.on_leave()
+            self.kill_children()
+            leave_lost()
+
+    def fail(self, generation: int, error: str) -> NoReturn:
+        """This worker's world is not to be had: say so and leave; the supervisor starts another generation."""
+        sys.stderr.write(f"selastic: {self.worker}: {error}\n")
+        if self.link is None:
+            raise TrainingError(error)
+        self.link.send({"type": "failed", "generation": generation, "error": error})
+        self.go(EXIT_LOST)
+
+    def what_broke(self, error: RuntimeError) -> str:
+        """In one line, when this error is a collective's in a world that changes; else nothing."""
+        text = str(error).lower()
+        if self.link is None or self.world is None or self.world.size == 1:
+            return ""
+        if not isinstance(error, torch.distributed.DistError) and not any(word in text for word in BROKEN_WORDS):
+            return ""
+        return f"world {self.world.generation} broke: {str(error).splitlines()[0]}"
+
+    def broken(self, error: RuntimeError) -> None:
+        """A collective failed. Under the supervisor the dead rank is its business, and this worker leaves quietly."""
+        why = self.what_broke(error)
+        if why and self.world is not None:
+            self.fail(self.world.generation, why)
+
+    def go(self, code: int = 0) -> NoReturn:
+        """Leave at once: what a torch process does at exit takes longer than many a resize."""
+        self.on_leave()
+        if self.link is not None:
+            self.link.flush()
+        self.kill_children()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    @staticmethod
+    def kill_children() -> None:
+        """End this process's own loader workers, which would notice only seconds later."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's handler takes this for an accident
+        for child in multiprocessing.active_children():
+            child.kill()
