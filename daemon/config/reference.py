@@ -61,7 +61,7 @@ def markdown() -> str:
         "change takes effect when selasticd is started again. `selasticd --check` says what is wrong with the file.",
         "",
         "This page is printed from the code: "
-        "`python -m slurm_elastic.daemon.config.reference --markdown > docs/settings.md`.",
+        "`python -m slurm_elastic.daemon.config.reference --markdown > docs/reference/settings.md`.",
     ]
     for name, words in explanations().items():
         if name not in HIDDEN:

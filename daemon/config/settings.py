@@ -1,6 +1,6 @@
 """selasticd's settings: one TOML file, read once at the start and checked whole before anything else happens.
 
-The reference in docs/settings.md and the sample file are printed from this module, so they cannot say something else:
+docs/reference/settings.md and the sample file are printed from this module, so they cannot say something else:
 
     python -m slurm_elastic.daemon.config.reference --markdown | --sample | --check FILE
 """

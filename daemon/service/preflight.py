@@ -99,7 +99,7 @@ def rights(user: str, operator: bool, accounts: Collection[str], mode: str) -> s
         return f"{user} may change all jobs, as an operator"
     if accounts:
         return f"{user} may change the jobs of {', '.join(sorted(accounts))}, as coordinator"
-    none = f"{user} may change nobody else's jobs: it is neither coordinator nor operator (docs/install.md, step 2)"
+    none = f"{user} may change nobody else's jobs: it is neither coordinator nor operator (see docs/how-to/install.md)"
     if mode == "act":
         raise ConfigError(none)
     return f"{none}; mode {mode} needs none"

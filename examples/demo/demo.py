@@ -40,7 +40,7 @@ mode = "act"
 listen = "127.0.0.1:0"
 state_dir = "{state}"
 slurm_conf = "{slurm_conf}"
-# A demo is over in minutes; a site's cooldowns and horizon are minutes to hours (see docs/settings.md).
+# A demo is over in minutes; a site's cooldowns and horizon are minutes to hours (see docs/reference/settings.md).
 round_interval_s = 2
 cooldown_grow_s = 6
 max_resizes_per_job_hour = 60

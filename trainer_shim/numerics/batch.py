@@ -81,8 +81,7 @@ class Rate:
 
 def resolve_rule(rule: str, optimizer_names: Iterable[str]) -> str:
     """The rule `auto` stands for: linear for SGD (Goyal et al. 2017), sqrt for everything that normalises by a second
-    moment (Malladi et al. 2022 without its change of betas, which is steadier); docs/training.md has what was measured.
-    """
+    moment (Malladi et al. 2022 without its change of betas, which is steadier). Measured in benchmarks/RESULTS.md."""
     if rule != "auto":
         return rule
     return "linear" if all(name.endswith("SGD") for name in optimizer_names) else "sqrt"

@@ -92,8 +92,8 @@ def test_every_setting_explains_itself() -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    """docs/settings.md is what the code prints: python -m slurm_elastic.daemon.config.reference --markdown."""
-    assert (ROOT / "docs" / "settings.md").read_text() == reference.markdown()
+    """docs/reference/settings.md is what `python -m slurm_elastic.daemon.config.reference --markdown` prints."""
+    assert (ROOT / "docs" / "reference" / "settings.md").read_text() == reference.markdown()
 
 
 def test_the_sample_file_is_up_to_date() -> None:
