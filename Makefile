@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On a CPU-only machine, point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid the CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types contracts test-unit test-shim test-cluster soak slurm ready clean hooks hooks-deps
+.PHONY: help demo test check lint types contracts test-unit test-shim test-cluster soak slurm ready clean hooks hooks-deps
 .PHONY: test-packages test-browser test-api test-kills test-torch test-python test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history soak-training soak-cluster test-matrix
@@ -22,6 +22,9 @@ test: ready slurm hooks-deps lint types contracts  ## every check and test, thos
 	@echo "tests: three runs at a time, each told when it is done (a quarter of an hour)"
 	@$(MAKE) --no-print-directory -j3 --output-sync=target test-cluster test-shim test-unit test-main-job
 
+check: ready  ## for every day, in under three minutes: lint, types, contracts, and the unit tests without torch
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
+
 lint: ready  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
@@ -33,8 +36,8 @@ contracts: ready  ## which part may import which
 	PYTHONPATH=packaging/namespace $(BIN)/lint-imports
 
 SHIM_TESTS = tests/unit/trainer_shim
-test-unit: ready  ## the tests that need no Slurm, but for test-shim's
-	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 --ignore=$(SHIM_TESTS) tests/unit tests/packaging
+test-unit: ready  ## the tests that need neither Slurm nor torch
+	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --durations=12 --ignore=$(SHIM_TESTS) tests/unit tests/packaging
 
 test-shim: ready  ## the trainer shim and its supervisor, in real worlds of torch
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 $(SHIM_TESTS)

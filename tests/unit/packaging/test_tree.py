@@ -1,0 +1,43 @@
+"""The tree is a house: rooms of a readable size, names that say something, tests where the code is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TOPS = ("protocol", "trainer_shim", "db", "daemon")
+MOST = 16
+"""Modules in one folder, db/ apart: it is one store, cut by table."""
+
+
+def folders() -> list[Path]:
+    """Every folder with Python in it."""
+    found = {path.parent.relative_to(ROOT) for top in TOPS for path in (ROOT / top).rglob("*.py")}
+    return sorted(found - {Path("db/migrations/versions")})
+
+
+def modules(folder: Path) -> list[str]:
+    """The names of a folder's own modules."""
+    return [path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith("__")]
+
+
+@pytest.mark.parametrize("folder", [folder for folder in folders() if folder != Path("db")], ids=str)
+def test_a_folder_can_be_read_at_a_glance(folder: Path) -> None:
+    """About a dozen modules; more are two concepts."""
+    assert len(modules(folder)) <= MOST, sorted(modules(folder))
+
+
+@pytest.mark.parametrize("folder", folders(), ids=str)
+def test_no_file_repeats_its_folders_name(folder: Path) -> None:
+    """mechanisms/requeue, not mechanisms/mechanisms_requeue; planner/plan, not planner/planner."""
+    name = folder.name
+    assert [module for module in modules(folder) if module == name or module.startswith(name + "_")] == []
+
+
+def test_unit_tests_mirror_the_tree() -> None:
+    """Each folder of tests has a folder of the product beside it, so that a test is found by its module's place."""
+    tests = ROOT / "tests" / "unit"
+    tested = {path.parent.relative_to(tests) for top in TOPS for path in (tests / top).rglob("test_*.py")}
+    assert [str(folder) for folder in sorted(tested) if not (ROOT / folder).is_dir()] == []
