@@ -1,0 +1,123 @@
+"""One round's decisions: room for waiting jobs, then everyone's share, then the moves, and which of them begin. Pure.
+
+Promise: the same inputs give the same decisions; no job is given less than its minimum, and no GPU is given twice. The
+daemon and the simulator decide by this, and by nothing else.
+Limit: decisions are as good as their snapshot; what Slurm refuses is found out when it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from slurm_elastic.protocol.messages import Shape
+
+from ..capacity.ledger import Pool, pool_of, pools, unexplained
+from ..capacity.make_room import make_room
+from ..capacity.pending_jobs import needs
+from ..capacity.placement import take
+from .allocation import Division, Group, members_of
+from .context import Inputs, Situation
+from .eligibility import JobState, Standing, stand
+from .fixed_targets import settled
+from .free_capacity import comebacks, free_ledger, reachable
+from .moves import Move, Wish, moves
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What a round decides, with what it went by."""
+
+    situation: Situation
+    division: Division
+    pools: Mapping[int, Pool]
+    """What each running job draws on, by job id."""
+    moves: Mapping[int, Move] = field(default_factory=dict)
+    """Of every running job that is not frozen; most change nothing."""
+    begun: tuple[Move, ...] = ()
+    """Those to begin now, in this order."""
+    capacity: dict[str, int] = field(default_factory=dict)
+    """Managed capacity by pool, in GPUs."""
+    idle: dict[str, int] = field(default_factory=dict)
+    """GPUs by pool that nobody holds and no waiting job needs."""
+    resumes: Mapping[int, Shape] = field(default_factory=dict)
+    """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
+
+
+def decide(inputs: Inputs) -> Decisions:
+    """The decisions of one round."""
+    if inputs.cache is not None:
+        inputs.cache.turn()
+    situation = _situation(inputs)
+    resumes = comebacks(inputs, situation.room.ledger)
+    found = pools(inputs.snapshot)
+    by_pool: dict[str, list[Standing]] = {pool.name: [] for pool in found}
+    places: dict[int, Pool] = {}
+    for standing in situation.standings.values():
+        pool = pool_of(found, standing.job.base)
+        if pool is not None:
+            by_pool[pool.name].append(standing)
+            places[standing.job_id] = pool
+    made = Decisions(situation, Division(situation), places, resumes=resumes)
+    nodes = reachable(inputs, situation.standings, places)
+    wishes: list[Wish] = []
+    groups = []
+    for pool in found:
+        decided, group = _group(made, pool, by_pool[pool.name])
+        wishes += decided
+        groups.append(group)
+    wishes += made.division.share([group for group in groups if group.members], nodes)
+    made.moves = moves(wishes, situation.room.ledger.copy(), nodes)
+    made.begun = _begun(made)
+    return made
+
+
+def _situation(inputs: Inputs) -> Situation:
+    """Who may be moved, and the room that is made for waiting jobs."""
+    snapshot = inputs.snapshot
+    standings = {
+        job_id: stand(job, inputs.states.get(job_id, JobState()), inputs.settings, inputs.now)
+        for job_id, job in inputs.roster.elastic.items()
+        if job.running
+    }
+    ledger = free_ledger(snapshot, standings.values())
+    take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in standings))
+    waiting = needs(snapshot, inputs.roster, inputs.passed)
+    wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
+    if wanted or inputs.site.switches:
+        standings = {
+            job_id: replace(s, giver=replace(s.giver, switches=inputs.site.switches, wanted=wanted))
+            for job_id, s in standings.items()
+        }
+    # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
+    steady = bool(waiting) and unexplained(snapshot) == 0
+    givers = [s.giver for s in standings.values() if steady and s.frozen is None and s.state.pinned is None]
+    return Situation(inputs, standings, make_room(snapshot, ledger, givers, waiting))
+
+
+def _group(made: Decisions, pool: Pool, standings: list[Standing]) -> tuple[list[Wish], Group]:
+    """What is settled of the jobs of one pool, and what the optimizer is to share out among the others."""
+    situation = made.situation
+    reserve = situation.inputs.settings.rigid_reserve_gpus * len(pool.partitions)
+    idle = max(0, situation.room.ledger.gpus(pool.nodes) - reserve)
+    made.idle[pool.name] = idle
+    held = sum(standing.gpus for standing in standings)
+    made.capacity[pool.name] = held + idle - sum(situation.forced_gpus(standing) for standing in standings)
+    wishes, movable = [], []
+    for standing in standings:
+        wish = settled(situation, standing)
+        if wish is not None:
+            wishes.append(wish)
+            idle = max(0, idle - max(0, wish.gpus - standing.gpus))
+            situation.limits.give(standing.job_id, max(wish.gpus, standing.gpus))
+        elif standing.frozen is None:
+            movable.append(standing)
+    found = members_of(situation, pool, movable, idle)
+    return wishes, Group(pool, found, idle + sum(m.rest for m in found))
+
+
+def _begun(made: Decisions) -> tuple[Move, ...]:
+    """The moves that begin now: those for waiting jobs first, shrinks before growths, the largest gain first."""
+    ready = (move for move in made.moves.values() if move.changes and not move.later)
+    ordered = sorted(ready, key=lambda m: (not m.wish.forced, m.gpus > m.wish.standing.gpus, -m.wish.gain))
+    return tuple(ordered[: made.situation.inputs.settings.max_resizes_per_round])
