@@ -23,9 +23,10 @@ from profiles import Profile, load
 
 from slurm_elastic.daemon.models.priors import PROGRAM_COUNTS
 from slurm_elastic.daemon.optimizer.models.learning import learn
+from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, to_plain
-from slurm_elastic.daemon.optimizer.models.step_time import step_time
-from slurm_elastic.daemon.optimizer.models.throughput import Observation, fit, fit_many
+from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
+from slurm_elastic.daemon.optimizer.models.throughput import fit, fit_many
 from slurm_elastic.daemon.optimizer.solver.knapsack import Option, solve
 
 MICROS = (4, 8, 16, 32, 64, 128)
@@ -173,7 +174,7 @@ def truth_of(profile: Profile, smooth: bool) -> tuple[Truth, tuple[int, int]]:
     beside: dict[tuple[int, int], list[float]] = {}
 
     def form(k: int, n: int, m: float) -> float:
-        return model.scale_s * step_time(model.theta, k, n, m / model.micro, 1.0)
+        return model.scale_s * step_time(model.parameters, k, n, m / model.micro, 1.0)
 
     for o in profile.rows:
         beside.setdefault((o.gpus, o.nodes), []).append(o.step_time_s / form(o.gpus, o.nodes, o.micro_batch))
@@ -330,7 +331,8 @@ def made_up_reports(rng: random.Random) -> list[Observation]:
 
 def made_up_law(rng: random.Random) -> Truth:
     theta = np.random.default_rng(rng.randrange(2**31)).multivariate_normal(ASSUMED.mean, ASSUMED.covariance).tolist()
-    return lambda k, n, m: 0.3 * step_time(theta, k, n, m / 32, 1.0)
+    own = parameters(theta)
+    return lambda k, n, m: 0.3 * step_time(own, k, n, m / 32, 1.0)
 
 
 def made_up(count: int) -> list[Profile]:

@@ -20,7 +20,8 @@ import peers
 from instances import ADVERSARIAL, FAMILIES, SIZES, Instance, curve, make, size_rules
 
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.models.throughput import Observation, fit
+from slurm_elastic.daemon.optimizer.models.observation import Observation
+from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.optimizer.plan import Cache, plan
 from slurm_elastic.daemon.optimizer.solver.knapsack import Option, solve, solve_table
 from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolOption, solve_pools

@@ -113,7 +113,7 @@ class Shaken(TrueCurve):
         super().__init__(program)
         self.noise, self.seed, self.jitter = noise, seed, noise
 
-    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+    def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         shake = random.Random(f"{self.seed} {gpus} {batch}").gauss(0, self.noise)
         return super().throughput(gpus, nodes, batch) * (1 + shake)
 

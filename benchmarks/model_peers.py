@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.optimize import minimize, nnls
 
+from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import Prior
 from slurm_elastic.daemon.optimizer.models.step_time import step_time
-from slurm_elastic.daemon.optimizer.models.throughput import Observation, fit
+from slurm_elastic.daemon.optimizer.models.throughput import fit
 
 Predictor = Callable[[int, int, float], float]
 Features = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -80,6 +81,8 @@ def ours(prior: Prior) -> Callable[[Sequence[Observation], dict[int, float]], Pr
 
     def fitter(rows: Sequence[Observation], compute: dict[int, float]) -> Predictor:
         model = fit(rows, prior)
-        return lambda gpus, nodes, micro: model.scale_s * step_time(model.theta, gpus, nodes, micro / model.micro, 1.0)
+        return lambda gpus, nodes, micro: (
+            model.scale_s * step_time(model.parameters, gpus, nodes, micro / model.micro, 1.0)
+        )
 
     return fitter

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.daemon.optimizer.models.throughput import Observation
+from slurm_elastic.daemon.optimizer.models.observation import Observation
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from slurm_elastic.db.rows import ObservationRow
 
 from ..optimizer.errors import PlanInputError
+from ..optimizer.models.observation import MOST, STEP_S, Observation
 from ..optimizer.models.prior import Prior
-from ..optimizer.models.throughput import MOST, STEP_S, Observation, ThroughputModel, fit_each
+from ..optimizer.models.throughput import ThroughputModel, fit_each
 
 GRID = 0.004
 """Steps of the logarithm in which step times are told apart."""

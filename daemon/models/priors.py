@@ -22,9 +22,9 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ElasticError
 
 from ..optimizer.models.learning import learn
+from ..optimizer.models.observation import Observation
 from ..optimizer.models.prior import Prior, from_plain, to_plain
 from ..optimizer.models.shipped_prior import DEFAULT
-from ..optimizer.models.throughput import Observation
 from .cache import observations
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from .errors import PlanInputError
 from .job_view import JobView, check, nodes_at
 from .models import goodput
-from .models.curves import uncertainties
 from .policies import POLICIES, Row, reference_speed, speedup_at, speedups, static_choices
 
 NOISE_FACTOR = 6.0
@@ -111,7 +110,7 @@ def _explored(job: JobView, table: list[Row]) -> list[Row]:
     known = frozenset(job.model.sizes_seen)
     guessed = [row.gpus for row in table if row.gpus > now.gpus and row.gpus not in known]
     nodes = dict(job.choices)
-    doubts = uncertainties(job.model, [(k, max(1, nodes[k])) for k in guessed])
+    doubts = job.model.uncertainties([(k, max(1, nodes[k])) for k in guessed])
     rows, cost = zip(guessed, doubts, strict=True), penalty(job)
     kept = {k: 1.0 - penalty(job, k) for k in job.dear}
     least = {k: now.speedup / (math.exp(-QUANTILE * doubt) * kept.get(k, 1.0 - cost)) for k, doubt in rows}

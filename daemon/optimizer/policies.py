@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from .job_view import JobView, nodes_at
 from .models import goodput
-from .models.curves import Point, throughputs
 from .solver.knapsack import Option
 
 DEFAULT_POLICY = "auto"
@@ -62,11 +61,11 @@ def speedup_at(job: JobView, policy: str, reference: float, gpus: int, nodes: in
     return speedups(job, policy, reference, [(gpus, nodes, batch)])[0]
 
 
-def speedups(job: JobView, policy: str, reference: float, points: Sequence[Point]) -> list[float]:
+def speedups(job: JobView, policy: str, reference: float, points: Sequence[tuple[int, int, int]]) -> list[float]:
     """Progress per second at each (GPUs, nodes, batch), relative to the reference size and batch."""
     if job.model is None:
         return [math.pow(gpus / job.reference_gpus, UNMEASURED) for gpus, _, _ in points]
-    speeds = throughputs(job.model, points)
+    speeds = job.model.throughputs(points)
     if not _counts_efficiency(job, policy):
         return [speed / reference for speed in speeds]
     worth = {b: goodput.efficiency(b, job.reference_batch, job.noise_scale) for b in {p[2] for p in points}}

@@ -16,6 +16,7 @@ from slurm_elastic.db.rows import DecisionRow, Mark
 from ..capacity.make_room import Met
 from ..capacity.roster import ElasticJob
 from ..config.settings import Settings
+from ..optimizer.job_view import nodes_at
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
 from .eligibility import Standing, batches, weight_of
@@ -197,7 +198,7 @@ def _speeds(standing: Standing, gpus: int, batch: int, member: Member | None) ->
     before, after, unit = speed(standing.gpus, standing.batch), speed(gpus, batch), speed(least, least_batch)
     found |= {"samples_per_s_from": before, "samples_per_s_to": after, "modelled": gpus not in counts}
     if gpus not in counts:
-        found["doubt"] = round(model.uncertainty(gpus, dict(member.view.choices).get(gpus)), 3)
+        found["doubt"] = round(model.uncertainties([(gpus, nodes_at(member.view, gpus))])[0], 3)
     return found | {"speedup_from": before / unit, "speedup_to": after / unit}
 
 

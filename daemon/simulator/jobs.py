@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from ..optimizer.job_view import JobView
 from ..optimizer.models.goodput import nearest
-from ..optimizer.models.throughput import Observation, ThroughputModel
+from ..optimizer.models.observation import Observation
+from ..optimizer.models.throughput import ThroughputModel
 from .programs import BatchLadder, Program, rigid, size_ladder
 from .traces.formats import TraceError, TraceJob
 

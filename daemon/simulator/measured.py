@@ -11,10 +11,11 @@ import csv
 import math
 from collections import defaultdict
 
+from ..optimizer.models.observation import Observation
 from ..optimizer.models.prior import Prior
 from ..optimizer.models.shipped_prior import DEFAULT
 from ..optimizer.models.step_time import N
-from ..optimizer.models.throughput import Observation, fit
+from ..optimizer.models.throughput import fit
 from .programs import Program, form_law
 from .traces.formats import TraceError
 
@@ -44,7 +45,7 @@ def program(name: str, tables: dict[str, str]) -> Program:
         return scales[nearest][min(PHASES - 1, int(done * PHASES + 1e-9))]
 
     micros = [o.micro_batch for o in rows]
-    law = form_law(model.theta, model.scale_s, model.micro)
+    law = form_law(model.parameters, model.scale_s, model.micro)
     return Program(
         name, law, base, max(noise), (min(micros), max(micros)), work, scale, PHASES, "measured profile, form fitted"
     )

@@ -7,10 +7,10 @@ nodes of the same count; input pipelines and neighbours do not slow it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..optimizer.models.step_time import step_time
+from ..optimizer.models.step_time import Parameters, parameters, step_time
 
 StepTime = Callable[[int, int, float], float]
 """(GPUs, nodes, micro batch) -> s without accumulation"""
@@ -99,9 +99,9 @@ def size_ladder(least: int, most: int, per_node: int, asked: int = 0) -> tuple[t
     return tuple((k, -(-k // per_node)) for k in sorted(sizes) if least <= k <= most)
 
 
-def form_law(theta: Sequence[float], scale_s: float, micro: float) -> StepTime:
+def form_law(own: Parameters, scale_s: float, micro: float) -> StepTime:
     """The step-time form as a law."""
-    return lambda gpus, nodes, m: scale_s * step_time(theta, gpus, nodes, m / micro, 1.0)
+    return lambda gpus, nodes, m: scale_s * float(step_time(own, gpus, nodes, m / micro, 1))
 
 
 def builtin() -> dict[str, Program]:
@@ -113,9 +113,8 @@ def builtin() -> dict[str, Program]:
     }
     out = {}
     for name, (theta, scale, phi) in rows.items():
-        out[name] = Program(
-            name, form_law(theta, scale, 32.0), 32, 32 * 64, (4, 128), 0.0, _constant(phi), 1, "assumed class"
-        )
+        law = form_law(parameters(theta), scale, 32.0)
+        out[name] = Program(name, law, 32, 32 * 64, (4, 128), 0.0, _constant(phi), 1, "assumed class")
     return out
 
 

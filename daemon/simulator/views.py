@@ -7,9 +7,11 @@ Limit: measurements carry independent noise (3 %), drawn from the seed; a job's 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from ..optimizer.job_view import JobView
-from ..optimizer.models.throughput import Observation, fit
+from ..optimizer.models.observation import Observation
+from ..optimizer.models.throughput import fit
 from .jobs import Job, Settings, Sizes
 from .placement import Outlook, Places
 from .programs import Program
@@ -24,11 +26,14 @@ class TrueCurve:
     def __init__(self, program: Program) -> None:
         self.program, self.jitter = program, 0.002
 
-    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+    def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         return self.program.throughput(gpus, nodes, batch)
 
-    def uncertainty(self, gpus: int, nodes: int | None = None) -> float:
-        return 0.0
+    def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:
+        return [self.throughput(*point) for point in points]
+
+    def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]:
+        return [0.0] * len(sizes)
 
 
 class Views:

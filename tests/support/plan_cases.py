@@ -11,7 +11,7 @@ from cluster_snapshots import Cluster
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observations
-from slurm_elastic.daemon.optimizer.models.throughput import Observation
+from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.plan import Cache
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, Mark, ObservationRow
@@ -43,11 +43,14 @@ class Curve:
             self.power = math.log(speeds[0] / speeds[1]) / math.log(last.gpus / first.gpus)
             self.scale = speeds[1] / first.gpus**self.power
 
-    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+    def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         return self.known.get(gpus, self.scale * gpus**self.power) * batch / (batch + 64)
 
-    def uncertainty(self, gpus: int, nodes: int | None = None) -> float:
-        return 0.02 if gpus in self.sizes_seen else 0.1 if len(self.sizes_seen) < 3 else 0.9
+    def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:
+        return [self.throughput(*point) for point in points]
+
+    def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]:
+        return [0.02 if gpus in self.sizes_seen else 0.1 if len(self.sizes_seen) < 3 else 0.9 for gpus, _ in sizes]
 
 
 def seen(gpus: int, step_time: float = 1.0, batch: int = 256, count: int = 5) -> ObservationRow:

@@ -12,11 +12,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..errors import PlanInputError
-from . import linear
-from .prior import ASSUMED, Prior
-from .step_time import N
-from .throughput import Observation, ThroughputModel, fit_many
+from .observation import Observation
+from .prior import ASSUMED, Prior, as_tuples
+from .step_time import Array, N
+from .throughput import ThroughputModel, fit_many
 
 ROUNDS = 6
 BASE_COUNTS = 6.0
@@ -25,7 +27,6 @@ RIDGE = 0.1
 """Added to every variance: what seven numbers of a few programs cannot have shown."""
 FEATURE_RIDGE = 0.1
 Run = Sequence[Observation]
-Rows = list[list[float]]
 
 
 def learn(
@@ -44,7 +45,7 @@ def learn(
     weights = [1.0] * len(runs) if weights is None else weights
     if len(weights) != len(runs) or not all(math.isfinite(w) and w > 0 for w in weights):
         raise PlanInputError(f"every run needs a positive weight; given: {len(weights)} for {len(runs)} runs")
-    share = [w / sum(weights) for w in weights]
+    share = np.array(weights) / sum(weights)
     kept = counts / (counts + sum(weights))
     prior = replace(base, runs=len(runs))
     for _ in range(ROUNDS):
@@ -52,61 +53,26 @@ def learn(
     return prior
 
 
-def _maximised(models: Sequence[ThroughputModel], share: Sequence[float], base: Prior, kept: float) -> Prior:
+def _maximised(models: Sequence[ThroughputModel], share: Array, base: Prior, kept: float) -> Prior:
     """The prior of the fits' moments, with the share `kept` of the base in it."""
-    xs = [[math.log(m.scale_s), math.log(m.micro)] for m in models]
-    at = _mean(xs, share)
-    mean = _mean([m.theta for m in models], share)
-    far = [[t - c for t, c in zip(m.theta, mean, strict=True)] for m in models]
-    off = [[x - c for x, c in zip(row, at, strict=True)] for row in xs]
-    total = _moments(far, far, share)
-    for w, m in zip(share, models, strict=True):
-        for i in range(N):
-            for j in range(N):
-                total[i][j] += w * m.covariance[i * N + j]
-    features, cross = _moments(off, off, share), _moments(far, off, share)
-    for i in range(N):
-        total[i][i] += RIDGE
-    for i in range(len(at)):
-        features[i][i] += FEATURE_RIDGE
-    slope = [linear.solve(features, row) for row in cross]
-    own = [[total[i][j] - _dot(slope[i], cross[j]) for j in range(N)] for i in range(N)]
-    start = base.mean_for(math.exp(at[0]), math.exp(at[1]))
+    theta, x = np.array([m.theta for m in models]), np.log([[m.scale_s, m.micro] for m in models])
+    mean, at = share @ theta, share @ x
+    far, off = theta - mean, x - at
+    each = share[:, None]
+    total = (far * each).T @ far + np.tensordot(share, [m.covariance for m in models], 1) + RIDGE * np.eye(N)
+    features = (off * each).T @ off + FEATURE_RIDGE * np.eye(len(at))
+    cross = (far * each).T @ off
+    slope = np.linalg.solve(features, cross.T).T
+    own = total - slope @ cross.T
+    start = np.array(base.mean_for(*np.exp(at)))
+    # How far x lies from its mean among the runs and those behind the base.
+    variance = (1 - kept) * features.diagonal() + kept * (np.square(base.spread) + (base.at - at) ** 2)
     return replace(
         base,
-        mean=tuple((1 - kept) * m + kept * b for m, b in zip(mean, start, strict=True)),
-        covariance=_mixed(own, base.covariance, kept),
-        slope=tuple(((1 - kept) * s[0] + kept * b[0], (1 - kept) * s[1] + kept * b[1])
-                    for s, b in zip(slope, base.slope, strict=True)),
-        at=(at[0], at[1]),
-        spread=(_spread(features, at, base, kept, 0), _spread(features, at, base, kept, 1)),
+        mean=as_tuples((1 - kept) * mean + kept * start),
+        covariance=as_tuples((1 - kept) * (own + own.T) / 2 + kept * np.array(base.covariance)),
+        slope=as_tuples((1 - kept) * slope + kept * np.array(base.slope)),
+        at=as_tuples(at),
+        spread=as_tuples(np.sqrt(variance)),
         runs=len(models),
-    )  # fmt: skip
-
-
-def _spread(features: Rows, at: Sequence[float], base: Prior, kept: float, i: int) -> float:
-    """How far x lies from its mean among the runs and those behind the base."""
-    return math.sqrt((1 - kept) * features[i][i] + kept * (base.spread[i] ** 2 + (base.at[i] - at[i]) ** 2))
-
-
-def _mixed(own: Rows, base: Sequence[Sequence[float]], kept: float) -> tuple[tuple[float, ...], ...]:
-    """Symmetric to the last bit, as a covariance has to be."""
-    return tuple(
-        tuple((1 - kept) * (own[i][j] + own[j][i]) / 2 + kept * base[i][j] for j in range(N)) for i in range(N)
     )
-
-
-def _mean(rows: Sequence[Sequence[float]], share: Sequence[float]) -> list[float]:
-    return [sum(w * row[i] for w, row in zip(share, rows, strict=True)) for i in range(len(rows[0]))]
-
-
-def _moments(left: Rows, right: Rows, share: Sequence[float]) -> Rows:
-    """sum w left right' over the rows."""
-    return [
-        [sum(w * a[i] * b[j] for w, a, b in zip(share, left, right, strict=True)) for j in range(len(right[0]))]
-        for i in range(len(left[0]))
-    ]
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))

@@ -9,67 +9,80 @@
 Source: Qiao et al., "Pollux", OSDI 2021, section 3.2. Promise: every prediction is positive and finite, and longer for
 a larger micro batch, more micro batches, or more GPUs in the same class of placement (the parameters are held as
 logarithms). Limit: no term for the network's topology beyond one node / several, none for the input pipeline.
+
+The form is arithmetic alone: it takes numbers, or arrays that numpy can broadcast.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-PARAMETERS = ("alpha_c", "beta_c", "alpha_l", "beta_l", "alpha_n", "beta_n", "gamma")
-N = len(PARAMETERS)
+import numpy as np
+
 LARGEST_LOG = 30.0
-"""Logarithms are held within +-30: e^30 times the scale is centuries."""
+"""Logarithms are held within +-30: e^30 times the scale is centuries, and no power below overflows."""
+TINY = 1e-300
 
-Vector = Sequence[float]
-
-
-def gamma_of(x: float) -> float:
-    """The overlap's power, between 1 (no overlap) and 10 (whole overlap), from its unbounded coordinate."""
-    return 1.0 + 9.0 / (1.0 + exp(-x))
+Array = Any
+Number = Any
+"""A float or an array of them."""
 
 
-def step_time(theta: Vector, gpus: int, nodes: int, micro: float, accumulation: float) -> float:
-    """Seconds (in units of the model's scale) of one optimizer step; `micro` in units of the model's micro batch."""
-    compute = exp(theta[0]) + exp(theta[1]) * micro
-    if gpus <= 1:
-        return accumulation * compute
-    at = 2 if nodes <= 1 else 4
-    sync = exp(theta[at]) + exp(theta[at + 1]) * (gpus - 2)
-    gamma = gamma_of(theta[6])
-    top, low = (compute, sync) if compute > sync else (sync, compute)
-    return (accumulation - 1.0) * compute + top * math.pow(1.0 + math.pow(low / top, gamma), 1.0 / gamma)
+class Parameters(NamedTuple):
+    """Of one model as floats, or of many models as arrays; times in units of the model's scale."""
+
+    alpha_c: Number
+    beta_c: Number
+    alpha_l: Number
+    beta_l: Number
+    alpha_n: Number
+    beta_n: Number
+    gamma: Number
+    """The overlap's power, between 1 (no overlap) and 10 (whole overlap)."""
 
 
-def exp(x: float) -> float:
-    """e^x, with x held within +-LARGEST_LOG."""
-    return math.exp(-LARGEST_LOG if x < -LARGEST_LOG else LARGEST_LOG if x > LARGEST_LOG else x)
+N = len(Parameters._fields)
 
 
-def log_step_time(theta: Vector, gpus: int, nodes: int, micro: float, accumulation: float) -> tuple[float, list[float]]:
-    """(T, gradient of ln T in the seven coordinates)."""
-    e = [exp(x) for x in theta[:6]]
-    alpha, slope = e[0], e[1] * micro
-    compute = alpha + slope
-    gradient = [0.0] * N
-    if gpus <= 1:
-        whole = accumulation * compute
-        gradient[0], gradient[1] = alpha / compute, slope / compute
-        return whole, gradient
-    at = 2 if nodes <= 1 else 4
-    first, more = e[at], e[at + 1] * max(0, gpus - 2)
-    sync = first + more
-    gamma = gamma_of(theta[6])
-    top = max(compute, sync)
-    u, v = (compute / top) ** gamma, (sync / top) ** gamma
-    both = top * (u + v) ** (1.0 / gamma)
-    whole = (accumulation - 1.0) * compute + both
-    u, v = u / (u + v), v / (u + v)  # shares of the power sum
-    by_compute = accumulation - 1.0 + u * both / compute
-    gradient[0], gradient[1] = by_compute * alpha / whole, by_compute * slope / whole
-    by_sync = v * both / sync
-    gradient[at], gradient[at + 1] = by_sync * first / whole, by_sync * more / whole
-    mixed = (u * math.log(u) if u > 0 else 0.0) + (v * math.log(v) if v > 0 else 0.0)
-    slope_gamma = (gamma - 1.0) * (10.0 - gamma) / 9.0
-    gradient[6] = both / whole * mixed / gamma**2 * slope_gamma
-    return whole, gradient
+def parameters(theta: Array) -> Parameters:
+    """From the unbounded coordinates, the last axis of `theta`: six logarithms, and gamma's logit."""
+    values = np.exp(np.clip(theta, -LARGEST_LOG, LARGEST_LOG))
+    values[..., 6] = 1.0 + 9.0 * values[..., 6] / (1.0 + values[..., 6])
+    return Parameters(*(values.tolist() if values.ndim == 1 else np.moveaxis(values, -1, 0)))
+
+
+def compute_and_sync(p: Parameters, gpus: Number, nodes: Number, micro: Number) -> tuple[Number, Number]:
+    """(G, S): gradients of one micro batch, in units of the model's micro batch, and their synchronisation."""
+    inside, apart = (gpus > 1) & (nodes <= 1), (gpus > 1) & (nodes > 1)
+    more = gpus - 2
+    sync = inside * (p.alpha_l + p.beta_l * more) + apart * (p.alpha_n + p.beta_n * more)
+    return p.alpha_c + p.beta_c * micro, sync
+
+
+def step_time(p: Parameters, gpus: Number, nodes: Number, micro: Number, accumulation: Number) -> Number:
+    """Time of one optimizer step of `accumulation` micro batches."""
+    compute, sync = compute_and_sync(p, gpus, nodes, micro)
+    return (accumulation - 1) * compute + (compute**p.gamma + sync**p.gamma) ** (1 / p.gamma)
+
+
+def log_step_time(p: Parameters, gpus: Array, nodes: Array, micro: Array, accumulation: Array) -> tuple[Array, Array]:
+    """(ln T, its gradient in the seven coordinates as the last axis); arrays of one shape."""
+    compute, sync = compute_and_sync(p, gpus, nodes, micro)
+    u, v = compute**p.gamma, sync**p.gamma
+    both = (u + v) ** (1 / p.gamma)
+    u, v = u / (u + v), v / (u + v)
+    whole = (accumulation - 1) * compute + both
+    by_compute = (accumulation - 1 + u * both / compute) / whole
+    by_sync = v * both / (np.maximum(sync, TINY) * whole)
+    inside, more = by_sync * (nodes <= 1), gpus - 2
+    apart = by_sync - inside
+    mixed = u * np.log(np.maximum(u, TINY)) + v * np.log(np.maximum(v, TINY))
+    gradient = np.empty((*np.shape(whole), N))
+    gradient[..., 0] = by_compute * p.alpha_c
+    gradient[..., 1] = by_compute * p.beta_c * micro
+    gradient[..., 2] = inside * p.alpha_l
+    gradient[..., 3] = inside * p.beta_l * more
+    gradient[..., 4] = apart * p.alpha_n
+    gradient[..., 5] = apart * p.beta_n * more
+    gradient[..., 6] = both / whole * mixed * (p.gamma - 1) * (10 - p.gamma) / (9 * p.gamma**2)
+    return np.log(whole), gradient

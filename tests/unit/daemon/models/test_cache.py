@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from slurm_elastic.daemon.models import cache
 from slurm_elastic.daemon.models.cache import Fitted, observations
 from slurm_elastic.daemon.optimizer.models import throughput
+from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
-from slurm_elastic.daemon.optimizer.models.throughput import Observation, ThroughputModel, fit
+from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel, fit
 from slurm_elastic.daemon.service.nonstarters import RETRY_S, WAIT_S, PassedOver
 from slurm_elastic.db.rows import ObservationRow
 

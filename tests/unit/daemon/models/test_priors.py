@@ -18,7 +18,7 @@ from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.models.priors import SHIPPED, Priors, learned, program_of
 from slurm_elastic.daemon.optimizer.models.prior import from_plain, to_plain
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
-from slurm_elastic.daemon.optimizer.models.step_time import step_time
+from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.service.daemon import Daemon
 from slurm_elastic.daemon.service.scheduler import Ticker
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def chatty(gpus: int, nodes: int, micro: int = 64) -> ObservationRow:
     """What twenty reports of the chatty program at one size come to."""
-    seconds = 0.4 * step_time(CHATTY, gpus, nodes, micro / 64, 1)
+    seconds = 0.4 * step_time(parameters(CHATTY), gpus, nodes, micro / 64, 1)
     return ObservationRow(gpus, nodes, gpus * micro, micro, 1, 20, seconds, gpus * micro / seconds, 9.0)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.models import curves, goodput
-from slurm_elastic.daemon.optimizer.models.throughput import Observation, fit
+from slurm_elastic.daemon.optimizer.models import goodput
+from slurm_elastic.daemon.optimizer.models.observation import Observation
+from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.optimizer.plan import Cache, plan
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 
@@ -26,11 +28,14 @@ class Curve:
     sizes_seen: tuple[int, ...] = tuple(range(1, 1025))
     jitter: float = 0.01
 
-    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+    def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         return 100.0 * dict(self.rates)[gpus] * batch / (batch + self.fixed * gpus)
 
-    def uncertainty(self, gpus: int, nodes: int | None = None) -> float:
-        return 0.0 if gpus in self.sizes_seen else self.doubt
+    def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:
+        return [self.throughput(*point) for point in points]
+
+    def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]:
+        return [0.0 if gpus in self.sizes_seen else self.doubt for gpus, _ in sizes]
 
 
 def power(exponent: float, most: int = 64, **more: object) -> Curve:
@@ -313,7 +318,6 @@ def test_batch_contracts() -> None:
 
 def test_curves_read_at_once_are_the_models_own() -> None:
     """Throughput and doubt of all sizes in one call equal the model's methods, whatever the fit and the placement."""
-    pytest.importorskip("numpy")
     rng = random.Random(8)
     for _ in range(60):
         rows = []
@@ -324,10 +328,10 @@ def test_curves_read_at_once_are_the_models_own() -> None:
         model = fit(rows)
         points = [(k, max(1, k // 4), k * b) for k in (1, 2, 3, 4, 8, 16, 64, 256) for b in (1, 8, 100)]
         own = [model.throughput(*point) for point in points]
-        assert curves.throughputs(model, points) == pytest.approx(own, rel=1e-9)
+        assert model.throughputs(points) == pytest.approx(own, rel=1e-9)
         sizes = [(k, n) for k in (1, 2, 4, 8, 16, 64, 256) for n in (1, 2) if n <= k]
         doubts = [model.uncertainty(*size) for size in sizes]
-        assert curves.uncertainties(model, sizes) == pytest.approx(doubts, rel=1e-7)
+        assert model.uncertainties(sizes) == pytest.approx(doubts, rel=1e-7)
 
 
 def test_what_is_kept_between_plans_changes_no_plan() -> None:
