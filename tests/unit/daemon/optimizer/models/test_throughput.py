@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.daemon.optimizer.errors import PlanInputError
-from slurm_elastic.daemon.optimizer.models import throughput
+from slurm_elastic.daemon.optimizer.models import observation
 from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, from_plain, to_plain
@@ -40,9 +40,9 @@ def test_a_report_within_the_bounds_of_the_wire_is_one_that_a_model_takes() -> N
     """Otherwise a report that was accepted keeps its job without a model."""
     kinds = messages.form(messages.Report)
     seconds = kinds["step_time_median_s"][1]
-    assert (seconds.low, seconds.high) == throughput.STEP_S
+    assert (seconds.low, seconds.high) == observation.STEP_S
     assert {kinds[name][1].high for name in ("gpus", "nodes", "batch", "micro_batch", "accumulation")} == {
-        throughput.MOST
+        observation.MOST
     }
 
 
