@@ -17,13 +17,13 @@ from pathlib import Path
 
 import bench_round
 
-from slurm_elastic.daemon.api.waiters import Bell
+from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service.controller import Jobs
 from slurm_elastic.daemon.service.daemon import DECISIONS_KEEP_S
-from slurm_elastic.daemon.service.job_registry import Registry
+from slurm_elastic.daemon.service.job_registry import JobRegistry
 from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm import CommandClient
+from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Directive, Piece, Report
 
@@ -75,9 +75,9 @@ def weigh(folder: Path, jobs: int, hours: int, resizes: int) -> tuple[float, flo
     pieces = bench_round.cluster(folder, jobs, max(1, jobs // 6), jobs // 10)
     with Store.open(settings.database_url) as store:
         empty = size(store)
-        client = Jobs(CommandClient(path=f"{folder}:/usr/bin:/bin"))
-        rounds = Rounds(client, store, settings, Registry(store, settings), Bell())
-        Registry(store, settings).update(client.snapshot())
+        client = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
+        rounds = Rounds(client, store, settings, JobRegistry(store, settings), Waiters())
+        JobRegistry(store, settings).update(client.snapshot())
         bench_round.train(store, pieces)
         assert not (rounds.run() or rounds.trouble), rounds.trouble
         for piece in pieces:

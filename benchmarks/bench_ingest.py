@@ -42,12 +42,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from api_harness import BASE, FakeController, Named, job
 
 from slurm_elastic.daemon.api.app import create_app
+from slurm_elastic.daemon.api.http_server import server_config
 from slurm_elastic.daemon.api.status_cache import KEEP_S
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service import gc_tuning
-from slurm_elastic.daemon.service.main import SWITCH_S
-from slurm_elastic.daemon.service.scheduler import Ticker
-from slurm_elastic.daemon.service.server import server_config
+from slurm_elastic.daemon.service.main import tune_interpreter
+from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Report, Reports, to_json
 from slurm_elastic.trainer_shim.supervisor.daemon_client import POLL_S
@@ -116,11 +115,10 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
                     inside.append(time.monotonic() - began)
 
         app.add_middleware(Timed)
-        gc_tuning.relax()
-        sys.setswitchinterval(SWITCH_S)
-        ticker = Ticker(lambda: None, 3600, 1)
-        ticker.every(app.board.keep, KEEP_S)
-        ticker.start()
+        tune_interpreter()
+        scheduler = Scheduler(lambda: None, 3600, 1)
+        scheduler.every(app.status_cache.keep, KEEP_S)
+        scheduler.start()
         server = uvicorn.Server(server_config(app, settings))
 
         async def run() -> None:
@@ -135,7 +133,7 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
                 pipe.send((stored, inside.copy()))
                 inside.clear()
             server.should_exit = True
-            ticker.stop()
+            scheduler.stop()
 
         uvloop.run(run())
 

@@ -24,14 +24,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm_elastic.daemon.api.waiters import Bell
+from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service import gc_tuning
-from slurm_elastic.daemon.service.controller import Jobs
-from slurm_elastic.daemon.service.job_registry import Registry
+from slurm_elastic.daemon.service.job_registry import JobRegistry
+from slurm_elastic.daemon.service.main import tune_interpreter
 from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.daemon.slurm.parse import JOB_FIELDS, NODE_FIELDS
+from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Piece, Report
 
@@ -119,8 +119,8 @@ def train(store: Store, pieces: list[Piece]) -> None:
 def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:
     """Fill the database by another process's life: what filling costs is not the daemon's memory."""
     with Store.open(settings.database_url) as store:
-        jobs = Jobs(CommandClient(path=f"{folder}:/usr/bin:/bin"))
-        Registry(store, settings).update(jobs.snapshot())
+        jobs = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
+        JobRegistry(store, settings).update(jobs.snapshot())
         train(store, pieces)
 
 
@@ -142,10 +142,10 @@ def measure(
     """(wall seconds, CPU seconds) of each round, largest resident MB, most queries of one round after the first."""
     asked, queries, chance = folder / "asked", [], random.Random(2)
     with Store.open(settings.database_url) as store:
-        jobs = Jobs(CommandClient(path=f"{folder}:/usr/bin:/bin"))
-        rounds = Rounds(jobs, store, settings, Registry(store, settings), Bell())
+        jobs = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
+        rounds = Rounds(jobs, store, settings, JobRegistry(store, settings), Waiters())
         times = []
-        gc_tuning.relax()
+        tune_interpreter()
         for number in range(count):
             if number:
                 report_anew(store, running, share, chance)

@@ -34,7 +34,7 @@ from .auth import Authenticator, Unauthenticated, Viewer, bearer
 from .metrics import Metrics
 from .report_intake import Intake
 from .requests import Refused
-from .status_cache import StatusBoard
+from .status_cache import StatusCache
 from .views import Views
 
 MAX_WAIT_S = 60.0
@@ -80,7 +80,7 @@ class Api:
         self.authenticator = authenticator
         # A controller without rounds, as in a test, has no state to tell.
         self.metrics = Metrics(store, getattr(controller, "state", None))
-        self.board = StatusBoard(store)
+        self.status_cache = StatusCache(store)
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self.user_limit = guard.RateLimit(settings.requests_per_s * 10)
@@ -97,7 +97,7 @@ class Api:
             ("POST", "/v1/jobs/{job_id:job}/register", self.register),
             ("POST", "/v1/jobs/{job_id:job}/phases", self.phases),
             ("POST", "/v1/jobs/{job_id:job}/pin", self.pin),
-            *Views(self.store, self.board, self.controller, self._viewer).table(),
+            *Views(self.store, self.status_cache, self.controller, self._viewer).table(),
         ]
         return [Route(path, self._counted(guard.guarded(handler)), methods=[method]) for method, path, handler in table]
 
@@ -248,7 +248,7 @@ class Application(Starlette):
         handlers: Any = {Exception: guard.on_error, 404: guard.on_error, 405: guard.on_error}
         super().__init__(routes=api.routes(), exception_handlers=handlers)
         self.intake = Intake(api.store, api.metrics, api.job_limit)
-        self.board = api.board
+        self.status_cache = api.status_cache
 
 
 def create_app(

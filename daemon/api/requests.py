@@ -23,7 +23,6 @@ from slurm_elastic.protocol.messages import MAX_BODY
 from slurm_elastic.protocol.munge import MungeError
 
 from .auth import Unauthenticated
-from .peer import PREFIX
 
 LOG = logging.getLogger("slurm_elastic.api")
 BODY_TIMEOUT_S = 10.0
@@ -31,6 +30,8 @@ BODY_TIMEOUT_S = 10.0
 BURST_S = 10.0
 """How many seconds' worth of requests may come at once."""
 RETRY_AFTER_S = 5
+UID_PREFIX = "uid:"
+"""Before the uid, in the client of a connection over the Unix socket."""
 MAX_JOB_ID = 1 << 32
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -89,7 +90,7 @@ def target(request: Request) -> str:
 def peer_uid(request: Request) -> int | None:
     """uid of a caller on the Unix socket; None: the connection is another."""
     host = request.client.host if request.client else ""
-    return int(host.removeprefix(PREFIX)) if host.startswith(PREFIX) else None
+    return int(host.removeprefix(UID_PREFIX)) if host.startswith(UID_PREFIX) else None
 
 
 def job_id(request: Request, least: int = 1) -> int:

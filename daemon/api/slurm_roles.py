@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 REFRESH_S = 60.0
 
 
-class Operators:
+class SlurmRoles:
     """`ask` gives user names, `private_data` slurmctld's PrivateData; both raise SlurmError when there is no answer."""
 
     def __init__(
@@ -37,13 +37,13 @@ class Operators:
         self.private: bool | None = None
         """Others' jobs are hidden; None: Slurm has not said yet."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Ask in the background if it is time."""
         if self._clock() >= self._due and self._busy.acquire(blocking=False):
             self._due = self._clock() + REFRESH_S
-            threading.Thread(target=self._refresh, name="operators", daemon=True).start()
+            threading.Thread(target=self._ask_slurm, name="operators", daemon=True).start()
 
-    def _refresh(self) -> None:
+    def _ask_slurm(self) -> None:
         try:
             with _told("Slurm's operators"):
                 self.uids = uids(self._ask())

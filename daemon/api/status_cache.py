@@ -64,7 +64,7 @@ class Texts:
         return b'{"jobs":[%b]}' % b",".join(rows)
 
 
-class StatusBoard:
+class StatusCache:
     """The rows of all jobs that have not ended; thread-safe."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:

@@ -24,7 +24,7 @@ from ..reports.common import moved
 from . import requests as guard
 from .auth import Viewer
 from .requests import Refused
-from .status_cache import StatusBoard
+from .status_cache import StatusCache
 
 DAY_S = 86_400.0
 MOST_HISTORIES = 2
@@ -43,12 +43,12 @@ class Planner(Protocol):
 
 
 class Views:
-    """The handlers, over one store and its board; `viewer` finds out who asks."""
+    """The handlers, over one store and its status; `viewer` finds out who asks."""
 
     def __init__(
-        self, store: Store, board: StatusBoard, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]
+        self, store: Store, status: StatusCache, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]
     ) -> None:
-        self.store, self.planner, self._board, self._viewer = store, planner, board, viewer
+        self.store, self.planner, self._status, self._viewer = store, planner, status, viewer
         self._histories = asyncio.Semaphore(MOST_HISTORIES)
 
     def table(self) -> list[tuple[str, str, guard.Handler]]:
@@ -68,7 +68,7 @@ class Views:
         """All jobs that have not ended."""
         guard.only(request)
         viewer = await self._viewer(request)
-        return Response(await run_sync(self._board.text, viewer), media_type="application/json")
+        return Response(await run_sync(self._status.text, viewer), media_type="application/json")
 
     async def job(self, request: Request) -> Response:
         """One job, ended or not."""

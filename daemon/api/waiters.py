@@ -12,7 +12,7 @@ import threading
 Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
-class Bell:
+class Waiters:
     """One for the daemon; every method but `listen` may be called from any thread."""
 
     def __init__(self) -> None:
@@ -21,14 +21,14 @@ class Bell:
         self.closed = False
         """Nobody waits any more: the daemon is stopping."""
 
-    def listen(self, job_id: int) -> Waiter:
+    def add(self, job_id: int) -> Waiter:
         """Begin to wait, on the running event loop. Look at the store after this, and before awaiting the event."""
         waiter = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._waiting.setdefault(job_id, []).append(waiter)
         return waiter
 
-    def leave(self, job_id: int, waiter: Waiter) -> None:
+    def remove(self, job_id: int, waiter: Waiter) -> None:
         """Stop waiting."""
         with self._lock:
             left = [other for other in self._waiting.get(job_id, []) if other is not waiter]
@@ -37,7 +37,7 @@ class Bell:
             else:
                 self._waiting.pop(job_id, None)
 
-    def ring(self, job_id: int) -> None:
+    def notify(self, job_id: int) -> None:
         """There is news of this job."""
         with self._lock:
             waiters = list(self._waiting.get(job_id, ()))

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,111 +18,21 @@ from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration
 
 from ..api.metrics import RoundState
-from ..api.waiters import Bell
+from ..api.waiters import Waiters
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..reports import plan_row
-from ..slurm.model import Job, Size, SlurmClient, Snapshot
-from ..slurm.site import Site
-from .job_registry import Registry
+from ..slurm.model import Job
+from ..slurm.snapshot_cache import SnapshotCache
+from .job_registry import JobRegistry
 from .rounds import Rounds
 
 log = logging.getLogger(__name__)
 
-ASK_GAP_S = 0.25
-"""Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
 TELL_S = 60.0
 """How long a withdrawn resize is told to a supervisor that took it."""
 SKEW_S = 300.0
 """A supervisor's clock further off than this is not believed."""
-
-
-class Jobs:
-    """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job.
-
-    Before each act it asks `confirm`, which raises when this daemon may not act.
-    """
-
-    def __init__(
-        self,
-        client: SlurmClient,
-        clock: Callable[[], float] = time.time,
-        pause: Callable[[float], None] = time.sleep,
-        confirm: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._client, self._clock, self._pause, self._confirm = client, clock, pause, confirm
-        self._lock, self._asking = threading.Lock(), threading.Lock()
-        self._asked = 0.0
-        self._snapshot = Snapshot(0.0)
-
-    def keep(self, snapshot: Snapshot) -> None:
-        """A round has taken one."""
-        with self._lock:
-            if snapshot.at >= self._snapshot.at:
-                self._snapshot = snapshot
-
-    def snapshot(self) -> Snapshot:
-        """A new one, which is kept. Raises as SlurmClient.snapshot."""
-        found = self._client.snapshot()
-        self.keep(found)
-        return found
-
-    def site(self) -> Site:
-        """See SlurmClient.site."""
-        return self._client.site()
-
-    def latest(self) -> Snapshot:
-        """The one that is kept."""
-        with self._lock:
-            return self._snapshot
-
-    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        """See SlurmClient.shrink."""
-        self._confirm()
-        self._client.shrink(job_id, nodes)
-
-    def cancel(self, job_id: int) -> None:
-        """See SlurmClient.cancel."""
-        self._confirm()
-        self._client.cancel(job_id)
-
-    def set_comment(self, job_id: int, text: str) -> None:
-        """See SlurmClient.set_comment."""
-        self._confirm()
-        self._client.set_comment(job_id, text)
-
-    def requeue(self, job_id: int) -> None:
-        """See SlurmClient.requeue."""
-        self._confirm()
-        self._client.requeue(job_id)
-
-    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        """See SlurmClient.resize_waiting."""
-        self._confirm()
-        self._client.resize_waiting(job_id, size, reservation)
-
-    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        """See SlurmClient.reserve."""
-        self._confirm()
-        self._client.reserve(name, nodes, user, minutes)
-
-    def unreserve(self, name: str, job_id: int = 0) -> None:
-        """See SlurmClient.unreserve."""
-        self._confirm()
-        self._client.unreserve(name, job_id)
-
-    def find(self, *job_ids: int) -> list[Job | None]:
-        """These jobs as Slurm has them; None for one that it does not list."""
-        came, known = self._clock(), self.latest()
-        if any(job_id not in known.jobs for job_id in job_ids):
-            with self._asking:
-                # Everyone who asked while another's snapshot was on its way shares the next one.
-                if self._asked < came:
-                    self._pause(max(0.0, min(ASK_GAP_S, self._asked + ASK_GAP_S - self._clock())))
-                    self._asked = self._clock()
-                    self.snapshot()
-            known = self.latest()
-        return [known.jobs.get(job_id) for job_id in job_ids]
 
 
 class DaemonController:
@@ -132,14 +41,14 @@ class DaemonController:
     def __init__(
         self,
         store: Store,
-        jobs: Jobs,
+        jobs: SnapshotCache,
         rounds: Rounds,
-        registry: Registry,
-        bell: Bell,
+        registry: JobRegistry,
+        waiters: Waiters,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.store, self.jobs, self.rounds, self.registry, self.bell = store, jobs, rounds, registry, bell
+        self.store, self.jobs, self.rounds, self.registry, self.waiters = store, jobs, rounds, registry, waiters
         self._wake, self.clock = wake, clock
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
@@ -224,19 +133,19 @@ class DaemonController:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
-            waiter = self.bell.listen(job_id)
+            waiter = self.waiters.add(job_id)
             try:
                 found = await loop.run_in_executor(None, self.directive, job_id)
                 if found is not None and (found.id == after if found.withdrawn else found.id > after):
                     return found
                 left = deadline - loop.time()
-                if left <= 0 or self.bell.closed:
+                if left <= 0 or self.waiters.closed:
                     return None
                 await asyncio.wait_for(waiter[1].wait(), left)
             except asyncio.TimeoutError:  # TimeoutError itself from Python 3.11 on
                 return None
             finally:
-                self.bell.leave(job_id, waiter)
+                self.waiters.remove(job_id, waiter)
 
     def dry_plan(self) -> dict[str, Any]:
         """A plan made now, stored nowhere, in the form of reports.plan."""

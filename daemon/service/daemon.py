@@ -13,15 +13,16 @@ from collections.abc import Callable
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
-from ..api.slurm_roles import Operators
-from ..api.waiters import Bell
+from ..api.slurm_roles import SlurmRoles
+from ..api.waiters import Waiters
 from ..config.settings import Settings
 from ..mechanisms.timeouts import Bounds
 from ..slurm.model import SlurmClient
-from .controller import DaemonController, Jobs
-from .job_registry import Registry
+from ..slurm.snapshot_cache import SnapshotCache
+from .controller import DaemonController
+from .job_registry import JobRegistry
 from .rounds import Rounds
-from .scheduler import Ticker
+from .scheduler import Scheduler
 from .systemd import stalled
 
 log = logging.getLogger(__name__)
@@ -42,26 +43,28 @@ class Daemon:
         store: Store,
         bounds: Bounds | None = None,
         confirm: Callable[[], object] = lambda: None,
-        operators: Operators | None = None,
+        roles: SlurmRoles | None = None,
     ) -> None:
         """confirm: raises unless this daemon may act at this moment; asked before each act."""
         self.settings, self.store = settings, store
-        self.operators = operators
+        self.roles = roles
         self._tidied = -TIDY_S
         self._progressed = time.monotonic()
-        self.bell = Bell()
-        self.jobs = Jobs(client, confirm=confirm)
-        self.registry = Registry(store, settings)
-        self.rounds = Rounds(self.jobs, store, settings, self.registry, self.bell, bounds=bounds)
-        self.ticker = Ticker(self._work, settings.round_interval_s, settings.min_round_gap_s)
-        self.controller = DaemonController(store, self.jobs, self.rounds, self.registry, self.bell, self.ticker.wake)
+        self.waiters = Waiters()
+        self.jobs = SnapshotCache(client, confirm=confirm)
+        self.registry = JobRegistry(store, settings)
+        self.rounds = Rounds(self.jobs, store, settings, self.registry, self.waiters, bounds=bounds)
+        self.scheduler = Scheduler(self._work, settings.round_interval_s, settings.min_round_gap_s)
+        self.controller = DaemonController(
+            store, self.jobs, self.rounds, self.registry, self.waiters, self.scheduler.wake
+        )
 
     def _work(self) -> None:
         if self.rounds.run():
-            self.ticker.wake()  # what it changed is seen by the next one
+            self.scheduler.wake()  # what it changed is seen by the next one
         self._progressed = time.monotonic()
-        if self.operators is not None:
-            self.operators.look()
+        if self.roles is not None:
+            self.roles.refresh()
         if time.monotonic() - self._tidied >= TIDY_S:
             self._tidied = time.monotonic()
             self.tidy(time.time())
@@ -92,11 +95,11 @@ class Daemon:
             return
         if self.settings.learn_prior_at:
             priors = self.rounds.priors
-            self.ticker.daily(priors.learn, self.settings.learn_prior_at, soon=priors.due())
-        self.ticker.start()
+            self.scheduler.daily(priors.learn, self.settings.learn_prior_at, soon=priors.due())
+        self.scheduler.start()
 
     def stop(self) -> None:
         """Let waiting supervisors go, finish the round under way, close the store."""
-        self.bell.close()
-        self.ticker.stop()
+        self.waiters.close()
+        self.scheduler.stop()
         self.store.close()

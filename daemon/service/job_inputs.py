@@ -16,15 +16,15 @@ from ..models.cache import Fitted
 from ..models.priors import Priors
 from ..planner import JobState
 from ..planner.eligibility import HOUR_S, slow_nodes
-from .job_registry import Registry
+from .job_registry import JobRegistry
 
 log = logging.getLogger(__name__)
 
 
-class JobStates:
+class JobInputs:
     """The states of running jobs; models are kept from one call to the next."""
 
-    def __init__(self, store: Store, registry: Registry, priors: Priors) -> None:
+    def __init__(self, store: Store, registry: JobRegistry, priors: Priors) -> None:
         self._store, self._registry, self._priors = store, registry, priors
         self._fitted = Fitted()
         self._told: dict[int, str] = {}

@@ -29,7 +29,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a supervisor that was told to stop: by its user, or by Slurm for whatever reason."""
 
 
-class Registry:
+class JobRegistry:
     """What is known of jobs between rounds, beside the store; thread-safe."""
 
     def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = time.time) -> None:

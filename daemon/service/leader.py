@@ -7,6 +7,7 @@ database right before Slurm is asked, which leaves the moment between the two.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
@@ -19,7 +20,9 @@ from slurm_elastic.db.engine import Database
 from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.migrate import prepare
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.errors import LeaseLost, StoreError
+from slurm_elastic.protocol.errors import ConfigError, LeaseLost, StoreError
+
+from ..config.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,24 @@ class Leader:
                 return
             except StoreError as error:
                 log.warning("the lease could not be renewed: %s", error)
+
+
+@contextmanager
+def instance_lock(settings: Settings) -> Iterator[Path]:
+    """Hold the state directory's lock, a file whose path is given; ConfigError when another daemon does."""
+    path = Path(settings.state_dir) / "selasticd.lock"
+    try:
+        handle = path.open("a")
+    except OSError as error:
+        raise ConfigError(f"state_dir={settings.state_dir} cannot be written ({error.strerror})") from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
+        except OSError as error:
+            log.warning("no lock on state_dir=%s (%s): see to it that one daemon uses it", path.parent, error.strerror)
+        yield path
 
 
 @contextmanager

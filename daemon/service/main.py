@@ -7,6 +7,7 @@ Limit: one daemon per state directory (a lock file sees to that) and one per dat
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import socket
 import sys
@@ -19,17 +20,14 @@ from slurm_elastic.protocol.errors import ConfigError, ElasticError
 
 from ..api.app import create_app
 from ..api.auth import Authenticator
-from ..api.peer import bound
-from ..api.slurm_roles import Operators
+from ..api.slurm_roles import SlurmRoles
 from ..api.status_cache import KEEP_S
 from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
 from ..slurm import CommandClient, choose
-from . import gc_tuning
 from .daemon import Daemon
-from .endpoint import address, alone, listening, write_client_file
-from .hook_socket import beside
-from .leader import Leader, leading
+from .leader import Leader, instance_lock, leading
+from .listeners import hook_listener, public_url, tcp_listener, unix_listener, write_client_file
 from .preflight import check
 from .server import Server
 from .systemd import Notifier
@@ -37,8 +35,12 @@ from .systemd import Notifier
 log = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005
-"""How long a round may go on computing once a request waits for its thread's turn; Python's own 5 ms come several times
+"""How long a round may go on computing once a request waits for the interpreter. Python's own 5 ms come several times
 in one answer."""
+GC_THRESHOLDS = (20_000, 10, 20)
+"""For gc.set_threshold. With Python's own the collector traverses everything twice in a round of thousands of jobs, and
+every answer waits meanwhile: 0.2 s at 5,000 jobs. What the daemon keeps is freed without it; what libraries leave in
+cycles is found a little later."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,19 +71,19 @@ def serve(settings: Settings) -> int:
         make_local_folder(settings.database_url)
     client = CommandClient(settings.slurm_conf)
     with (
-        alone(settings) as lock_file,
-        listening(settings, client.node_addresses) as listener,
-        beside(listener) as hooks,
-        bound(settings.listen_socket) as local,
+        instance_lock(settings) as lock_file,
+        tcp_listener(settings, client.node_addresses) as listener,
+        hook_listener(listener) as hooks,
+        unix_listener(settings.listen_socket) as local,
     ):
         # Before the store writes anything: who cannot prove callers' identities must not start at all.
-        operators = Operators(client.operators, client.private_data)
-        authenticator = Authenticator(settings, lambda: operators.uids, lambda: operators.private)
+        roles = SlurmRoles(client.operators, client.private_data)
+        authenticator = Authenticator(settings, lambda: roles.uids, lambda: roles.private)
         notifier = Notifier()
         waiting = notifier.standing_by
         with leading(settings.database_url, lock_file, settings.lease_s, waiting) as leader:
             sockets = [each for each in (listener, local, hooks) if each is not None]
-            _lead(settings, sockets, (authenticator, operators), leader, notifier)
+            _lead(settings, sockets, (authenticator, roles), leader, notifier)
             lost = leader.lost
         notifier.close()
     log.info("selasticd has stopped")
@@ -91,35 +93,42 @@ def serve(settings: Settings) -> int:
 def _lead(
     settings: Settings,
     sockets: list[socket.socket],
-    callers: tuple[Authenticator, Operators],
+    callers: tuple[Authenticator, SlurmRoles],
     leader: Leader,
     notifier: Notifier,
 ) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
-    store, (authenticator, operators) = Store.open(settings.database_url, leader.fence), callers
+    store, (authenticator, roles) = Store.open(settings.database_url, leader.fence), callers
     client, which = choose(settings.slurm_client, settings.slurm_conf)
     log.info("talks to Slurm through %s", which)
-    daemon = Daemon(settings, client, store, confirm=lambda: leader.confirm(store), operators=operators)
+    daemon = Daemon(settings, client, store, confirm=lambda: leader.confirm(store), roles=roles)
     try:
         app = create_app(store, daemon.controller, settings, authenticator)
         for each in sockets:
             if each.type == socket.SOCK_STREAM:
                 each.listen(2048)
-        url = address(settings, sockets[0])
+        url = public_url(settings, sockets[0])
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
         store.add_event(0, "started", "selasticd", {"lease": leader.fence, "url": url}, time.time())
         server = Server(app, daemon, notifier)
         leader.on_lost(server.end)
-        gc_tuning.relax()
-        sys.setswitchinterval(SWITCH_S)
-        daemon.ticker.every(app.board.keep, KEEP_S)
+        tune_interpreter()
+        daemon.scheduler.every(app.status_cache.keep, KEEP_S)
         daemon.start()
         server.run(sockets=sockets)
     finally:
         notifier.stopping()
         daemon.stop()
         client.close()
+
+
+def tune_interpreter() -> None:
+    """Let requests wait less for the garbage collector and for a round that computes. Call it once all is imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_S)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ RETRY_S = 900.0
 """After this it is looked at again."""
 
 
-class PassedOver:
+class Nonstarters:
     """What is remembered of waiting jobs from one round to the next."""
 
     def __init__(self) -> None:

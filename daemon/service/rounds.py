@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -20,7 +21,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import SlurmError, StoreError
 from slurm_elastic.protocol.messages import Directive
 
-from ..api.waiters import Bell
+from ..api.waiters import Waiters
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..config.settings import Settings
@@ -36,12 +37,13 @@ from ..planner import Inputs, Plan, plan_round
 from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
-from .job_inputs import JobStates
-from .job_registry import Registry
-from .nonstarters import PassedOver
-from .round_times import RoundTimes
+from .job_inputs import JobInputs
+from .job_registry import JobRegistry
+from .nonstarters import Nonstarters
 
 log = logging.getLogger(__name__)
+PARTS = ("observe", "store", "reconcile", "plan", "order")
+"""A round's parts, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,24 @@ class Seen:
     in_use: Mapping[int, InUse]
 
 
+class RoundTimes:
+    """For the metrics: the last duration of each part of a round; how many rounds failed since the daemon's start."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.last_s = dict.fromkeys(PARTS, 0.0)
+        self.failed = 0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time one of PARTS, also when it fails."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.last_s[name] = self._clock() - began
+
+
 class Rounds:
     """The daemon's rounds. `run` is called by one thread; `dry` by any."""
 
@@ -62,12 +82,12 @@ class Rounds:
         client: SlurmClient,
         store: Store,
         settings: Settings,
-        registry: Registry,
-        bell: Bell,
+        registry: JobRegistry,
+        waiters: Waiters,
         clock: Callable[[], float] = time.time,
         bounds: Bounds | None = None,
     ) -> None:
-        self.client, self.store, self.settings, self.registry, self.bell = client, store, settings, registry, bell
+        self.client, self.store, self.settings, self.registry, self.waiters = client, store, settings, registry, waiters
         self.clock = clock
         self.bounds = bounds or Bounds.of(settings)
         backoff = max(1.0, settings.failed_backoff_s / 10)
@@ -85,8 +105,8 @@ class Rounds:
         """GPUs of all pools at the last plan: managed, and held by nobody; None: there was no plan yet."""
         self._lock = threading.Lock()
         self._unused: dict[Unit, float] = {}
-        self._states = JobStates(store, registry, self.priors)
-        self._passed = PassedOver()
+        self._states = JobInputs(store, registry, self.priors)
+        self._passed = Nonstarters()
         self._cache = Cache()
         self._site = Site()
 
@@ -191,7 +211,7 @@ class Rounds:
             self._trip()
         for action in actions:
             if isinstance(action, Close):
-                self.bell.ring(action.job_id)
+                self.waiters.notify(action.job_id)
         return done > 0
 
     def _trip(self) -> None:
@@ -228,7 +248,7 @@ class Rounds:
                 continue
             detail = {"resize": ordered.id, "gpus": ordered.gpus, "batch": ordered.batch, "reason": ordered.reason}
             self.store.add_event(ordered.job_id, "ordered", "selasticd", detail, now)
-            self.bell.ring(ordered.job_id)
+            self.waiters.notify(ordered.job_id)
 
     def _failed(self, sentence: str) -> None:
         if sentence != self.trouble:

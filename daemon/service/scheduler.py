@@ -1,7 +1,7 @@
 """When the next round begins: at least every interval, sooner after an event, never sooner than a gap after the last.
 
 A thin shell over APScheduler. Limit: one round at a time; an event during a round makes one more follow it. APScheduler
-goes by the host's clock; `look` sees to it that nothing waits for hours because that was set back.
+goes by the host's clock; `check_clock` sees to it that nothing waits for hours because that was set back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROUND = "round"
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
-class Ticker:
+class Scheduler:
     """Calls `work` from one thread of its own until it is stopped. `work` must not raise."""
 
     def __init__(self, work: Callable[[], object], interval_s: float, gap_s: float) -> None:
@@ -65,7 +65,7 @@ class Ticker:
         )  # fmt: skip
         self._often.append(job.id)
 
-    def look(self) -> None:
+    def check_clock(self) -> None:
         """Called several times a second: when the host's clock has been set, what is due every few seconds is due now,
         and counts from there. What is due at a time of day comes at that time."""
         ahead_s = _ahead_s()

@@ -9,14 +9,15 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from slurm_elastic.daemon.api.waiters import Bell
+from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
-from slurm_elastic.daemon.service.controller import DaemonController, Jobs
-from slurm_elastic.daemon.service.job_registry import Registry
+from slurm_elastic.daemon.service.controller import DaemonController
+from slurm_elastic.daemon.service.job_registry import JobRegistry
 from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm.fake import UIDS, FakeSlurm, Want
 from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import VERSION, Directive, Phase, Piece, Registration, Report, Shape
 
@@ -50,13 +51,13 @@ class World:
         if hasattr(self, "store"):
             self.store.close()
         self.store = Store.open(self.url)
-        self.bell = Bell()
+        self.waiters = Waiters()
         clock = lambda: self.slurm.now  # noqa: E731
-        self.jobs = Jobs(self.slurm.client(), clock, lambda seconds: None)
-        self.registry = Registry(self.store, self.settings, clock)
-        self.rounds = Rounds(self.jobs, self.store, self.settings, self.registry, self.bell, clock, Bounds())
+        self.jobs = SnapshotCache(self.slurm.client(), clock, lambda seconds: None)
+        self.registry = JobRegistry(self.store, self.settings, clock)
+        self.rounds = Rounds(self.jobs, self.store, self.settings, self.registry, self.waiters, clock, Bounds())
         self.controller = DaemonController(
-            self.store, self.jobs, self.rounds, self.registry, self.bell, lambda: None, clock
+            self.store, self.jobs, self.rounds, self.registry, self.waiters, lambda: None, clock
         )
 
     def elastic(self, nodes: int = 1, gpus: int = 4, comment: str = REQUEST, measured: bool = True) -> Supervisor:

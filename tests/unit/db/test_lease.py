@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from slurm_elastic.daemon.service.controller import Jobs
 from slurm_elastic.daemon.service.leader import Leader, leading
 from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
 from slurm_elastic.daemon.slurm.model import SlurmClient
+from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db import schema
 from slurm_elastic.db.engine import Database
 from slurm_elastic.db.lease import MARGIN, Held, Lease
@@ -219,7 +219,7 @@ def test_every_act_on_slurm_asks_first() -> None:
     def refuse() -> None:
         raise LeaseLost("no")
 
-    jobs = Jobs(slurm.client("root"), confirm=refuse)
+    jobs = SnapshotCache(slurm.client("root"), confirm=refuse)
     acts = [name for name, member in inspect.getmembers(SlurmClient, inspect.isfunction) if not name.startswith("_")]
     for question in ("snapshot", "site"):
         acts.remove(question)

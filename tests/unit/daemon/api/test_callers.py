@@ -25,9 +25,9 @@ from waiting import wait_until
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.auth import Authenticator, Viewer
-from slurm_elastic.daemon.api.peer import bound, tells_uids
-from slurm_elastic.daemon.api.slurm_roles import Operators
+from slurm_elastic.daemon.api.slurm_roles import SlurmRoles
 from slurm_elastic.daemon.config.settings import Settings, check
+from slurm_elastic.daemon.service.listeners import tells_uids, unix_listener
 from slurm_elastic.daemon.service.server import Server
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
@@ -140,11 +140,11 @@ def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
-    with bound(str(path)) as fresh:
+    with unix_listener(str(path)) as fresh:
         assert fresh is not None and path.stat().st_mode & 0o777 == 0o666
     assert not path.exists()
     path.write_text("mine")
-    with pytest.raises(ConfigError, match="cannot be used"), bound(str(path)):
+    with pytest.raises(ConfigError, match="cannot be used"), unix_listener(str(path)):
         pass
     assert path.read_text() == "mine"
 
@@ -196,17 +196,17 @@ def test_slurms_operators_are_admins() -> None:
             raise SlurmUnreachable("slurmdbd is away")
         return names.pop()
 
-    operators = Operators(ask, lambda: "none", clock=lambda: now[0])
-    authenticator = Authenticator(Settings(), lambda: operators.uids)
+    roles = SlurmRoles(ask, lambda: "none", clock=lambda: now[0])
+    authenticator = Authenticator(Settings(), lambda: roles.uids)
     assert not authenticator.viewer(65534).admin
-    operators.look()
+    roles.refresh()
     wait_until(lambda: authenticator.viewer(65534).admin, 60)
-    operators.look()
+    roles.refresh()
     now[0] += 61
-    operators.look()
+    roles.refresh()
     assert asked.acquire(timeout=60) and asked.acquire(timeout=60)
     assert authenticator.viewer(65534).admin and not authenticator.viewer(ADA).admin
-    wait_until(lambda: operators.private is False, 60)  # what slurmctld says does not wait for slurmdbd
+    wait_until(lambda: roles.private is False, 60)  # what slurmctld says does not wait for slurmdbd
 
 
 def test_private_data_hides_others_jobs(tmp_path: Path) -> None:

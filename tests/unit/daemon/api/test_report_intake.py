@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from slurm_elastic.daemon.api import report_intake, request_limits
+from slurm_elastic.daemon.api import http_server, report_intake
 from slurm_elastic.daemon.api.app import Application, create_app
 from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.config.settings import Settings
@@ -216,7 +216,7 @@ def closed(connection: socket.socket) -> bool:
 )
 def test_who_never_ends_a_request_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     """A head that does not come to its end holds no connection for good; the next request of one has its full time."""
-    monkeypatch.setattr(request_limits, "MESSAGE_S", 0.5)
+    monkeypatch.setattr(http_server, "MESSAGE_S", 0.5)
     with world.connected() as connection:
         connection.sendall(said)
         assert closed(connection)
@@ -233,7 +233,7 @@ def test_who_never_ends_a_request_is_cut_off(world: World, monkeypatch: pytest.M
 def test_a_request_without_end_is_cut_off(world: World, piece: bytes) -> None:
     """Headers, and what stands between the pieces of a body, are kept in memory only up to a bound."""
     chunked = b"POST /v1/jobs/7/pin HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
-    for start, most in ((b"GET /", request_limits.MOST_HEAD), (chunked, request_limits.MOST)):
+    for start, most in ((b"GET /", http_server.MAX_HEAD), (chunked, http_server.MAX_REQUEST)):
         sent = 0
         with world.connected() as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
             connection.sendall(start if piece[:1] == b"x" else start + b" HTTP/1.1\r\n" * start.startswith(b"GET"))

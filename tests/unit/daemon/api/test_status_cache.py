@@ -17,7 +17,7 @@ from waiting import wait_until
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import status_cache
 from slurm_elastic.daemon.api.auth import Viewer
-from slurm_elastic.daemon.api.status_cache import KEEP_S, STALE_S, WATCHED_S, StatusBoard
+from slurm_elastic.daemon.api.status_cache import KEEP_S, STALE_S, WATCHED_S, StatusCache
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 
@@ -34,7 +34,7 @@ def running(number: int) -> JobRow:
     return JobRow(number, "ada", ADA, "n", "a", "p", text, True, "keep_best", "", 1.0, 2.0, None, "RUNNING")
 
 
-def shown(made: StatusBoard) -> list[int]:
+def shown(made: StatusCache) -> list[int]:
     return [row["job_id"] for row in json.loads(made.text(Viewer(ADA)))["jobs"]]
 
 
@@ -43,7 +43,7 @@ def test_a_small_board_shows_every_change_at_once(store: Store, monkeypatch: pyt
     monkeypatch.setattr(
         status_cache, "LITTLE_S", 60.0
     )  # the first one compiles its queries: a busy machine may call it large
-    made = StatusBoard(store)
+    made = StatusCache(store)
     assert shown(made) == [7, 8]
     store.upsert_job(running(9))
     assert shown(made) == [7, 8, 9]
@@ -55,7 +55,7 @@ def test_a_large_board_is_not_waited_for(store: Store, monkeypatch: pytest.Monke
     """While the next one is being made the last one is shown, until it is too old; then the next one is."""
     monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
     go, actual, now = threading.Event(), status_cache.whole, [100.0]
-    made = StatusBoard(store, lambda: now[0])
+    made = StatusCache(store, lambda: now[0])
     assert shown(made) == [7, 8], "the first one is waited for"
     monkeypatch.setattr(status_cache, "whole", lambda *given: go.wait(60) and actual(*given))
     store.upsert_job(running(9))
@@ -75,7 +75,7 @@ def test_whoever_asks_meanwhile_orders_no_second_board(
     """Before the maker has begun, too. One that could not be made is told in the log, and ordered again."""
     monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
     now, orders = [100.0], list[Callable[[], None]]()
-    made = StatusBoard(store, lambda: now[0])
+    made = StatusCache(store, lambda: now[0])
     assert shown(made) == [7, 8]
     monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
     store.upsert_job(running(9))
@@ -93,7 +93,7 @@ def test_whoever_asks_meanwhile_orders_no_second_board(
 def test_a_large_board_is_kept_ready_while_people_ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one too, and until nobody has asked for a while; a small one is made when it is asked for."""
     now, orders = [100.0], list[Callable[[], None]]()
-    made = StatusBoard(store, lambda: now[0])
+    made = StatusCache(store, lambda: now[0])
     monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
 
     def kept() -> bool:
@@ -124,7 +124,7 @@ def test_a_large_board_is_kept_ready_while_people_ask(store: Store, monkeypatch:
 def test_everyone_sees_what_they_may(store: Store, viewer: Viewer) -> None:
     """The board's answer is the rows that the reports give this viewer, whoever asked before."""
     store.upsert_job(dataclasses.replace(running(9), uid=BOB, user="bob"))
-    made = StatusBoard(store, lambda: 100.0)
+    made = StatusCache(store, lambda: 100.0)
     for asking in (Viewer(ROOT, admin=True), Viewer(5), viewer, viewer):
         said = json.loads(made.text(asking))["jobs"]
         assert said == json.loads(json.dumps(reports.status(store, asking, 100.0)))

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_elastic.daemon.config import user_mode
 from slurm_elastic.daemon.config.settings import Settings, load
-from slurm_elastic.daemon.service import endpoint
+from slurm_elastic.daemon.service import listeners
 from slurm_elastic.daemon.service.preflight import check
 from slurm_elastic.db import engine
 from slurm_elastic.protocol.errors import ConfigError
@@ -64,8 +64,8 @@ def test_this_host_is_reached_from_where_packets_leave() -> None:
 def test_clients_are_told_the_address_that_was_found(tmp_path: Path) -> None:
     """`auto` is never written to client.json."""
     settings = Settings(state_dir=str(tmp_path), listen="auto:0")
-    with endpoint.listening(settings, lambda: ["127.0.0.9"]) as listener:
-        assert endpoint.address(settings, listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with listeners.tcp_listener(settings, lambda: ["127.0.0.9"]) as listener:
+        assert listeners.public_url(settings, listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from slurm_elastic.daemon.optimizer.models import throughput
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel, fit
-from slurm_elastic.daemon.service.nonstarters import RETRY_S, WAIT_S, PassedOver
+from slurm_elastic.daemon.service.nonstarters import RETRY_S, WAIT_S, Nonstarters
 from slurm_elastic.db.rows import ObservationRow
 
 
@@ -104,7 +104,7 @@ def test_a_fit_that_fails_is_one_job_s_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_waiting_job_that_leaves_its_room_idle_is_passed_over_for_a_while() -> None:
     """Not before it had the time to start, and not for ever; one that was started meanwhile begins anew."""
-    kept, t = PassedOver(), 1000.0
+    kept, t = Nonstarters(), 1000.0
     kept.note({5, 6}, t)
     kept.note({5}, t + WAIT_S - 1)
     assert kept.now(t + WAIT_S - 1) == set()

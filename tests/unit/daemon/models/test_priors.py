@@ -21,7 +21,7 @@ from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.service.daemon import Daemon
-from slurm_elastic.daemon.service.scheduler import Ticker
+from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db import migrate
 from slurm_elastic.db.engine import Database
 from slurm_elastic.db.rows import JobRow, ObservationRow, PriorRow, RunRow
@@ -207,14 +207,14 @@ def test_learning_is_due_once_a_day_and_at_a_late_start(tmp_path: Path, monkeypa
 
 def test_a_day_s_work_is_planned_for_its_hour() -> None:
     """The next time is the given one by the clock of this host."""
-    ticker = Ticker(lambda: None, 3600, 1)
-    ticker.daily(lambda: None, "03:30", soon=False)
-    ticker.start()
+    scheduler = Scheduler(lambda: None, 3600, 1)
+    scheduler.daily(lambda: None, "03:30", soon=False)
+    scheduler.start()
     try:
-        times = [job.next_run_time.astimezone() for job in ticker._scheduler.get_jobs() if job.id != "round"]
+        times = [job.next_run_time.astimezone() for job in scheduler._scheduler.get_jobs() if job.id != "round"]
         assert [(time.hour, time.minute) for time in times] == [(3, 30)]
     finally:
-        ticker.stop()
+        scheduler.stop()
 
 
 def test_the_upgrade_keeps_what_is_stored(tmp_path: Path) -> None:

@@ -198,14 +198,14 @@ def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
 
     async def poll() -> object:
         waiting = asyncio.create_task(world.controller.wait_directive(job.job_id, 0, 60))
-        while not world.bell._waiting:
+        while not world.waiters._waiting:
             await asyncio.sleep(0.001)
         await asyncio.get_running_loop().run_in_executor(None, world.rounds.run)
         return await asyncio.wait_for(waiting, 10)
 
     directive = asyncio.run(poll())
     assert directive is not None
-    assert world.bell._waiting == {}
+    assert world.waiters._waiting == {}
 
 
 def test_a_directive_already_seen_is_waited_past(world: World) -> None:

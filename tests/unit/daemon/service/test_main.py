@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service import endpoint, main
+from slurm_elastic.daemon.service import listeners, main
+from slurm_elastic.daemon.service.leader import instance_lock
 from slurm_elastic.daemon.service.preflight import check, rights
 from slurm_elastic.db import engine
 from slurm_elastic.db.store import Store
@@ -26,12 +27,12 @@ def test_two_daemons_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     """Both would act."""
     settings = Settings(state_dir=str(tmp_path))
     with (
-        endpoint.alone(settings),
+        instance_lock(settings),
         pytest.raises(ConfigError, match="another selasticd"),
-        endpoint.alone(settings),
+        instance_lock(settings),
     ):
         pass
-    with endpoint.alone(settings):
+    with instance_lock(settings):
         pass
 
 
@@ -44,7 +45,7 @@ def test_a_file_system_without_locks_is_no_obstacle(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr("fcntl.flock", unknown)
-    with endpoint.alone(Settings(state_dir=str(tmp_path))):
+    with instance_lock(Settings(state_dir=str(tmp_path))):
         pass
     assert f"no lock on state_dir={tmp_path} (Function not implemented)" in caplog.text
 
@@ -55,31 +56,31 @@ def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings = Settings(state_dir=str(tmp_path), listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), endpoint.listening(settings):
+        with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), listeners.tcp_listener(settings):
             pass
     # What fails later, while the daemon runs, is not the port's fault.
-    with pytest.raises(OSError, match="No space left"), endpoint.listening(settings):
+    with pytest.raises(OSError, match="No space left"), listeners.tcp_listener(settings):
         raise OSError(28, "No space left on device")
 
 
 def test_answers_that_nobody_reads_end_their_connection(tmp_path: Path) -> None:
     """A caller whose host has died, or who does not read, does not keep a descriptor of the daemon's for good."""
     settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
-    with endpoint.listening(settings) as listener:
+    with listeners.tcp_listener(settings) as listener:
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == endpoint.UNREAD_MS
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == listeners.UNREAD_MS
 
 
 def test_port_0_is_told_to_clients(tmp_path: Path) -> None:
     """The file has the port that was taken."""
     settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
-    with endpoint.listening(settings) as listener:
-        url = endpoint.address(settings, listener)
-    path = endpoint.write_client_file(settings, {"url": url})
+    with listeners.tcp_listener(settings) as listener:
+        url = listeners.public_url(settings, listener)
+    path = listeners.write_client_file(settings, {"url": url})
     assert json.loads(path.read_text()) == {"url": url} and not url.endswith(":0")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert endpoint.address(replace(settings, url="http://head:1"), listener) == "http://head:1"
+    assert listeners.public_url(replace(settings, url="http://head:1"), listener) == "http://head:1"
 
 
 def test_a_client_file_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_client_file_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None
     settings = Settings(state_dir=str(tmp_path))
     before = os.umask(0)
     try:
-        path = endpoint.write_client_file(settings, {"url": "http://x:1", "secret": "s"})
+        path = listeners.write_client_file(settings, {"url": "http://x:1", "secret": "s"})
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

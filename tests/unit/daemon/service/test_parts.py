@@ -18,12 +18,12 @@ from daemon_harness import REQUEST, World
 from store_records import kept_reports
 from waiting import wait_until
 
-from slurm_elastic.daemon.api.waiters import Bell
+from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service import hook_socket
+from slurm_elastic.daemon.service import listeners
 from slurm_elastic.daemon.service import scheduler as ticker_module
 from slurm_elastic.daemon.service.daemon import Daemon
-from slurm_elastic.daemon.service.scheduler import Ticker
+from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.protocol.messages import Report
 
@@ -40,30 +40,30 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_a_ring_from_another_thread_wakes_who_waits() -> None:
     """Rounds run on a thread of their own; those who wait are on the API's event loop."""
-    bell = Bell()
+    waiters = Waiters()
 
     async def wait() -> bool:
-        waiter = bell.listen(7)
-        threading.Thread(target=bell.ring, args=(7,)).start()
+        waiter = waiters.add(7)
+        threading.Thread(target=waiters.notify, args=(7,)).start()
         await asyncio.wait_for(waiter[1].wait(), 10)
-        bell.leave(7, waiter)
-        return bell._waiting == {}
+        waiters.remove(7, waiter)
+        return waiters._waiting == {}
 
     assert asyncio.run(wait())
 
 
 def test_a_ring_wakes_only_its_job_and_closing_wakes_all() -> None:
     """News of one job is not everybody's."""
-    bell = Bell()
+    waiters = Waiters()
 
     async def wait() -> tuple[bool, bool]:
-        waiter = bell.listen(7)
-        bell.ring(8)
+        waiter = waiters.add(7)
+        waiters.notify(8)
         await asyncio.sleep(0)
         early = waiter[1].is_set()
-        bell.close()
+        waiters.close()
         await asyncio.wait_for(waiter[1].wait(), 10)
-        return early, bell.closed
+        return early, waiters.closed
 
     assert asyncio.run(wait()) == (False, True)
 
@@ -87,31 +87,31 @@ class Count:
 def test_rounds_come_by_themselves_and_sooner_when_woken() -> None:
     """The first at once, and the next as soon as something happened."""
     work = Count()
-    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
-    ticker.start()
+    scheduler = Scheduler(work, interval_s=3600, gap_s=0.01)
+    scheduler.start()
     try:
         wait_until(lambda: work.done == 1, 20)
-        ticker.wake()
+        scheduler.wake()
         wait_until(lambda: work.done == 2, 20)
     finally:
-        ticker.stop()
+        scheduler.stop()
 
 
 def test_an_event_during_a_round_makes_one_more_follow() -> None:
     """What happened while a round was under way may have been missed by it."""
     work = Count()
     work.go.clear()
-    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
-    ticker.start()
+    scheduler = Scheduler(work, interval_s=3600, gap_s=0.01)
+    scheduler.start()
     try:
         wait_until(lambda: work.done == 1, 20)
-        ticker.wake()
-        ticker.wake()
+        scheduler.wake()
+        scheduler.wake()
         assert work.done == 1
         work.go.set()
         wait_until(lambda: work.done == 2, 20)
     finally:
-        ticker.stop()
+        scheduler.stop()
     assert work.done == 2
 
 
@@ -119,14 +119,14 @@ def test_other_work_comes_again_and_again_beside_a_round() -> None:
     """A long round holds it up no more than it holds up a round."""
     work, other = Count(), Count()
     work.go.clear()
-    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
-    ticker.every(other, 0.01)
-    ticker.start()
+    scheduler = Scheduler(work, interval_s=3600, gap_s=0.01)
+    scheduler.every(other, 0.01)
+    scheduler.start()
     try:
         wait_until(lambda: work.done == 1 and other.done >= 3, 20)
     finally:
         work.go.set()
-        ticker.stop()
+        scheduler.stop()
     assert work.done == 1
 
 
@@ -147,18 +147,18 @@ def test_a_clock_that_is_set_holds_up_no_round(
     for module in (ticker_module, apscheduler.schedulers.base, apscheduler.triggers.interval):
         monkeypatch.setattr(module, "datetime", Shifted)
     work, other = Count(), Count()
-    ticker = Ticker(work, interval_s=0.05, gap_s=0.01)
-    ticker.every(other, 0.05)
-    ticker.start()
+    scheduler = Scheduler(work, interval_s=0.05, gap_s=0.01)
+    scheduler.every(other, 0.05)
+    scheduler.start()
     try:
         wait_until(lambda: work.done >= 2 and other.done >= 2, 20)
         shift[0] = by_s
-        ticker.look()
+        scheduler.check_clock()
         before, others = work.done, other.done
         wait_until(lambda: work.done >= before + 2 and other.done >= others + 2, 20)
-        ticker.look()
+        scheduler.check_clock()
     finally:
-        ticker.stop()
+        scheduler.stop()
     assert [record.getMessage() for record in caplog.records if "clock" in record.getMessage()] == [
         f"the clock of this host was set by {by_s:+.0f} s"
     ]
@@ -168,16 +168,16 @@ def test_stopping_waits_for_the_round_under_way() -> None:
     """The store is closed after it, never under it."""
     work = Count()
     work.go.clear()
-    ticker = Ticker(work, interval_s=3600, gap_s=0.01)
-    ticker.start()
+    scheduler = Scheduler(work, interval_s=3600, gap_s=0.01)
+    scheduler.start()
     wait_until(lambda: work.done == 1, 20)
-    stopper = threading.Thread(target=ticker.stop)
+    stopper = threading.Thread(target=scheduler.stop)
     stopper.start()
     assert stopper.is_alive()
     work.go.set()
     stopper.join(20)
     assert not stopper.is_alive()
-    ticker.wake()
+    scheduler.wake()
     assert work.done == 1
 
 
@@ -186,11 +186,11 @@ def test_a_flood_of_datagrams_is_few_wake_ups_and_the_last_is_heard() -> None:
     woken: list[bool] = []
 
     async def flooded() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener, hook_socket.beside(listener) as hooks:
+        with socket.create_server(("127.0.0.1", 0)) as listener, listeners.hook_listener(listener) as hooks:
             assert hooks is not None
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                 sender.connect(listener.getsockname())
-                hook_socket.hear(hooks, lambda: woken.append(False))
+                listeners.on_datagram(hooks, lambda: woken.append(False))
                 for _ in range(1000):
                     sender.send(b"x")
                 await asyncio.sleep(0)  # the first are taken, and the next not before the pause is over
@@ -207,9 +207,9 @@ def test_a_flood_of_datagrams_is_few_wake_ups_and_the_last_is_heard() -> None:
 
 def test_a_port_that_hooks_cannot_have_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Another program has the UDP port: it is said, and the daemon does its work without being woken."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, hook_socket.beside(listener) as first:
+    with socket.create_server(("127.0.0.1", 0)) as listener, listeners.hook_listener(listener) as first:
         assert first is not None
-        with hook_socket.beside(listener) as second:
+        with listeners.hook_listener(listener) as second:
             assert second is None
     assert "hooks cannot wake selasticd: UDP port" in caplog.text
 

@@ -1,0 +1,105 @@
+"""A SlurmClient that keeps the latest snapshot for everyone who asks, and guards every change by a check.
+
+Promise: a job that the snapshot does not have yet costs at most one new snapshot every ASK_GAP_S. Thread-safe.
+Limit: between two snapshots Slurm's state may have changed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from .model import Job, Size, SlurmClient, Snapshot
+from .site import Site
+
+ASK_GAP_S = 0.25
+"""Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
+
+
+class SnapshotCache:
+    """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job.
+
+    Before each act it asks `confirm`, which raises when this daemon may not act.
+    """
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+        confirm: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._client, self._clock, self._pause, self._confirm = client, clock, pause, confirm
+        self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._asked = 0.0
+        self._snapshot = Snapshot(0.0)
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """A round has taken one."""
+        with self._lock:
+            if snapshot.at >= self._snapshot.at:
+                self._snapshot = snapshot
+
+    def snapshot(self) -> Snapshot:
+        """A new one, which is kept. Raises as SlurmClient.snapshot."""
+        found = self._client.snapshot()
+        self.keep(found)
+        return found
+
+    def site(self) -> Site:
+        """See SlurmClient.site."""
+        return self._client.site()
+
+    def latest(self) -> Snapshot:
+        """The one that is kept."""
+        with self._lock:
+            return self._snapshot
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See SlurmClient.shrink."""
+        self._confirm()
+        self._client.shrink(job_id, nodes)
+
+    def cancel(self, job_id: int) -> None:
+        """See SlurmClient.cancel."""
+        self._confirm()
+        self._client.cancel(job_id)
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See SlurmClient.set_comment."""
+        self._confirm()
+        self._client.set_comment(job_id, text)
+
+    def requeue(self, job_id: int) -> None:
+        """See SlurmClient.requeue."""
+        self._confirm()
+        self._client.requeue(job_id)
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
+        """See SlurmClient.resize_waiting."""
+        self._confirm()
+        self._client.resize_waiting(job_id, size, reservation)
+
+    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
+        """See SlurmClient.reserve."""
+        self._confirm()
+        self._client.reserve(name, nodes, user, minutes)
+
+    def unreserve(self, name: str, job_id: int = 0) -> None:
+        """See SlurmClient.unreserve."""
+        self._confirm()
+        self._client.unreserve(name, job_id)
+
+    def find(self, *job_ids: int) -> list[Job | None]:
+        """These jobs as Slurm has them; None for one that it does not list."""
+        came, known = self._clock(), self.latest()
+        if any(job_id not in known.jobs for job_id in job_ids):
+            with self._asking:
+                # Everyone who asked while another's snapshot was on its way shares the next one.
+                if self._asked < came:
+                    self._pause(max(0.0, min(ASK_GAP_S, self._asked + ASK_GAP_S - self._clock())))
+                    self._asked = self._clock()
+                    self.snapshot()
+            known = self.latest()
+        return [known.jobs.get(job_id) for job_id in job_ids]
