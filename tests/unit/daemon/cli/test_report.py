@@ -17,7 +17,7 @@ import sample_history
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.cli import main, options
 from slurm_elastic.daemon.cli.commands import advise
-from slurm_elastic.daemon.html import charts, report_page
+from slurm_elastic.daemon.html import charts, report_charts, report_page
 from slurm_elastic.daemon.html.report_page import clipped, page, used
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
@@ -82,7 +82,7 @@ def test_a_hundred_thousand_changes_are_drawn_as_few() -> None:
     """The peaks stay, and what was left when nothing more changed."""
     rows = [{"start": float(i), "end": i + 0.5, "gpus": 1 + (i == 5000)} for i in range(10_000)]
     rows.append({"start": 0.0, "end": 20_000.0, "gpus": 3})
-    steps = charts.held_by_all(rows, 0.0, 20_000.0, 100)
+    steps = report_charts.held_by_all(rows, 0.0, 20_000.0, 100)
     assert len(steps) < 210 and steps[-1] == (20_000.0, 0.0)
     assert max(gpus for _, gpus in steps) == 5.0 and steps == sorted(steps, key=lambda step: step[0])
     assert [gpus for at, gpus in steps if 10_100 < at < 20_000] == []
