@@ -1,7 +1,7 @@
 """What a job can give up: which (piece, node) units, and which sizes it can come down to. Pure.
 
-Rules of Slurm behind it: the batch host of the base never goes; a component keeps its first node or goes whole; a
-companion, which has no batch host, gives up any node or all. A GPU of a node goes only with the node's whole share.
+What may go of a piece is the rule of the mechanism that gives up its kind. A GPU of a node goes only with the node's
+whole share.
 """
 
 from __future__ import annotations
@@ -17,9 +17,26 @@ from .ledger import Amount
 Unit = tuple[int, str]
 """A Slurm job id and one of its nodes."""
 
-_COST = {"companion": 1, "component": 1_000, "base": 1_000_000}
-"""What goes first, per GPU: cancelling a companion is the gentlest, the base's own nodes never come back."""
-_NEEDS_VIA = {"companion": "companion", "component": "component", "base": "shrink"}
+
+@dataclass(frozen=True, slots=True)
+class DropRule:
+    """How pieces of one kind are given up."""
+
+    kind: str
+    """Of the pieces: base, component or companion."""
+    price: int
+    """Per GPU, against the other kinds: the cheapest go first."""
+    batch_host_stays: bool = False
+    first_node_stays: bool = False
+    """As long as the piece does not go whole."""
+    whole: bool = False
+    """The piece may go whole."""
+
+    def staying(self, piece: Piece, batch_host: str) -> str | None:
+        """The node without which the piece's Slurm job cannot go on; None: any may go."""
+        if self.batch_host_stays and batch_host in piece.nodes:
+            return batch_host
+        return piece.nodes[0] if self.batch_host_stays or self.first_node_stays else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +48,8 @@ class Giver:
     """Base first, companions oldest first."""
     batch_host: str
     sizes: frozenset[int]
-    via: tuple[str, ...]
+    rules: Mapping[str, DropRule]
+    """By kind of piece, for the kinds that it may give up."""
     share: Mapping[int, Amount]
     """By Slurm job id: what a node given up by it gives back."""
     weight: float = 1.0
@@ -51,13 +69,14 @@ def droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
     """Every unit that can go, with all the units that go with it (itself first)."""
     found: dict[Unit, tuple[Unit, ...]] = {}
     for piece in giver.pieces:
-        if _NEEDS_VIA[piece.kind] not in giver.via:
+        rule = giver.rules.get(piece.kind)
+        if rule is None:
             continue
         for node in piece.nodes:
             unit = (piece.slurm_job_id, node)
-            if _kept_alive(giver, piece) != node:
+            if rule.staying(piece, giver.batch_host) != node:
                 found[unit] = (unit,)
-            elif piece.kind == "component":
+            elif rule.whole:
                 others = tuple((piece.slurm_job_id, other) for other in piece.nodes if other != node)
                 found[unit] = (unit, *others)
     return found
@@ -99,19 +118,20 @@ def shrinks(giver: Giver, forced: Collection[Unit] = ()) -> dict[int, tuple[Piec
 def _cuts(giver: Giver, piece: Piece, rank: int, forced: Collection[Unit]) -> list[tuple[Piece | None, int]]:
     """Each way to cut one piece: what is kept (None: it goes whole) and its cost."""
     gone = [node for node in piece.nodes if (piece.slurm_job_id, node) in forced]
-    if _NEEDS_VIA[piece.kind] not in giver.via:
+    rule = giver.rules.get(piece.kind)
+    if rule is None:
         return [(piece, 0)]
-    fixed = _kept_alive(giver, piece)
+    fixed = rule.staying(piece, giver.batch_host)
     order = gone + [node for node in first_to_go(giver, piece.nodes) if node not in gone and node != fixed]
-    unit_cost = _COST[piece.kind] * (1 + min(rank, 900)) * piece.gpus_per_node
+    unit_cost = rule.price * (1 + min(rank, 900)) * piece.gpus_per_node
     # The newest has rank 0: a slow node goes for half its price.
-    costs = [_COST[piece.kind] * piece.gpus_per_node // 2 if node in giver.slow else unit_cost for node in order]
+    costs = [rule.price * piece.gpus_per_node // 2 if node in giver.slow else unit_cost for node in order]
     cuts: list[tuple[Piece | None, int]] = []
     for count in range(len(gone), len(order) + 1):
         left = tuple(node for node in piece.nodes if node not in order[:count])
         if left and fixed not in gone:
             cuts.append((replace(piece, nodes=left), sum(costs[:count]) + (1 if count else 0)))
-    if fixed is None or piece.kind == "component":
+    if rule.whole:
         cuts.append((None, sum(costs) + unit_cost * (len(piece.nodes) - len(order))))
     return cuts
 
@@ -129,10 +149,3 @@ def first_to_go(giver: Giver, nodes: Iterable[str]) -> list[str]:
         order,
         key=lambda node: (node not in giver.wanted, -giver.slow.get(node, 0.0), near[giver.switches.get(node, "")]),
     )
-
-
-def _kept_alive(giver: Giver, piece: Piece) -> str | None:
-    """The node without which the piece's Slurm job cannot go on; None: any may go."""
-    if piece.kind == "base":
-        return giver.batch_host if giver.batch_host in piece.nodes else piece.nodes[0]
-    return piece.nodes[0] if piece.kind == "component" else None

@@ -1,62 +1,164 @@
-"""What can be done about a job: plain frozen values. The rules make them, the executor carries them out."""
+"""What can be done about a job: plain frozen values. Mechanisms make them; the executor carries them out.
+
+Promise: each says what it asks of Slurm, in a call and in words, and what follows when Slurm refuses it.
+Limit: none remembers; that the same is not asked too often is the executor's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
+from slurm_elastic.protocol.errors import SlurmRefused
+
+from ..capacity.requeue_placement import reservation_of
 from ..slurm.model import Size
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Shrink:
-    """Take a Slurm job down to these nodes, in place."""
+RESERVED_MIN = 10
+"""Minutes after which Slurm ends a reservation that no daemon was left to end; jobs in it run on."""
+
+
+class SlurmWrites(Protocol):
+    """What actions need of a Slurm client."""
+
+    def shrink(self, job_id: int, nodes: tuple[str, ...]) -> None: ...
+
+    def cancel(self, job_id: int) -> None: ...
+
+    def requeue(self, job_id: int) -> None: ...
+
+    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None: ...
+
+    def reserve(self, name: str, nodes: tuple[str, ...], user: str, minutes: int) -> None: ...
+
+    def unreserve(self, name: str, job_id: int = 0) -> None: ...
+
+
+@dataclass(frozen=True)
+class Act(ABC):
+    """Something that Slurm is asked for, about one Slurm job."""
 
     job_id: int
     slurm_job_id: int
+
+    @abstractmethod
+    def ask(self, client: SlurmWrites) -> None:
+        """Ask Slurm for it. Raises SlurmError."""
+
+    @abstractmethod
+    def sentence(self) -> str:
+        """What is asked for, for the log."""
+
+    def question(self) -> tuple[object, ...]:
+        """Two actions for which this is equal are one question to Slurm."""
+        return (type(self), self.slurm_job_id)
+
+    def if_refused(self, error: str) -> tuple[Action, ...]:
+        """What to do when Slurm refuses it."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Shrink(Act):
+    """Take a Slurm job down to these nodes, in place."""
+
     nodes: tuple[str, ...]
     why: str
 
+    def ask(self, client: SlurmWrites) -> None:
+        client.shrink(self.slurm_job_id, self.nodes)
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+    def sentence(self) -> str:
+        return f"shrink {self.slurm_job_id} to {','.join(self.nodes)}: {self.why}"
+
+    def question(self) -> tuple[object, ...]:
+        return (*super().question(), self.nodes)
+
+
+@dataclass(frozen=True)
+class Cancel(Act):
     """End a companion or a component."""
 
-    job_id: int
-    slurm_job_id: int
     why: str
 
+    def ask(self, client: SlurmWrites) -> None:
+        client.cancel(self.slurm_job_id)
 
-@dataclass(frozen=True, slots=True)
-class Requeue:
+    def sentence(self) -> str:
+        return f"cancel {self.slurm_job_id}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Free(Act):
+    """End the reservation that kept nodes for a job."""
+
+    why: str
+
+    def ask(self, client: SlurmWrites) -> None:
+        # Whoever may not make reservations may not end one either, and then there is none.
+        with contextlib.suppress(SlurmRefused):
+            client.unreserve(reservation_of(self.slurm_job_id), self.slurm_job_id)
+
+    def sentence(self) -> str:
+        return f"free the nodes of {self.slurm_job_id}: {self.why}"
+
+
+@dataclass(frozen=True)
+class _OfResize(Act):
+    """A step of a resize that fails when Slurm refuses it."""
+
+    intent: int
+    """0: it was put back by Slurm or its owner, not by a resize of ours."""
+
+    def if_refused(self, error: str) -> tuple[Action, ...]:
+        """What was done before it stays, but for the nodes kept; what fits is looked at again in the next round."""
+        if not self.intent:
+            return ()
+        free = Free(self.job_id, self.slurm_job_id, "its resize was refused")
+        return (free, Close(self.job_id, self.intent, "failed", error))
+
+
+@dataclass(frozen=True)
+class Requeue(_OfResize):
     """Put a job back into the queue, its new nodes kept for it where the site lets us."""
 
-    job_id: int
-    slurm_job_id: int
-    intent: int
     nodes: tuple[str, ...]
     user: str
     why: str
 
+    def ask(self, client: SlurmWrites) -> None:
+        try:
+            client.reserve(reservation_of(self.slurm_job_id), self.nodes, self.user, RESERVED_MIN)
+        except SlurmRefused as error:
+            # Another job may take them in the seconds in which nobody has them.
+            log.info("job %d is put back without its nodes being kept for it: %s", self.slurm_job_id, error)
+        client.requeue(self.slurm_job_id)
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+    def sentence(self) -> str:
+        return f"requeue {self.slurm_job_id}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Resume(_OfResize):
     """Give a job that waits after a requeue its size, and let it start at once."""
 
-    job_id: int
-    slurm_job_id: int
-    intent: int
-    """0: it was put back by Slurm or its owner, not by a resize of ours."""
     size: Size
     why: str
 
+    def ask(self, client: SlurmWrites) -> None:
+        client.resize_waiting(self.slurm_job_id, self.size, reservation_of(self.slurm_job_id) if self.intent else "")
 
-@dataclass(frozen=True, slots=True)
-class Free:
-    """End the reservation that kept nodes for a job."""
+    def sentence(self) -> str:
+        size = f"{self.size.nodes} x {self.size.gpus_per_node} GPUs"
+        return f"resume {self.slurm_job_id} at {size}: {self.why}"
 
-    job_id: int
-    slurm_job_id: int
-    why: str
+    def question(self) -> tuple[object, ...]:
+        return (*super().question(), self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +181,4 @@ class Close:
     detail: str
 
 
-Act = Shrink | Cancel | Requeue | Resume | Free
-"""What Slurm is asked for."""
 Action = Act | Advance | Close

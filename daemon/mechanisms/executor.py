@@ -7,40 +7,19 @@ changes nothing for a while, then tries one action, and only when Slurm takes th
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from slurm_elastic.protocol.errors import SlurmError, SlurmRefused, SlurmUnreachable
+from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable
 
-from ..capacity.requeue_placement import reservation_of
-from ..slurm.model import Size
-from .actions import Act, Action, Advance, Cancel, Close, Free, Requeue, Resume, Shrink
+from .actions import Act, Action, Close, SlurmWrites
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
 """Before the same is asked again that Slurm has taken; twice as long each time, up to a minute."""
-RESERVED_MIN = 10
-"""Minutes after which Slurm ends a reservation that no daemon was left to end; jobs in it run on."""
-
-
-class Client(Protocol):
-    """What it needs of Slurm."""
-
-    def shrink(self, job_id: int, nodes: tuple[str, ...]) -> None: ...
-
-    def cancel(self, job_id: int) -> None: ...
-
-    def requeue(self, job_id: int) -> None: ...
-
-    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None: ...
-
-    def reserve(self, name: str, nodes: tuple[str, ...], user: str, minutes: int) -> None: ...
-
-    def unreserve(self, name: str, job_id: int = 0) -> None: ...
 
 
 class Records(Protocol):
@@ -63,7 +42,7 @@ class Executor:
 
     def __init__(
         self,
-        client: Client,
+        client: SlurmWrites,
         store: Records,
         clock: Callable[[], float],
         backoff_s: float = 60.0,
@@ -93,16 +72,19 @@ class Executor:
         """Carry the actions out; how many changed something. Without `act` resizes are closed, Slurm is left alone."""
         done = 0
         for action in actions:
-            if isinstance(action, Close):
-                self._close(action)
-                done += 1
-            elif isinstance(action, Advance):
-                if act and not self.tripped:
-                    self.store.move_intent(action.intent, action.state, at=self.clock())
-                    done += 1
-            elif act and not self.tripped and self._ask(action):
-                done += 1
+            if isinstance(action, Close) or (act and not self.tripped):
+                done += self._do(action)
         return done
+
+    def _do(self, action: Action) -> bool:
+        """Carry one out; whether it changed something."""
+        if isinstance(action, Act):
+            return self._ask(action)
+        if isinstance(action, Close):
+            self._close(action)
+        else:
+            self.store.move_intent(action.intent, action.state, at=self.clock())
+        return True
 
     def _close(self, action: Close) -> None:
         now = self.clock()
@@ -112,24 +94,22 @@ class Executor:
         log.info("job %d: resize %d %s%s", action.job_id, action.intent, action.state, _because(action.detail))
 
     def _ask(self, action: Act) -> bool:
-        key, now = _key(action), self.clock()
+        key, now = action.question(), self.clock()
         before = self._refused.get(key)
         until, waited = self._taken.get(key, (0.0, 0.0))
         if now < until or (before is not None and now < before.until):
             return False
         self.store.add_event(action.job_id, type(action).__name__.lower(), "selasticd", asdict(action), now)
-        log.info("job %d: %s", action.job_id, _sentence(action))
+        log.info("job %d: %s", action.job_id, action.sentence())
         try:
-            self._tell(action)
+            action.ask(self.client)
         except SlurmUnreachable as error:
             log.warning("job %d: Slurm does not answer, looking again next round: %s", action.job_id, error)
             return False
         except SlurmError as error:
             self._note(key, action, str(error))
-            if isinstance(action, Requeue | Resume) and action.intent:
-                # What was done before it stays, but for the nodes kept; what fits is looked at anew in the next round.
-                self._ask(Free(action.job_id, action.slurm_job_id, "its resize was refused"))
-                self._close(Close(action.job_id, action.intent, "failed", str(error)))
+            for following in action.if_refused(str(error)):
+                self._do(following)
             return False
         self.failures = self._trips = 0
         self._refused.pop(key, None)
@@ -138,30 +118,6 @@ class Executor:
         self._taken = {k: entry for k, entry in self._taken.items() if entry[0] + 120.0 > now}
         self._taken[key] = (now + wait, wait)
         return True
-
-    def _tell(self, action: Act) -> None:
-        """Ask Slurm for it. Raises SlurmError."""
-        client, slurm_id = self.client, action.slurm_job_id
-        if isinstance(action, Shrink):
-            client.shrink(slurm_id, action.nodes)
-        elif isinstance(action, Cancel):
-            client.cancel(slurm_id)
-        elif isinstance(action, Requeue):
-            self._keep_nodes(action)
-            client.requeue(slurm_id)
-        elif isinstance(action, Resume):
-            client.resize_waiting(slurm_id, action.size, reservation_of(slurm_id) if action.intent else "")
-        else:
-            # Whoever may not make reservations may not end one either, and then there is none.
-            with contextlib.suppress(SlurmRefused):
-                client.unreserve(reservation_of(slurm_id), slurm_id)
-
-    def _keep_nodes(self, action: Requeue) -> None:
-        """Where the site does not let us, another job may take them in the seconds in which nobody has them."""
-        try:
-            self.client.reserve(reservation_of(action.slurm_job_id), action.nodes, action.user, RESERVED_MIN)
-        except SlurmRefused as error:
-            log.info("job %d is put back without its nodes being kept for it: %s", action.job_id, error)
 
     def _note(self, key: tuple[object, ...], action: Act, sentence: str) -> None:
         now = self.clock()
@@ -172,29 +128,13 @@ class Executor:
         detail: dict[str, object] = {"action": asdict(action), "error": sentence, "again_in_s": wait}
         self.store.add_event(action.job_id, "refused", "selasticd", detail, now)
         log.warning(
-            "job %d: refused (%s), trying again in %.0f s: %s", action.job_id, _sentence(action), wait, sentence
+            "job %d: refused (%s), trying again in %.0f s: %s", action.job_id, action.sentence(), wait, sentence
         )
         self.failures += 1
         if self.failures >= self.trip_after and not self.tripped:
             self._until = now + min(86400.0, self.trip_s * 2**self._trips)
             self._trips += 1
             self.tripped = f"{self.failures} actions in a row were refused, the last one: {sentence}"
-
-
-def _key(action: Act) -> tuple[object, ...]:
-    """Two actions with one key are one question to Slurm."""
-    what = action.nodes if isinstance(action, Shrink) else action.size if isinstance(action, Resume) else None
-    return (type(action), action.slurm_job_id, what)
-
-
-def _sentence(action: Act) -> str:
-    words = {Shrink: "shrink", Cancel: "cancel", Requeue: "requeue", Resume: "resume", Free: "free the nodes of"}
-    text = f"{words[type(action)]} {action.slurm_job_id}"
-    if isinstance(action, Shrink):
-        text += f" to {','.join(action.nodes)}"
-    elif isinstance(action, Resume):
-        text += f" at {action.size.nodes} x {action.size.gpus_per_node} GPUs"
-    return f"{text}: {action.why}"
 
 
 def _because(detail: str) -> str:

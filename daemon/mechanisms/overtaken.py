@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_elastic.db.rows import IntentRow
-from slurm_elastic.protocol.messages import Shape
 
 from ..capacity.ledger import Amount, free, per_node, unexplained
 from ..capacity.roster import ElasticJob, Roster
 from ..slurm.model import Snapshot
+from .registry import carrier
 
 NOTHING = Amount()
 
@@ -26,7 +26,7 @@ def overtaken(snapshot: Snapshot, roster: Roster, intents: Iterable[IntentRow]) 
         job = roster.elastic.get(intent.directive.job_id)
         if job is None or not job.running:
             continue
-        own = _own(job) if intent.directive.requeues else {}
+        own = _own(job) if carrier(intent.directive).restarts else {}
         for node, need in _awaited(job, intent):
             if _gone(snapshot, node, need, own.get(node, NOTHING)):
                 found[intent.directive.id] = f"node {node} is no longer free"
@@ -36,21 +36,15 @@ def overtaken(snapshot: Snapshot, roster: Roster, intents: Iterable[IntentRow]) 
 
 def _awaited(job: ElasticJob, intent: IntentRow) -> list[tuple[str, Amount]]:
     """The nodes that a resize waits for, and what it needs on each."""
-    shapes: list[Shape] = []
-    if intent.directive.requeues:
-        shapes += intent.directive.add if intent.state in ("issued", "accepted", "saved") else ()
-    elif intent.state == "submitted":
-        queued = [set(asked.required_nodes) for asked, tag in job.queued if tag.directive == intent.directive.id]
-        shapes += (shape for shape in intent.directive.add if set(shape.node_list) in queued)
     return [
         (node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
-        for shape in shapes
+        for shape in carrier(intent.directive).awaits(job, intent)
         for node in shape.node_list
     ]
 
 
 def _own(job: ElasticJob) -> Mapping[str, Amount]:
-    """What the job gives back, by node, when it is put back."""
+    """What the job gives back, by node, when it starts again."""
     found: dict[str, Amount] = {}
     for held in job.held:
         for node in held.piece.nodes:

@@ -14,8 +14,8 @@ from slurm_elastic.db.rows import IntentRow, InUse
 
 from ..capacity.roster import ElasticJob, Held, Roster
 from ..capacity.shrink_options import Unit, units_of
-from .actions import Action, Cancel, Close, Free, Shrink
-from .requeue import requeue_steps
+from .actions import Action, Close
+from .registry import COMPANION, carrier, dropping
 from .timeouts import Bounds
 
 
@@ -32,24 +32,20 @@ def next_actions(
 
     `intents`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name.
     """
-    actions: list[Action] = [
-        Cancel(_base_of(job.name), job.job_id, "the job that this companion belongs to does not run")
-        for job in roster.orphans
-    ]
+    actions: list[Action] = []
+    for orphan in roster.orphans:
+        why = "the job that this companion belongs to does not run"
+        actions += COMPANION.undo(_base_of(orphan.name), (orphan.job_id,), why)
     by_job = {intent.directive.job_id: intent for intent in intents}
     for number, why in (overtaken or {}).items():
         job_id = next(j for j, intent in by_job.items() if intent.directive.id == number)
-        if by_job.pop(job_id).directive.requeues:
-            actions.append(Free(job_id, job_id, why))  # kept already where nobody heard whether it was put back
+        actions += carrier(by_job.pop(job_id).directive).undo(job_id, (), why)
         actions.append(Close(job_id, number, "overtaken", why))
+    led = {job_id: carrier(intent.directive) for job_id, intent in by_job.items()}
     for job_id, intent in by_job.items():
-        job = roster.elastic.get(job_id)
-        if intent.directive.requeues:
-            actions += requeue_steps(job, in_use.get(job_id), intent, now, bounds)
-        elif job is None or not job.running:
-            actions.append(Close(job_id, intent.directive.id, "withdrawn", "the job does not run any more"))
+        actions += led[job_id].next_actions(roster.elastic.get(job_id), in_use.get(job_id), intent, now, bounds)
     for job_id, job in roster.elastic.items():
-        if job.running and not (job_id in by_job and by_job[job_id].directive.requeues):
+        if job.running and not (job_id in led and led[job_id].restarts):
             actions += _for_job(job, in_use.get(job_id), by_job.get(job_id), unused_since, now, bounds)
     return actions
 
@@ -107,16 +103,8 @@ def _release(
     due = {unit for unit in idle if switched or now - unused_since.get(unit, now) >= bounds.leak_s}
     if not due:
         return None
-    kept = tuple(node for node in held.piece.nodes if (held.piece.slurm_job_id, node) not in due)
     why = f"given up by resize {intent.directive.id}" if intent and switched else "held, but not trained on"
-    if held.piece.kind != "companion" and (kept or held.piece.kind == "base"):
-        fixed = job.base.batch_host if held.piece.kind == "base" else held.piece.nodes[0]
-        kept = tuple(node for node in held.piece.nodes if node in kept or node == fixed)
-    if not kept:
-        return Cancel(job.job_id, held.piece.slurm_job_id, why)
-    if kept == held.piece.nodes:
-        return None
-    return Shrink(job.job_id, held.piece.slurm_job_id, kept, why)
+    return dropping(held.piece.kind).release(job, held, due, why)
 
 
 def _wanted(use: InUse | None, intent: IntentRow | None, held: Held) -> set[Unit]:
@@ -132,11 +120,9 @@ def _wanted(use: InUse | None, intent: IntentRow | None, held: Held) -> set[Unit
 
 
 def _leaked_queued(job: ElasticJob, unused_since: Mapping[Unit, float], now: float, bounds: Bounds) -> list[Action]:
-    return [
-        Cancel(job.job_id, queued.job_id, "waits for a resize that is over")
-        for queued, _ in job.queued
-        if now - unused_since.get((queued.job_id, ""), now) >= bounds.leak_s
-    ]
+    since = {queued.job_id: unused_since.get((queued.job_id, ""), now) for queued, _ in job.queued}
+    leaked = [slurm_job_id for slurm_job_id, at in since.items() if now - at >= bounds.leak_s]
+    return COMPANION.undo(job.job_id, leaked, "waits for a resize that is over")
 
 
 def _overdue(job: ElasticJob, intent: IntentRow, now: float, bounds: Bounds) -> Close | None:

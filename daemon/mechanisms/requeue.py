@@ -18,34 +18,88 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.db.rows import EventRow, IntentRow, InUse
-from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
+from ..capacity.ledger import Amount
 from ..capacity.pending_jobs import SOON_S
-from ..capacity.requeue_placement import SETTLE_S, reservation_of
+from ..capacity.placement import Like, take
+from ..capacity.requeue_placement import SETTLE_S, can_start_anew, place_anew, reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import units_of
+from ..config.settings import Settings
 from ..slurm.model import Job, Size
+from ..slurm.site import Site
 from .actions import Action, Advance, Close, Free, Requeue, Resume
+from .base import ChosenWay, FreeNodes, Layout, Mechanism, ResizableJob, WantedSize
 from .timeouts import Bounds
 
 
-def requeue_steps(
-    job: ElasticJob | None, use: InUse | None, intent: IntentRow, now: float, bounds: Bounds
-) -> list[Action]:
-    """What to do now about a resize by requeue."""
-    base = job.base if job is not None else None
-    if job is None or base is None:
-        why, gone = "the job has ended", intent.directive.job_id
-        return [Free(gone, gone, why), Close(gone, intent.directive.id, "withdrawn", why)]
-    quiet = now - intent.updated
-    if intent.state == "issued":
-        return _until_told(base, intent, quiet, bounds.issued_s, "withdrawn", "its supervisor has not taken it")
-    if intent.state == "accepted":
-        return _until_told(base, intent, quiet, bounds.stop_s, "failed", "no checkpoint was written")
-    step = {"saved": _saved, "submitted": _submitted, "granted": _granted}.get(intent.state)
-    if step is None:
-        return _close(base, intent, "failed", f"state {intent.state} is none of a requeue")
-    return step(job, use, intent, quiet, bounds)
+class RequeueResized(Mechanism):
+    name = "requeue"
+    restarts = True
+
+    def fits(self, job: ResizableJob, site: Site) -> str:
+        missing = super().fits(job, site)
+        if missing or can_start_anew(job.job):
+            return missing
+        return "only an ordinary batch job that asked for its GPUs per node can get another size in the queue"
+
+    def cost_s(self, job: ResizableJob, settings: Settings) -> float:
+        return settings.assumed_requeue_s if job.requeue_s is None else job.requeue_s
+
+    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
+        return f"it would cost {self.cost_s(job, settings):.3g} s where this costs {chosen.cost_s:.3g} s"
+
+    def reaches(self, wanted: WantedSize) -> bool:
+        return not wanted.forced
+
+    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Layout | None:
+        """On its own nodes and what is free."""
+        own, ledger = _own_nodes(job), free.ledger
+        usable = [name for name in free.nodes if ledger.usable(name)]
+        most = max((ledger.now[name].gpus + own.get(name, Amount()).gpus for name in usable), default=1)
+        shape = place_anew(ledger, own, gpus, Like.base(job.job.base), free.nodes, most)
+        if shape is None:
+            return None
+        for name, amount in own.items():
+            ledger.release(name, amount)
+        take(ledger, (shape,))
+        return Layout((), (shape,))
+
+    def carries(self, directive: Directive) -> bool:
+        return directive.requeues
+
+    def next_actions(
+        self, job: ElasticJob | None, use: InUse | None, intent: IntentRow, now: float, bounds: Bounds
+    ) -> list[Action]:
+        number, quiet = intent.directive.id, now - intent.updated
+        if job is None:
+            why, gone = "the job has ended", intent.directive.job_id
+            return [*self.undo(gone, (), why), Close(gone, number, "withdrawn", why)]
+        if intent.state == "issued":
+            missing = "its supervisor has not taken it"
+            return _until_told(job.base, intent, quiet, bounds.issued_s, "withdrawn", missing)
+        if intent.state == "accepted":
+            return _until_told(job.base, intent, quiet, bounds.stop_s, "failed", "no checkpoint was written")
+        step = {"saved": _saved, "submitted": _submitted, "granted": _granted}.get(intent.state)
+        if step is None:
+            return _close(job.base, intent, "failed", f"state {intent.state} is none of a requeue")
+        return step(job, use, intent, quiet, bounds)
+
+    def awaits(self, job: ElasticJob, intent: IntentRow) -> tuple[Shape, ...]:
+        return intent.directive.add if intent.state in ("issued", "accepted", "saved") else ()
+
+    def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
+        """Its nodes may be kept already where nobody heard whether it was put back."""
+        return [Free(job_id, job_id, why)]
+
+
+def _own_nodes(job: ResizableJob) -> dict[str, Amount]:
+    """What the job gives back on each of its nodes."""
+    own: dict[str, Amount] = {}
+    for slurm_job_id, node in units_of(job.pieces):
+        own[node] = own.get(node, Amount()) + job.giver.share[slurm_job_id]
+    return own
 
 
 def resumes(shapes: Mapping[int, Shape], bound: Collection[int] = ()) -> list[Action]:

@@ -76,7 +76,7 @@ def _situation(inputs: Inputs) -> Situation:
     """Who may be moved, and the room that is made for waiting jobs."""
     snapshot = inputs.snapshot
     standings = {
-        job_id: stand(job, inputs.states.get(job_id, JobState()), inputs.settings, inputs.now)
+        job_id: stand(job, inputs.states.get(job_id, JobState()), inputs.settings, inputs.now, inputs.site)
         for job_id, job in inputs.roster.elastic.items()
         if job.running
     }
@@ -84,11 +84,8 @@ def _situation(inputs: Inputs) -> Situation:
     take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in standings))
     waiting = needs(snapshot, inputs.roster, inputs.passed)
     wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
-    if wanted or inputs.site.switches:
-        standings = {
-            job_id: replace(s, giver=replace(s.giver, switches=inputs.site.switches, wanted=wanted))
-            for job_id, s in standings.items()
-        }
+    if wanted:
+        standings = {job_id: replace(s, giver=replace(s.giver, wanted=wanted)) for job_id, s in standings.items()}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     steady = bool(waiting) and unexplained(snapshot) == 0
     givers = [s.giver for s in standings.values() if steady and s.frozen is None and s.state.pinned is None]

@@ -16,11 +16,11 @@ from slurm_elastic.db.rows import DecisionRow, Mark
 from ..capacity.make_room import Met
 from ..capacity.roster import ElasticJob
 from ..config.settings import Settings
+from ..mechanisms.base import pause_s
 from ..optimizer.job_view import nodes_at
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
 from .eligibility import Standing, batches, weight_of
-from .mechanism_reasons import cost, passed_over
 from .moves import Move, nearest_batch
 from .optimizer_inputs import Member, Shared, rests
 
@@ -86,8 +86,8 @@ def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> dict[
         among = (entry for entry in context.moved() if entry["job_id"] != standing.job_id)
         others = list(islice(among, MOST_OTHERS))
         found |= ({"others": others} if others else {}) | {"starts": "now" if begun else "later"}
-        found |= {"passed_over": passed_over(move, context.settings), "pause_s": cost(move, context.settings)}
-        if move.mechanism == "requeue":
+        found |= {"passed_over": move.passed_over(context.settings), "pause_s": move.cost_s(context.settings)}
+        if any(mechanism.restarts for mechanism in move.by):
             found["pause_measured"] = standing.state.requeue_s is not None
         if not planned and wish.reason is Reason.GROW_IDLE:
             found["tried"] = True
@@ -152,7 +152,7 @@ def _common(standing: Standing, context: Context) -> dict[str, Any]:
         "idle_gpus": context.idle,
         "capacity_gpus": context.capacity,
         "pool": context.pool,
-        "pause_s": settings.assumed_pause_s if state.pause_s is None else state.pause_s,
+        "pause_s": pause_s(standing, settings),
         "pause_measured": state.pause_s is not None,
         "horizon_s": context.member.view.horizon_s if context.member else settings.horizon_s,
     }

@@ -12,11 +12,12 @@ from slurm_elastic.protocol.messages import Piece, Report
 from slurm_elastic.protocol.request import ElasticRequest
 
 from ..capacity.ledger import Amount, per_node
-from ..capacity.requeue_placement import can_start_anew
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import Giver, units_of, without
 from ..config.settings import Settings
+from ..mechanisms import registry
 from ..optimizer.job_view import Model
+from ..slurm.site import Site
 from ..text.reasons import Reason
 
 HOUR_S = 3600.0
@@ -72,7 +73,8 @@ class Standing:
     """Its batch alone may change."""
     until: float | None = None
     """When the cooldown or the time after a failure is over."""
-    giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), (), {}))
+    giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), {}, {}))
+    site: Site = field(default_factory=Site)
 
     @property
     def job_id(self) -> int:
@@ -88,15 +90,28 @@ class Standing:
 
     @property
     def may_start_anew(self) -> bool:
-        """Whether its request and Slurm let it be requeued at another size."""
-        return "requeue" in self.job.request.via and can_start_anew(self.job)
+        """Whether some mechanism can start it again at another size."""
+        return registry.restarting(self, self.site) is not None
+
+    @property
+    def can_add(self) -> bool:
+        """Whether some mechanism can add to what it has."""
+        return registry.adding(self, self.site) is not None
+
+    @property
+    def pause_s(self) -> float | None:
+        return self.state.pause_s
+
+    @property
+    def requeue_s(self) -> float | None:
+        return self.state.requeue_s
 
     @property
     def measured(self) -> bool:
         return bool(self.state.observations) and not self.state.unfitted
 
 
-def stand(job: ElasticJob, state: JobState, settings: Settings, now: float) -> Standing:
+def stand(job: ElasticJob, state: JobState, settings: Settings, now: float, site: Site | None = None) -> Standing:
     """How a running job stands."""
     used = units_of(state.in_use.pieces) if state.in_use else set()
     held = units_of(job.pieces)
@@ -104,7 +119,8 @@ def stand(job: ElasticJob, state: JobState, settings: Settings, now: float) -> S
     registered = bool(pieces) and pieces[0].kind == "base"
     if not registered:
         pieces = job.pieces
-    standing = Standing(job, state, pieces, _loose(job, state, used) if registered else {})
+    loose = _loose(job, state, used) if registered else {}
+    standing = Standing(job, state, pieces, loose, site=site or Site())
     frozen = _frozen(standing, registered)
     standing = replace(standing, frozen=frozen, giver=_giver(standing, weight_of(job.request, settings)))
     return standing if frozen else _rested(_cooled(standing, settings, now), settings, now)
@@ -201,10 +217,11 @@ def _giver(standing: Standing, weight: float) -> Giver:
         pieces=standing.pieces,
         batch_host=job.base.batch_host,
         sizes=sizes(job),
-        via=job.request.via,
+        rules=registry.drop_rules(job.request.via),
         share={held.job.job_id: per_node(held.job) for held in job.held},
         weight=weight,
         slow=standing.state.slow,
+        switches=standing.site.switches,
     )
 
 

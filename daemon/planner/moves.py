@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
-from ..capacity.ledger import Amount, Ledger
-from ..capacity.placement import Like, place, take
-from ..capacity.requeue_placement import place_anew
+from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
+from ..config.settings import Settings
+from ..mechanisms import registry
+from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
 from ..text.reasons import Reason
 from .eligibility import Standing, sizes
 
@@ -52,18 +53,27 @@ class Move:
         return bool(self.add) or self.keep != now.pieces or self.wish.batch != now.batch
 
     @property
+    def by(self) -> tuple[Mechanism, ...]:
+        """The mechanisms that do it; none when the batch alone changes."""
+        return registry.used(self.wish.standing.pieces, self.keep, self.add)
+
+    @property
     def mechanism(self) -> str:
-        """How it is done: shrink, component, companion, several of them, requeue, or batch alone."""
-        if not self.keep:
-            return "requeue"
-        now = self.wish.standing
-        gone = units_of(now.pieces) - units_of(self.keep)
-        kinds = {piece.kind for piece in now.pieces if units_of((piece,)) & gone}
-        words = {"base": "shrink", "component": "component", "companion": "companion"}
-        used = sorted({words[kind] for kind in kinds} | ({"companion"} if self.add else set()))
-        if not used and self.wish.batch != now.batch:
+        """Their names, or batch."""
+        by = self.by
+        if not by and self.wish.batch != self.wish.standing.batch:
             return "batch"
-        return "+".join(used)
+        return "+".join(mechanism.name for mechanism in by)
+
+    def cost_s(self, settings: Settings) -> float:
+        """Seconds that the training is expected to stand still for it."""
+        return registry.cost_s(self.wish.standing, self.by, settings)
+
+    def passed_over(self, settings: Settings) -> list[dict[str, str]]:
+        """{mechanism, why} for every one that has no part in it."""
+        standing = self.wish.standing
+        chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.wish.elsewhere)
+        return registry.passed_over(standing, standing.site, chosen, settings)
 
     def directive(self, wait_s: float) -> Directive:
         """The order to the supervisor; its number comes from the store."""
@@ -83,28 +93,29 @@ class Move:
 def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Collection[str]]) -> dict[int, Move]:
     """A move for every wish, by job id. `nodes`: where each job may grow. The ledger is used up in place."""
     found: dict[int, Move] = {}
-    growing, anew = [], []
+    placing: dict[Mechanism, list[Wish]] = {mechanism: [] for mechanism in registry.MECHANISMS}
     for wish in wishes:
-        kept = shrinks(wish.standing.giver, wish.forced)
-        if wish.elsewhere:
-            anew.append(wish)
-        elif wish.gpus in kept or (wish.gpus == wish.standing.gpus and not wish.forced):
-            keep = kept[wish.gpus] if wish.gpus != wish.standing.gpus else wish.standing.pieces
-            found[wish.standing.job_id] = Move(wish, keep)
+        standing = wish.standing
+        kept = shrinks(standing.giver, wish.forced)
+        if not wish.elsewhere and (wish.gpus in kept or (wish.gpus == standing.gpus and not wish.forced)):
+            keep = kept[wish.gpus] if wish.gpus != standing.gpus else standing.pieces
+            found[standing.job_id] = Move(wish, keep)
             _free(ledger, wish, keep)
-        elif wish.gpus > max(kept, default=0) and "companion" in wish.standing.job.request.via:
-            growing.append(wish)
-        elif wish.standing.may_start_anew and not wish.forced:
-            anew.append(wish)
+            continue
+        wanted = WantedSize(wish.gpus, max(kept, default=0), bool(wish.forced), wish.elsewhere)
+        mechanism = registry.cheapest(standing, standing.site, wanted)
+        if mechanism is None:
+            found[standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
         else:
-            found[wish.standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
-    places = {wish.standing.job_id: nodes.get(wish.standing.job_id, ()) for wish in growing}
-    beside = _beside(growing)
-    # Who can grow on few nodes only comes first: others find room elsewhere.
-    for wish in sorted(growing, key=lambda w: (len(places[w.standing.job_id]), -w.gain, w.standing.job_id)):
-        found[wish.standing.job_id] = _grow(wish, ledger, places[wish.standing.job_id], beside)
-    for wish in anew:
-        found[wish.standing.job_id] = _start_anew(wish, ledger, tuple(nodes.get(wish.standing.job_id, ())))
+            placing[mechanism].append(wish)
+    under = _under([wish for placed in placing.values() for wish in placed])
+    for mechanism, placed in placing.items():
+        free = {w.standing.job_id: FreeNodes(ledger, nodes.get(w.standing.job_id, ()), under) for w in placed}
+        if mechanism.adds:
+            # Who can grow on few nodes only comes first: others find room elsewhere.
+            placed.sort(key=lambda w: (len(free[w.standing.job_id].nodes), -w.gain, w.standing.job_id))
+        for wish in placed:
+            found[wish.standing.job_id] = _place(mechanism, wish, free[wish.standing.job_id])
     return found
 
 
@@ -114,51 +125,24 @@ def _free(ledger: Ledger, wish: Wish, keep: Sequence[Piece]) -> None:
         ledger.release(unit[1], wish.standing.giver.share[unit[0]])
 
 
-def _beside(growing: Sequence[Wish]) -> dict[str, list[str]]:
+def _under(wishes: Sequence[Wish]) -> dict[str, list[str]]:
     """The nodes under each switch; the site's are the same for every job of a round."""
     found: dict[str, list[str]] = {}
-    for node, switch in growing[0].standing.giver.switches.items() if growing else ():
+    for node, switch in wishes[0].standing.site.switches.items() if wishes else ():
         found.setdefault(switch, []).append(node)
     return found
 
 
-def _grow(wish: Wish, ledger: Ledger, nodes: Collection[str], beside: Mapping[str, Sequence[str]]) -> Move:
+def _place(mechanism: Mechanism, wish: Wish, free: FreeNodes) -> Move:
+    """The wish as far as the mechanism finds room for it: what only adds may add less."""
     standing = wish.standing
-    keep = without(standing.pieces, wish.forced)
-    like = Like.base(standing.job.base)
-    rest, switches = sum(piece.gpus for piece in keep), standing.giver.switches
-    home = {switches[node] for piece in keep for node in piece.nodes if node in switches}
-    near = {node for switch in home for node in beside[switch]}
-    for gpus in _tries(standing, rest, wish.gpus):
-        smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
-        for soon in (False, True):
-            shapes = place(ledger, gpus - rest, like, nodes, soon, near)
-            if shapes is not None:
-                take(ledger, shapes)
-                return Move(smaller, keep, shapes, "the GPUs are still being released" if soon else "")
+    keep = without(standing.pieces, wish.forced) if mechanism.adds else ()
+    for gpus in _tries(standing, sum(piece.gpus for piece in keep), wish.gpus) if mechanism.adds else [wish.gpus]:
+        layout = mechanism.place(standing, keep, gpus, free)
+        if layout is not None:
+            smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
+            return Move(smaller, layout.keep, layout.add, layout.later)
     return _stay(wish)
-
-
-def _start_anew(wish: Wish, ledger: Ledger, nodes: Sequence[str]) -> Move:
-    """The whole job at another size, on its own nodes and what is free: the last resort."""
-    standing, own = wish.standing, own_nodes(wish.standing)
-    usable = [name for name in nodes if ledger.usable(name)]
-    most = max((ledger.now[name].gpus + own.get(name, Amount()).gpus for name in usable), default=1)
-    shape = place_anew(ledger, own, wish.gpus, Like.base(standing.job.base), nodes, most)
-    if shape is None:
-        return _stay(wish)
-    for name, amount in own.items():
-        ledger.release(name, amount)
-    take(ledger, (shape,))
-    return Move(wish, (), (shape,))
-
-
-def own_nodes(standing: Standing) -> dict[str, Amount]:
-    """What the job gives back on each of its nodes when it starts anew."""
-    own: dict[str, Amount] = {}
-    for slurm_job_id, node in units_of(standing.pieces):
-        own[node] = own.get(node, Amount()) + standing.giver.share[slurm_job_id]
-    return own
 
 
 def _tries(standing: Standing, rest: int, gpus: int) -> list[int]:

@@ -13,6 +13,8 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ..capacity.requeue_placement import whole_sizes
 from ..capacity.shrink_options import Unit, shrinks
 from ..config.settings import Settings
+from ..mechanisms import registry
+from ..mechanisms.base import pause_s
 from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
@@ -78,21 +80,21 @@ def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: in
     if not standing.may_shrink:
         downs = {rest: downs[rest]}
     choices = dict(downs)
-    if standing.may_grow and "companion" in standing.job.request.via:
+    if standing.may_grow and standing.can_add:
         for size in sizes(standing.job):
             if rest < size <= rest + room:
                 choices[size] = downs[rest] + -(-(size - rest) // max(1, node_gpus))
-    anew = {} if forced else _anew(standing, choices, rest + room, node_gpus)
+    restart = None if forced else registry.restarting(standing, standing.site)
+    anew = _anew(standing, choices, rest + room, node_gpus) if restart else {}
     view = _view(standing, {**choices, **anew}, settings)
-    if anew:
-        cost = settings.assumed_requeue_s if standing.state.requeue_s is None else standing.state.requeue_s
-        view = replace(view, dear=frozenset(anew), dear_pause_s=cost)
+    if restart and anew:
+        view = replace(view, dear=frozenset(anew), dear_pause_s=restart.cost_s(standing, settings))
     return Member(standing, forced, downs, view)
 
 
 def _anew(standing: Standing, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
     """GPUs -> nodes of the sizes that only a requeue reaches."""
-    if not (standing.may_start_anew and standing.may_grow and standing.may_shrink):
+    if not (standing.may_grow and standing.may_shrink):
         return {}
     wanted = (size for size in sizes(standing.job) if size not in reached and size <= most)
     return {size: next(whole_sizes(size, max(1, node_gpus))).nodes for size in wanted}
@@ -141,7 +143,7 @@ def _view(standing: Standing, choices: Mapping[int, int], settings: Settings) ->
     state, request, noise = standing.state, standing.job.request, trusted_noise(standing.state.observations)
     gpus, batch = state.reference or (standing.gpus, standing.batch)
     left = standing.job.base.time_left_s
-    pause = settings.assumed_pause_s if state.pause_s is None else state.pause_s
+    pause = pause_s(standing, settings)
     # Close to its time limit a job has little time to earn back a pause.
     horizon = max(1.0, settings.horizon_s if left is None else min(settings.horizon_s, left))
     # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.

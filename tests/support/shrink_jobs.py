@@ -7,6 +7,7 @@ from slurm_elastic.daemon.capacity.make_room import Room, make_room
 from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.roster import Roster, sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import Giver
+from slurm_elastic.daemon.mechanisms.registry import drop_rules
 from slurm_elastic.daemon.slurm.model import Snapshot
 
 REQUEST = "elastic:gpus=1-16,batch=16-4096"
@@ -20,7 +21,7 @@ def giver(roster: Roster, job_id: int) -> Giver:
         job.pieces,
         job.base.batch_host,
         frozenset(job.request.sizes()),
-        job.request.via,
+        drop_rules(job.request.via),
         {held.job.job_id: per_node(held.job) for held in job.held},
     )
 

@@ -13,6 +13,7 @@ from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.placement import Like, place, take
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import Giver, droppable, shrinks, units_of, without
+from slurm_elastic.daemon.mechanisms.registry import drop_rules
 from slurm_elastic.protocol.messages import Piece
 
 # --- what can be given up -----------------------------------------------------------------------------------------
@@ -22,7 +23,7 @@ def held(
     *pieces: Piece, sizes: range = range(1, 100), via: tuple[str, ...] = ("shrink", "companion", "component")
 ) -> Giver:
     share = {piece.slurm_job_id: Amount(piece.gpus_per_node, 2, 100) for piece in pieces}
-    return Giver(1, pieces, "n1", frozenset(sizes), via, share)
+    return Giver(1, pieces, "n1", frozenset(sizes), drop_rules(via), share)
 
 
 BASE = Piece(1, "base", ("n1", "n2"), 4, TYPE)
@@ -60,7 +61,7 @@ def test_small_companions_make_small_steps_possible() -> None:
 def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
     """Without a network the last node; with one that under the lonely switch; before both one that is asked for."""
     piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
-    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), ("shrink",), {1: Amount(4)})
+    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)})
     assert shrinks(plain)[12][0].nodes == ("n1", "n2", "n3")
     switched = replace(plain, switches={"n1": "s1", "n2": "s2", "n3": "s1", "n4": "s1"})
     assert shrinks(switched)[12][0].nodes == ("n1", "n3", "n4")
@@ -72,7 +73,7 @@ def test_what_lies_furthest_or_is_asked_for_goes_first() -> None:
 def test_the_slowest_node_goes_first() -> None:
     """What holds the others back goes before what lies far off, and after what a waiting job asks for by name."""
     piece = Piece(1, "base", ("n1", "n2", "n3", "n4"), 4, TYPE)
-    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), ("shrink",), {1: Amount(4)})
+    plain = Giver(1, (piece,), "n1", frozenset({4, 8, 12, 16}), drop_rules(("shrink",)), {1: Amount(4)})
     slow = replace(plain, slow={"n3": 0.15, "n2": 0.4, "n1": 0.5})
     assert shrinks(slow)[12][0].nodes == ("n1", "n3", "n4")  # the batch host never goes
     assert shrinks(slow)[8][0].nodes == ("n1", "n4")

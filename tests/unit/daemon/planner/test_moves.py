@@ -1,4 +1,4 @@
-"""Why a resize is done the way it is: the mechanisms that were passed over, each with its reason."""
+"""By which mechanism a resize is done, and why by none of the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from slurm_elastic.daemon.capacity.ledger import Ledger
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner.eligibility import JobState, stand
-from slurm_elastic.daemon.planner.mechanism_reasons import MECHANISMS, passed_over
 from slurm_elastic.daemon.planner.moves import Move, Wish, moves
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.request import MECHANISMS
 
 ALL = "via=shrink+companion+component+requeue"
 
@@ -32,7 +32,7 @@ def move(gpus: int, via: str = ALL, asked: int = 4, busy: bool = False) -> Move:
 
 
 def why(made: Move) -> dict[str, str]:
-    return {entry["mechanism"]: entry["why"] for entry in passed_over(made, Settings())}
+    return {entry["mechanism"]: entry["why"] for entry in made.passed_over(Settings())}
 
 
 def test_the_cheapest_that_reaches_the_size_is_taken() -> None:

@@ -1,0 +1,65 @@
+"""Companions: further Slurm jobs of the same user that hold GPUs for the base job, submitted by its supervisor. Pure.
+
+The only way to grow without giving anything up, and the cheapest to give up again: training goes on while a companion
+waits, and any of its nodes may go, or all. Limit: nothing in Slurm ties a companion to its base. What a resize leaves
+behind is cancelled here, by the supervisor, or by the epilog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_elastic.db.rows import IntentRow
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
+
+from ..capacity.placement import Like, place, take
+from ..capacity.roster import ElasticJob
+from ..capacity.shrink_options import DropRule
+from ..config.settings import Settings
+from .actions import Action, Cancel
+from .base import ChosenWay, FreeNodes, Layout, Mechanism, ResizableJob, WantedSize
+
+
+class CompanionJob(Mechanism):
+    name = "companion"
+    drops = DropRule("companion", price=1, whole=True)
+    adds = True
+
+    def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
+        if chosen.gpus > job.gpus:
+            return "no free nodes for one"
+        if all(piece.kind != "companion" for piece in job.pieces):
+            return "it holds none that it could give up"
+        return super().unsuited(job, chosen, settings)
+
+    def reaches(self, wanted: WantedSize) -> bool:
+        return wanted.gpus > wanted.left and not wanted.elsewhere
+
+    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Layout | None:
+        more = gpus - sum(piece.gpus for piece in keep)
+        like, near = Like.base(job.job.base), _near(job, keep, free)
+        for soon in (False, True):
+            shapes = place(free.ledger, more, like, free.nodes, soon, near)
+            if shapes is not None:
+                take(free.ledger, shapes)
+                return Layout(keep, shapes, "the GPUs are still being released" if soon else "")
+        return None
+
+    def carries(self, directive: Directive) -> bool:
+        return bool(directive.keep and directive.add)
+
+    def awaits(self, job: ElasticJob, intent: IntentRow) -> tuple[Shape, ...]:
+        if intent.state != "submitted":
+            return ()
+        queued = [set(asked.required_nodes) for asked, tag in job.queued if tag.directive == intent.directive.id]
+        return tuple(shape for shape in intent.directive.add if set(shape.node_list) in queued)
+
+    def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
+        return [Cancel(job_id, slurm_job_id, why) for slurm_job_id in left]
+
+
+def _near(job: ResizableJob, keep: Iterable[Piece], free: FreeNodes) -> set[str]:
+    """The nodes under the switches of what it keeps."""
+    switches = job.giver.switches
+    home = {switches[node] for piece in keep for node in piece.nodes if node in switches}
+    return {node for switch in home for node in free.under[switch]}

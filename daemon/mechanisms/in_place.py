@@ -1,0 +1,33 @@
+"""Resizes of the base's own Slurm job: shrink (`scontrol update JobId NodeList=<kept>`), and expand. Pure.
+
+The batch host stays: Slurm refuses to take it. Limit: whole nodes only, and what is given up never comes back.
+"""
+
+from __future__ import annotations
+
+from slurm_elastic.protocol.messages import Directive
+
+from ..capacity.shrink_options import DropRule
+from ..config.settings import Settings
+from ..slurm.site import Site
+from .base import ChosenWay, Mechanism, ResizableJob
+
+
+class ShrinkInPlace(Mechanism):
+    name = "shrink"
+    drops = DropRule("base", price=1_000_000, batch_host_stays=True)
+
+    def carries(self, directive: Directive) -> bool:
+        return bool(directive.keep) and not directive.add
+
+
+class ExpandInPlace(Mechanism):
+    """`--dependency=expand`: a request may name it, and no job that holds GPUs can use it."""
+
+    name = "expand"
+
+    def fits(self, job: ResizableJob, site: Site) -> str:
+        return "Slurm refuses it for a job that holds GPUs"
+
+    def why_not(self, job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> str:
+        return self.fits(job, site)

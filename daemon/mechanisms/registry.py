@@ -1,0 +1,83 @@
+"""Every mechanism there is, in order of cost: the first that fits a job and reaches its size is taken. Pure.
+
+Promise: whoever needs to know of mechanisms asks here, and nobody else lists them. A test holds `via=` in Python, C and
+Lua, and the table in docs/, to this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
+
+from ..capacity.shrink_options import DropRule, units_of
+from ..config.settings import Settings
+from ..slurm.site import Site
+from .base import ChosenWay, Mechanism, ResizableJob, WantedSize, pause_s
+from .companion import CompanionJob
+from .component import ComponentRelease
+from .in_place import ExpandInPlace, ShrinkInPlace
+from .requeue import RequeueResized
+
+COMPANION = CompanionJob()
+"""For what is known to be a companion whatever the resize, as one whose base does not run."""
+MECHANISMS: tuple[Mechanism, ...] = (
+    COMPANION,
+    ComponentRelease(),
+    ShrinkInPlace(),
+    RequeueResized(),
+    ExpandInPlace(),
+)
+_DROPS = {mechanism.drops.kind: mechanism for mechanism in MECHANISMS if mechanism.drops}
+
+
+def drop_rules(via: Collection[str]) -> dict[str, DropRule]:
+    """How a job with this `via=` gives up its pieces, by their kind; a kind without a rule stays."""
+    return {m.drops.kind: m.drops for m in MECHANISMS if m.drops and m.name in via}
+
+
+def dropping(kind: str) -> Mechanism:
+    """The mechanism that gives up pieces of a kind."""
+    return _DROPS[kind]
+
+
+def adding(job: ResizableJob, site: Site) -> Mechanism | None:
+    """The cheapest that adds to what this job has; None: nothing does."""
+    return next((m for m in MECHANISMS if m.adds and not m.fits(job, site)), None)
+
+
+def restarting(job: ResizableJob, site: Site) -> Mechanism | None:
+    """The cheapest that starts this job again at another size; None: nothing does."""
+    return next((m for m in MECHANISMS if m.restarts and not m.fits(job, site)), None)
+
+
+def cheapest(job: ResizableJob, site: Site, wanted: WantedSize) -> Mechanism | None:
+    """The cheapest that brings this job to a size which giving up nodes does not reach; None: nothing does."""
+    return next((m for m in MECHANISMS if m.reaches(wanted) and not m.fits(job, site)), None)
+
+
+def carrier(directive: Directive) -> Mechanism:
+    """The mechanism that leads an open resize."""
+    return next(m for m in MECHANISMS if m.carries(directive))
+
+
+def used(before: Sequence[Piece], keep: Sequence[Piece], add: Sequence[Shape]) -> tuple[Mechanism, ...]:
+    """The mechanisms that have a part in a resize, the cheapest first."""
+    if not keep:
+        return tuple(m for m in MECHANISMS if m.restarts)
+    gone = units_of(before) - units_of(keep)
+    kinds = {piece.kind for piece in before if units_of((piece,)) & gone}
+    return tuple(m for m in MECHANISMS if (add and m.adds) or (m.drops and m.drops.kind in kinds))
+
+
+def cost_s(job: ResizableJob, by: Iterable[Mechanism], settings: Settings) -> float:
+    """Seconds that the training is expected to stand still for a resize by these mechanisms."""
+    return max((mechanism.cost_s(job, settings) for mechanism in by), default=pause_s(job, settings))
+
+
+def passed_over(job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> list[dict[str, str]]:
+    """{mechanism, why} for every one that has no part in a resize; empty when nothing but the batch changes."""
+    if not chosen.by:
+        return []
+    others = (mechanism for mechanism in MECHANISMS if mechanism not in chosen.by)
+    return [{"mechanism": m.name, "why": m.why_not(job, site, chosen, settings)} for m in others]
