@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -72,9 +73,33 @@ class Demo:
     daemon: subprocess.Popen[bytes] | None = None
     told: dict[int, int] = field(default_factory=dict)
     client: Client | None = None
+    ordered: dict[int, int] = field(default_factory=dict)
+    """GPUs that the last resize of each job is to bring it to."""
+    record: list[dict[str, Any]] = field(default_factory=list)
+    """Who trained on how many GPUs from when on, and when each part of the story began; figure.py draws it."""
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self.started
 
     def say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
+        print(f"[{self.now:6.1f} s] {text}", flush=True)
+
+    def chapter(self, text: str) -> None:
+        self.record.append({"s": round(self.now, 2), "chapter": text})
+        self.say(text)
+
+    def holds(self, job: str, trains: int, starting: int = 0) -> None:
+        self.record.append({"s": round(self.now, 2), "job": job, "trains": trains, "starting": starting})
+
+    def note(self, job: Elastic, kind: str, detail: dict[str, Any]) -> None:
+        """Record what an event says of the GPUs that the job trains on, and of those where its workers start."""
+        if kind == "ordered":
+            self.ordered[job.job_id] = detail["gpus"]
+        elif kind in ("granted", "running", "withdrawn", "failed", "finished"):
+            trains = 0 if kind == "finished" else detail["gpus"]
+            starting = max(0, self.ordered[job.job_id] - trains) if kind == "granted" else 0
+            self.holds(f"{job.name} ({job.job_id})", trains, starting)
 
     @property
     def env(self) -> dict[str, str]:
@@ -185,6 +210,7 @@ class Demo:
             for event in self.events(job):
                 if event["id"] > self.told.get(job.job_id, 0):
                     self.told[job.job_id] = event["id"]
+                    self.note(job, event["kind"], event["detail"])
                     if text := told(event["kind"], event["detail"]):
                         self.say(f"  {job.name} ({job.job_id}): {text}")
 
@@ -224,11 +250,11 @@ def told(kind: str, detail: dict[str, Any]) -> str:
 def run(demo: Demo, kill: str) -> None:
     """The story, step by step; each step ends when what it says has happened."""
     epochs: dict[str, Any] = SHORT_EPOCHS if kill == "forever" else EPOCHS
-    demo.say("1. one elastic job, on one node; the other nodes are idle")
+    demo.chapter("1. one elastic job, on one node; the other nodes are idle")
     chars = demo.submit_elastic("chars.sbatch", SAMPLES=SAMPLES["chars"], EPOCHS=epochs["chars"], MS=16)
     demo.wait("the first job to grow", lambda: demo.gpus(chars) > 4, 90)
 
-    demo.say("2. two more elastic jobs arrive; each is given its share")
+    demo.chapter("2. two more elastic jobs arrive; each is given its share")
     digits = [demo.submit_elastic("digits.sbatch", EPOCHS=count, MS=32) for count in epochs["digits"]]
     demo.wait("the two to train on more than they asked for", lambda: all(demo.gpus(job) > 4 for job in digits), 120)
     demo.wait("the first to shrink in place", lambda: demo.shrunk_in_place(chars), 60)
@@ -245,19 +271,21 @@ def run(demo: Demo, kill: str) -> None:
         # A resize under way frees GPUs for a moment, and the ordinary job would need nobody to give way.
         with contextlib.suppress(ElasticError):
             demo.wait("the resizes under way to be over", demo.settled, 60)
-        demo.say("3. an ordinary job arrives that needs two whole nodes; nothing is idle")
+        demo.chapter("3. an ordinary job arrives that needs two whole nodes; nothing is idle")
         rigid = demo.submit("rigid.sbatch", SECONDS_HELD=8)
         demo.wait("the ordinary job to start", lambda: demo.squeue().get(rigid, ("", ""))[0] == "RUNNING", 60)
+        demo.holds(f"rigid ({rigid})", 8)
         demo.say(f"  rigid ({rigid}) runs")
         gave = [job for job in demo.jobs if demo.gave_way(job)]
         demo.selastic("explain", str((gave or demo.jobs)[0].job_id))
         print(flush=True)
         held = sum(demo.gpus(job) for job in demo.jobs)
         demo.wait("the ordinary job to end", lambda: rigid not in demo.squeue(), 60)
+        demo.holds(f"rigid ({rigid})", 0)
         demo.say(f"  rigid ({rigid}) has ended")
         demo.wait("its nodes to be taken back", lambda: sum(demo.gpus(job) for job in demo.jobs) > held, 60)
 
-    demo.say("4. the jobs finish, one by one; those that are left grow")
+    demo.chapter("4. the jobs finish, one by one; those that are left grow")
     demo.wait("all to finish", lambda: not {job.job_id for job in demo.jobs} & set(demo.squeue()), 240)
 
 
@@ -322,11 +350,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kill-daemon", choices=("restart", "forever"), default="", help="SIGKILL selasticd midway")
     parser.add_argument("--keep", action="store_true", help="keep logs, checkpoints and the database")
+    parser.add_argument("--record", type=Path, help="write who trained on how many GPUs when; figure.py draws it")
     args = parser.parse_args(argv)
     path = workplace()
     wrong = ["it did not come to its end"]
     try:
-        wrong = tell_all(path, args.kill_daemon)
+        wrong = tell_all(path, args.kill_daemon, args.record)
     except (ElasticError, subprocess.SubprocessError) as error:
         wrong = [str(error)]
     finally:
@@ -338,7 +367,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def tell_all(path: Path, kill: str) -> list[str]:
+def tell_all(path: Path, kill: str, record: Path | None) -> list[str]:
     """The whole story on a private Slurm; what does not hold at its end."""
     with Sandbox.up(SandboxSpec()) as cluster:
         demo = Demo(cluster, path)
@@ -348,6 +377,8 @@ def tell_all(path: Path, kill: str) -> list[str]:
             run(demo, kill)
             if kill != "forever":
                 reports(demo)
+            if record:
+                record.write_text(json.dumps(demo.record, indent=1) + "\n")
             return check(demo)
         finally:
             if demo.daemon:
