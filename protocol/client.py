@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 from . import munge, shared_secret
 from .errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
+from .messages import to_json
+from .routes import Route
 
 SITE_FILE = "/etc/slurm-elastic/client.json"
 USER_FILE = "~/.slurm-elastic/client.json"
@@ -51,6 +53,20 @@ class Client:
         self._munge_socket = munge_socket
         self._timeout = timeout
         self._kept = threading.local()
+
+    def call(
+        self,
+        route: Route,
+        job_id: int | None = None,
+        query: object = None,
+        message: object = None,
+        token: str | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any] | None:
+        """The answer of an address of the table: its JSON, None when there is nothing new (204). `query` and `message`
+        are of the route's types. Raises as the module's exceptions say."""
+        body = to_json(message) if message is not None else b""
+        return self._send(route.method, route.target(job_id, query), body, token, timeout)
 
     def get(self, path: str, token: str | None = None, timeout: float | None = None) -> dict[str, Any] | None:
         """The answer's JSON; None when there is nothing (204). Raises as the module's exceptions say."""

@@ -202,6 +202,13 @@ class Phase:
     """With `finished`: what the supervisor is about to exit with; 128 + N after signal N."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Hold a job at so many GPUs; null lets it go."""
+
+    gpus: Annotated[int, Within(1, 1_000_000)] | None
+
+
 def to_json(message: Any) -> bytes:
     """A message as compact JSON."""
     return json.dumps(asdict(message), separators=(",", ":"), allow_nan=False).encode()
@@ -250,6 +257,9 @@ def form(kind: Any) -> dict[str, tuple[Any, Within, bool]]:
 
 
 def _bounded(hint: Any) -> tuple[Any, Within]:
+    if (value := or_none(hint)) is not None:
+        kind, within = _bounded(value)
+        return kind | None, within
     if typing.get_origin(hint) is Annotated:
         kind, within = typing.get_args(hint)
         return kind, within
@@ -264,12 +274,20 @@ def _value(kind: Any, within: Within, value: object, where: str) -> Any:
         return tuple(_value(item, within, entry, f"{where}[{index}]") for index, entry in enumerate(value))
     if isinstance(kind, type) and is_dataclass(kind):
         return decode(kind, value, where)
-    if isinstance(kind, types.UnionType):
-        raise TypeError(f"{where}: unions are not part of the protocol")
-    return _scalar(kind, within, value, where)
+    inner = or_none(kind)
+    if inner is not None and value is None:
+        return None
+    return _scalar(inner or kind, within, value, where, ", or null" if inner is not None else "")
 
 
-def _scalar(kind: type, within: Within, value: object, where: str) -> Any:
+def or_none(kind: object) -> Any:
+    """What a value is that may also be None; None: it may not."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return None
+    return next(value for value in typing.get_args(kind) if value is not type(None))
+
+
+def _scalar(kind: type, within: Within, value: object, where: str, or_null: str = "") -> Any:
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable():
@@ -285,7 +303,7 @@ def _scalar(kind: type, within: Within, value: object, where: str) -> Any:
         int: f"a whole number, {within.low:g} to {within.high:g}",
         float: f"a finite number, {within.low:g} to {within.high:g}",
     }
-    raise WireError(f"{where}: {_short(value)} is not accepted; accepted: {names[kind]}")
+    raise WireError(f"{where}: {_short(value)} is not accepted; accepted: {names[kind]}{or_null}")
 
 
 def _short(value: object) -> str:

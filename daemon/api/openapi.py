@@ -1,15 +1,23 @@
-"""The API's OpenAPI 3.1 document, made from the messages' own classes, so that it cannot promise something else.
+"""The API's OpenAPI 3.1 document, made from the route table, the messages and the reports' records, so that it cannot
+promise something else. Pure.
 
-Pure. The answers of the reports (status, acct, explain) are told as objects: their rows may grow within version 1.
+Limit: what a request may hold is told in full; an answer's records may get more fields within version 1.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import typing
 from typing import Any
 
 from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.routes import MAX_JOB_ID, MAX_JOBS, ROUTES, Caller, Route
 
+from ..reports.answers import ANSWERS
+
+Schema = dict[str, Any]
+"""A part of the document, in JSON's own values."""
 _ERRORS = {
     "400": "Something in the request is not accepted; the sentence says what is.",
     "401": "The caller is not known.",
@@ -22,168 +30,137 @@ _ERRORS = {
     "500": "A fault of selasticd's own.",
     "503": "The database, MUNGE or Slurm does not answer; Retry-After says when to come again.",
 }
-_OBJECT: dict[str, Any] = {"type": "object"}
-_SCALARS: dict[Any, dict[str, Any]] = {
-    bool: {"type": "boolean"},
-    str: {"type": "string", "maxLength": messages.MAX_TEXT, "description": "Printable characters only."},
-}
-_PIN: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["gpus"],
-    "properties": {
-        "gpus": {
-            "description": "null lets the job go.",
-            "type": ["integer", "null"],
-            "minimum": 1,
-            "maximum": 1_000_000,
-        }
-    },
-}
-
-
-def document() -> dict[str, Any]:
-    """The whole document, as JSON values."""
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "selasticd", "version": str(messages.VERSION), "license": {"name": "Apache-2.0"}},
-        "paths": _paths(),
-        "components": {
-            "schemas": {kind.__name__: schema(kind) for kind in _KINDS} | {"Error": _error(), "Pin": _PIN},
-            "securitySchemes": {
-                "munge": {
-                    "type": "apiKey",
-                    "in": "header",
-                    "name": "Authorization",
-                    "description": "MUNGE CREDENTIAL. Its payload is 'selastic/1 METHOD TARGET SHA256-OF-BODY'.",
-                },
-                "token": {"type": "http", "scheme": "bearer", "description": "The token that registration gave."},
-            },
-        },
-    }
-
-
-_NARROWER: dict[tuple[Any, str], dict[str, Any]] = {
+_TEXT = {"type": "string", "maxLength": messages.MAX_TEXT, "description": "Printable characters only."}
+_NARROWER: dict[tuple[Any, str], Schema] = {
     (messages.Registration, "version"): {"const": messages.VERSION},
     (messages.Phase, "phase"): {"enum": list(messages.PHASES)},
 }
-_KINDS = (
-    messages.Piece,
-    messages.Shape,
-    messages.Registration,
-    messages.Grant,
-    messages.Report,
-    messages.Reports,
-    messages.Directive,
-    messages.Phase,
-)
+_SECURITY = {
+    Caller.USER.value: {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "MUNGE CREDENTIAL. Its payload is 'selastic/1 METHOD TARGET SHA256-OF-BODY'.",
+    },
+    Caller.JOB.value: {"type": "http", "scheme": "bearer", "description": "The token that registration gave."},
+}
 
 
-def schema(kind: Any) -> dict[str, Any]:
-    """The JSON schema of one message."""
-    form = messages.form(kind)
+def document() -> Schema:
+    """The whole document, as JSON values."""
+    paths: Schema = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    kinds = [kind for route in ROUTES for kind in (route.message, ANSWERS.get(route.name)) if kind is not None]
     return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": [name for name, (_, _, required) in form.items() if required],
-        "properties": {
-            name: _value(hint, within) | _NARROWER.get((kind, name), {}) for name, (hint, within, _) in form.items()
+        "openapi": "3.1.0",
+        "info": {"title": "selasticd", "version": str(messages.VERSION), "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": {kind.__name__: schema(kind) for kind in _with_parts(kinds)} | {"Error": _error()},
+            "securitySchemes": _SECURITY,
         },
     }
 
 
-def _value(kind: Any, within: messages.Within) -> dict[str, Any]:
-    if typing.get_origin(kind) is tuple:
-        return {"type": "array", "maxItems": messages.MAX_ITEMS, "items": _value(typing.get_args(kind)[0], within)}
-    if kind in (int, float):
-        name = "integer" if kind is int else "number"
-        return {"type": name, "minimum": kind(within.low), "maximum": kind(within.high)}
-    return dict(_SCALARS[kind]) if kind in _SCALARS else _ref(kind.__name__)
-
-
-def _paths() -> dict[str, Any]:
-    job = [_job(1)]
-    time = {"type": "number", "minimum": 0, "maximum": messages.MAX_NUMBER}
-    after = _parameter("after", "query", {"type": "integer", "minimum": 0, "maximum": int(messages.MAX_NUMBER)})
-    wait = _parameter("wait", "query", {"type": "number", "minimum": 0, "maximum": 60})
-    limit = _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 10_000})
-    window = [_parameter(name, "query", dict(time)) for name in ("start", "end")]
-    window.append(_parameter("job", "query", {"type": "string", "pattern": "^[0-9]{1,10}(,[0-9]{1,10}){0,999}$"}))
-    acct = [*window, _parameter("user", "query", {"type": "string"})]
-    dry_run = _parameter("dry_run", "query", {"type": "integer", "enum": [0, 1]})
-    told = {"200": _OBJECT}
-    return {
-        "/v1/health": {"get": _operation("Whether selasticd is there", told, "")},
-        "/v1/openapi.json": {"get": _operation("This document", told, "")},
-        "/metrics": {"get": _metrics()},
-        "/v1/jobs": {"get": _operation("All jobs that have not ended", told, "munge")},
-        "/v1/jobs/{job_id}": {"parameters": job, "get": _operation("One job", told, "munge")},
-        "/v1/jobs/{job_id}/register": {
-            "parameters": job,
-            "post": _operation("Register a job's supervisor", {"200": _ref("Grant")}, "munge", body="Registration"),
-        },
-        "/v1/jobs/{job_id}/reports": {
-            "parameters": job,
-            "post": _operation("Throughput; on the disk when answered", {"202": _OBJECT}, "token", body="Reports"),
-        },
-        "/v1/jobs/{job_id}/phases": {
-            "parameters": job,
-            "post": _operation("How far a resize has come", told, "token", body="Phase"),
-        },
-        "/v1/jobs/{job_id}/directive": {
-            "parameters": [*job, after, wait],
-            "get": _operation("Wait for a directive", {"200": _ref("Directive"), "204": None}, "token"),
-        },
-        "/v1/jobs/{job_id}/pin": {
-            "parameters": job,
-            "post": _operation("Hold a job at a size", told, "munge", body="Pin"),
-        },
-        "/v1/jobs/{job_id}/explain": {"parameters": job, "get": _operation("Why it has what it has", told, "munge")},
-        "/v1/jobs/{job_id}/events": {
-            "parameters": [_job(0), limit],
-            "get": _operation("What was done to the job; of 0: to the daemon, for admins", told, "munge"),
-        },
-        "/v1/acct": {"parameters": acct, "get": _operation("Every size that jobs have had", told, "munge")},
-        "/v1/advice": {"parameters": window, "get": _operation("What advice would have brought", told, "munge")},
-        "/v1/report": {"parameters": window, "get": _operation("How jobs have gone", told, "munge")},
-        "/v1/plan": {"parameters": [dry_run], "get": _operation("The last plan, or one made now", told, "munge")},
+def schema(kind: Any) -> Schema:
+    """The JSON schema of a message (nothing but it is accepted) or of an answer's record (always with every field)."""
+    strict = kind.__module__ == messages.__name__
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    found: Schema = {"type": "object"} | ({"additionalProperties": False} if strict else {})
+    found["required"] = [name for name, (_, _, required) in messages.form(kind).items() if required or not strict]
+    found["properties"] = {
+        name: _value(hint, within if strict else None)
+        | _NARROWER.get((kind, name), {})
+        | ({"description": fields[name].metadata["help"]} if "help" in fields[name].metadata else {})
+        for name, (hint, within, _) in messages.form(kind).items()
     }
+    return found
 
 
-def _job(least: int) -> dict[str, Any]:
-    return _parameter("job_id", "path", {"type": "integer", "minimum": least, "maximum": (1 << 32) - 1}, required=True)
+def _value(hint: Any, within: messages.Within | None) -> Schema:
+    """`within`: the bounds of what may be sent; None: of an answer, which has none."""
+    if (inner := messages.or_none(hint)) is not None:
+        value = _value(inner, within)
+        return (
+            {"anyOf": [value, {"type": "null"}]} if "type" not in value else value | {"type": [value["type"], "null"]}
+        )
+    if typing.get_origin(hint) is tuple:
+        most = {"maxItems": messages.MAX_ITEMS} if within is not None else {}
+        return {"type": "array", **most, "items": _value(typing.get_args(hint)[0], within)}
+    if typing.get_origin(hint) is dict:
+        return {"type": "object"}
+    if hint in (int, float):
+        bounds = {"minimum": hint(within.low), "maximum": hint(within.high)} if within is not None else {}
+        return {"type": "integer" if hint is int else "number", **bounds}
+    if hint is str:
+        return dict(_TEXT) if within is not None else {"type": "string"}
+    return {"type": "boolean"} if hint is bool else _ref(hint.__name__)
 
 
-def _metrics() -> dict[str, Any]:
-    operation = _operation("Prometheus metrics", {"200": _OBJECT}, "")
-    operation["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+def _with_parts(kinds: list[Any]) -> list[Any]:
+    """These classes and those that their fields are of, each once."""
+    found: dict[Any, None] = {}
+    left = list(kinds)
+    while left:
+        kind = left.pop(0)
+        if kind not in found:
+            found[kind] = None
+            left += [part for hint, _, _ in messages.form(kind).values() for part in _classes(hint)]
+    return list(found)
+
+
+def _classes(hint: Any) -> list[Any]:
+    if dataclasses.is_dataclass(hint):
+        return [hint]
+    return [kind for part in typing.get_args(hint) for kind in _classes(part)]
+
+
+def _operation(route: Route) -> Schema:
+    operation: Schema = {"summary": route.summary, "responses": _responses(route), "parameters": _parameters(route)}
+    operation["security"] = [{route.caller.value: []}] if route.caller is not Caller.ANYONE else []
+    if route.message is not None:
+        body = {"application/json": {"schema": _ref(route.message.__name__)}}
+        operation["requestBody"] = {"required": True, "content": body}
     return operation
 
 
-def _operation(summary: str, answers: dict[str, Any], security: str, body: str = "") -> dict[str, Any]:
-    responses: dict[str, Any] = {}
-    for status, content in answers.items():
-        responses[status] = {"description": "Done." if content is not None else "Nothing new."}
-        if content is not None:
-            responses[status]["content"] = {"application/json": {"schema": content}}
+def _responses(route: Route) -> Schema:
+    answer = ANSWERS.get(route.name)
+    content: Schema = {"application/json": {"schema": _ref(answer.__name__) if answer else {"type": "object"}}}
+    if not route.path.startswith("/v1/"):
+        content = {"text/plain": {"schema": {"type": "string"}}}
+    responses: Schema = {str(route.status): {"description": "Done.", "content": content}}
+    if route.may_be_empty:
+        responses["204"] = {"description": "Nothing new."}
     for status, words in _ERRORS.items():
         responses[status] = {"description": words, "content": {"application/json": {"schema": _ref("Error")}}}
-    operation: dict[str, Any] = {"summary": summary, "responses": responses}
-    operation["security"] = [{security: []}] if security else []
-    if body:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
-    return operation
+    return responses
 
 
-def _parameter(name: str, where: str, kind: dict[str, Any], required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": where, "required": required, "schema": kind}
+def _parameters(route: Route) -> list[Schema]:
+    job = {"type": "integer", "minimum": route.first_job, "maximum": MAX_JOB_ID}
+    path = [{"name": name, "in": "path", "required": True, "schema": job} for name in re.findall("{(.*?)}", route.path)]
+    return path + [
+        {"name": name, "in": "query", "required": False, "schema": _parameter(hint, within)}
+        for name, (hint, within, _) in route.parameters().items()
+    ]
 
 
-def _ref(name: str) -> dict[str, Any]:
+def _parameter(hint: Any, within: messages.Within) -> Schema:
+    kind = messages.or_none(hint) or hint
+    if kind is str:
+        return {"type": "string"}
+    if typing.get_origin(kind) is tuple:
+        return {"type": "string", "pattern": f"^[0-9]{{1,10}}(,[0-9]{{1,10}}){{0,{MAX_JOBS - 1}}}$"}
+    return _value(kind, within)
+
+
+def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _error() -> dict[str, Any]:
+def _error() -> Schema:
     return {
         "type": "object",
         "additionalProperties": False,

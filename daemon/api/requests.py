@@ -18,9 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError
-from slurm_elastic.protocol.messages import MAX_BODY
+from slurm_elastic.protocol.messages import MAX_BODY, Within
 from slurm_elastic.protocol.munge import MungeError
+from slurm_elastic.protocol.routes import MAX_JOB_ID, MAX_JOBS, Route
 
 from .auth import Unauthenticated
 
@@ -32,7 +34,6 @@ BURST_S = 10.0
 RETRY_AFTER_S = 5
 UID_PREFIX = "uid:"
 """Before the uid, in the client of a connection over the Unix socket."""
-MAX_JOB_ID = 1 << 32
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -93,40 +94,26 @@ def peer_uid(request: Request) -> int | None:
     return int(host.removeprefix(UID_PREFIX)) if host.startswith(UID_PREFIX) else None
 
 
-def job_id(request: Request, least: int = 1) -> int:
-    """The job in the path. Raises Refused (404) for a number that Slurm never gives."""
+def job_id(route: Route, request: Request) -> int:
+    """The job in the path; 0 for an address without one. Raises Refused (404) for a number that Slurm never gives."""
+    if "job_id" not in request.path_params:
+        return 0
     number = int(request.path_params["job_id"])
-    if not least <= number < MAX_JOB_ID:
-        raise Refused(404, f"there is no job {number}; accepted: {least} to {MAX_JOB_ID - 1}")
+    if not route.first_job <= number <= MAX_JOB_ID:
+        raise Refused(404, f"there is no job {number}; accepted: {route.first_job} to {MAX_JOB_ID}")
     return number
 
 
-def number(request: Request, name: str, default: float, low: float, high: float) -> float:
-    """A number in the query. Raises Refused (400)."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text) if text.isascii() and "_" not in text else math.nan
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and low <= value <= high):
-        raise Refused(400, f"{name}={text[:40]} is not accepted; accepted: a number from {low:g} to {high:g}")
-    return value
+def query(route: Route, request: Request) -> Any:
+    """The parameters, as the route's query. Raises Refused (400)."""
+    form = route.parameters()
+    given = {name: _parameter(name, text, *form[name][:2]) for name, text in request.query_params.items()}
+    return route.query(**given)
 
 
-def whole(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number in the query, in digits. Raises Refused (400)."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 18 and low <= int(text) <= high):
-        raise Refused(400, f"{name}={text[:40]} is not accepted; accepted: a whole number from {low} to {high}")
-    return int(text)
-
-
-def only(request: Request, *accepted: str) -> None:
+def check_names(route: Route, request: Request) -> None:
     """Refuse (400) parameters that this address does not have, and any that stand twice."""
+    accepted = route.parameters()
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in accepted:
@@ -134,6 +121,39 @@ def only(request: Request, *accepted: str) -> None:
             raise Refused(400, f"parameter {name[:40]} is not known here; accepted: {known}")
         if names.count(name) > 1:
             raise Refused(400, f"parameter {name} stands twice; give it once")
+
+
+def _parameter(name: str, text: str, hint: Any, within: Within) -> Any:
+    kind = messages.or_none(hint) or hint
+    if kind is str:
+        return text
+    if kind is int:
+        value, accepted = _whole(text), f"a whole number from {within.low:.0f} to {within.high:.0f}"
+    elif kind is float:
+        value, accepted = _number(text), f"a number from {within.low:g} to {within.high:g}"
+    else:
+        return _jobs(name, text)
+    if not within.low <= value <= within.high:  # nan is not
+        raise Refused(400, f"{name}={text[:40]} is not accepted; accepted: {accepted}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+
+
+def _whole(text: str) -> float:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else math.nan
+
+
+def _jobs(name: str, text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if len(words) > MAX_JOBS or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
+        raise Refused(400, f"{name}={text[:40]} is not accepted; accepted: up to {MAX_JOBS} job ids, comma separated")
+    return tuple(int(word) for word in words)
 
 
 class RateLimit:

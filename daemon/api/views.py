@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 from anyio.to_thread import run_sync
-from starlette.requests import Request
 from starlette.responses import Response
 
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, WindowQuery
 
 from .. import reports
 from ..optimizer.models.prior import Prior
 from ..reports.common import moved
-from . import requests as guard
 from .auth import Viewer
-from .requests import Refused
+from .callers import Call
 from .status_cache import StatusCache
 
 DAY_S = 86_400.0
@@ -43,93 +41,60 @@ class Planner(Protocol):
 
 
 class Views:
-    """The handlers, over one store and its status; `viewer` finds out who asks."""
+    """The handlers that show something, over one store and its status."""
 
-    def __init__(
-        self, store: Store, status: StatusCache, planner: Planner, viewer: Callable[[Request], Awaitable[Viewer]]
-    ) -> None:
-        self.store, self.planner, self._status, self._viewer = store, planner, status, viewer
+    def __init__(self, store: Store, status: StatusCache, planner: Planner) -> None:
+        self.store, self.planner, self._status = store, planner, status
         self._histories = asyncio.Semaphore(MOST_HISTORIES)
 
-    def table(self) -> list[tuple[str, str, guard.Handler]]:
-        """Method, address and handler of each view."""
-        return [
-            ("GET", "/v1/jobs", self.status),
-            ("GET", "/v1/jobs/{job_id:job}", self.job),
-            ("GET", "/v1/jobs/{job_id:job}/explain", self.explain),
-            ("GET", "/v1/jobs/{job_id:job}/events", self.events),
-            ("GET", "/v1/acct", self.acct),
-            ("GET", "/v1/plan", self.plan),
-            ("GET", "/v1/advice", self.advice),
-            ("GET", "/v1/report", self.report),
-        ]
-
-    async def status(self, request: Request) -> Response:
+    async def status(self, call: Call[NoQuery, None]) -> object:
         """All jobs that have not ended."""
-        guard.only(request)
-        viewer = await self._viewer(request)
-        return Response(await run_sync(self._status.text, viewer), media_type="application/json")
+        return Response(await run_sync(self._status.text, call.viewer), media_type="application/json")
 
-    async def job(self, request: Request) -> Response:
+    async def job(self, call: Call[NoQuery, None]) -> object:
         """One job, ended or not."""
-        guard.only(request)
-        job_id, viewer = guard.job_id(request), await self._viewer(request)
-        return guard.reply(await run_sync(reports.job, self.store, job_id, viewer, time.time()))
+        return await run_sync(reports.job, self.store, call.job_id, call.viewer, time.time())
 
-    async def explain(self, request: Request) -> Response:
+    async def explain(self, call: Call[NoQuery, None]) -> object:
         """Why the job has what it has."""
-        guard.only(request)
-        job_id, viewer = guard.job_id(request), await self._viewer(request)
-        return guard.reply(await run_sync(reports.explain, self.store, job_id, viewer, time.time()))
+        return await run_sync(reports.explain, self.store, call.job_id, call.viewer, time.time())
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, call: Call[EventsQuery, None]) -> object:
         """What has been done to the job; of 0, to the daemon."""
-        guard.only(request, "limit")
-        job_id, viewer = guard.job_id(request, least=0), await self._viewer(request)
-        limit = guard.whole(request, "limit", 1000, 1, 10_000)
-        return guard.reply({"events": await run_sync(reports.events, self.store, job_id, viewer, limit)})
+        return {"events": await run_sync(reports.events, self.store, call.job_id, call.viewer, call.query.limit)}
 
-    async def acct(self, request: Request) -> Response:
+    async def acct(self, call: Call[AcctQuery, None]) -> object:
         """Every size that jobs have had."""
-        guard.only(request, "start", "end", "user", "job")
-        viewer = await self._viewer(request)
-        start, end = _window(request)
-        filters: dict[str, Any] = {
-            "start": start,
-            "end": end,
-            "user": request.query_params.get("user"),
-            "job": _job_list(request),
-        }
-        call: Callable[[], Any] = lambda: reports.acct(self.store, viewer, time.time(), **filters)  # noqa: E731
-        return guard.reply({"allocations": await self._history(call)})
+        asked = call.query
+        rows = partial(
+            reports.acct, self.store, call.viewer, time.time(),
+            start=asked.start, end=asked.end, user=asked.user, job=asked.job or None,
+        )  # fmt: skip
+        return {"allocations": await self._history(rows)}
 
-    async def plan(self, request: Request) -> Response:
+    async def plan(self, call: Call[PlanQuery, None]) -> object:
         """What the last rounds decided, or with dry_run=1 what a round would decide now."""
-        guard.only(request, "dry_run")
-        viewer = await self._viewer(request)
-        if not guard.whole(request, "dry_run", 0, 0, 1):
-            return guard.reply(await run_sync(reports.plan, self.store, viewer))
+        if not call.query.dry_run:
+            return await run_sync(reports.plan, self.store, call.viewer)
         plan = await run_sync(self.planner.dry_plan)
-        return guard.reply(await run_sync(self._redacted, plan, viewer))
+        return await run_sync(self._redacted, plan, call.viewer)
 
-    async def advice(self, request: Request) -> Response:
+    async def advice(self, call: Call[WindowQuery, None]) -> object:
         """What would have been done while the daemon only advised."""
-        return await self._over_a_window(request, reports.advice)
+        return await self._over_a_window(call, reports.advice)
 
-    async def report(self, request: Request) -> Response:
+    async def usage(self, call: Call[WindowQuery, None]) -> object:
         """Allocations, pauses, measurements and curves."""
-        return await self._over_a_window(request, partial(reports.course, prior=self.planner.prior))
+        return await self._over_a_window(call, partial(reports.course, prior=self.planner.prior))
 
-    async def _over_a_window(self, request: Request, report: Callable[..., dict[str, Any]]) -> Response:
-        guard.only(request, "start", "end", "job")
-        viewer, now = await self._viewer(request), time.time()
-        start, end = _window(request)
-        jobs = _job_list(request) or []
-        since = max(0.0, now - DAY_S) if start is None else start
-        call: Callable[[], Any] = lambda: report(self.store, viewer, now, start=since, end=end, job=jobs)  # noqa: E731
-        return guard.reply(await self._history(call))
+    async def _over_a_window(self, call: Call[WindowQuery, None], report: Callable[..., object]) -> object:
+        asked, now = call.query, time.time()
+        start = max(0.0, now - DAY_S) if asked.start is None else asked.start
+        return await self._history(
+            partial(report, self.store, call.viewer, now, start=start, end=asked.end, job=asked.job)
+        )
 
-    async def _history(self, call: Callable[[], Any]) -> Any:
+    async def _history(self, call: Callable[[], object]) -> object:
         async with self._histories:
             return await run_sync(call)
 
@@ -145,18 +110,3 @@ class Views:
                 continue
             rows.append((row if own else moved(row)) | {"own": own})
         return {"at": plan.get("at"), "jobs": rows}
-
-
-def _window(request: Request) -> tuple[float | None, float | None]:
-    start, end = (guard.number(request, name, -1, 0, messages.MAX_NUMBER) for name in ("start", "end"))
-    return (start if start >= 0 else None), (end if end >= 0 else None)
-
-
-def _job_list(request: Request) -> list[int] | None:
-    text = request.query_params.get("job")
-    if text is None:
-        return None
-    words = text.split(",")
-    if len(words) > 1000 or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
-        raise Refused(400, f"job={text[:40]} is not accepted; accepted: up to 1000 job ids, comma separated")
-    return [int(word) for word in words]

@@ -15,7 +15,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ConfigError, NotFound
+from slurm_elastic.protocol.routes import Route
 
 from ..text import tables
 
@@ -143,7 +145,7 @@ def named(args: argparse.Namespace, rows: Iterable[Mapping[str, Any]]) -> tuple[
     known, unknown = [], []
     for job in sorted(set(args.jobs or ()) - {row["job_id"] for row in rows}):
         try:
-            known.append(get(f"/v1/jobs/{job}"))
+            known.append(ask(routes.JOB, job))
         except NotFound:
             unknown.append(job)
     if unknown and len(unknown) == len(set(args.jobs)):
@@ -186,22 +188,13 @@ LONG_S = 120.0
 """How long to wait for what may tell of a month of jobs."""
 
 
-def get(path: str, timeout: float | None = None, **query: object) -> dict[str, Any]:
-    """Ask the daemon; parameters that are None are left out. `timeout`: seconds (None: the client's usual ones). Raises
-    the client's errors."""
-    from urllib.parse import urlencode
-
+def ask(
+    route: Route, job_id: int | None = None, query: object = None, message: object = None, timeout: float | None = None
+) -> dict[str, Any]:
+    """What the daemon answers. `timeout`: seconds (None: the client's usual ones). Raises the client's errors."""
     from slurm_elastic.protocol.client import Client
 
-    given = {key: value for key, value in query.items() if value is not None}
-    return Client().get(path + ("?" + urlencode(given) if given else ""), timeout=timeout) or {}
-
-
-def post(path: str, message: object) -> dict[str, Any]:
-    """Send a small object to the daemon. Raises the client's errors."""
-    from slurm_elastic.protocol.client import Client
-
-    return Client().post(path, json.dumps(message).encode()) or {}
+    return Client().call(route, job_id, query, message, timeout=timeout) or {}
 
 
 def clock() -> float:

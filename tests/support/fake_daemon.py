@@ -127,7 +127,7 @@ class FakeDaemon:
             self.reports.extend(messages.from_json(Reports, body).reports)
         else:
             asked = {key: float(value[0]) for key, value in parse_qs(url.query).items()}
-            answer = self._wait_directive(int(asked["after"]), asked["wait"])
+            answer = self._wait_directive(int(asked.get("after", 0)), asked.get("wait", 0.0))
             if self._closed:
                 request.close_connection = True
                 return

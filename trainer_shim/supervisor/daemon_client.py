@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import messages, routes
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Directive, Grant, Phase, Registration, Report, Reports
 from slurm_elastic.protocol.munge import MungeError
+from slurm_elastic.protocol.routes import DirectiveQuery, Route
 
 MAX_REPORTS = 1000
 MAX_PHASES = 200
@@ -29,10 +30,14 @@ MAX_BACKOFF_S = 30.0
 class Http(Protocol):
     """The part of client.Client that is used here."""
 
-    def get(self, path: str, token: str | None = None, timeout: float | None = None) -> dict[str, Any] | None: ...
-
-    def post(
-        self, path: str, body: bytes = b"", token: str | None = None, timeout: float | None = None
+    def call(
+        self,
+        route: Route,
+        job_id: int | None = None,
+        query: object = None,
+        message: object = None,
+        token: str | None = None,
+        timeout: float | None = None,
     ) -> dict[str, Any] | None: ...
 
 
@@ -47,7 +52,7 @@ class DaemonLink:
         said: Callable[[str], None],
         registered: Callable[[Grant], None],
     ) -> None:
-        self._client, self._path = client, f"/v1/jobs/{job_id}"
+        self._client, self._job_id = client, job_id
         self._directive, self._said, self._registered = directive, said, registered
         self._changed = threading.Condition()
         self._registration: Registration | None = None
@@ -135,7 +140,7 @@ class DaemonLink:
             registration = self._registration
         if registration is None:
             return
-        answer = self._client.post(f"{self._path}/register", messages.to_json(registration))
+        answer = self._client.call(routes.REGISTER, self._job_id, message=registration)
         grant = messages.decode(Grant, answer)
         with self._changed:
             self._grant, self._known = grant, True
@@ -149,13 +154,13 @@ class DaemonLink:
             phase = self._phases[0] if self._phases else None
             reports = () if phase else tuple(self._reports)[:REPORTS_AT_ONCE]
         if phase is not None:
-            self._client.post(f"{self._path}/phases", messages.to_json(phase), token=grant.token)
+            self._client.call(routes.PHASES, self._job_id, message=phase, token=grant.token)
             with self._changed:
                 if self._phases and self._phases[0] is phase:
                     self._phases.popleft()
                 self._changed.notify_all()
         elif reports:
-            self._client.post(f"{self._path}/reports", messages.to_json(Reports(reports)), token=grant.token)
+            self._client.call(routes.REPORTS, self._job_id, message=Reports(reports), token=grant.token)
             with self._changed:
                 for report in reports:
                     if self._reports and self._reports[0] is report:
@@ -188,8 +193,8 @@ class DaemonLink:
                 self._pause()
 
     def _poll(self, grant: Grant) -> None:
-        path = f"{self._path}/directive?after={self._seen[0]}&wait={POLL_S:g}"
-        answer = self._client.get(path, token=grant.token, timeout=POLL_S + 10)
+        query = DirectiveQuery(self._seen[0], POLL_S)
+        answer = self._client.call(routes.DIRECTIVE, self._job_id, query, token=grant.token, timeout=POLL_S + 10)
         if answer is None:
             return
         directive = messages.decode(Directive, answer)

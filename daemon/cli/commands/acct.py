@@ -8,6 +8,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slurm_elastic.protocol import routes
+from slurm_elastic.protocol.routes import AcctQuery
+
 from ...text.tables import Field, Row
 from ...text.times import ACCEPTED, check_window, elapsed, parse_time
 from .. import options
@@ -96,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
     if args.starttime:
         check_window(start, end, now)
     one_user = args.user[0] if args.user and len(args.user) == 1 else None
-    jobs = ",".join(map(str, args.jobs)) if args.jobs else None
-    answer = options.get("/v1/acct", options.LONG_S, start=start, end=end, user=one_user, job=jobs)
+    query = AcctQuery(start, end, one_user, tuple(args.jobs or ()))
+    answer = options.ask(routes.ACCT, query=query, timeout=options.LONG_S)
     _, unknown = options.named(args, answer.get("allocations", []))
     rows = options.matching(answer.get("allocations", []), args)
     if args.allocations:

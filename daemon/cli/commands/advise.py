@@ -11,6 +11,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from slurm_elastic.protocol import routes
+from slurm_elastic.protocol.routes import WindowQuery
+
 from ...text import tables
 from ...text.tables import Field, Row
 from ...text.times import ACCEPTED, check_window, elapsed, format_time, parse_time, span
@@ -88,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
     now = options.clock()
     start, end = parse_time(args.starttime, now), parse_time(args.endtime, now) if args.endtime else None
     check_window(start, end, now)
-    jobs = ",".join(map(str, args.jobs)) if args.jobs else None
-    answer = options.get("/v1/advice", options.LONG_S, start=max(0.0, start), end=end, job=jobs)
+    query = WindowQuery(max(0.0, start), end, tuple(args.jobs or ()))
+    answer = options.ask(routes.ADVICE, query=query, timeout=options.LONG_S)
     _, unknown = options.named(args, answer["jobs"])
     rows = options.matching(answer["moves" if args.moves else "jobs"], args)
     if args.json:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ElasticError
 
 from ...text.times import format_time
@@ -78,7 +79,7 @@ def in_use() -> list[str]:
 
     client = Client(timeout=ASK_S)
     try:
-        models = (client.get("/v1/health") or {}).get("models")
+        models = (client.call(routes.HEALTH) or {}).get("models")
         url = client.url
     except ElasticError:
         return []

@@ -8,6 +8,8 @@ import argparse
 import json
 from typing import Any
 
+from slurm_elastic.protocol import routes
+
 from ...text.tables import Field, Row
 from .. import options
 from .status import moment, text
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the events, oldest first."""
     columns = options.check_format(args, FIELDS, DEFAULT)
-    rows = options.get(f"/v1/jobs/{args.job}/events").get("events", [])
+    rows = options.ask(routes.EVENTS, args.job).get("events", [])
     if args.json:
         options.print_json({"events": rows})
     else:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import textwrap
 
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
 from ...reports import evidence as known
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the explanation: as text, or as rows where a form of rows is asked for. Another user's or an unknown job
     ends with exit status 1."""
     columns = options.check_format(args, FIELDS, DEFAULT)
-    facts = options.get(f"/v1/jobs/{args.job}/explain")
+    facts = options.ask(routes.EXPLAIN, args.job)
     if args.json:
         options.print_json(facts)
         return 0

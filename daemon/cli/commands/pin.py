@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.messages import Pin
 
 from .. import options
 
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Pin the job."""
     gpus = args.gpus
     if gpus is None:
-        row = options.get(f"/v1/jobs/{args.job}")
+        row = options.ask(routes.JOB, args.job)
         if row.get("end_time"):
             raise ElasticError(f"job {args.job} has ended; accepted: a job that is pending or running")
         gpus = row.get("gpus")
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 f"the size of job {args.job} is not known yet (it has not registered); "
                 f"name one: selastic pin {args.job} GPUS"
             )
-    answer = options.post(f"/v1/jobs/{args.job}/pin", {"gpus": gpus})
+    answer = options.ask(routes.PIN, args.job, message=Pin(gpus))
     if args.json:
         options.print_json(answer)
     else:
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_unpin(args: argparse.Namespace) -> int:
     """Let the job go."""
-    answer = options.post(f"/v1/jobs/{args.job}/pin", {"gpus": None})
+    answer = options.ask(routes.PIN, args.job, message=Pin(None))
     if args.json:
         options.print_json(answer)
     else:

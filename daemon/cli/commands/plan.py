@@ -9,6 +9,9 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from slurm_elastic.protocol import routes
+from slurm_elastic.protocol.routes import PlanQuery
+
 from ...text import tables
 from ...text.tables import Field, Row
 from .. import options
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a row per job of the plan. A job named with -j that is not known ends, after the rows of the others, with
     exit status 1."""
     columns = options.check_format(args, FIELDS, DEFAULT)
-    answer = options.get("/v1/plan", dry_run=1 if args.dry_run else None)
+    answer = options.ask(routes.PLAN, query=PlanQuery(int(args.dry_run)))
     _, unknown = options.named(args, answer.get("jobs", []))
     everybody = args.allusers or args.jobs or os.geteuid() == 0
     rows = [row for row in answer.get("jobs", []) if everybody or row.get("own", True)]

@@ -12,7 +12,9 @@ import secrets
 import sys
 from pathlib import Path
 
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
+from slurm_elastic.protocol.routes import WindowQuery
 
 from ...text.times import ACCEPTED, check_window, parse_time
 from .. import options
@@ -41,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
         check_window(start, end, now)
     if args.html == "-" and not args.json and sys.stdout.isatty():
         raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
-    jobs = ",".join(map(str, args.jobs)) if args.jobs else None
-    told = options.get("/v1/report", options.LONG_S, start=max(0.0, start), end=end, job=jobs)
+    query = WindowQuery(max(0.0, start), end, tuple(args.jobs or ()))
+    told = options.ask(routes.USAGE, query=query, timeout=options.LONG_S)
     _, unknown = options.named(args, told["jobs"])
     told["jobs"] = options.matching(told["jobs"], args)
     kept = {job["job_id"] for job in told["jobs"]}

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 
+from slurm_elastic.protocol import routes
+
 from ...text import tables
 from ...text.tables import Cell, Field, Row
 from ...text.times import elapsed, format_time
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a row per job that is pending or running, and for one named with -j that has ended. A job named that is not
     known ends, after the rows of the others, with exit status 1."""
     columns = options.check_format(args, FIELDS, DEFAULT)
-    rows = options.get("/v1/jobs").get("jobs", [])
+    rows = options.ask(routes.STATUS).get("jobs", [])
     ended, unknown = options.named(args, rows)
     rows = options.matching(sorted([*rows, *ended], key=lambda row: row["job_id"]), args)
     if args.json:

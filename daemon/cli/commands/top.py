@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import DaemonUnreachable
 
 from ...text import tables
@@ -81,7 +82,7 @@ def fitted(lines: Sequence[str], columns: int, rows: int) -> list[str]:
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
-    rows = options.get("/v1/jobs").get("jobs", [])
+    rows = options.ask(routes.STATUS).get("jobs", [])
     ended, unknown = options.named(args, rows)
     options.refuse(unknown)
     return list(options.matching(sorted([*rows, *ended], key=lambda row: row["job_id"]), args))

@@ -23,8 +23,10 @@ from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.routes import Route, WindowQuery
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -199,11 +201,12 @@ def test_the_commands_print_what_they_were_told(
 ) -> None:
     """`advise` ends with the cluster's sums in words; `report --html FILE` leaves a page and nothing else there."""
     sample_history.advised(store)
-    answers = {
-        "/v1/advice": lambda **q: reports.advice(store, viewer(0, True), sample_history.END, start=q["start"]),
-        "/v1/report": lambda **q: reports.course(store, viewer(0, True), sample_history.END, start=q["start"]),
-    }
-    monkeypatch.setattr(options, "get", lambda path, timeout, **query: answers[path](**query))
+    answers = {routes.ADVICE: reports.advice, routes.USAGE: reports.course}
+
+    def ask(route: Route, query: WindowQuery, **_: object) -> object:
+        return answers[route](store, viewer(0, True), sample_history.END, start=query.start)
+
+    monkeypatch.setattr(options, "ask", ask)
     monkeypatch.setattr(options, "clock", lambda: sample_history.END)
     assert main.main(["advise", "-a"]) == 0
     header, chars, digits, *sums = capsys.readouterr().out.splitlines()
@@ -234,11 +237,11 @@ def test_a_month_of_jobs_is_waited_for(command: str, monkeypatch: pytest.MonkeyP
     """What tells of thousands of jobs takes the daemon longer than the ten seconds that the client waits for others."""
     waited = list[float | None]()
 
-    def get(self: Client, path: str, token: str | None = None, timeout: float | None = None) -> None:
+    def call(self: Client, *_: object, timeout: float | None = None, **__: object) -> None:
         waited.append(timeout)
         raise ElasticError("enough")
 
-    monkeypatch.setattr(Client, "get", get)
+    monkeypatch.setattr(Client, "call", call)
     assert main.main([command, "-a", "-S", "now-30days"]) == 1
     assert waited[-1] == options.LONG_S > 60
 

@@ -6,9 +6,11 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
+from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.messages import Grant, Phase, Registration
 from slurm_elastic.protocol.munge import MungeError
+from slurm_elastic.protocol.routes import Route
 from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonLink
 
 
@@ -19,15 +21,15 @@ class Script:
         self.failures, self.calls, self.posted = failures, 0, list[str]()
         self.ended = threading.Event()
 
-    def post(self, path: str, body: bytes = b"", token: str | None = None, timeout: float | None = None) -> Any:
+    def call(self, route: Route, job_id: int | None = None, *_: object, **__: object) -> Any:
+        if route is routes.DIRECTIVE:
+            self.ended.wait(60)
+            return None
         self.calls += 1
         if self.calls in self.failures:
             raise self.failures[self.calls]
-        self.posted.append(path.rpartition("/")[2])
-        return asdict(Grant("t", True, "", 5.0)) if path.endswith("/register") else {}
-
-    def get(self, path: str, token: str | None = None, timeout: float | None = None) -> None:
-        self.ended.wait(60)
+        self.posted.append(route.name)
+        return asdict(Grant("t", True, "", 5.0)) if route is routes.REGISTER else {}
 
 
 def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:

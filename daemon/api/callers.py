@@ -1,0 +1,80 @@
+"""What every request passes before its handler: who calls, at what rate, and what was sent, as the route has it.
+
+Promise: a handler gets a `Call` whose caller is known, and whose parameters and message are of the route's own types
+and within their bounds. Limit: whose job it is, the handler asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from anyio.to_thread import run_sync
+from starlette.requests import Request
+
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol import messages
+from slurm_elastic.protocol.errors import NotAllowed
+from slurm_elastic.protocol.routes import Caller, Route
+
+from ..config.settings import Settings
+from . import requests as guard
+from .auth import Authenticator, Unauthenticated, Viewer, bearer
+
+NOBODY = Viewer(-1, private=True)
+"""Who asks where it does not matter, or where a job's token says it."""
+Q_co = TypeVar("Q_co", covariant=True)
+M_co = TypeVar("M_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Q_co, M_co]):
+    """A request that may be carried out."""
+
+    query: Q_co
+    message: M_co
+    job_id: int = 0
+    viewer: Viewer = NOBODY
+
+
+class Callers:
+    """Admits requests, or refuses them."""
+
+    def __init__(self, store: Store, settings: Settings, authenticator: Authenticator) -> None:
+        self._store, self._authenticator = store, authenticator
+        self.job_limit = guard.RateLimit(settings.requests_per_s)
+        # A user may have hundreds of jobs, which all register when the daemon comes back.
+        self._user_limit = guard.RateLimit(settings.requests_per_s * 10)
+
+    async def admit(self, route: Route, request: Request) -> Call[object, object]:
+        """The request as its handler takes it. Raises Refused, NotAllowed or Unauthenticated."""
+        guard.check_names(route, request)
+        job_id, viewer, body = guard.job_id(route, request), NOBODY, b""
+        if route.caller is Caller.JOB:
+            await self._speaks_for(job_id, request)
+        if route.message is not None:
+            body = await guard.body(request)
+        if route.caller is Caller.USER:
+            viewer = await self._viewer(request, body)
+        message = messages.from_json(route.message, body) if route.message is not None else None
+        return Call(guard.query(route, request), message, job_id, viewer)
+
+    async def _viewer(self, request: Request, body: bytes) -> Viewer:
+        credential = request.headers.get("authorization")
+        who, target = self._authenticator.who, guard.target(request)
+        uid = guard.peer_uid(request)
+        if uid is not None and credential is None:
+            viewer = self._authenticator.local(uid)
+        else:
+            viewer = await run_sync(who, credential, request.method, target, body)
+        self._user_limit.take(viewer.uid)
+        return viewer
+
+    async def _speaks_for(self, job_id: int, request: Request) -> None:
+        token = bearer(request.headers.get("authorization"))
+        speaks = self._store.remembered_token(token) or await run_sync(self._store.token_job, token)
+        if speaks is None:
+            raise Unauthenticated(f"the token is not known, or job {job_id} has ended; register the job again")
+        if speaks != job_id:
+            raise NotAllowed(f"the token is of job {speaks}; it does not speak for job {job_id}")
+        self.job_limit.take(job_id)
