@@ -77,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     from ...simulator import metrics, programs, replay
     from ...simulator.traces import formats
 
+    if args.html:
+        from ...simulator.page import page  # now: where jinja2 is missing nobody waits for a simulation first
+
     name = "standard input" if str(args.trace) == "-" else str(args.trace)
     read = formats.load(_text(args.trace), name)
     jobs = read.jobs
@@ -106,8 +109,6 @@ def run(args: argparse.Namespace) -> int:
         if args.jobs:
             _print_jobs(outcomes)
     if args.html:
-        from ...simulator.page import page
-
         try:
             args.html.write_text(page(outcomes, rows, notes, _needless(args)), encoding="utf-8")
         except OSError as error:
