@@ -77,12 +77,12 @@ def world() -> tuple[Machine, list[str]]:
     machine.start(0.0)
     for node in base.nodes:
         machine.handle(AgentUp((1, node), tuple(str(gpu) for gpu in range(8))), 0.0)
-    for name in list(machine.fleet.workers):
+    for name in list(machine.context.workers):
         machine.handle(WorkerMessage(name, {"type": "ready"}), 0.0)
-    assert machine.world is not None
-    first = machine.world.members[0]
-    machine.handle(WorkerMessage(first, {"type": "running", "generation": machine.world.generation}), 0.0)
-    return machine, list(machine.world.members)
+    assert machine.context.world is not None
+    first = machine.context.world.members[0]
+    machine.handle(WorkerMessage(first, {"type": "running", "generation": machine.context.world.generation}), 0.0)
+    return machine, list(machine.context.world.members)
 
 
 def one_interval(machine: Machine, members: list[str]) -> None:

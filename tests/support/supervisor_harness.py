@@ -5,28 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
-from slurm_elastic.trainer_shim.supervisor.state_machine import workers as fleets
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     Action,
+    Exit,
+    Kill,
+    LaunchAgents,
+    ReportPhase,
+    Send,
+    Spawn,
+)
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentUp,
     CompanionGranted,
     CompanionRefused,
     DirectiveCame,
     Event,
-    Exit,
-    Kill,
-    LaunchAgents,
-    Send,
-    Spawn,
-    Tell,
     WorkerExit,
     WorkerMessage,
 )
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
-
-COMPANION = Piece(11, "companion", ("n3",), 2)
-SHAPE = Shape(1, 2)
+from slurm_elastic.trainer_shim.supervisor.state_machine.workers import agents_of
 
 BASE = Piece(10, "base", ("n1", "n2"), 2)
 COMPANION = Piece(11, "companion", ("n3",), 2)
@@ -38,6 +37,7 @@ class Drive:
 
     def __init__(self, *pieces: Piece, **options: Any) -> None:
         self.machine = Machine(pieces or (BASE,), options.pop("batch", 64), **options)
+        self.context = self.machine.context
         self.now = 0.0
         self.done: list[Action] = []
         self.fresh: list[Action] = []
@@ -65,7 +65,7 @@ class Drive:
         return [action for action in self.fresh if isinstance(action, kind)]
 
     def phases(self, directive: int) -> list[str]:
-        return [action.phase.phase for action in self.every(Tell) if action.phase.directive == directive]
+        return [action.phase.phase for action in self.every(ReportPhase) if action.phase.directive == directive]
 
     def worlds(self, generation: int) -> dict[str, dict[str, Any]]:
         """worker -> its world message of that generation."""
@@ -73,8 +73,8 @@ class Drive:
         return {send.worker: send.message for send in sent if send.message["generation"] == generation}
 
     def members(self) -> tuple[str, ...]:
-        assert self.machine.world is not None
-        return self.machine.world.members
+        assert self.context.world is not None
+        return self.context.world.members
 
     def agents_up(self, piece: Piece) -> list[str]:
         """Agents of a piece connect; the workers then spawned on them."""
@@ -96,10 +96,10 @@ class Drive:
 
     def up(self) -> Drive:
         """Everything started, the first world running."""
-        for piece in self.machine.pieces:
+        for piece in self.context.pieces:
             self.ready(self.agents_up(piece))
         self.running(1)
-        assert self.machine.mode is Mode.RUNNING
+        assert self.context.mode is Mode.RUNNING
         return self
 
     def order(self, id: int, keep: tuple[Piece, ...], add: tuple[Shape, ...] = (), batch: int = 0) -> Directive:
@@ -110,16 +110,16 @@ class Drive:
 
     def grown(self, id: int = 1) -> Drive:
         """A directive has added the companion; its world runs."""
-        self.order(id, self.machine.pieces, (SHAPE,))
+        self.order(id, self.context.pieces, (SHAPE,))
         self(CompanionGranted(id, 0, COMPANION))
         self.ready(self.agents_up(COMPANION))
-        self.running(self.machine.generation, pause_s=0.1)
+        self.running(self.context.generation, pause_s=0.1)
         assert self.phases(id)[-1] == "running"
         return self
 
     def quiesce(self, workers: tuple[str, ...]) -> None:
         for worker in workers:
-            self.say(worker, "quiesced", generation=self.machine.generation, step=5, samples=50)
+            self.say(worker, "quiesced", generation=self.context.generation, step=5, samples=50)
 
     def die_when_killed(self) -> None:
         """Whoever was killed is reported dead; so are those that this kills in turn."""
@@ -127,28 +127,28 @@ class Drive:
         while killed := [kill for kill in self.every(Kill) if kill.worker not in told]:
             for kill in killed:
                 told.add(kill.worker)
-                if kill.worker in self.machine.fleet.workers:
+                if kill.worker in self.context.workers:
                     self(WorkerExit(kill.worker, 0, 9))
 
     def settle(self) -> None:
         """From here on everybody cooperates: the dead are reported, agents come, workers warm up, worlds form."""
-        machine = self.machine
+        context = self.context
         for _ in range(40):
-            for worker in [w for w in machine.fleet.workers.values() if w.doomed]:
+            for worker in [w for w in context.workers.values() if w.ending]:
                 self(WorkerExit(worker.name, 0, 9))
             for launch in self.every(LaunchAgents):
-                for key in fleets.keys([launch.piece]):
-                    if key not in machine.fleet.agents and machine.mode is not Mode.ENDED:
+                for key in agents_of([launch.piece]):
+                    if key not in context.agents and context.mode is not Mode.ENDED:
                         self(AgentUp(key, ("0", "1")))
-            if machine.resizing.active is not None:
-                self(CompanionRefused(machine.resizing.active.directive, 0, "no"))
-            for worker in list(machine.fleet.workers.values()):
-                if not worker.ready and not worker.doomed and not worker.exited:
+            if context.resize is not None:
+                self(CompanionRefused(context.resize.directive, 0, "no"))
+            for worker in list(context.workers.values()):
+                if not worker.ready and not worker.ending and not worker.exited:
                     self.say(worker.name, "ready")
-            self.say(self.members()[0] if machine.world else "", "running", generation=machine.generation)
+            self.say(self.members()[0] if context.world else "", "running", generation=context.generation)
             self.wait(20.0)
-            if machine.mode is Mode.FINISHING:
-                for worker in [w for w in machine.fleet.workers.values() if not w.exited]:
+            if context.mode is Mode.FINISHING:
+                for worker in [w for w in context.workers.values() if not w.exited]:
                     self(WorkerExit(worker.name, 0))
 
     def exits(self) -> list[int]:

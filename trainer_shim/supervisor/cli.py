@@ -23,8 +23,9 @@ from . import commands, job_dir, launchers
 from .daemon_client import DaemonLink
 from .driver import Options, Supervisor, ignore_broken_output
 from .slurm_job import SlurmJob
+from .state_machine.context import Limits
 from .state_machine.events import Event
-from .state_machine.machine import Limits, Machine
+from .state_machine.machine import Machine
 
 EPILOG = """The script is run by the python that runs selastic, once per GPU (or --nproc times), with its arguments.
 SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 (#SBATCH --signal=B:USR1@120 with

@@ -25,30 +25,32 @@ from ..control.server import Message, Server
 from . import job_dir
 from .daemon_client import DaemonLink
 from .launchers import Places, Setup
-from .state_machine.events import (
+from .state_machine.actions import (
     Action,
+    DropCompanions,
+    Exit,
+    FollowOutput,
+    ForwardReport,
+    Kill,
+    LaunchAgents,
+    Print,
+    QuitAgent,
+    RecordGeneration,
+    ReportPhase,
+    Send,
+    Spawn,
+    SubmitCompanion,
+    UpdateRegistration,
+)
+from .state_machine.events import (
     AgentKey,
     AgentLost,
     AgentUp,
     DirectiveCame,
-    DropCompanions,
     Event,
-    Exit,
-    Follow,
-    Forward,
-    Hurry,
-    InUse,
-    Kill,
-    LaunchAgents,
-    Notice,
-    QuitAgent,
+    JobTerminating,
+    NodeTerminating,
     Registered,
-    Remember,
-    Say,
-    Send,
-    Spawn,
-    SubmitCompanion,
-    Tell,
     WorkerExit,
     WorkerLost,
     WorkerMessage,
@@ -111,7 +113,7 @@ class Supervisor:
         self._places = places(self._loop, self._children, setup, self._event)
         self._link = link(
             lambda directive: self._loop.call(lambda: self._event(DirectiveCame(directive))),
-            self._said,
+            self._print_later,
             lambda grant: self._loop.call(lambda: self._event(Registered(grant.report_interval_s))),
         )
         self._agents: dict[str, AgentKey] = {}
@@ -121,13 +123,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Train to the end."""
-        self._loop.on_signal(signal.SIGTERM, lambda: self._event(Hurry(STOP_S, stop=True, code=143)))
-        self._loop.on_signal(signal.SIGINT, lambda: self._event(Hurry(STOP_S, stop=True, code=130)))
-        self._loop.on_signal(signal.SIGUSR1, lambda: self._event(Hurry(60.0, stop=False)))
+        self._loop.on_signal(signal.SIGTERM, lambda: self._event(JobTerminating(STOP_S, stop=True, code=143)))
+        self._loop.on_signal(signal.SIGINT, lambda: self._event(JobTerminating(STOP_S, stop=True, code=130)))
+        self._loop.on_signal(signal.SIGUSR1, lambda: self._event(JobTerminating(60.0, stop=False)))
         self._perform(self._machine.start(time.monotonic()))
         self._loop.run()
         if self._link is not None and not self._link.close():
-            self._say("selasticd did not take the last messages")
+            self._print("selasticd did not take the last messages")
         self._server.close()
         return 1 if self._code is None else self._code
 
@@ -156,7 +158,7 @@ class Supervisor:
         elif message.get("type") == "output":
             print(message.get("text", ""), flush=True)
         elif message.get("type") == "notice" and name in self._agents:
-            self._event(Notice(self._agents[name]))
+            self._event(NodeTerminating(self._agents[name]))
 
     def _connection_lost(self, kind: str, name: str) -> None:
         if kind == "agent":
@@ -206,7 +208,7 @@ class Supervisor:
             "SELASTIC_JOB_DIR": str(self._options.job_dir),
             "SELASTIC_BATCH": str(self._options.batch or ""),
             "SELASTIC_AUDIT": self._options.audit,
-            "CUDA_VISIBLE_DEVICES": self._machine.fleet.agents[action.agent].gpus[action.index],
+            "CUDA_VISIBLE_DEVICES": self._machine.context.agents[action.agent].gpus[action.index],
         }
         self._to_agent(action.agent, {"type": "spawn", "worker": action.worker, "env": env, "follow": action.follow})
 
@@ -219,15 +221,15 @@ class Supervisor:
     def _kill(self, action: Kill) -> None:
         self._to_agent(action.agent, {"type": "kill", "worker": action.worker, "signal": int(signal.SIGKILL)})
 
-    def _remember(self, action: Remember) -> None:
+    def _record_generation(self, action: RecordGeneration) -> None:
         try:
             job_dir.write(
                 self._options.job_dir, job_dir.Run(self._options.command, self._options.cluster, action.generation)
             )
         except OSError as error:
-            self._say(f"generation {action.generation} could not be recorded in {self._options.job_dir}: {error}")
+            self._print(f"generation {action.generation} could not be recorded in {self._options.job_dir}: {error}")
 
-    def _in_use(self, action: InUse) -> None:
+    def _update_registration(self, action: UpdateRegistration) -> None:
         if self._link is not None:
             self._link.in_use(
                 messages.Registration(
@@ -241,11 +243,11 @@ class Supervisor:
                 )
             )
 
-    def _tell(self, action: Tell) -> None:
+    def _report_phase(self, action: ReportPhase) -> None:
         if self._link is not None:
             self._link.tell(dataclasses.replace(action.phase, at=time.time()))
 
-    def _forward(self, action: Forward) -> None:
+    def _forward_report(self, action: ForwardReport) -> None:
         if self._link is None:
             return
         try:
@@ -253,12 +255,12 @@ class Supervisor:
                 messages.decode(messages.Report, {**action.report, "gpus": action.gpus, "nodes": action.nodes})
             )
         except ElasticError as error:
-            self._say(f"a report was left out: {error}")
+            self._print(f"a report was left out: {error}")
 
-    def _said(self, text: str) -> None:
-        self._loop.call(lambda: self._say(text))
+    def _print_later(self, text: str) -> None:
+        self._loop.call(lambda: self._print(text))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"selastic: {text}", file=sys.stderr, flush=True)
 
     def _exit(self, action: Exit) -> None:
@@ -279,17 +281,17 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], None]] = {
     QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
     Spawn: Supervisor._spawn,
     Kill: Supervisor._kill,
-    Follow: lambda self, action: self._to_agent(action.agent, {"type": "follow", "worker": action.worker}),
+    FollowOutput: lambda self, action: self._to_agent(action.agent, {"type": "follow", "worker": action.worker}),
     Send: Supervisor._send,
-    Remember: Supervisor._remember,
+    RecordGeneration: Supervisor._record_generation,
     SubmitCompanion: lambda self, action: self._places.submit(
         action.directive, action.index, action.shape, action.wait_s
     ),
     DropCompanions: lambda self, action: self._places.drop(action.directive),
-    InUse: Supervisor._in_use,
-    Tell: Supervisor._tell,
-    Forward: Supervisor._forward,
-    Say: lambda self, action: self._say(action.text),
+    UpdateRegistration: Supervisor._update_registration,
+    ReportPhase: Supervisor._report_phase,
+    ForwardReport: Supervisor._forward_report,
+    Print: lambda self, action: self._print(action.text),
     Exit: Supervisor._exit,
 }
 

@@ -1,6 +1,7 @@
-"""What can happen to a job's supervisor, and what it can then do: plain values, no behaviour.
+"""What can happen to a job's supervisor: plain values, no behaviour.
 
-The state machine (machine) turns the first kind into the second; the driver does the rest.
+Events come from outside; a part of the machine emits a follow-up where another part has to act. Timers that are due are
+events too (timers).
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.protocol.messages import Directive, Phase, Piece, Shape
+from slurm_elastic.protocol.messages import Directive, Piece
 
 AgentKey = tuple[int, str]
 """(Slurm job id, node name); the job id is 0 without Slurm."""
 Message = dict[str, Any]
 
 
-# --- events -----------------------------------------------------------------------------------------------------
+# --- from outside -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class StepEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class NodeTerminating:
     """Slurm has sent SIGTERM to a node's agent: the node will be taken away in seconds."""
 
     agent: AgentKey
@@ -104,7 +105,7 @@ class CompanionRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Hurry:
+class JobTerminating:
     """The job is about to be killed. `stop`: end by ourselves, with `code`, as soon as the checkpoint is written."""
 
     deadline_s: float
@@ -116,7 +117,7 @@ Event = (
     AgentUp
     | AgentLost
     | StepEnded
-    | Notice
+    | NodeTerminating
     | WorkerMessage
     | WorkerLost
     | WorkerExit
@@ -124,129 +125,198 @@ Event = (
     | Registered
     | CompanionGranted
     | CompanionRefused
-    | Hurry
+    | JobTerminating
 )
 
 
-# --- actions ----------------------------------------------------------------------------------------------------
+# --- follow-ups: what has happened ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchAgents:
-    """Start one agent on each node of this piece. `number` tells one launch from another of the same nodes."""
-
-    piece: Piece
-    number: int
+class Started:
+    """The supervisor begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class QuitAgent:
+class AgentsSettled:
+    """An agent has come, has gone as it was told to, or is awaited no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinerAgentUp:
+    """An agent of a companion that is being warmed up has connected."""
+
     agent: AgentKey
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
-    """Fork a worker; `follow`: its output is also the job's output."""
+class StartFailed:
+    """The workers cannot be started as things are."""
+
+    why: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restarting:
+    """The old world is given up; its workers are being killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPreempted:
+    """Slurm takes all nodes of one companion away."""
+
+    slurm_job_id: int
+
+    @property
+    def reason(self) -> str:
+        return f"Slurm takes job {self.slurm_job_id} away"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker is warm and waits for its world."""
 
     worker: str
-    agent: AgentKey
-    index: int
-    follow: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class WorkerQuiesced:
+    """A worker has stopped at the step that was agreed on for this generation."""
+
     worker: str
-    agent: AgentKey
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
-    worker: str
-    agent: AgentKey
+class FirstStepDone:
+    """A generation's first step is done; `message` has its counters."""
+
+    generation: int
+    message: Message = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """A control message to a worker."""
+class WorldRuns:
+    """Another world is the one that trains now."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint of this step is on disk."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReported:
+    """Rank 0's report, or another rank's pace."""
 
     worker: str
     message: Message = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Remember:
-    """Write this generation to disk before any worker hears of it."""
+class WorldRolledBack:
+    """A coming generation did not come about; the members of the old world go on with it."""
+
+    generation: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinerLost:
+    """A worker, or the whole of a companion, was lost before the new world's first step."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaverGone:
+    """Workers that the coming world does without have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRolledBack:
+    """The resize of this generation is undone, and nobody comes from that world any more."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitCompanion:
-    directive: int
-    index: int
-    shape: Shape
-    wait_s: float
+class JoinersReady:
+    """All workers of the companions are warm: the worlds can change."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropCompanions:
-    """Cancel every companion of this directive, granted or not."""
+class TrainingOver:
+    """A worker has finished its loop, or its script; `message` has the training's counters, if it said them."""
 
-    directive: int
+    message: Message = field(hash=False)
 
 
-@dataclass(frozen=True, slots=True)
-class InUse:
-    """What trains now, for the daemon's registration."""
-
-    generation: int
-    pieces: tuple[Piece, ...]
-    batch: int
-    max_micro_batch: int = 0
+# --- follow-ups: what another part is to do ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """A phase for the daemon; the driver fills in the time."""
-
-    phase: Phase
+class FormIfReady:
+    """Send the first world of a generation if all its workers are warm: agents that it waited for were given up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """A worker's report for the daemon, with the size of the world."""
+class StartAgents:
+    """Start one agent on each node of this piece."""
 
-    report: Message = field(hash=False)
-    gpus: int = 0
-    nodes: int = 0
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """A line for the person who reads the job's output."""
+class Restart:
+    """Begin a new generation from the last checkpoint; `code` is the job's exit code if it cannot be tried again."""
 
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
+    why: str
     code: int
 
 
-Action = (
-    LaunchAgents
-    | QuitAgent
-    | Spawn
-    | Kill
-    | Follow
-    | Send
-    | Remember
-    | SubmitCompanion
-    | DropCompanions
-    | InUse
-    | Tell
-    | Forward
-    | Say
-    | Exit
-)
+@dataclass(frozen=True, slots=True)
+class UndoResize:
+    """Give the resize under way up, if there is one."""
+
+    detail: str
+    phase: str = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitRollBack:
+    """Wait for the members to come back from a generation that was called off while they agreed on it."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginWaitingResize:
+    """Nothing is under way: begin with the directive that waits, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveForRequeue:
+    """Write a checkpoint: the directive puts the job back into Slurm's queue."""
+
+    directive: Directive
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequeue:
+    """Another directive has come: no checkpoint is to be written for the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndIfOver:
+    """Workers have ended: end the job when nobody is left who could go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """End the job with this exit code."""
+
+    code: int

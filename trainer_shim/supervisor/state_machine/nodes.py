@@ -1,197 +1,219 @@
 """The nodes of one job as its supervisor sees them: which agents are awaited, there, lost or sent away. Pure.
 
-The batch host is never given up: it is launched again, a bounded number of times. Any other node that is lost, or
-stays silent, is done without.
+The batch host is never given up: its agent is started again, a bounded number of times. Any other node that is lost, or
+stays silent, is left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.messages import Piece
 
 from .. import commands
-from . import workers as fleets
-from .events import AgentKey, AgentUp, Hurry, LaunchAgents, QuitAgent, Say, StepEnded
-from .workers import Mode
-
-if TYPE_CHECKING:
-    from .machine import Machine
+from .actions import LaunchAgents, Print, QuitAgent
+from .context import Context, Handlers, Mode
+from .events import (
+    AgentKey,
+    AgentLost,
+    AgentsSettled,
+    AgentUp,
+    EndIfOver,
+    FormIfReady,
+    JobPreempted,
+    JobTerminating,
+    JoinerAgentUp,
+    JoinerLost,
+    LeaverGone,
+    NodeTerminating,
+    Restart,
+    Restarting,
+    StartAgents,
+    Started,
+    StartFailed,
+    StepEnded,
+    UndoResize,
+)
+from .timers import AgentsTimer, DisconnectedTimer, KillTimer, LaunchTimer
+from .workers import ConnectedAgent, agents_of
 
 SIGKILLED = 128 + 9
-AGAIN_S = 2.0
+RELAUNCH_S = 2.0
 """Pause before a launch that Slurm had no step for is tried again."""
+NOTICE_S = 30.0
+"""From Slurm's SIGTERM to its SIGKILL."""
 
 
 class Nodes:
     """The part of the machine that knows where workers could be."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.awaited: set[AgentKey] = set()
-        """Agents that the world to come waits for; those of a companion are the resize's."""
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._launches = 0
         self._launched: dict[AgentKey, int] = {}
         self._pieces: dict[int, Piece] = {}
         """By launch, until its step has ended."""
 
-    def start(self) -> None:
-        """Start the agents of all pieces."""
-        machine = self._machine
-        self.awaited = set(fleets.keys(machine.pieces))
-        machine.timers["agents"] = machine.now + machine.limits.agents_s
-        for piece in machine.pieces:
-            self.launch(piece)
+    def handlers(self) -> Handlers:
+        return {
+            Started: self._start,
+            StartAgents: lambda event: self._launch(event.piece),
+            AgentUp: self._up,
+            AgentLost: lambda event: self._lost(event.agent),
+            StepEnded: self._step_ended,
+            NodeTerminating: self._terminating,
+            Restarting: self._restarting,
+            AgentsTimer: self._silent,
+            LaunchTimer: self._launch_again,
+            KillTimer: self._not_dead,
+        }
 
-    def launch(self, piece: Piece) -> None:
+    # --- starting agents --------------------------------------------------------------------------------------
+
+    def _start(self, event: Started) -> None:
+        self._await(agents_of(self._context.pieces))
+        for piece in self._context.pieces:
+            self._launch(piece)
+
+    def _await(self, keys: list[AgentKey]) -> None:
+        context = self._context
+        context.awaited.update(keys)
+        context.timers.set(AgentsTimer(), context.now + context.limits.agents_s)
+
+    def _launch(self, piece: Piece) -> None:
         """Start the agents of a piece."""
         self._launches += 1
-        for key in fleets.keys([piece]):
+        for key in agents_of([piece]):
             self._launched[key] = self._launches
         self._pieces[self._launches] = piece
-        self._machine.do(LaunchAgents(piece, self._launches))
+        self._context.do(LaunchAgents(piece, self._launches))
 
-    def launch_again(self, number: int) -> None:
-        """Slurm had no step for this launch: once more, for the nodes of it that are still waited for."""
-        piece = self._pieces.pop(number, None)
+    def _launch_again(self, event: LaunchTimer) -> None:
+        """Slurm had no step for this launch: once more, for the nodes of it that are still awaited."""
+        piece = self._pieces.pop(event.number, None)
         if piece is None:
             return
-        nodes = tuple(key[1] for key in fleets.keys([piece]) if self._waits_for(key))
+        nodes = tuple(key[1] for key in agents_of([piece]) if self._awaits({key}))
         if nodes:
-            self.launch(replace(piece, nodes=nodes))
+            self._launch(replace(piece, nodes=nodes))
 
-    def relaunch_batch_host(self) -> None:
-        """If it is not there and not awaited."""
-        machine, key = self._machine, self._machine.batch_host
-        if machine.fleet.available(key) or key in self.awaited:
-            return
-        base = machine.pieces[0]
-        self.awaited.add(key)
-        machine.timers["agents"] = machine.now + machine.limits.agents_s
-        self.launch(replace(base, nodes=base.nodes[:1]))
+    def _restarting(self, event: Restarting) -> None:
+        """The batch host's agent is started again if it is not there; other nodes that are lost are left out."""
+        context, key = self._context, self._context.batch_host
+        if not context.available(key) and key not in context.awaited:
+            base = context.pieces[0]
+            self._await([key])
+            self._launch(replace(base, nodes=base.nodes[:1]))
+        self._leave_out_lost()
 
-    def quit(self, agents: list[AgentKey]) -> None:
-        """Send these agents away."""
-        for key in agents:
-            agent = self._machine.fleet.agents.get(key)
-            if agent is not None and not agent.quitting:
-                agent.quitting = True
-                self._machine.do(QuitAgent(key))
+    # --- agents that come and go ------------------------------------------------------------------------------
 
-    # --- events -----------------------------------------------------------------------------------------------
-
-    def up(self, event: AgentUp) -> None:
+    def _up(self, event: AgentUp) -> None:
         """An agent has connected."""
-        machine = self._machine
-        joins = machine.resizing.warming.expects(event.agent)
-        if not (joins or event.agent in self.awaited) or event.agent in machine.fleet.agents:
-            machine.do(QuitAgent(event.agent))
+        context, key = self._context, event.agent
+        joins = context.joins(key)
+        if not (joins or key in context.awaited) or key in context.agents:
+            context.do(QuitAgent(key))
             return
-        machine.fleet.agents[event.agent] = fleets.Agent(event.gpus)
+        context.agents[key] = ConnectedAgent(event.gpus)
         if joins:
-            machine.resizing.warming.agent_up(event.agent)
+            context.emit(JoinerAgentUp(key))
             return
-        self.awaited.discard(event.agent)
-        if machine.mode is Mode.STARTING:
-            machine.spawn_on([event.agent])
-        machine.lives.respawn_if_dead()
+        context.awaited.discard(key)
+        if context.mode is Mode.STARTING:
+            context.spawn_on([key])
+        context.emit(AgentsSettled())
 
-    def lost(self, key: AgentKey) -> None:
+    def _lost(self, key: AgentKey) -> None:
         """An agent's connection is gone, and its workers with it."""
-        machine = self._machine
-        agent = machine.fleet.agents.pop(key, None)
+        context = self._context
+        agent = context.agents.pop(key, None)
         if agent is None:
             return
-        machine.timers.pop(f"kill {key[0]} {key[1]}", None)
-        gone = machine.fleet.on([key])
+        context.timers.cancel(KillTimer(key))
+        gone = context.workers_on([key])
         for worker in gone:
-            del machine.fleet.workers[worker.name]
-            machine.timers.pop(f"blind {worker.name}", None)
+            del context.workers[worker.name]
+            context.timers.cancel(DisconnectedTimer(worker.name))
         if agent.quitting:
-            machine.lives.respawn_if_dead()
-        elif machine.resizing.warming.expects(key):
-            machine.resizing.returning.joiner_lost(
-                f"node {key[1]} of job {key[0]} was lost before its workers' first step"
-            )
-        elif gone and all(worker.quiesced and machine.resizing.leaves(worker) for worker in gone):
-            for worker in gone:
-                machine.resizing.returning.left(worker)
-        elif machine.mode is Mode.FINISHING and all(worker.exited or worker.done for worker in gone):
-            machine.lives.finish_if_over()
+            context.emit(AgentsSettled())
+        elif context.joins(key):
+            context.emit(JoinerLost(f"node {key[1]} of job {key[0]} was lost before its workers' first step"))
+        elif gone and all(worker.quiesced and context.leaves(worker) for worker in gone):
+            context.emit(LeaverGone())
+        elif context.mode is Mode.FINISHING and all(worker.exited or worker.done for worker in gone):
+            context.emit(EndIfOver())
         else:
             self._do_without(key)
 
     def _do_without(self, key: AgentKey) -> None:
-        machine = self._machine
+        context = self._context
         why = f"node {key[1]} of job {key[0]} was lost"
-        if machine.mode is not Mode.RESTARTING:
-            machine.lives.restart(why, SIGKILLED)
-        elif key == machine.batch_host:
-            machine.lives.again(why, SIGKILLED)
+        if context.mode is not Mode.RESTARTING:
+            context.emit(Restart(why, SIGKILLED))
+        elif key == context.batch_host:
+            context.emit(StartFailed(why, SIGKILLED))
         else:
-            self.leave_out_lost()
-            machine.lives.respawn_if_dead()
+            self._leave_out_lost()
+            context.emit(AgentsSettled())
 
-    def step_ended(self, event: StepEnded) -> None:
+    def _step_ended(self, event: StepEnded) -> None:
         """The agents of a launch cannot come any more: those still awaited never will."""
-        machine = self._machine
+        context = self._context
         keys = {key for key, number in self._launched.items() if number == event.number}
-        if commands.worth_again(event.tail) and any(self._waits_for(key) for key in keys):
-            machine.timers[f"launch {event.number}"] = machine.now + AGAIN_S  # until the time for all of it is over
+        if commands.worth_again(event.tail) and self._awaits(keys):
+            # tried again until the time for all agents is over
+            context.timers.set(LaunchTimer(event.number), context.now + RELAUNCH_S)
             return
         self._pieces.pop(event.number, None)
-        if machine.resizing.warming.expects_any(keys):
-            machine.resizing.fail(f"the companion's agents did not start (exit code {event.code})")
-        if missing := self.awaited & keys:
+        if context.joiner_awaited(keys):
+            context.emit(UndoResize(f"the companion's agents did not start (exit code {event.code})"))
+        if missing := context.awaited & keys:
             for line in event.tail:
-                machine.do(Say(f"  agent| {line}"))
+                context.do(Print(f"  agent| {line}"))
             self._give_up_on(missing, f"exit code {event.code}")
 
-    def _waits_for(self, key: AgentKey) -> bool:
-        return key in self.awaited or self._machine.resizing.warming.expects_any({key})
+    def _awaits(self, keys: Set[AgentKey]) -> bool:
+        return bool(self._context.awaited & keys) or self._context.joiner_awaited(keys)
 
-    def silent(self) -> None:
+    def _silent(self, event: AgentsTimer) -> None:
         """The time for agents to connect is over."""
-        if self.awaited:
-            self._give_up_on(set(self.awaited), f"nothing heard for {self._machine.limits.agents_s:.0f} s")
+        if self._context.awaited:
+            self._give_up_on(set(self._context.awaited), f"nothing heard for {self._context.limits.agents_s:.0f} s")
 
     def _give_up_on(self, missing: set[AgentKey], how: str) -> None:
-        machine = self._machine
-        self.awaited -= missing
+        context = self._context
+        context.awaited -= missing
         names = ", ".join(sorted(node for _, node in missing))
-        machine.do(Say(f"no agent started on {names} ({how})"))
-        if machine.batch_host in missing:
-            machine.lives.again("the batch host's agent did not start", 1)
+        context.do(Print(f"no agent started on {names} ({how})"))
+        if context.batch_host in missing:
+            context.emit(StartFailed("the batch host's agent did not start", 1))
             return
-        self.leave_out_lost()
-        machine.lives.respawn_if_dead()
-        machine.lives.form_if_ready()
+        self._leave_out_lost()
+        context.emit(AgentsSettled())
+        context.emit(FormIfReady())
 
-    def leave_out_lost(self) -> None:
+    def _leave_out_lost(self) -> None:
         """Reduce the pieces to the nodes whose agents are there or still awaited; the batch host always stays."""
-        machine = self._machine
-        parts = []
-        for piece in machine.pieces:
-            nodes = tuple(node for node in piece.nodes if self._stays((piece.slurm_job_id, node)))
-            parts.append(replace(piece, nodes=nodes))
-        machine.pieces = tuple(piece for piece in parts if piece.nodes)
+        context = self._context
+        stay = {*context.awaited, context.batch_host, *(key for key in context.agents if context.available(key))}
+        parts = [
+            replace(piece, nodes=tuple(node for node in piece.nodes if (piece.slurm_job_id, node) in stay))
+            for piece in context.pieces
+        ]
+        context.pieces = tuple(piece for piece in parts if piece.nodes)
 
-    def _stays(self, key: AgentKey) -> bool:
-        return self._machine.fleet.available(key) or key in self.awaited or key == self._machine.batch_host
+    def _terminating(self, event: NodeTerminating) -> None:
+        """Slurm will take this node away in seconds, and with it all of its job's."""
+        job_id = event.agent[0]
+        of_base = job_id == self._context.batch_host[0]
+        self._context.emit(JobTerminating(deadline_s=NOTICE_S, stop=False) if of_base else JobPreempted(job_id))
 
-    def notice(self, key: AgentKey) -> None:
-        """Slurm will take this node away in seconds."""
-        machine = self._machine
-        if key[0] == machine.batch_host[0]:
-            machine.lives.hurry(Hurry(deadline_s=30.0, stop=False))
-        else:
-            machine.resizing.without({key[0]}, f"Slurm takes job {key[0]} away")
-
-    def undying(self, key: AgentKey) -> None:
-        """Killed workers should be dead by now; a node where they are not is done without."""
-        machine = self._machine
-        if any(worker.doomed and not worker.exited for worker in machine.fleet.on([key])):
-            machine.do(QuitAgent(key))
-            machine.do(Say(f"the workers on {key[1]} do not die; doing without the node"))
-            self.lost(key)
+    def _not_dead(self, event: KillTimer) -> None:
+        """A node where killed workers are not dead in time is left out."""
+        context, key = self._context, event.agent
+        if any(worker.ending and not worker.exited for worker in context.workers_on([key])):
+            context.do(QuitAgent(key))
+            context.do(Print(f"the workers on {key[1]} do not die; going on without the node"))
+            self._lost(key)

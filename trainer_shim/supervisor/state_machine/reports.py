@@ -6,64 +6,66 @@ Pure. Limit: ranks report at their own times, so what is compared are stretches 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import bottleneck
 from slurm_elastic.protocol.bottleneck import Pace
 
-from .events import Forward, Message, Send
-from .workers import Mode, Worker
-
-if TYPE_CHECKING:
-    from .machine import Machine
+from .actions import ForwardReport, Send
+from .context import Context, Handlers, Mode, number
+from .events import Message, Registered, WorkerReported, WorldRuns
 
 
-class Reporting:
+class Reports:
     """The part of the machine that reports to selasticd."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.every_s = 0.0
-        """Seconds between two reports, as selasticd wants it; 0: it has not said."""
-        self.step = 0
-        """The training's last step that was reported."""
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
-    def registered(self, every_s: float) -> None:
+    def handlers(self) -> Handlers:
+        return {Registered: self._registered, WorldRuns: self._world_runs, WorkerReported: self._reported}
+
+    def _registered(self, event: Registered) -> None:
         """selasticd has said how often it wants a report."""
-        if every_s == self.every_s:
+        context, every_s = self._context, event.report_interval_s
+        if every_s == context.report_every_s:
             return
-        self.every_s = every_s
-        for worker in self._machine.fleet.workers.values():
-            self._machine.do(Send(worker.name, {"type": "report_every", "seconds": every_s}))
+        context.report_every_s = every_s
+        for name in context.workers:
+            context.do(Send(name, {"type": "report_every", "seconds": every_s}))
 
-    def entered(self) -> None:
-        """Another world: what was measured before does not describe it."""
-        for worker in self._machine.fleet.workers.values():
+    def _world_runs(self, event: WorldRuns) -> None:
+        """What was measured in the world before does not describe this one."""
+        for worker in self._context.workers.values():
             worker.pace = None
 
-    def pace(self, worker: Worker, message: Message) -> None:
-        """What a rank says of its own steps."""
-        world = self._machine.world
-        if world is not None and message.get("generation") == world.generation:
-            worker.pace = _pace(message.get("pace"))
+    def _reported(self, event: WorkerReported) -> None:
+        """A rank's pace is noted; rank 0's report is forwarded as the job's."""
+        context, message = self._context, event.message
+        trains = context.mode in (Mode.RUNNING, Mode.FINISHING) and context.world is not None
+        if message["type"] == "pace":
+            self._note_pace(event)
+        elif trains:
+            context.batch = int(number(message.get("batch"))) or context.batch
+            self._note_pace(event)
+            self._forward(message)
 
-    def report(self, worker: Worker, message: Message) -> None:
-        """Rank 0's report: forward it as the job's."""
-        machine = self._machine
-        if machine.mode not in (Mode.RUNNING, Mode.FINISHING) or machine.world is None:
-            return
-        self.pace(worker, message)
-        step = message.get("step")
-        self.step = step if isinstance(step, int) else 0
+    def _note_pace(self, event: WorkerReported) -> None:
+        world = self._context.world
+        if world is not None and event.message.get("generation") == world.generation:
+            self._context.workers[event.worker].pace = _pace(event.message.get("pace"))
+
+    def _forward(self, message: Message) -> None:
+        context, world, step = self._context, self._context.world, message.get("step")
+        context.reported_step = step if isinstance(step, int) else 0
         report = {name: value for name, value in message.items() if name not in ("type", "pace")}
-        nodes = len({node for piece in machine.pieces for node in piece.nodes})
-        machine.do(Forward(report | self._compared(), len(machine.world.members), nodes))
+        nodes = len({node for piece in context.pieces for node in piece.nodes})
+        context.do(ForwardReport(report | self._compared(), len(world.members) if world else 0, nodes))
 
     def _compared(self) -> Message:
-        """What holds the steps back; nothing until every rank has said how it fares."""
-        members = self._machine.members()
+        """What holds the steps back; nothing until every rank has reported its pace."""
+        members = self._context.members()
         paces = [worker.pace for worker in members if worker.pace is not None]
-        world = self._machine.world
+        world = self._context.world
         if world is None or not paces or len(paces) < len(world.members):
             return {}
         compared: Message = {"comm_share": bottleneck.exposed_communication(paces)}

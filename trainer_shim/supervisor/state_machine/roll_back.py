@@ -1,84 +1,92 @@
-"""When a change fails after its members have agreed on a step: they go back to their old world, in bounded time. Pure.
+"""When a resize fails after its members have agreed on a step: they go back to their old world, in bounded time. Pure.
 
-The members find out by themselves, as what they do with the lost ones fails; nothing has to be told to them. Whoever is
-back says so. When nobody is in the time a world may take to form, a restart from the last checkpoint follows.
+The members notice by themselves, as what they do with the lost ones fails; nothing has to be sent to them. A member
+that is back says so. When nobody is back in the time a world may take to form, a restart from the last checkpoint
+follows.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from .actions import Print
+from .context import Context, Handlers
+from .events import (
+    AwaitRollBack,
+    JobPreempted,
+    JoinerLost,
+    LeaverGone,
+    ResizeRolledBack,
+    Restart,
+    UndoResize,
+    WorldRolledBack,
+)
+from .timers import RollBackTimer
 
-from .events import Say
-from .workers import Worker
 
-if TYPE_CHECKING:
-    from .machine import Machine
-    from .resize import Resizing
-
-TIMER = "return"
-
-
-class Returning:
+class RollBack:
     """The part of a resize that is only needed when something goes wrong late."""
 
-    def __init__(self, machine: Machine, resizing: Resizing) -> None:
-        self._machine = machine
-        self._resizing = resizing
-        self._generation = 0
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
-    def begin(self, generation: int) -> None:
-        """Wait. generation: of a world that was called off while its members agreed on it; 0: the resize's own."""
-        self._generation = generation
-        self._machine.timers[TIMER] = self._machine.now + self._machine.limits.world_s
+    def handlers(self) -> Handlers:
+        return {
+            JoinerLost: lambda event: self._joiner_lost(event.detail),
+            JobPreempted: self._job_preempted,
+            LeaverGone: self._leaver_gone,
+            AwaitRollBack: lambda event: self._wait(event.generation),
+            WorldRolledBack: self._rolled_back,
+            RollBackTimer: self._timed_out,
+        }
 
-    def ended(self, generation: int) -> None:
-        """They are back from this generation, or are waited for no more."""
-        if generation == self._generation:
-            self._generation = 0
-            self._machine.timers.pop(TIMER, None)
+    def _wait(self, generation: int) -> None:
+        context = self._context
+        context.timers.cancel_every(RollBackTimer)
+        context.timers.set(RollBackTimer(generation), context.now + context.limits.world_s)
 
-    def survived(self, generation: int, error: str) -> None:
+    def _rolled_back(self, event: WorldRolledBack) -> None:
         """The coming world did not come about; the old one, whole, goes on."""
-        resizing, active = self._resizing, self._resizing.active
-        self.ended(generation)
-        if active is not None and resizing.coming(generation) is not None:
-            active.agreed = False
-            resizing.fail(active.doubt or error)
-            resizing.forget(generation)
-            resizing.next()
+        context, resize = self._context, self._context.resize
+        context.timers.cancel(RollBackTimer(event.generation))
+        if resize is not None and context.coming(event.generation) is not None:
+            resize.agreed = False
+            context.emit(UndoResize(resize.doubt or event.error))
+            context.emit(ResizeRolledBack(event.generation))
 
-    def joiner_lost(self, detail: str) -> None:
-        """A worker, or the whole of a companion, was lost before the new world's first step."""
-        resizing, active, machine = self._resizing, self._resizing.active, self._machine
-        if active is None or not active.agreed or not self._whole():
-            resizing.fail(detail)
-        elif not active.doubt:
-            active.doubt = detail
-            machine.do(Say(f"{detail}: waiting for the old world to go on"))
-            resizing.call_off(active)
-            machine.kill(machine.fleet.on(active.agents))  # the rest of them would only be waited for
-            self.begin(0)
+    def _job_preempted(self, event: JobPreempted) -> None:
+        resize = self._context.resize
+        if resize is not None and any(piece.slurm_job_id == event.slurm_job_id for piece in resize.added.values()):
+            self._joiner_lost(event.reason)
 
-    def left(self, worker: Worker) -> None:
-        """A worker that the new world does without has gone: there is no way back any more."""
-        active = self._resizing.active
-        worker.exited = worker.quiesced = True
-        if active is not None:
-            active.agreed = True
-            if active.doubt:
-                self._resizing.fail(active.doubt)
+    def _joiner_lost(self, detail: str) -> None:
+        """Without an agreement the resize ends; after one the old world is waited for, if it is whole."""
+        context, resize = self._context, self._context.resize
+        if resize is None or not resize.agreed or not self._is_whole():
+            context.emit(UndoResize(detail))
+        elif not resize.doubt:
+            resize.doubt = detail
+            context.do(Print(f"{detail}: waiting for the old world to go on"))
+            context.call_off(resize)
+            context.kill(context.workers_on(resize.agents))  # the rest of them would only be waited for
+            self._wait(0)
 
-    def _whole(self) -> bool:
+    def _is_whole(self) -> bool:
         """Whether the old world could form again."""
-        world, members = self._machine.world, self._machine.members()
+        world, members = self._context.world, self._context.members()
         return world is not None and len(members) == len(world.members) and not any(one.exited for one in members)
 
-    def timed_out(self) -> None:
+    def _leaver_gone(self, event: LeaverGone) -> None:
+        """There is no way back any more."""
+        resize = self._context.resize
+        if resize is not None:
+            resize.agreed = True
+            if resize.doubt:
+                self._context.emit(UndoResize(resize.doubt))
+
+    def _timed_out(self, event: RollBackTimer) -> None:
         """They are not back."""
-        active, generation = self._resizing.active, self._generation
-        self._generation = 0
-        why = f"nobody went on within {self._machine.limits.world_s:.0f} s"
-        if generation:
-            self._machine.lives.restart(f"generation {generation} was agreed on and called off, and {why}", 1)
-        elif active is not None and active.doubt:
-            self._resizing.fail(f"{active.doubt}, and {why}")
+        context, resize = self._context, self._context.resize
+        why = f"nobody went on within {context.limits.world_s:.0f} s"
+        if event.generation:
+            context.emit(Restart(f"generation {event.generation} was agreed on and called off, and {why}", 1))
+        elif resize is not None and resize.doubt:
+            context.emit(UndoResize(f"{resize.doubt}, and {why}"))

@@ -5,85 +5,85 @@ Pure. The old world notices nothing of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from .actions import DropCompanions
+from .context import Context, Handlers, Stage
+from .events import (
+    CompanionGranted,
+    CompanionRefused,
+    JoinerAgentUp,
+    JoinersReady,
+    StartAgents,
+    UndoResize,
+    WorkerReady,
+)
+from .timers import CompanionTimer
 
-from . import workers as fleets
-from .events import AgentKey, CompanionGranted, CompanionRefused, DropCompanions
-from .resize_stage import Stage
 
-if TYPE_CHECKING:
-    from .machine import Machine
-    from .resize import Resizing
-
-
-class Warming:
+class WarmUp:
     """The part of a resize before its new world is announced."""
 
-    def __init__(self, machine: Machine, resizing: Resizing) -> None:
-        self._machine = machine
-        self._resizing = resizing
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
-    def expects(self, key: AgentKey) -> bool:
-        """Whether this agent belongs to a companion that is being warmed up."""
-        active = self._resizing.active
-        return active is not None and key in fleets.keys(active.added.values())
+    def handlers(self) -> Handlers:
+        return {
+            CompanionGranted: self._granted,
+            CompanionRefused: self._refused,
+            JoinerAgentUp: self._agent_up,
+            WorkerReady: self._ready,
+            CompanionTimer: self._timed_out,
+        }
 
-    def expects_any(self, agents: set[AgentKey]) -> bool:
-        """Whether one of these agents is still awaited."""
-        active = self._resizing.active
-        return active is not None and any(self.expects(key) and key not in active.agents for key in agents)
-
-    def granted(self, event: CompanionGranted) -> None:
+    def _granted(self, event: CompanionGranted) -> None:
         """A companion has its nodes; with the last one their agents are started."""
-        active, machine = self._resizing.active, self._machine
-        if active is None or active.directive != event.directive or active.stage is not Stage.WAITING:
-            machine.do(DropCompanions(event.directive))
+        context, resize = self._context, self._context.resize
+        if resize is None or resize.directive != event.directive or resize.stage is not Stage.WAITING:
+            context.do(DropCompanions(event.directive))
             return
-        active.added[event.index] = event.piece
-        if len(active.added) < active.awaited:
+        resize.added[event.index] = event.piece
+        if len(resize.added) < resize.awaited:
             return
-        active.stage = Stage.WARMING
-        machine.tell(active.directive, "granted")
-        for piece in active.added.values():
-            machine.nodes.launch(piece)
+        resize.stage = Stage.WARMING
+        context.report_phase(resize.directive, "granted")
+        for piece in resize.added.values():
+            context.emit(StartAgents(piece))
 
-    def refused(self, event: CompanionRefused) -> None:
-        active = self._resizing.active
-        if active is not None and active.directive == event.directive:
-            self._resizing.fail(event.detail, phase="withdrawn")
+    def _refused(self, event: CompanionRefused) -> None:
+        resize = self._context.resize
+        if resize is not None and resize.directive == event.directive:
+            self._context.emit(UndoResize(event.detail, "withdrawn"))
 
-    def agent_up(self, key: AgentKey) -> None:
+    def _agent_up(self, event: JoinerAgentUp) -> None:
         """An agent of a companion is there: start its workers."""
-        active = self._resizing.active
-        if active is None:
+        context, resize, (job_id, node) = self._context, self._context.resize, event.agent
+        if resize is None:
             return
-        active.agents.add(key)
-        piece = next(piece for piece in active.added.values() if piece.slurm_job_id == key[0])
-        found = len(self._machine.fleet.agents[key].gpus)
-        if found != piece.gpus_per_node:
-            self._resizing.fail(
-                f"node {key[1]} of companion {key[0]} shows {found} GPUs instead of {piece.gpus_per_node}"
-            )
-            return
-        self._machine.spawn_on([key])
+        resize.agents.add(event.agent)
+        piece = next(piece for piece in resize.added.values() if piece.slurm_job_id == job_id)
+        found = len(context.agents[event.agent].gpus)
+        if found == piece.gpus_per_node:
+            context.spawn_on([event.agent])
+        else:
+            shown = f"node {node} of companion {job_id} shows {found} GPUs instead of {piece.gpus_per_node}"
+            context.emit(UndoResize(shown))
 
-    def ready(self) -> None:
+    def _ready(self, event: WorkerReady) -> None:
         """With the last joiner warm the worlds can change."""
-        active, machine = self._resizing.active, self._machine
-        if active is None or active.stage is not Stage.WARMING:
+        context, resize = self._context, self._context.resize
+        if resize is None or resize.stage is not Stage.WARMING:
             return
-        joiners = machine.fleet.on(active.agents)
-        if len(joiners) == sum(piece.gpus for piece in active.added.values()) and all(j.ready for j in joiners):
-            machine.timers.pop("resize", None)
-            machine.tell(active.directive, "ready")
-            self._resizing.agree()
+        joiners = context.workers_on(resize.agents)
+        if len(joiners) == sum(piece.gpus for piece in resize.added.values()) and all(j.ready for j in joiners):
+            context.timers.cancel(CompanionTimer())
+            context.report_phase(resize.directive, "ready")
+            context.emit(JoinersReady())
 
-    def timed_out(self) -> None:
-        """The joiners have not become ready in the time that the directive allows."""
-        active = self._resizing.active
-        if active is None:
+    def _timed_out(self, event: CompanionTimer) -> None:
+        """The companions have not come, or their workers are not ready, in the time that the directive allows."""
+        context, resize = self._context, self._context.resize
+        if resize is None:
             return
-        if active.stage is Stage.WARMING:
-            self._resizing.fail(f"the companion's workers were not ready within {active.wait_s:.0f} s")
-        elif active.stage is Stage.WAITING:
-            self._resizing.fail(f"Slurm granted no companion within {active.wait_s:.0f} s", phase="withdrawn")
+        if resize.stage is Stage.WARMING:
+            context.emit(UndoResize(f"the companion's workers were not ready within {resize.wait_s:.0f} s"))
+        elif resize.stage is Stage.WAITING:
+            context.emit(UndoResize(f"Slurm granted no companion within {resize.wait_s:.0f} s", "withdrawn"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.messages import Piece
@@ -16,19 +15,8 @@ from slurm_elastic.protocol.messages import Piece
 from .events import AgentKey
 
 
-class Mode(Enum):
-    """STARTING: workers warm up. FORMING: they have a world, its first step is awaited. RESTARTING: old ones die."""
-
-    STARTING = "starting"
-    FORMING = "forming"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    FINISHING = "finishing"
-    ENDED = "ended"
-
-
 @dataclass(slots=True)
-class Agent:
+class ConnectedAgent:
     """One node of one piece."""
 
     gpus: tuple[str, ...]
@@ -43,10 +31,8 @@ class Worker:
     agent: AgentKey
     index: int
     ready: bool = False
-    placed: bool = False
-    """A world was sent to it."""
-    doomed: bool = False
-    """It was killed; only its exit is awaited."""
+    ending: bool = False
+    """It was killed or dismissed; only its exit is awaited."""
     quiesced: bool = False
     done: bool = False
     """Its training loop is over, or was left."""
@@ -66,7 +52,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class WorkerGroup:
     """One process group: its members in rank order."""
 
     generation: int
@@ -75,42 +61,15 @@ class World:
     source: str
 
 
-class Fleet:
-    """Who is there. Workers of agents that are quitting are not counted as available."""
-
-    def __init__(self) -> None:
-        self.agents: dict[AgentKey, Agent] = {}
-        self.workers: dict[str, Worker] = {}
-        self._incarnations: dict[tuple[AgentKey, int], int] = {}
-
-    def new_worker(self, agent: AgentKey, index: int) -> Worker:
-        """A worker with a name never used before: `<job>.<node>.<index>`, then `.2`, `.3` for its successors."""
-        count = self._incarnations.get((agent, index), 0) + 1
-        self._incarnations[agent, index] = count
-        name = f"{agent[0]}.{agent[1]}.{index}" + (f".{count}" if count > 1 else "")
-        worker = Worker(name, agent, index)
-        self.workers[name] = worker
-        return worker
-
-    def on(self, agents: Iterable[AgentKey]) -> list[Worker]:
-        """The workers on these agents."""
-        wanted = set(agents)
-        return [worker for worker in self.workers.values() if worker.agent in wanted]
-
-    def available(self, key: AgentKey) -> bool:
-        agent = self.agents.get(key)
-        return agent is not None and not agent.quitting
-
-
-def keys(pieces: Iterable[Piece]) -> list[AgentKey]:
-    """The agents that pieces stand for, in rank order."""
+def agents_of(pieces: Iterable[Piece]) -> list[AgentKey]:
+    """The agents of these pieces' nodes, in rank order."""
     return [(piece.slurm_job_id, node) for piece in pieces for node in piece.nodes]
 
 
 def ranked(workers: Sequence[Worker], pieces: Iterable[Piece]) -> tuple[str, ...]:
     """Names of the workers in rank order. Those outside the pieces are left out, and the last ones that make up no
     whole model-parallel unit."""
-    place = {key: position for position, key in enumerate(keys(pieces))}
+    place = {key: position for position, key in enumerate(agents_of(pieces))}
     inside = [worker for worker in workers if worker.agent in place]
     unit = max((worker.unit for worker in inside), default=1)
     inside.sort(key=lambda worker: (place[worker.agent], worker.index))

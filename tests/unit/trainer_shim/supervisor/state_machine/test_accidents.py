@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from supervisor_harness import BASE, Drive
 
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+    Kill,
+    LaunchAgents,
+    Print,
+    QuitAgent,
+    ReportPhase,
+    Spawn,
+)
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits, Mode
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
     AgentUp,
-    Kill,
-    LaunchAgents,
-    QuitAgent,
-    Say,
-    Spawn,
     StepEnded,
-    Tell,
     WorkerExit,
     WorkerLost,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Limits
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
 
 
 def test_killed_worker_restarts_everybody_once() -> None:
@@ -38,12 +39,12 @@ def test_lost_companion_without_notice() -> None:
     """Its workers are gone with it: a new generation on what is left."""
     drive = Drive().up().grown()
     drive(AgentLost((11, "n3")))
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
     drive.die_when_killed()
     drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
-    assert drive.machine.pieces == (BASE,)
+    assert drive.context.pieces == (BASE,)
     drive.running(3)
-    assert drive.every(Tell)[-1].phase.pieces == (BASE,)
+    assert drive.every(ReportPhase)[-1].phase.pieces == (BASE,)
 
 
 def test_lost_agent_of_the_batch_host_is_launched_again() -> None:
@@ -52,7 +53,7 @@ def test_lost_agent_of_the_batch_host_is_launched_again() -> None:
     drive(AgentLost((10, "n1")))
     assert [launch.piece.nodes for launch in drive.new(LaunchAgents)] == [("n1",)]
     drive.die_when_killed()
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
     drive(AgentUp((10, "n1"), ("0", "1")))
     assert len(drive.new(Spawn)) == 4
 
@@ -64,7 +65,7 @@ def test_the_end_of_an_old_launch_says_nothing_about_the_new_one() -> None:
     drive(AgentLost((10, "n1")))
     drive(AgentLost((10, "n2")))
     drive(StepEnded(first, 137))
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
     assert not drive.exits()
 
 
@@ -79,7 +80,7 @@ def test_failures_without_progress_are_bounded_and_progress_resets_them() -> Non
             break
         drive.die_when_killed()
         drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
-        drive.running(drive.machine.generation)
+        drive.running(drive.context.generation)
     assert drive.exits() == [3]
     assert failure == 4
 
@@ -90,7 +91,7 @@ def test_the_worker_that_only_noticed_does_not_hide_the_culprit() -> None:
     drive(WorkerExit("10.n1.0", 75))
     assert not drive.new(Kill)
     drive(WorkerExit("10.n2.0", 0, 11, tail=("segfault",)))
-    said = " ".join(action.text for action in drive.new(Say))
+    said = " ".join(action.text for action in drive.new(Print))
     assert "10.n2.0 was killed by signal 11" in said
     assert "segfault" in said
 
@@ -102,7 +103,7 @@ def test_several_workers_that_only_noticed_are_no_end() -> None:
         drive(WorkerExit(worker, 75))
         assert not drive.exits()
     drive(WorkerExit("10.n2.0", 0, 9))
-    assert drive.machine.mode is Mode.STARTING
+    assert drive.context.mode is Mode.STARTING
     assert not drive.exits()
 
 
@@ -111,7 +112,7 @@ def test_a_broken_world_without_a_culprit_restarts() -> None:
     drive = Drive().up()
     drive(WorkerExit("10.n1.0", 75))
     drive.wait(2.0)
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
 
 
 def test_script_error_before_any_training_is_final() -> None:

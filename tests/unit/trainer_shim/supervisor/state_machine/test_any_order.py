@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import RecordGeneration, Spawn
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Context, Mode
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentKey,
     AgentLost,
@@ -17,17 +19,13 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     CompanionRefused,
     DirectiveCame,
     Event,
-    Hurry,
-    Notice,
-    Remember,
-    Spawn,
+    JobTerminating,
+    NodeTerminating,
     StepEnded,
     WorkerExit,
     WorkerLost,
     WorkerMessage,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
 
 KEYS: list[AgentKey] = [(10, "n1"), (10, "n2"), (11, "n3")]
 KINDS = ["ready", "ready", "ready", "store", "quiesced", "running", "running", "saved", "done", "failed", "report"]
@@ -43,14 +41,14 @@ class FromWorker:
     code: int = 0
     signal: int = 0
 
-    def event(self, machine: Machine) -> Event:
-        names = sorted(machine.fleet.workers) or ["10.n1.0"]
+    def event(self, context: Context) -> Event:
+        names = sorted(context.workers) or ["10.n1.0"]
         name = names[self.which % len(names)]
         if self.what == "exit":
             return WorkerExit(name, self.code, self.signal)
         if self.what == "lost":
             return WorkerLost(name)
-        fields = {"generation": machine.generation - self.late, "step": self.which, "survived": self.late == 0}
+        fields = {"generation": context.generation - self.late, "step": self.which, "survived": self.late == 0}
         return WorkerMessage(name, {"type": self.what, **fields})
 
 
@@ -58,7 +56,7 @@ EVENTS = st.one_of(
     st.builds(AgentUp, st.sampled_from(KEYS), st.just(("0", "1"))),
     st.builds(AgentLost, st.sampled_from(KEYS)),
     st.builds(StepEnded, st.integers(1, 4), st.integers(0, 1)),
-    st.builds(Notice, st.sampled_from(KEYS)),
+    st.builds(NodeTerminating, st.sampled_from(KEYS)),
     st.builds(FromWorker, st.integers(0, 9), st.sampled_from(KINDS), st.sampled_from([0, 0, 0, 1])),
     st.builds(
         FromWorker,
@@ -85,7 +83,7 @@ EVENTS = st.one_of(
     ),
     st.builds(CompanionGranted, st.integers(1, 4), st.just(0), st.just(COMPANION)),
     st.builds(CompanionRefused, st.integers(1, 4), st.just(0), st.just("no")),
-    st.builds(Hurry, st.just(5.0), st.booleans()),
+    st.builds(JobTerminating, st.just(5.0), st.booleans()),
 )
 
 
@@ -96,22 +94,22 @@ def test_no_order_of_events_confuses_it(started: bool, events: list[Event | From
     drive = Drive()
     if started:
         drive.up()
-    generations = [remember.generation for remember in drive.every(Remember)]
+    generations = [remember.generation for remember in drive.every(RecordGeneration)]
     for event in events:
         if isinstance(event, float):
             drive.wait(event)
         else:
-            drive(event.event(drive.machine) if isinstance(event, FromWorker) else event)
-        alive = [w for w in drive.machine.fleet.workers.values() if not w.exited]
+            drive(event.event(drive.context) if isinstance(event, FromWorker) else event)
+        alive = [w for w in drive.context.workers.values() if not w.exited]
         assert len({(worker.agent, worker.index) for worker in alive}) == len(alive)
-        generations += [remember.generation for remember in drive.new(Remember)]
-        assert drive.machine.pieces[0].nodes[0] == "n1"
-        assert (drive.machine.mode is Mode.ENDED) == bool(drive.exits())
+        generations += [remember.generation for remember in drive.new(RecordGeneration)]
+        assert drive.context.pieces[0].nodes[0] == "n1"
+        assert (drive.context.mode is Mode.ENDED) == bool(drive.exits())
     assert generations == sorted(set(generations))
     assert len(drive.exits()) <= 1
     names = [spawn.worker for spawn in drive.every(Spawn)]
     assert len(names) == len(set(names))
     drive.settle()
-    assert drive.machine.mode in (Mode.RUNNING, Mode.ENDED)
-    alive = [w for w in drive.machine.fleet.workers.values() if not w.exited]
-    assert drive.machine.mode is Mode.ENDED or {w.name for w in alive} == set(drive.members())
+    assert drive.context.mode in (Mode.RUNNING, Mode.ENDED)
+    alive = [w for w in drive.context.workers.values() if not w.exited]
+    assert drive.context.mode is Mode.ENDED or {w.name for w in alive} == set(drive.members())

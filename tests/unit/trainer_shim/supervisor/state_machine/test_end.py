@@ -6,9 +6,9 @@ import pytest
 from supervisor_harness import BASE, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import DropCompanions, Hurry, Send, Tell, WorkerExit
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Limits
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import DropCompanions, ReportPhase, Send
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits, Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import JobTerminating, WorkerExit
 
 
 def test_all_done_is_zero() -> None:
@@ -19,7 +19,7 @@ def test_all_done_is_zero() -> None:
         assert not drive.exits()
         drive(WorkerExit(worker, 0))
     assert drive.exits() == [0]
-    last = drive.new(Tell)[-1].phase
+    last = drive.new(ReportPhase)[-1].phase
     assert (last.phase, last.step, last.samples) == ("finished", 9, 9)
 
 
@@ -69,21 +69,21 @@ def test_finish_right_after_the_agreement() -> None:
 def test_hurry_with_stop_ends_after_the_checkpoint() -> None:
     """SIGTERM: everybody is told, and with the checkpoint on disk the job ends."""
     drive = Drive().up()
-    drive(Hurry(25.0, stop=True, code=143))
+    drive(JobTerminating(25.0, stop=True, code=143))
     assert {send.worker for send in drive.new(Send)} == set(drive.members())
     assert not drive.exits()
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
     assert drive.exits() == [143]
-    assert [tell.phase.exit_code for tell in drive.new(Tell) if tell.phase.phase == "finished"] == [143]
+    assert [tell.phase.exit_code for tell in drive.new(ReportPhase) if tell.phase.phase == "finished"] == [143]
 
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_hurry_does_not_wait_for_ever(twice: bool) -> None:
     """No checkpoint in time, or a second Ctrl-C: the job ends all the same."""
     drive = Drive().up()
-    drive(Hurry(25.0, stop=True, code=130))
+    drive(JobTerminating(25.0, stop=True, code=130))
     if twice:
-        drive(Hurry(25.0, stop=True, code=130))
+        drive(JobTerminating(25.0, stop=True, code=130))
     else:
         drive.wait(25.0)
     assert drive.exits() == [130]
@@ -92,16 +92,16 @@ def test_hurry_does_not_wait_for_ever(twice: bool) -> None:
 def test_hurry_before_any_world_ends_at_once() -> None:
     """There is nothing to save yet."""
     drive = Drive()
-    drive(Hurry(25.0, stop=True, code=143))
+    drive(JobTerminating(25.0, stop=True, code=143))
     assert drive.exits() == [143]
 
 
 def test_hurry_without_stop_trains_on() -> None:
     """SIGUSR1: a checkpoint, no more resizes, and Slurm ends the job when it does."""
     drive = Drive().up()
-    drive(Hurry(60.0, stop=False))
+    drive(JobTerminating(60.0, stop=False))
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.mode is Mode.RUNNING
     drive.order(1, (BASE,), batch=32)
     assert drive.phases(1) == ["withdrawn"]
 
@@ -109,7 +109,7 @@ def test_hurry_without_stop_trains_on() -> None:
 def test_hurry_without_stop_before_any_world_is_remembered() -> None:
     """SIGUSR1 while workers warm up: the checkpoint is written once there is something to write."""
     drive = Drive()
-    drive(Hurry(60.0, stop=False))
+    drive(JobTerminating(60.0, stop=False))
     assert not drive.new(Send)
     drive.up()
     hurried = [send.worker for send in drive.new(Send) if send.message["type"] == "hurry"]

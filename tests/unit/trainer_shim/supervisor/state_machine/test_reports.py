@@ -6,7 +6,8 @@ from typing import Any
 
 from supervisor_harness import COMPANION, Drive
 
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import Forward, Registered, Send
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import ForwardReport, Send
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import Registered
 
 
 def pace(rank: int, busy: float, comm: float, **other: Any) -> dict[str, Any]:
@@ -17,22 +18,22 @@ def test_reports_are_forwarded_with_the_size_of_the_world() -> None:
     """The worker knows its steps, the supervisor knows how many GPUs and nodes did them."""
     drive = Drive().up().grown()
     drive.say("10.n1.0", "report", generation=2, batch=64)
-    [report] = drive.new(Forward)
+    [report] = drive.new(ForwardReport)
     assert (report.gpus, report.nodes) == (6, 3)
 
 
 def test_a_slow_rank_is_named_once_every_rank_has_said_how_it_fares() -> None:
     """Rank 3 of 6, on the second node of the base: the report says so; nothing is said while ranks are missing."""
     drive = Drive().up().grown()
-    generation = drive.machine.generation
+    generation = drive.context.generation
     for rank, worker in enumerate(drive.members()[1:-1], start=1):
         slow = rank == 3
         drive.say(worker, "pace", generation=generation, pace=pace(rank, 0.9 if slow else 0.4, 0.05 if slow else 0.55))
     drive.say("10.n1.0", "report", generation=generation, batch=64, pace=pace(0, 0.4, 0.55))
-    assert "bottleneck" not in drive.new(Forward)[0].report
+    assert "bottleneck" not in drive.new(ForwardReport)[0].report
     drive.say(drive.members()[-1], "pace", generation=generation, pace=pace(5, 0.4, 0.55))
     drive.say("10.n1.0", "report", generation=generation, batch=64, pace=pace(0, 0.4, 0.55))
-    report = drive.new(Forward)[0].report
+    report = drive.new(ForwardReport)[0].report
     assert (report["bottleneck"], report["bottleneck_rank"], report["bottleneck_node"]) == ("slow_rank", 3, "n2")
     assert report["bottleneck_share"] == 0.5 and report["comm_share"] == 0.05
     assert "pace" not in report
@@ -45,7 +46,7 @@ def test_what_ranks_said_in_another_world_does_not_count() -> None:
         drive.say(worker, "pace", generation=1, pace=pace(rank, 0.4, 0.5))
     drive.grown()
     drive.say(drive.members()[1], "pace", generation=1, pace=pace(1, 0.4, 0.5))
-    assert all(worker.pace is None for worker in drive.machine.members())
+    assert all(worker.pace is None for worker in drive.context.members())
 
 
 def test_a_pace_that_is_none_is_left_out() -> None:
@@ -53,9 +54,9 @@ def test_a_pace_that_is_none_is_left_out() -> None:
     drive = Drive().up()
     for nonsense in (None, 7, {}, pace(0, float("nan"), 0.1), pace(0, -1.0, 0.1), pace(0, 1.0, 0.1, step_s="x")):
         drive.say("10.n1.0", "report", generation=1, batch=64, pace=nonsense)
-        [forward] = drive.new(Forward)
+        [forward] = drive.new(ForwardReport)
         assert "comm_share" not in forward.report
-        assert drive.machine.members()[0].pace is None
+        assert drive.context.members()[0].pace is None
 
 
 def test_workers_report_as_often_as_the_daemon_asks() -> None:
@@ -66,6 +67,6 @@ def test_workers_report_as_often_as_the_daemon_asks() -> None:
     assert drive.new(Send)[0].message == {"type": "report_every", "seconds": 0.5}
     assert not drive(Registered(0.5))
     drive.grown()
-    worlds = drive.worlds(drive.machine.generation)
+    worlds = drive.worlds(drive.context.generation)
     assert {message["report_s"] for message in worlds.values()} == {0.5}
     assert any(worker.startswith(str(COMPANION.slurm_job_id)) for worker in worlds)

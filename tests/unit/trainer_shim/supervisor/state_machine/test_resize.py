@@ -8,25 +8,26 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+    DropCompanions,
+    Kill,
+    LaunchAgents,
+    QuitAgent,
+    ReportPhase,
+    Send,
+    SubmitCompanion,
+)
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits, Mode
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
     AgentUp,
     CompanionGranted,
     CompanionRefused,
     DirectiveCame,
-    DropCompanions,
-    Kill,
-    LaunchAgents,
-    Notice,
-    QuitAgent,
-    Send,
+    NodeTerminating,
     StepEnded,
-    SubmitCompanion,
-    Tell,
     WorkerExit,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Limits
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
 
 
 def test_grow_goes_through_all_phases() -> None:
@@ -40,10 +41,10 @@ def test_grow_goes_through_all_phases() -> None:
     worlds = drive.worlds(2)
     assert [worlds[name]["rank"] for name in ("10.n1.0", "11.n3.0", "11.n3.1")] == [0, 4, 5]
     assert {(m["source"], m["batch"], m["leave"]) for m in worlds.values()} == {("survivor", 96, False)}
-    assert drive.machine.pieces == (BASE,)
+    assert drive.context.pieces == (BASE,)
     drive.running(2, pause_s=0.2, step=9, samples=90)
     assert drive.phases(1) == ["accepted", "submitted", "granted", "ready", "running"]
-    last = drive.every(Tell)[-1].phase
+    last = drive.every(ReportPhase)[-1].phase
     assert (last.pieces, last.batch, last.pause_s, last.step) == ((BASE, COMPANION), 96, 0.2, 9)
 
 
@@ -60,9 +61,9 @@ def test_shrink_tells_leavers_and_quits_their_agents_afterwards() -> None:
     assert not drive.every(QuitAgent)
     drive.running(2)
     assert drive.every(QuitAgent) == [QuitAgent((10, "n2"))]
-    assert drive.machine.pieces == (left,)
+    assert drive.context.pieces == (left,)
     drive(AgentLost((10, "n2")))
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.mode is Mode.RUNNING
 
 
 def test_leaver_whose_exit_is_seen_first_is_no_accident() -> None:
@@ -70,7 +71,7 @@ def test_leaver_whose_exit_is_seen_first_is_no_accident() -> None:
     drive = Drive().up()
     drive.order(1, (Piece(10, "base", ("n1",), 2),))
     drive(WorkerExit("10.n2.0", 0))
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.mode is Mode.RUNNING
     drive.running(2)
     assert drive.phases(1)[-1] == "running"
 
@@ -81,7 +82,7 @@ def test_batch_only() -> None:
     drive.order(1, (BASE,), batch=128)
     assert {message["batch"] for message in drive.worlds(2).values()} == {128}
     drive.running(2)
-    assert (drive.machine.batch, drive.machine.pieces) == (128, (BASE,))
+    assert (drive.context.batch, drive.context.pieces) == (128, (BASE,))
     assert not drive.every(QuitAgent)
 
 
@@ -109,15 +110,15 @@ def test_directive_that_does_not_fit_fails(keep: tuple[Piece, ...], reason: str)
     drive = Drive().up()
     drive.order(1, keep)
     assert drive.phases(1) == ["failed"]
-    assert reason in drive.every(Tell)[-1].phase.detail
-    assert drive.machine.mode is Mode.RUNNING
+    assert reason in drive.every(ReportPhase)[-1].phase.detail
+    assert drive.context.mode is Mode.RUNNING
 
 
 def test_directive_whose_numbers_disagree_fails() -> None:
     """A directive has to say how many GPUs its pieces make."""
     drive = Drive().up()
     drive(DirectiveCame(Directive(1, 10, (BASE,), (), 3, 64, "batch", 10.0)))
-    assert "add up to 4 GPUs, not 3" in drive.every(Tell)[-1].phase.detail
+    assert "add up to 4 GPUs, not 3" in drive.every(ReportPhase)[-1].phase.detail
 
 
 def test_withdrawn_while_waiting_for_a_companion() -> None:
@@ -143,7 +144,7 @@ def test_withdrawn_before_the_agreement() -> None:
     assert drive.new(QuitAgent) == [QuitAgent((11, "n3"))]
     drive.die_when_killed()
     drive(AgentLost((11, "n3")))
-    assert (drive.machine.mode, drive.machine.pieces) == (Mode.RUNNING, (BASE,))
+    assert (drive.context.mode, drive.context.pieces) == (Mode.RUNNING, (BASE,))
 
 
 def test_withdrawn_after_the_agreement_comes_too_late() -> None:
@@ -154,7 +155,7 @@ def test_withdrawn_after_the_agreement_comes_too_late() -> None:
     drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
     drive.running(2)
     assert drive.phases(1)[-1] == "running"
-    assert drive.machine.batch == 128
+    assert drive.context.batch == 128
 
 
 def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
@@ -165,8 +166,8 @@ def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
     drive.quiesce(("10.n1.0", "10.n2.0"))
     drive(WorkerExit("10.n2.0", 0))
     drive.running(2)
-    assert drive.machine.pieces == (Piece(10, "base", ("n1",), 2),)
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.pieces == (Piece(10, "base", ("n1",), 2),)
+    assert drive.context.mode is Mode.RUNNING
 
 
 @pytest.mark.parametrize("back", [True, False])
@@ -178,11 +179,11 @@ def test_withdrawal_crossing_the_agreement_of_a_grow(back: bool) -> None:
     drive.ready(drive.agents_up(COMPANION))
     drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
     drive.quiesce(("10.n1.0",))
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.mode is Mode.RUNNING
     if back:
         drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
-    drive.wait(drive.machine.limits.world_s + 1)
-    assert drive.machine.mode is (Mode.RUNNING if back else Mode.RESTARTING)
+    drive.wait(drive.context.limits.world_s + 1)
+    assert drive.context.mode is (Mode.RUNNING if back else Mode.RESTARTING)
 
 
 def test_newer_directive_replaces_an_unfinished_one() -> None:
@@ -191,7 +192,7 @@ def test_newer_directive_replaces_an_unfinished_one() -> None:
     drive.order(1, (BASE,), (SHAPE,))
     drive.order(2, (BASE,), batch=128)
     assert drive.phases(1)[-1] == "withdrawn"
-    drive.running(drive.machine.generation)
+    drive.running(drive.context.generation)
     assert drive.phases(2) == ["accepted", "running"]
 
 
@@ -204,7 +205,7 @@ def test_newer_directive_waits_for_an_agreed_one() -> None:
     assert not drive.phases(2)
     drive.running(2)
     drive.running(3)
-    assert (drive.phases(1)[-1], drive.phases(2)[-1], drive.machine.batch) == ("running", "running", 32)
+    assert (drive.phases(1)[-1], drive.phases(2)[-1], drive.context.batch) == ("running", "running", 32)
 
 
 def test_companion_not_granted() -> None:
@@ -226,7 +227,7 @@ def test_companion_that_does_not_warm_up_in_time() -> None:
     drive.agents_up(COMPANION)
     drive.wait(30.0)
     assert drive.phases(1)[-1] == "failed"
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.mode is Mode.RUNNING
     assert DropCompanions(1) in drive.fresh
 
 
@@ -267,17 +268,17 @@ def test_companion_with_other_gpus_than_asked() -> None:
     drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive(AgentUp((11, "n3"), ("0",)))
-    assert "shows 1 GPUs instead of 2" in drive.every(Tell)[-1].phase.detail
+    assert "shows 1 GPUs instead of 2" in drive.every(ReportPhase)[-1].phase.detail
 
 
 def test_companion_taken_away_with_notice() -> None:
     """Slurm's SIGTERM on a companion: the others agree on going on without it, before it is killed."""
     drive = Drive().up().grown()
-    drive(Notice((11, "n3")))
+    drive(NodeTerminating((11, "n3")))
     worlds = drive.worlds(3)
     assert {name for name, message in worlds.items() if message["leave"]} == {"11.n3.0", "11.n3.1"}
     drive.running(3)
-    assert drive.machine.pieces == (BASE,)
+    assert drive.context.pieces == (BASE,)
     assert drive.phases(0)[-1] == "running"
 
 
@@ -300,7 +301,7 @@ def test_worlds_are_whole_model_parallel_units() -> None:
     drive.running(1)
     drive.order(1, (Piece(10, "base", ("n1",), 2),))
     assert drive.phases(1) == ["accepted", "failed"]
-    assert drive.machine.mode is Mode.RUNNING and len(drive.members()) == 3
+    assert drive.context.mode is Mode.RUNNING and len(drive.members()) == 3
 
 
 def test_a_worker_without_a_whole_unit_leaves_and_is_no_accident() -> None:
@@ -314,7 +315,7 @@ def test_a_worker_without_a_whole_unit_leaves_and_is_no_accident() -> None:
     drive.running(2)
     for worker in ("10.n2.1", "11.n3.0", "11.n3.1"):
         drive(WorkerExit(worker, 0))
-    assert drive.machine.mode is Mode.RUNNING and drive.phases(1)[-1] == "running"
+    assert drive.context.mode is Mode.RUNNING and drive.phases(1)[-1] == "running"
 
 
 def test_before_a_requeue_a_checkpoint_is_written() -> None:

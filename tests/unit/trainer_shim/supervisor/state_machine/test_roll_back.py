@@ -6,18 +6,14 @@ import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import DropCompanions, Kill, ReportPhase, Send, Spawn
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
     CompanionGranted,
-    DropCompanions,
-    Kill,
-    Notice,
-    Send,
-    Spawn,
-    Tell,
+    NodeTerminating,
     WorkerExit,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Mode
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -31,7 +27,7 @@ def test_joiner_dies_before_the_agreement(ready: bool) -> None:
         drive.ready(joiners)
     drive(WorkerExit(joiners[0], 1))
     assert drive.phases(1)[-1] == "failed"
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.mode is Mode.RUNNING
     assert bool([send for send in drive.new(Send) if send.message["type"] == "abort"]) is ready
 
 
@@ -57,11 +53,11 @@ def test_joiner_dies_after_the_agreement() -> None:
     drive.say("10.n1.0", "failed", generation=2, error="connection reset", survived=True)
     drive.say("10.n1.1", "failed", generation=2, error="connection reset", survived=True)
     assert drive.phases(1)[-1] == "failed"
-    [detail] = [tell.phase.detail for tell in drive.every(Tell) if tell.phase.phase == "failed"]
+    [detail] = [tell.phase.detail for tell in drive.every(ReportPhase) if tell.phase.phase == "failed"]
     assert joiners[0] in detail and "killed by signal 9" in detail
     drive.die_when_killed()
     drive.wait(1000.0)
-    assert (drive.machine.mode, drive.machine.pieces, drive.machine.batch) == (Mode.RUNNING, (BASE,), 64)
+    assert (drive.context.mode, drive.context.pieces, drive.context.batch) == (Mode.RUNNING, (BASE,), 64)
     assert len(drive.every(Spawn)) == spawned
     assert DropCompanions(1) in drive.done
 
@@ -72,8 +68,8 @@ def test_members_that_do_not_go_on_are_started_again() -> None:
     joiners = agreed_grow(drive)
     drive.say("10.n1.0", "saved", step=5, samples=50, path="p")
     drive(WorkerExit(joiners[0], 0, 9))
-    drive.wait(drive.machine.limits.world_s - 1)
-    assert drive.machine.mode is Mode.RUNNING
+    drive.wait(drive.context.limits.world_s - 1)
+    assert drive.context.mode is Mode.RUNNING
     drive.wait(2.0)
     assert drive.phases(1)[-1] == "failed"
     drive.die_when_killed()
@@ -89,7 +85,7 @@ def test_joiner_dies_just_after_the_first_step() -> None:
     drive(WorkerExit(joiners[0], 0, 9))
     drive.running(2)
     assert drive.phases(1)[-1] == "running"
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
 
 
 def test_member_dies_while_the_old_world_goes_back() -> None:
@@ -99,7 +95,7 @@ def test_member_dies_while_the_old_world_goes_back() -> None:
     drive(WorkerExit(joiners[0], 0, 9))
     drive(WorkerExit("10.n2.0", 0, 9))
     assert drive.phases(1)[-1] == "failed"
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
 
 
 def agreed_exchange(drive: Drive) -> list[str]:
@@ -133,10 +129,10 @@ def test_joiner_dies_where_others_leave() -> None:
         drive.say(member, "failed", generation=2, error="connection reset", survived=True)
     drive.die_when_killed()
     drive.wait(1000.0)
-    assert (drive.machine.mode, drive.machine.pieces, len(drive.every(Spawn))) == (Mode.RUNNING, (BASE,), spawned)
-    assert [tell.phase.phase for tell in drive.every(Tell) if tell.phase.directive == 1].count("failed") == 1
+    assert (drive.context.mode, drive.context.pieces, len(drive.every(Spawn))) == (Mode.RUNNING, (BASE,), spawned)
+    assert [tell.phase.phase for tell in drive.every(ReportPhase) if tell.phase.directive == 1].count("failed") == 1
     drive(WorkerExit("10.n2.0", 0, 9))
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
 
 
 @pytest.mark.parametrize("first", ["joiner", "leaver"])
@@ -145,20 +141,20 @@ def test_without_all_members_there_is_no_way_back(first: str) -> None:
     drive = Drive().up()
     deaths = [WorkerExit(agreed_exchange(drive)[0], 0, 9), WorkerExit("10.n2.0", 0, 9)]
     for death in deaths if first == "joiner" else reversed(deaths):
-        assert drive.machine.mode is Mode.RUNNING
+        assert drive.context.mode is Mode.RUNNING
         drive(death)
-    assert drive.machine.mode is Mode.RESTARTING
+    assert drive.context.mode is Mode.RESTARTING
 
 
 def test_a_node_that_is_left_may_be_lost_before_the_first_step() -> None:
     """Slurm may take it as soon as its time is up, with its agent: those who stay train on."""
     drive = Drive().up().grown()
-    drive(Notice((11, "n3")))
+    drive(NodeTerminating((11, "n3")))
     drive.quiesce(drive.members())
     drive(AgentLost((11, "n3")))
-    assert drive.machine.mode is Mode.RUNNING
+    assert drive.context.mode is Mode.RUNNING
     drive.running(3)
-    assert (drive.machine.mode, drive.machine.pieces) == (Mode.RUNNING, (BASE,))
+    assert (drive.context.mode, drive.context.pieces) == (Mode.RUNNING, (BASE,))
 
 
 def test_a_directive_that_waits_begins_when_the_members_are_back() -> None:
@@ -179,8 +175,8 @@ def test_a_newer_directive_crossing_the_agreement_of_a_shrink() -> None:
     drive.order(2, (BASE,), batch=32)
     drive.say("10.n1.0", "quiesced", generation=2, step=5, samples=50)
     drive.running(2)
-    assert (drive.phases(1)[-1], drive.phases(2)[-1], drive.machine.pieces) == ("running", "withdrawn", (left,))
-    assert drive.machine.mode is Mode.RUNNING
+    assert (drive.phases(1)[-1], drive.phases(2)[-1], drive.context.pieces) == ("running", "withdrawn", (left,))
+    assert drive.context.mode is Mode.RUNNING
 
 
 def test_world_that_survivors_gave_up() -> None:
@@ -189,4 +185,17 @@ def test_world_that_survivors_gave_up() -> None:
     drive.order(1, (BASE,), batch=96)
     drive.say("10.n1.0", "failed", generation=2, error="3 of 4 arrived", survived=True)
     assert drive.phases(1)[-1] == "failed"
-    assert (drive.machine.mode, drive.machine.batch) == (Mode.RUNNING, 64)
+    assert (drive.context.mode, drive.context.batch) == (Mode.RUNNING, 64)
+
+
+def test_a_world_that_was_called_off_does_not_outlive_a_restart() -> None:
+    """A late word of it brings back no workers that are gone."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), batch=128)
+    drive.order(2, (BASE,), batch=32)
+    drive(WorkerExit(drive.members()[0], 0, 9))
+    drive.die_when_killed()
+    drive.settle()
+    drive.say(drive.members()[0], "quiesced", generation=2)
+    drive.say(drive.members()[0], "done", step=9, samples=9, epoch=1)
+    assert drive.context.resize is None and drive.context.mode is Mode.FINISHING

@@ -5,17 +5,10 @@ from __future__ import annotations
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.trainer_shim.supervisor.state_machine import workers as fleets
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
-    AgentUp,
-    CompanionGranted,
-    LaunchAgents,
-    QuitAgent,
-    Remember,
-    Send,
-    StepEnded,
-)
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Limits
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import LaunchAgents, QuitAgent, RecordGeneration, Send
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, CompanionGranted, StepEnded
+from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Worker, ranked
 
 
 def test_first_world_forms_when_the_last_worker_is_ready() -> None:
@@ -36,7 +29,7 @@ def test_generation_is_on_disk_before_any_worker_hears_of_it() -> None:
     drive = Drive(generation=7)
     drive.ready(drive.agents_up(BASE))
     kinds = [type(action) for action in drive.fresh]
-    assert kinds.index(Remember) < kinds.index(Send)
+    assert kinds.index(RecordGeneration) < kinds.index(Send)
     assert set(drive.worlds(8)) == set(drive.members())
 
 
@@ -63,7 +56,7 @@ def test_silent_node_is_left_out() -> None:
     assert not drive.worlds(1)
     drive.wait(Limits().agents_s)
     assert set(drive.worlds(1)) == {"10.n1.0", "10.n1.1"}
-    assert [piece.nodes for piece in drive.machine.pieces] == [("n1",)]
+    assert [piece.nodes for piece in drive.context.pieces] == [("n1",)]
 
 
 def test_batch_host_is_tried_again_a_bounded_number_of_times() -> None:
@@ -106,13 +99,13 @@ def test_a_step_that_slurm_never_creates_ends_the_waiting() -> None:
 def test_a_companions_step_is_asked_for_again() -> None:
     """The same for a resize: it is not given up over one answer, and its own time bounds it."""
     drive = Drive().up()
-    drive.order(1, drive.machine.pieces, (SHAPE,))
+    drive.order(1, drive.context.pieces, (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive(StepEnded(drive.new(LaunchAgents)[0].number, 1, BUSY))
     drive.wait(3.0)
     assert [launch.piece for launch in drive.new(LaunchAgents)] == [COMPANION]
     drive.ready(drive.agents_up(COMPANION))
-    drive.running(drive.machine.generation)
+    drive.running(drive.context.generation)
     assert drive.phases(1)[-1] == "running"
 
 
@@ -132,10 +125,10 @@ def test_silence_ends_the_job() -> None:
 
 def test_rank_order_is_stable() -> None:
     """Ranks follow the pieces' order whatever order the workers are in."""
-    fleet = fleets.Fleet()
-    for key in ((11, "n3"), (10, "n2"), (10, "n1")):
-        fleet.agents[key] = fleets.Agent(("0", "1"))
-        for index in (1, 0):
-            fleet.new_worker(key, index)
-    names = fleets.ranked(list(fleet.workers.values()), (BASE, COMPANION))
+    workers = [
+        Worker(f"{key[0]}.{key[1]}.{index}", key, index)
+        for key in ((11, "n3"), (10, "n2"), (10, "n1"))
+        for index in (1, 0)
+    ]
+    names = ranked(workers, (BASE, COMPANION))
     assert names == ("10.n1.0", "10.n1.1", "10.n2.0", "10.n2.1", "11.n3.0", "11.n3.1")

@@ -1,0 +1,130 @@
+"""What the supervisor's state machine can have done: plain values, no behaviour. The driver carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slurm_elastic.protocol.messages import Phase, Piece, Shape
+
+from .events import AgentKey, Message
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAgents:
+    """Start one agent on each node of this piece. `number` tells one launch from another of the same nodes."""
+
+    piece: Piece
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuitAgent:
+    agent: AgentKey
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Fork a worker; `follow`: its output is also the job's output."""
+
+    worker: str
+    agent: AgentKey
+    index: int
+    follow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    worker: str
+    agent: AgentKey
+
+
+@dataclass(frozen=True, slots=True)
+class FollowOutput:
+    worker: str
+    agent: AgentKey
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A control message to a worker."""
+
+    worker: str
+    message: Message = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordGeneration:
+    """Write this generation to disk before any worker hears of it."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitCompanion:
+    directive: int
+    index: int
+    shape: Shape
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DropCompanions:
+    """Cancel every companion of this directive, granted or not."""
+
+    directive: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRegistration:
+    """What trains now, for the daemon's registration."""
+
+    generation: int
+    pieces: tuple[Piece, ...]
+    batch: int
+    max_micro_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPhase:
+    """A phase for the daemon; the driver fills in the time."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReport:
+    """A worker's report for the daemon, with the size of the world."""
+
+    report: Message = field(hash=False)
+    gpus: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """A line for the person who reads the job's output."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    code: int
+
+
+Action = (
+    LaunchAgents
+    | QuitAgent
+    | Spawn
+    | Kill
+    | FollowOutput
+    | Send
+    | RecordGeneration
+    | SubmitCompanion
+    | DropCompanions
+    | UpdateRegistration
+    | ReportPhase
+    | ForwardReport
+    | Print
+    | Exit
+)

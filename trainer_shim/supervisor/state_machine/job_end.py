@@ -1,0 +1,99 @@
+"""How a job ends: its training is over, it is told to stop, or it cannot go on. Pure."""
+
+from __future__ import annotations
+
+from .actions import Exit, Print, Send
+from .context import Context, Handlers, Mode
+from .events import CheckpointSaved, EndIfOver, EndJob, JobTerminating, Message, TrainingOver, WorldRuns
+from .timers import LastCheckpointTimer
+
+
+class JobEnd:
+    """The part of the machine that ends the job. It takes an event after all the others."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._owed_s: float | None = None
+        """A checkpoint is to be written in this time as soon as there is something to write."""
+        self._counters: Message = {}
+        """The training's, at its end."""
+
+    def handlers(self) -> Handlers:
+        return {
+            TrainingOver: self._training_over,
+            EndIfOver: lambda event: self._end_if_over(),
+            JobTerminating: self._terminating,
+            WorldRuns: self._world_runs,
+            CheckpointSaved: self._saved,
+            LastCheckpointTimer: self._no_checkpoint,
+            EndJob: self._end,
+        }
+
+    def _training_over(self, event: TrainingOver) -> None:
+        """A worker has finished its loop, or its script: the world can change no more."""
+        context = self._context
+        self._counters = event.message or self._counters
+        if context.mode in (Mode.RUNNING, Mode.FORMING):
+            context.mode = Mode.FINISHING
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        """End the job when nobody is left who could go on."""
+        context = self._context
+        rest = [worker for worker in context.workers.values() if not worker.exited and not worker.ending]
+        if not rest and not context.awaited:
+            context.end(0)
+        elif context.mode is Mode.STARTING and not context.awaited and all(worker.ready for worker in rest):
+            context.do(Print("some workers ended before the training began while others wait for them"))
+            context.end(1)
+
+    def _terminating(self, event: JobTerminating) -> None:
+        """Checkpoint at once, or once there is something to write.
+
+        With `stop` a second event, or the deadline, ends the job without it.
+        """
+        context = self._context
+        twice = context.stop_code is not None
+        if event.stop:
+            context.stop_code = event.code
+        if event.stop and (twice or context.mode is not Mode.RUNNING):
+            context.end(event.code)
+        elif context.mode is Mode.RUNNING:
+            self._save_now(event.deadline_s)
+            if event.stop:
+                context.timers.set(LastCheckpointTimer(), context.now + event.deadline_s)
+        else:
+            self._owed_s = event.deadline_s
+
+    def _world_runs(self, event: WorldRuns) -> None:
+        """It owes the checkpoint that was asked for when there was none."""
+        owed, self._owed_s = self._owed_s, None
+        if owed is not None:
+            self._save_now(owed)
+
+    def _save_now(self, deadline_s: float) -> None:
+        context = self._context
+        context.do(Print("the job is about to end: writing a checkpoint"))
+        for worker in context.members():  # a world just agreed on has its rank 0 among them
+            context.do(Send(worker.name, {"type": "hurry", "deadline_s": deadline_s}))
+
+    def _saved(self, event: CheckpointSaved) -> None:
+        context = self._context
+        if context.stop_code is not None:
+            context.do(Print(f"checkpoint of step {context.saved_step} written, ending"))
+            context.end(context.stop_code)
+
+    def _no_checkpoint(self, event: LastCheckpointTimer) -> None:
+        """The time for the last checkpoint is over."""
+        context = self._context
+        if context.stop_code is not None:
+            context.do(Print("no checkpoint in the time left, ending"))
+            context.end(context.stop_code)
+
+    def _end(self, event: EndJob) -> None:
+        context = self._context
+        context.kill(context.workers.values())
+        context.timers.clear()
+        context.quit_agents(context.agents)
+        context.report_phase(0, "finished", f"exit code {event.code}", self._counters, event.code)
+        context.do(Exit(event.code))

@@ -1,0 +1,113 @@
+"""The times that the supervisor waits for. A timer is set under a typed key; when it is due, its key is an event.
+
+Pure: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .events import AgentKey
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsTimer:
+    """The time for agents to connect is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTimer:
+    """A launch that Slurm had no step for is tried again."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillTimer:
+    """The killed workers on this node should be dead by now."""
+
+    agent: AgentKey
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectedTimer:
+    """A worker whose control connection is gone should have ended by now."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class CulpritTimer:
+    """A world broke, and nobody's end has explained it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionTimer:
+    """The time for companions to be granted and to warm up is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBackTimer:
+    """The members of the old world should be back from a world that failed.
+
+    `generation`: of a world that was called off while its members agreed on it; 0: the running resize's own.
+    """
+
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTimer:
+    """The last checkpoint is too old."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastCheckpointTimer:
+    """The time for the last checkpoint is over."""
+
+
+Timer = (
+    AgentsTimer
+    | LaunchTimer
+    | KillTimer
+    | DisconnectedTimer
+    | CulpritTimer
+    | CompanionTimer
+    | RollBackTimer
+    | CheckpointTimer
+    | LastCheckpointTimer
+)
+
+
+class Timers:
+    """When each of them is due."""
+
+    def __init__(self) -> None:
+        self._due: dict[Timer, float] = {}
+
+    def __contains__(self, timer: Timer) -> bool:
+        return timer in self._due
+
+    def set(self, timer: Timer, due: float) -> None:
+        self._due[timer] = due
+
+    def cancel(self, timer: Timer) -> None:
+        self._due.pop(timer, None)
+
+    def cancel_every(self, kind: type[Timer]) -> None:
+        for timer in [timer for timer in self._due if isinstance(timer, kind)]:
+            del self._due[timer]
+
+    def clear(self) -> None:
+        self._due.clear()
+
+    def next_due(self) -> float | None:
+        return min(self._due.values(), default=None)
+
+    def take_due(self, now: float) -> Iterator[Timer]:
+        """The timers due at `now`, each cancelled as it is given; not those that an earlier one has cancelled."""
+        for timer in [timer for timer, due in self._due.items() if due <= now]:
+            if self._due.get(timer, now + 1.0) <= now:
+                del self._due[timer]
+                yield timer
