@@ -20,7 +20,9 @@ from .errors import RequestError
 PREFIX = "elastic:"
 ACCEPTED_FORM = PREFIX + "gpus=MIN-MAX,batch=MIN-MAX"
 LR_RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
-MECHANISMS = ("shrink", "companion", "component", "requeue", "expand")
+MECHANISMS = ("companion", "component", "shrink", "requeue", "expand")
+"""The ways to change an allocation, the cheapest first. A test holds the daemon's registry and the parsers in C and Lua
+to this table."""
 ENDS = ("epochs", "quality")
 DEFAULT_VIA = ("shrink", "companion", "component")
 LARGEST = 1_000_000_000

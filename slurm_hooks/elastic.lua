@@ -18,7 +18,7 @@ local LONGEST = 1000
 local PATIENCE = 4096
 local KEYS = { "gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard" }
 local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
-local MECHANISMS = { "shrink", "companion", "component", "requeue", "expand" }
+local MECHANISMS = { "companion", "component", "shrink", "requeue", "expand" }
 local ENDS = { "epochs", "quality" }
 local DEFAULT_VIA = { "shrink", "companion", "component" }
 

@@ -28,7 +28,7 @@ enum key { GPUS, BATCH, STEP, GROUP, LR, WEIGHT, VIA, UNTIL, GUARD, KEYS };
 static const char *const key_names[KEYS] = {"gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard"};
 static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
 static const char *const ends[] = {"epochs", "quality"};
-static const char *const mechanisms[] = {"shrink", "companion", "component", "requeue", "expand"};
+static const char *const mechanisms[] = {"companion", "component", "shrink", "requeue", "expand"};
 
 /* Returns -1, so that a check can `return refuse(...)`. */
 __attribute__((format(printf, 2, 3))) static int refuse(struct report report, const char *format, ...)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_snapshots import TYPE, Cluster
 from daemon_harness import World
+from resizable_jobs import Resizable, free_nodes, resizable
 
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
 from slurm_elastic.daemon.capacity.placement import Like
@@ -19,11 +20,15 @@ from slurm_elastic.daemon.capacity.requeue_placement import (
     whole_sizes,
 )
 from slurm_elastic.daemon.capacity.roster import sort_jobs
+from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.actions import Action, Advance, Close, Free, Requeue, Resume, Shrink
+from slurm_elastic.daemon.mechanisms.base import ChosenWay, FreeNodes
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
+from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.slurm.fake import FakeClient, Want
 from slurm_elastic.daemon.slurm.model import Size
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import REQUEUE, IntentRow, InUse
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
@@ -51,6 +56,55 @@ def actions(at: str, /, age: float = 5.0, use: InUse | None = None, **base: obje
 BACK: dict[str, object] = {"state": "PENDING", "reason": "BeginTime", "eligible_time": NOW + 115}
 ASKED = Requeue(1, 1, 7, ("n1",), "alice", "another size by resize 7")
 SIZED = Resume(1, 1, 7, Size(1, 2), "requeued at another size by resize 7")
+
+
+REQUEUEING = RequeueResized()
+
+
+def holder(comment: str = VIA, **more: object) -> tuple[Resizable, FreeNodes]:
+    """Job 1 on n1 and n2 of three nodes, as the mechanism looks at it, and where it may go."""
+    world = Cluster(3)
+    world.run(1, "n1 n2", 4, comment, **{"asked_per_node": 4, **more})
+    snapshot = world.snapshot()
+    return resizable(snapshot, pause_s=0.5), free_nodes(snapshot)
+
+
+def test_it_fits_ordinary_batch_jobs_that_name_it() -> None:
+    """No part of a heterogeneous job, of an array, or of a reservation of its owner's can get another size."""
+    ordinary = "only an ordinary batch job that asked for its GPUs per node can get another size in the queue"
+    assert REQUEUEING.fits(holder()[0], Site()) == ""
+    assert REQUEUEING.fits(holder(VIA.replace("+requeue", ""))[0], Site()).startswith("its request does not name it")
+    for other in ({"asked_per_node": 0}, {"array_job_id": 1}, {"reservation": "course"}):
+        assert REQUEUEING.fits(holder(**other)[0], Site()) == ordinary
+
+
+def test_it_costs_its_own_measured_pause() -> None:
+    """The pause of other resizes says nothing of it."""
+    job = holder()[0]
+    assert REQUEUEING.cost_s(job, Settings()) == Settings().assumed_requeue_s
+    assert REQUEUEING.cost_s(replace(job, requeue_s=20.0), Settings()) == 20.0
+    chosen = ChosenWay(4, (), 0.5)
+    assert REQUEUEING.why_not(replace(job, requeue_s=20.0), Site(), chosen, Settings()) == (
+        "it would cost 20 s where this costs 0.5 s"
+    )
+
+
+def test_it_keeps_nothing_and_is_placed_on_its_own_nodes_first() -> None:
+    """What it gives back counts as free soon, what it takes as used."""
+    job, free = holder()
+    layout = REQUEUEING.place(job, (), 2, free)
+    assert layout is not None and layout.keep == () and layout.add[0].node_list == ("n1",)
+    assert free.ledger.gpus(("n1", "n2", "n3")) == 10
+    assert REQUEUEING.place(job, (), 32, free) is None
+
+
+def test_it_waits_for_its_nodes_until_it_was_put_back() -> None:
+    """From then on they are kept for it, or it waits like any other job."""
+    intent = IntentRow(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", "", NOW, NOW)
+    job = holder()[0].job
+    assert REQUEUEING.awaits(job, intent) == (SHAPE,)
+    assert REQUEUEING.awaits(job, replace(intent, state="submitted")) == ()
+    assert REQUEUEING.undo(1, (), "why") == [Free(1, 1, "why")]
 
 
 def test_each_state_has_its_one_step() -> None:

@@ -1,0 +1,42 @@
+"""A running elastic job as the mechanisms look at it: what their tests are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shrink_jobs import giver
+
+from slurm_elastic.daemon.capacity.ledger import Ledger
+from slurm_elastic.daemon.capacity.roster import ElasticJob, sort_jobs
+from slurm_elastic.daemon.capacity.shrink_options import Giver
+from slurm_elastic.daemon.mechanisms.base import FreeNodes
+from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.protocol.messages import Piece
+
+
+@dataclass(frozen=True)
+class Resizable:
+    """Job 1 of a snapshot, training on all that it holds."""
+
+    job: ElasticJob
+    giver: Giver
+    pause_s: float | None = None
+    requeue_s: float | None = None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return self.job.pieces
+
+    @property
+    def gpus(self) -> int:
+        return self.job.gpus
+
+
+def resizable(snapshot: Snapshot, pause_s: float | None = None, requeue_s: float | None = None) -> Resizable:
+    roster = sort_jobs(snapshot, accepted={1})
+    return Resizable(roster.elastic[1], giver(roster, 1), pause_s, requeue_s)
+
+
+def free_nodes(snapshot: Snapshot) -> FreeNodes:
+    """Every node of the cluster."""
+    return FreeNodes(Ledger.of(snapshot), frozenset(snapshot.nodes))
