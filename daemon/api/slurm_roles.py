@@ -1,7 +1,7 @@
-"""What Slurm says of those who call: who is Operator or Administrator, and so may do in selasticd what root may, and
-whether users see each other's jobs.
+"""What callers may do according to Slurm: who is Operator or Administrator, and so an admin of selasticd, and whether
+users see each other's jobs.
 
-Promise: nobody waits for Slurm: it is asked in the background, once in REFRESH_S, and what it last said counts.
+Promise: no request waits for Slurm: it is asked in the background every REFRESH_S seconds, and its last answer counts.
 Limit: without slurmdbd, or where it hides its users from the daemon's, there are no operators; the setting `admins`
 names more.
 """
@@ -38,23 +38,23 @@ class SlurmRoles:
         """Others' jobs are hidden; None: Slurm has not said yet."""
 
     def refresh(self) -> None:
-        """Ask in the background if it is time."""
+        """Ask in the background if it is due."""
         if self._clock() >= self._due and self._busy.acquire(blocking=False):
             self._due = self._clock() + REFRESH_S
             threading.Thread(target=self._ask_slurm, name="operators", daemon=True).start()
 
     def _ask_slurm(self) -> None:
         try:
-            with _told("Slurm's operators"):
+            with _logged("Slurm's operators"):
                 self.uids = uids(self._ask())
-            with _told("Slurm's PrivateData"):
+            with _logged("Slurm's PrivateData"):
                 self.private = hides_jobs(self._private_data())
         finally:
             self._busy.release()
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _logged(what: str) -> Iterator[None]:
     try:
         yield
     except SlurmError as error:

@@ -1,7 +1,7 @@
-"""Wakes those who wait for news of a job, across threads: rounds ring from theirs, the API waits on its event loop.
+"""Wakes callers that wait for a change of a job, across threads: rounds notify, the API waits on its event loop.
 
-A ring is remembered only by those who wait: whoever is told looks at the store again, and whoever comes later looks
-first. So no news is lost, and none has to be kept.
+Promise: no change is missed, although none is kept: a caller that is woken reads the store again, and one that comes
+later reads it first.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class Waiters:
-    """One for the daemon; every method but `listen` may be called from any thread."""
+    """One for the daemon; every method but `add` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Waiter]] = {}
         self.closed = False
-        """Nobody waits any more: the daemon is stopping."""
+        """The daemon is stopping, and nobody may wait."""
 
     def add(self, job_id: int) -> Waiter:
-        """Begin to wait, on the running event loop. Look at the store after this, and before awaiting the event."""
+        """Begin to wait, on the running event loop. Read the store after this, and before awaiting the event."""
         waiter = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             self._waiting.setdefault(job_id, []).append(waiter)
@@ -38,14 +38,14 @@ class Waiters:
                 self._waiting.pop(job_id, None)
 
     def notify(self, job_id: int) -> None:
-        """There is news of this job."""
+        """Wake everyone who waits for this job."""
         with self._lock:
             waiters = list(self._waiting.get(job_id, ()))
         for loop, event in waiters:
             _set(loop, event)
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Wake everyone, because the daemon is stopping."""
         with self._lock:
             self.closed = True
             waiters = [waiter for some in self._waiting.values() for waiter in some]

@@ -56,7 +56,7 @@ def make_local_folder(database_url: str) -> None:
         )
 
 
-def facing(nodes: Iterable[str]) -> str:
+def own_address_towards(nodes: Iterable[str]) -> str:
     """The address of this host from which these hosts are reached: of the first that is not this very host, or a
     loopback address when all are. Nothing is sent. Raises ConfigError when none of them is known here."""
     loopback, unknown = "", 0

@@ -1,6 +1,6 @@
-"""What the API does to the running daemon: registrations and phases in, directives out. Called from many threads.
+"""What the API asks of the running daemon: it takes registrations and phases, and gives directives. Thread-safe.
 
-Promise: what a supervisor says is believed about its own job only, and only about Slurm jobs of its own user.
+Promise: a supervisor can change what is known of its own job only, and name only Slurm jobs of its own user.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .rounds import Rounds
 
 log = logging.getLogger(__name__)
 
-TELL_S = 60.0
-"""How long a withdrawn resize is told to a supervisor that took it."""
+WITHDRAWAL_S = 60.0
+"""How long a supervisor that took a resize is told of its withdrawal."""
 SKEW_S = 300.0
-"""A supervisor's clock further off than this is not believed."""
+"""Times of a supervisor whose clock differs by more are replaced by the daemon's."""
 
 
 class DaemonController:
@@ -52,12 +52,12 @@ class DaemonController:
         self._wake, self.clock = wake, clock
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
-        """uid and name of the job's user; None for a job that Slurm does not list, or one in another user's care."""
+        """uid and name of the job's user; None for a job that Slurm does not list."""
         job = self.jobs.find(job_id)[0]
         return (job.uid, job.user) if job is not None else None
 
     def registered(self, job_id: int, registration: Registration) -> Grant:
-        """Store what a supervisor trains on; say whether its job is managed, and why not."""
+        """Store what a supervisor trains on; answer whether its job is managed, or why not."""
         job = self.jobs.find(job_id)[0]
         if job is None:
             raise NotFound(f"Slurm knows no job {job_id} that has not ended")
@@ -65,7 +65,7 @@ class DaemonController:
         self.registry.started(job_id)
         interval = self.rounds.settings.report_interval_s
         if registration.request:
-            self.registry.ask(job_id, registration.request)
+            self.registry.set_request(job_id, registration.request)
         roster = self.registry.sort(self.jobs.latest())
         refused = roster.unmanaged.get(job_id)
         if refused is not None:
@@ -89,7 +89,7 @@ class DaemonController:
         return Grant("", True, "", interval, text)
 
     def phase(self, job_id: int, phase: Phase) -> None:
-        """A resize has come to a phase, or the training has changed by itself (directive 0)."""
+        """A resize has reached a phase, or the training has changed without one (directive 0)."""
         now = self.clock()
         at = phase.at if abs(phase.at - now) < SKEW_S else now
         intent = self.store.intent(phase.directive) if phase.directive else None
@@ -99,7 +99,7 @@ class DaemonController:
                 self._check_pieces(job, phase.pieces)
         if phase.phase == "running":
             # The allocation before the intent: see Rounds._look.
-            reason = intent.directive.reason if intent else self._by_itself(job_id)
+            reason = intent.directive.reason if intent else self._restart_reason(job_id)
             step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
             self.store.set_in_use(
                 job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.directive,
@@ -119,17 +119,17 @@ class DaemonController:
             self.wake(phase.phase)
 
     def directive(self, job_id: int) -> Directive | None:
-        """The resize that the supervisor is to carry out, or a withdrawn one that it may still be at."""
+        """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""
         intent = self.store.open_intent(job_id)
         if intent is not None:
             return intent.directive if intent.state in _to_do(intent.directive) else None
         last = self.store.last_closed_intent(job_id)
-        if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < TELL_S:
+        if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < WITHDRAWAL_S:
             return replace(last.directive, withdrawn=True)
         return None
 
     async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
-        """The directive above `after`, or the withdrawal of `after` itself, as soon as there is one."""
+        """Wait for a directive above `after`, or the withdrawal of `after` itself; None after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
@@ -148,22 +148,22 @@ class DaemonController:
                 self.waiters.remove(job_id, waiter)
 
     def dry_plan(self) -> dict[str, Any]:
-        """A plan made now, stored nowhere, in the form of reports.plan."""
-        plan = self.rounds.dry()
+        """A plan made now and not stored, in the form of reports.plan."""
+        plan = self.rounds.dry_run()
         rows = [plan_row(row, self.store.job(row.job_id)) for row in plan.rows]
         return {"at": self.clock(), "jobs": rows}
 
     def prior(self, job_id: int) -> Prior:
-        """What plans believe of the job before it is measured."""
+        """The prior of the job: what plans assume before it is measured."""
         return self.rounds.priors.of_job(job_id).prior
 
     def wake(self, why: str) -> None:
-        """Let the next round come soon."""
+        """Start the next round soon."""
         log.debug("woken: %s", why)
         self._wake()
 
     def health(self) -> dict[str, Any]:
-        """How the rounds go; anyone may know."""
+        """Whether rounds succeed; for anyone."""
         rounds = self.rounds
         age = round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None
         return {
@@ -176,7 +176,7 @@ class DaemonController:
         }
 
     def state(self) -> RoundState:
-        """How the rounds go, for the metrics."""
+        """The state of the rounds, for the metrics."""
         rounds = self.rounds
         return RoundState(
             mode=rounds.mode,
@@ -190,7 +190,7 @@ class DaemonController:
         )
 
     def _check_pieces(self, job: Job, pieces: tuple[Piece, ...]) -> None:
-        """Refuse pieces that are another user's. One that Slurm no longer lists has just ended, which is no lie."""
+        """Refuse pieces that are another user's. One that Slurm no longer lists has just ended, which is accepted."""
         for piece, held in zip(pieces, self.jobs.find(*(piece.slurm_job_id for piece in pieces)), strict=True):
             if held is not None and held.uid != job.uid:
                 raise NotAllowed(
@@ -200,7 +200,7 @@ class DaemonController:
     def _after_requeue(self, job_id: int, now: float) -> tuple[float, str, int]:
         """(pause, reason, directive) of a registration: whether it ends a resize by requeue.
 
-        Supervisors register with their world's first step, and finish with the last: between them is the pause.
+        The pause is the time from the last step before the requeue to the first step after it.
         """
         intent = self.store.open_intent(job_id)
         if intent is None or not intent.directive.requeues or intent.state in ("issued", "accepted", "saved"):
@@ -209,8 +209,8 @@ class DaemonController:
         since = max(ends, default=intent.created)
         return max(0.0, now - max(since, intent.created)), REQUEUE, intent.directive.id
 
-    def _by_itself(self, job_id: int) -> str:
-        """Why a job trains anew without an order. The registration of one that is not managed opens no allocation."""
+    def _restart_reason(self, job_id: int) -> str:
+        """Why training starts again without a resize. A job that was not managed has no allocation yet."""
         return "restart" if self.store.allocations(job_id) else "registered"
 
     def _record(self, job_id: int, phase: Phase, now: float) -> None:
@@ -231,5 +231,5 @@ class DaemonController:
 
 
 def _to_do(directive: Directive) -> tuple[str, ...]:
-    """The states in which a resize still wants something of the supervisor: by requeue, only its checkpoint."""
+    """States in which the supervisor still has work to do: in a resize by requeue, only the checkpoint."""
     return ("issued", "accepted") if directive.requeues else ("issued", "accepted", "submitted", "granted", "ready")

@@ -1,7 +1,7 @@
-"""One running daemon: its parts wired to each other, the rounds begun and ended, old records cleared away.
+"""One running daemon: connects its parts, starts and stops the rounds, deletes old records.
 
-Promise: `stop` lets waiting supervisors go and lets the round under way finish before the store is closed.
-Limit: nothing here listens, and nothing sees to it that no other daemon acts: the service does both first.
+Promise: `stop` answers waiting supervisors and waits for the round under way before it closes the store.
+Limit: it neither listens nor makes sure that no other daemon acts; main does both first.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .systemd import stalled
 
 log = logging.getLogger(__name__)
 
-TIDY_S = 3600.0
+CLEAN_UP_S = 3600.0
 """Seconds between two clean-ups of the database."""
 DECISIONS_KEEP_S = 30 * 86400.0
-"""How long every decision is kept with its evidence, most of the database; of each job the last one stays longer."""
+"""How long decisions are kept with their evidence, which is most of the database. A job's last one is kept longer."""
 
 
 class Daemon:
-    """Everything of one running daemon, wired; `start` begins the rounds, `stop` ends all."""
+    """All parts of one running daemon, connected."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Daemon:
         confirm: Callable[[], object] = lambda: None,
         roles: SlurmRoles | None = None,
     ) -> None:
-        """confirm: raises unless this daemon may act at this moment; asked before each act."""
+        """confirm: called before each change to Slurm; raises unless this daemon may make it now."""
         self.settings, self.store = settings, store
         self.roles = roles
-        self._tidied = -TIDY_S
-        self._progressed = time.monotonic()
+        self._cleaned_up = -CLEAN_UP_S
+        self._round_ended = time.monotonic()
         self.waiters = Waiters()
         self.jobs = SnapshotCache(client, confirm=confirm)
         self.registry = JobRegistry(store, settings)
@@ -61,26 +61,26 @@ class Daemon:
 
     def _work(self) -> None:
         if self.rounds.run():
-            self.scheduler.wake()  # what it changed is seen by the next one
-        self._progressed = time.monotonic()
+            self.scheduler.wake()  # the next round sees what this one changed
+        self._round_ended = time.monotonic()
         if self.roles is not None:
             self.roles.refresh()
-        if time.monotonic() - self._tidied >= TIDY_S:
-            self._tidied = time.monotonic()
-            self.tidy(time.time())
+        if time.monotonic() - self._cleaned_up >= CLEAN_UP_S:
+            self._cleaned_up = time.monotonic()
+            self.clean_up(time.time())
 
     @property
     def hangs(self) -> bool:
         """No round has ended for longer than a round can take."""
-        since = time.monotonic() - self._progressed
+        since = time.monotonic() - self._round_ended
         return self.settings.mode != "off" and stalled(since, self.settings.round_interval_s)
 
     def status(self) -> str:
-        """How it goes, in a line for `systemctl status`."""
-        return f"mode {self.rounds.mode}; {self.rounds.trouble or 'rounds are well'}"
+        """One line for `systemctl status`."""
+        return f"mode {self.rounds.mode}; {self.rounds.trouble or 'rounds succeed'}"
 
-    def tidy(self, now: float) -> None:
-        """Roll old reports up and forget what is older than the settings keep."""
+    def clean_up(self, now: float) -> None:
+        """Aggregate old reports, and delete what is older than the settings allow."""
         try:
             self.store.roll_up(now - self.settings.reports_keep_h * 3600)
             self.store.prune(now - self.settings.history_keep_days * 86400)
@@ -89,8 +89,8 @@ class Daemon:
             log.warning("old records are kept for now: %s", error)
 
     def start(self) -> None:
-        """Rounds begin; `off` has none."""
-        self._progressed = time.monotonic()
+        """Start the rounds; mode `off` has none."""
+        self._round_ended = time.monotonic()
         if self.settings.mode == "off":
             return
         if self.settings.learn_prior_at:
@@ -99,7 +99,7 @@ class Daemon:
         self.scheduler.start()
 
     def stop(self) -> None:
-        """Let waiting supervisors go, finish the round under way, close the store."""
+        """Answer waiting supervisors, finish the round under way, close the store."""
         self.waiters.close()
         self.scheduler.stop()
         self.store.close()

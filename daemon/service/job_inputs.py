@@ -1,6 +1,6 @@
-"""What the store knows of each running job, as plans take it: its reports' model, its resizes, its pin.
+"""What plans need to know of each running job, from the store: the model of its reports, its resizes, its pin.
 
-Promise: read after what Slurm says and the open intents; a job without a supervisor has a state all the same.
+Promise: a job without a supervisor gets an entry too.
 Limit: one caller at a time.
 """
 
@@ -22,23 +22,23 @@ log = logging.getLogger(__name__)
 
 
 class JobInputs:
-    """The states of running jobs; models are kept from one call to the next."""
+    """The inputs of running jobs; models are kept from one call to the next."""
 
     def __init__(self, store: Store, registry: JobRegistry, priors: Priors) -> None:
         self._store, self._registry, self._priors = store, registry, priors
         self._fitted = Fitted()
-        self._told: dict[int, str] = {}
+        self._logged: dict[int, str] = {}
 
-    def of(
+    def collect(
         self, job_ids: Iterable[int], in_use: Mapping[int, InUse], intents: Mapping[int, IntentRow], now: float
     ) -> dict[int, JobState]:
-        """The state of each of these jobs, which are all that run."""
+        """The inputs of these jobs, which must be all that run."""
         store, wanted = self._store, list(job_ids)
         resized = store.resized_since(now - HOUR_S)
         known = {job_id: self._priors.of_job(job_id) for job_id in wanted if job_id in in_use}
         seen = {job_id: tuple(store.observations(job_id)) for job_id in known}
         models = self._fitted.of({job_id: (seen[job_id], prior.prior) for job_id, prior in known.items()})
-        self._tell()
+        self._log_unfitted()
         found = {job_id: JobState(intent=intents.get(job_id), resized=resized.get(job_id, ())) for job_id in wanted}
         for job_id, prior in known.items():
             report = store.last_report(job_id)
@@ -60,9 +60,9 @@ class JobInputs:
             )
         return found
 
-    def _tell(self) -> None:
-        """Say once of each job that it has no model, though it was measured."""
+    def _log_unfitted(self) -> None:
+        """Log once for each measured job why it has no model."""
         for job_id, why in self._fitted.unfitted.items():
-            if self._told.get(job_id) != why:
+            if self._logged.get(job_id) != why:
                 log.warning("job %d keeps its size: no throughput model can be made of its reports: %s", job_id, why)
-        self._told = dict(self._fitted.unfitted)
+        self._logged = dict(self._fitted.unfitted)

@@ -1,7 +1,7 @@
-"""Keeps the store's jobs in step with Slurm's: who is elastic, who is told that it is not, who has ended.
+"""Updates the store's jobs from Slurm's: which are elastic, which are not managed and why, which have ended.
 
-A job that is not managed hears why once, in its record and its events. Limit: how a job ended, squeue does not say;
-its supervisor's exit code does, if it had the time to tell it.
+Promise: why a job is not managed is recorded once, with the job and in its events. Limit: squeue does not say how a job
+ended; the exit code of its supervisor does, if it was sent in time.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from ..text.reasons import Reason
 
 log = logging.getLogger(__name__)
 ENDED = "ENDED"
-"""State of a job that Slurm no longer lists, when its supervisor did not say how the training ended."""
+"""State of a job that Slurm no longer lists and whose supervisor did not say how the training ended."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a supervisor that was told to stop: by its user, or by Slurm for whatever reason."""
 
 
 class JobRegistry:
-    """What is known of jobs between rounds, beside the store; thread-safe."""
+    """What is known of jobs beside the store; thread-safe."""
 
     def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self.store, self.clock = store, clock
         uid = os.geteuid() if settings.user_mode else None
         self.scope = Scope(partitions=settings.partitions, accounts=settings.accounts, uid=uid)
         self._lock = threading.Lock()
-        self._asked: dict[int, str] = {}
+        self._requests: dict[int, str] = {}
         self._finished: dict[int, int] = {}
         self._reference: dict[int, tuple[int, int]] = {}
 
-    def ask(self, job_id: int, request: str) -> None:
-        """The job's supervisor brought an elastic request of its own; it speaks for the job from now on."""
+    def set_request(self, job_id: int, request: str) -> None:
+        """The job's supervisor has sent an elastic request of its own, which replaces the one in the comment."""
         with self._lock:
-            self._asked[job_id] = request
+            self._requests[job_id] = request
 
     def started(self, job_id: int) -> None:
-        """A supervisor registers: if the training was over, the job has been requeued, or was told of twice."""
+        """A supervisor has registered: a training that was over has started again."""
         with self._lock:
             self._finished.pop(job_id, None)
 
     def finished(self, job_id: int, exit_code: int) -> None:
-        """The supervisor said that the training is over, and what it exits with."""
+        """The supervisor has reported the end of the training and its exit code."""
         with self._lock:
             self._finished[job_id] = exit_code
 
-    def over(self, job_id: int) -> bool:
+    def is_finished(self, job_id: int) -> bool:
         """Whether the training is over, though Slurm may still list the job."""
         with self._lock:
             return job_id in self._finished
@@ -67,7 +67,7 @@ class JobRegistry:
         return self._sort(snapshot, rows)
 
     def update(self, snapshot: Snapshot) -> Roster:
-        """Store what the snapshot says of elastic jobs, and the end of those it no longer lists."""
+        """Store the elastic jobs of a snapshot, and the end of those that it no longer lists."""
         rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
         roster = self._sort(snapshot, rows)
         found = [self.managed_row(job.base, job.request.text()) for job in roster.elastic.values()]
@@ -75,7 +75,7 @@ class JobRegistry:
             job_row(entry.job, entry.request, False, entry.reason, entry.detail) for entry in roster.unmanaged.values()
         ]
         for row in found:
-            self._tell(row, rows.get(row.job_id))
+            self._record_change(row, rows.get(row.job_id))
         self.store.upsert_jobs(found)
         for job_id in rows.keys() - snapshot.jobs.keys():
             self._end(job_id)
@@ -90,24 +90,24 @@ class JobRegistry:
         """(GPUs, batch) that the job first trained with."""
         known = self._reference.get(job_id)
         if known is None:
-            # Every job's at once: after a start thousands are asked for.
+            # All jobs at once: after a start thousands are needed.
             self._reference = {**self.store.first_sizes(), **self._reference}
             known = self._reference.get(job_id)
         return known
 
     def _sort(self, snapshot: Snapshot, rows: dict[int, JobRow]) -> Roster:
         with self._lock:
-            asked = dict(self._asked)
+            asked = dict(self._requests)
         for job_id, row in rows.items():
             job = snapshot.jobs.get(job_id)
-            # After a restart: a request that stands in no comment was its supervisor's.
+            # After a restart: a request that is in no comment came from the supervisor.
             if job is not None and row.managed and job_id not in asked and find(job.comment) is None:
                 asked[job_id] = row.request
         accepted = {job_id for job_id, row in rows.items() if row.managed and row.start_time is not None}
         return sort_jobs(snapshot, self.scope, asked, accepted)
 
-    def _tell(self, row: JobRow, before: JobRow | None) -> None:
-        """Say what is new, once."""
+    def _record_change(self, row: JobRow, before: JobRow | None) -> None:
+        """Store an event when it is managed, or not, or for another reason than before."""
         if before is not None and (before.managed, before.detail) == (row.managed, row.detail):
             return
         kind = "managed" if row.managed else "not_managed"
@@ -118,7 +118,7 @@ class JobRegistry:
     def _end(self, job_id: int) -> None:
         with self._lock:
             code = self._finished.pop(job_id, None)
-            self._asked.pop(job_id, None)
+            self._requests.pop(job_id, None)
             self._reference.pop(job_id, None)
         now, state = self.clock(), end_state(code)
         detail = {"state": state} if code is None else {"state": state, "exit_code": code}
@@ -128,7 +128,7 @@ class JobRegistry:
 
 
 def end_state(exit_code: int | None) -> str:
-    """How a job has ended, by its supervisor's word: Slurm's terms, or ENDED when it gave none (None).
+    """How a job has ended, in Slurm's terms, from its supervisor's exit code; ENDED for None.
 
     CANCELLED is an end from outside: a time limit or a preemption sends the same signal as scancel.
     """

@@ -1,8 +1,9 @@
 """Which of several daemons on one database acts: waits for the database's lease, then keeps it renewed.
 
-Promise: nothing of the daemon is built before the lease is held, so a standby remembers nothing that could be stale;
-who loses it ends, and starts anew as a standby. Limit: Slurm knows no fencing number. An act is confirmed against the
-database right before Slurm is asked, which leaves the moment between the two.
+Promise: one daemon per state directory (a lock file) and one per database (the lease). No other part of the daemon is
+built before the lease is held, so that a standby has no stale state; a daemon that loses the lease exits, and starts
+again as a standby. Limit: Slurm knows no fencing number. The lease is checked right before each change to Slurm; a
+moment remains between the two. The lock holds on one host, or where the file system locks for all hosts.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from ..config.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-"""Longest time between two looks of a standby at the lease."""
+TRY_S = 10.0
+"""Longest time between two tries of a standby to take the lease."""
 RENEWALS = 5
 """Renewals in the time that a lease lasts."""
 
 
 class Leader:
-    """A lease that is held, and renewed by a thread of its own until `stop`."""
+    """Holds the lease; a thread renews it until `stop`."""
 
     def __init__(self, lease: Lease, lease_s: float) -> None:
         self.lease, self._every = lease, lease_s / RENEWALS
@@ -57,7 +58,7 @@ class Leader:
         self._thread.start()
 
     def on_lost(self, call: Callable[[], object]) -> None:
-        """Call this once when the lease is lost; at once if it is already."""
+        """Call this once when the lease is lost; now if it already is."""
         with self._lock:
             self._on_lost = call
             if not self.lost:
@@ -68,11 +69,11 @@ class Leader:
         """Raise LeaseLost or StoreError unless this daemon may act at this moment. See the module's limit."""
         self.lease.check()
         store.confirm()
-        # Again: the database may have kept us waiting.
+        # Again: the database may have taken long to answer.
         self.lease.check()
 
     def stop(self) -> None:
-        """Stop renewing and let the next one in."""
+        """Stop renewing, and release the lease."""
         self._stopped.set()
         self._thread.join()
         if not self.lost:
@@ -96,7 +97,7 @@ class Leader:
 
 @contextmanager
 def instance_lock(settings: Settings) -> Iterator[Path]:
-    """Hold the state directory's lock, a file whose path is given; ConfigError when another daemon does."""
+    """Hold the state directory's lock and yield its path. ConfigError when another daemon holds it."""
     path = Path(settings.state_dir) / "selasticd.lock"
     try:
         handle = path.open("a")
@@ -108,7 +109,9 @@ def instance_lock(settings: Settings) -> Iterator[Path]:
         except BlockingIOError:
             raise ConfigError(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
         except OSError as error:
-            log.warning("no lock on state_dir=%s (%s): see to it that one daemon uses it", path.parent, error.strerror)
+            log.warning(
+                "no lock on state_dir=%s (%s): make sure that only one daemon uses it", path.parent, error.strerror
+            )
         yield path
 
 
@@ -116,15 +119,15 @@ def instance_lock(settings: Settings) -> Iterator[Path]:
 def leading(
     url: str, lock_file: Path, lease_s: float, standby: Callable[[str], object] = lambda holder: None
 ) -> Iterator[Leader]:
-    """Wait until this process has the database's lease, hold it in the block, give it back after.
+    """Wait for the database's lease, hold it in the block, release it after.
 
-    lock_file: held by this process. standby: called with the holder's name at every look. Raises StoreError.
+    lock_file: locked by this process. standby: called with the holder's name at every try. Raises StoreError.
     """
     database = Database(url)
     try:
         prepare(database)
-        lease = Lease(database, _place(lock_file), f"{socket.gethostname()} pid {os.getpid()}", lease_s)
-        _wait(lease, lease_s, standby)
+        lease = Lease(database, _lock_identity(lock_file), f"{socket.gethostname()} pid {os.getpid()}", lease_s)
+        _wait_for_lease(lease, lease_s, standby)
         leader = Leader(lease, lease_s)
         leader.start()
         try:
@@ -135,35 +138,35 @@ def leading(
         database.close()
 
 
-def _wait(lease: Lease, lease_s: float, standby: Callable[[str], object]) -> None:
-    told = ""
+def _wait_for_lease(lease: Lease, lease_s: float, standby: Callable[[str], object]) -> None:
+    logged = ""
     while True:
         try:
             held = lease.try_take()
         except StoreError as error:
-            if not told:
+            if not logged:
                 raise
-            # A database that cannot be asked for a while is what one stands by for.
-            log.warning("standing by: the lease could not be looked at: %s", error)
+            # A standby waits through a database that is down for a while.
+            log.warning("standing by: the lease could not be read: %s", error)
         else:
             if held is None:
                 break
-            if held.who != told:
-                told = held.who
-                log.info("standing by: selasticd at %s has the lease (number %d)", held.who, held.fence)
+            if held.who != logged:
+                logged = held.who
+                log.info("standing by: selasticd at %s holds the lease (number %d)", held.who, held.fence)
             standby(held.who)
-        threading.Event().wait(min(LOOK_S, lease_s / RENEWALS))
-    log.info("has the lease, number %d", lease.fence)
+        threading.Event().wait(min(TRY_S, lease_s / RENEWALS))
+    log.info("holds the lease, number %d", lease.fence)
 
 
-def _place(lock_file: Path) -> str:
-    """Names the lock file among all hosts' files: whoever holds its lock has seen the last holder die."""
+def _lock_identity(lock_file: Path) -> str:
+    """Identifies the lock file among all hosts: who holds its lock knows that the last holder has died."""
     there = lock_file.stat()
-    return f"{socket.gethostname()}:{_host()}:{there.st_dev}:{there.st_ino}"
+    return f"{socket.gethostname()}:{_boot_id()}:{there.st_dev}:{there.st_ino}"
 
 
-def _host() -> str:
-    # The boot's id is hidden from a sandboxed unit; either tells two hosts apart.
+def _boot_id() -> str:
+    # A sandboxed unit cannot read the boot id; either distinguishes two hosts.
     for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
         with suppress(OSError):
             return Path(path).read_text().strip()

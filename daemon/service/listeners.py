@@ -20,7 +20,7 @@ from typing import Any
 from slurm_elastic.protocol.errors import ConfigError
 
 from ..config.settings import Settings
-from ..config.user_mode import facing
+from ..config.user_mode import own_address_towards
 
 log = logging.getLogger(__name__)
 UNREAD_MS = 120_000
@@ -34,19 +34,19 @@ ALL_UIDS = (1 << 32) - 1
 
 @contextlib.contextmanager
 def tcp_listener(settings: Settings, nodes: Callable[[], Iterable[str]] = tuple) -> Iterator[socket.socket]:
-    """The API's socket, bound before anything else, so that a port in use is said at once. A standby does not listen:
-    who calls it is refused, and not kept waiting. `nodes`: names or addresses of Slurm's nodes, for `listen = "auto"`.
+    """The API's socket, bound before anything else, so that a port in use is reported at once. A standby does not
+    listen, so that its callers are refused at once. `nodes`: names or addresses of nodes, for `listen = "auto"`.
     """
     host, port = settings.address
     if host is None:
-        host = facing(nodes())
+        host = own_address_towards(nodes())
     with contextlib.ExitStack() as held:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, kind, _, _, where = found[0]
             listener = held.enter_context(socket.socket(family, kind))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Connections inherit it. Else one whose host died, or that reads no answer, keeps its descriptor for good.
+            # Inherited by connections. Without it one whose host died, or that reads no answer, stays open forever.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
             listener.bind(where)
         except OSError as error:
@@ -56,7 +56,7 @@ def tcp_listener(settings: Settings, nodes: Callable[[], Iterable[str]] = tuple)
 
 @contextlib.contextmanager
 def hook_listener(listener: socket.socket) -> Iterator[socket.socket | None]:
-    """The datagram socket of a bound TCP socket. None, and a word in the log, where another program has it."""
+    """A UDP socket at a bound TCP socket's address. None, and a warning in the log, where another program has it."""
     with socket.socket(listener.family, socket.SOCK_DGRAM) as hooks:
         where = listener.getsockname()
         try:
@@ -78,7 +78,7 @@ def on_datagram(hooks: socket.socket, wake: Callable[[], object]) -> None:
         with contextlib.suppress(OSError):
             for _ in range(MAX_DATAGRAMS):
                 hooks.recv(1)
-        # Only now, so that whatever comes after this stays in the socket and is heard after the pause.
+        # Only now, so that what comes after this stays in the socket and is read after the pause.
         wake()
         loop.call_later(PAUSE_S, listen)
 
@@ -89,20 +89,20 @@ def on_datagram(hooks: socket.socket, wake: Callable[[], object]) -> None:
     listen()
 
 
-def tells_uids(uid_map: str) -> bool:
-    """Whether a process with this /proc/self/uid_map learns every uid as it is: others look like nobody's to it."""
+def shows_all_uids(uid_map: str) -> bool:
+    """Whether a process with this /proc/self/uid_map sees the real uid of every caller, and not nobody's."""
     maps = [[int(word) for word in line.split()] for line in uid_map.splitlines()]
     return all(inside == outside for inside, outside, _ in maps) and sum(count for *_, count in maps) >= ALL_UIDS
 
 
 @contextlib.contextmanager
 def unix_listener(path: str) -> Iterator[socket.socket | None]:
-    """The socket at this path, open to every user; None without a path. The caller holds the daemon's lock, so what is
-    there already is left from before. Raises ConfigError, also where the kernel would not tell callers apart."""
+    """The socket at this path, open to every user; None without a path. The caller holds the daemon's lock, so a
+    socket that is there already is a leftover. Raises ConfigError, also where callers' uids cannot be known."""
     if not path:
         yield None
         return
-    if not tells_uids(Path("/proc/self/uid_map").read_text()):
+    if not shows_all_uids(Path("/proc/self/uid_map").read_text()):
         raise ConfigError(
             f"listen_socket={path} cannot be used: this process is in a user namespace in which callers' uids are not "
             "known; accepted: none (in a systemd unit: no PrivateUsers=)"
@@ -123,7 +123,7 @@ def unix_listener(path: str) -> Iterator[socket.socket | None]:
 
 
 def public_url(settings: Settings, listener: socket.socket) -> str:
-    """The URL that clients are told."""
+    """The URL for clients."""
     if settings.url:
         return settings.url
     scheme = "https" if settings.tls_cert else "http"

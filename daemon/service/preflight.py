@@ -1,7 +1,7 @@
-"""`selasticd --check`: try everything that the daemon needs, change nothing of it.
+"""`selasticd --check`: try everything that the daemon needs, and change nothing.
 
-Promise: no directory is made, no database created or migrated; each part is tried, whatever came of those before.
-Limit: what works now may not work later; whether other hosts reach the port is not tried.
+Promise: no directory is made, no database created or migrated; each part is tried, even after another has failed.
+Limit: what works now may not work later; it does not try whether other hosts reach the port.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 
 from ..api.auth import Authenticator
 from ..config.settings import Settings
-from ..config.user_mode import facing, local_folder
+from ..config.user_mode import local_folder, own_address_towards
 from ..slurm import CommandClient, choose
 
 
 def check(settings: Settings) -> int:
-    """`--check`: try everything that the daemon needs, change nothing of it. 0 when all is well."""
+    """Try each part and print the result. 0 when all of them work."""
     tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
     if not settings.user_mode:
         tries["rights"] = _check_rights
@@ -72,7 +72,7 @@ def _check_identity(settings: Settings) -> str:
 
 
 def _check_address(settings: Settings) -> str:
-    return f"Slurm's nodes are reached from {facing(CommandClient(settings.slurm_conf).node_addresses())}"
+    return f"Slurm's nodes are reached from {own_address_towards(CommandClient(settings.slurm_conf).node_addresses())}"
 
 
 def _check_slurm(settings: Settings) -> str:

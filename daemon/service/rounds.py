@@ -1,9 +1,8 @@
-"""One round of the daemon: observe, remember, plan, store, reconcile. Thin: every decision is made elsewhere.
+"""One round of the daemon: observe, store, reconcile, plan, order. Every decision is made elsewhere.
 
-Promise: nothing is done to a job before the intent or the event that says so is on the disk; a round whose observation
-failed does nothing at all; a failing round is logged, and the next one starts from what is there.
-Limit: one instance, one round at a time; what it keeps between rounds is only a sense of time, and a restart that
-loses it costs a delay.
+Promise: a job is changed only after the intent or the event that says so is on the disk; a round that cannot observe
+Slurm changes nothing; a round that fails is logged, and the next one starts from the store and Slurm.
+Limit: one instance, one round at a time; it keeps only times between rounds, so a restart costs at most a delay.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ PARTS = ("observe", "store", "reconcile", "plan", "order")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What one round looks at: read once, in an order in which a change in between does no harm."""
+class Observed:
+    """What one round decides on: read once, in an order in which a change in between does no harm."""
 
     snapshot: Snapshot
     roster: Roster
@@ -75,7 +74,7 @@ class RoundTimes:
 
 
 class Rounds:
-    """The daemon's rounds. `run` is called by one thread; `dry` by any."""
+    """The daemon's rounds. `run` is called by one thread; `dry_run` by any."""
 
     def __init__(
         self,
@@ -93,30 +92,30 @@ class Rounds:
         backoff = max(1.0, settings.failed_backoff_s / 10)
         self.executor = Executor(client, store, clock, backoff, settings.trip_after, settings.trip_s)
         self.count = 0
-        """Rounds that observed the cluster, since the start."""
+        """Successful rounds since the start."""
         self.priors = Priors(store, clock)
         self.last_ok = 0.0
-        """When the last round that observed the cluster ended."""
+        """When the last successful round ended."""
         self.trouble = ""
-        """Why the last round did not; empty when it did."""
+        """Why the last round failed; empty when it succeeded."""
         self.times = RoundTimes()
         self.capacity: int | None = None
         self.idle: int | None = None
-        """GPUs of all pools at the last plan: managed, and held by nobody; None: there was no plan yet."""
+        """GPUs of all pools at the last plan: for elastic jobs, and idle ones. None before the first plan."""
         self._lock = threading.Lock()
         self._unused: dict[Unit, float] = {}
-        self._states = JobInputs(store, registry, self.priors)
-        self._passed = Nonstarters()
+        self._job_inputs = JobInputs(store, registry, self.priors)
+        self._nonstarters = Nonstarters()
         self._cache = Cache()
         self._site = Site()
 
     @property
     def mode(self) -> str:
-        """The settings' mode, or advise for a while after too many actions in a row were refused."""
+        """The mode of the settings; `advise` for a while after Slurm refused too many actions in a row."""
         return "advise" if self.executor.tripped and self.settings.mode == "act" else self.settings.mode
 
     def run(self) -> bool:
-        """One round; never raises. Whether it changed anything, so that another should follow soon."""
+        """One round; never raises. True when it changed something, so that another should follow soon."""
         with self._lock:
             try:
                 changed = self._round()
@@ -129,17 +128,17 @@ class Rounds:
                 self.trouble = f"{type(error).__name__}: {error}"
             else:
                 if self.trouble:
-                    log.info("rounds are well again")
+                    log.info("rounds succeed again")
                 self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
                 return changed
             self.times.failed += 1
             return False
 
-    def dry(self) -> Plan:
+    def dry_run(self) -> Plan:
         """What a round would decide now. Stores nothing, changes nothing."""
         with self._lock:
             snapshot = self.client.snapshot()
-            seen = self._look(snapshot, self.registry.sort(snapshot))
+            seen = self._read_store(snapshot, self.registry.sort(snapshot))
             return self._plan(seen, self.clock())
 
     def _round(self) -> bool:
@@ -154,26 +153,26 @@ class Rounds:
         with self.times.part("store"):
             roster = self.registry.update(snapshot)
         with self.times.part("reconcile"):
-            seen, now = self._look(snapshot, roster), self.clock()
+            seen, now = self._read_store(snapshot, roster), self.clock()
             changed = self._reconcile(seen, now)
         if self.mode == "observe":
             return False
         with self.times.part("plan"):
             if changed:
-                seen = self._look(snapshot, roster)  # what was closed just now is open no more
+                seen = self._read_store(snapshot, roster)  # some intents were just closed
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
-        self._passed.note({met.need.job_id for met in plan.met if not met.waits}, now)
-        # What was last decided about a job stays its explanation once its training is over.
-        rows = [row for row in plan.rows if not self.registry.over(row.job_id)]
+        self._nonstarters.record({met.need.job_id for met in plan.met if not met.waits}, now)
+        # The last decision about a job stays its explanation when its training is over.
+        rows = [row for row in plan.rows if not self.registry.is_finished(row.job_id)]
         for row in self.store.save_decisions(now, rows):
             log.info("%s", sentence(row))
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
         with self.times.part("order"):
-            self._order(plan.directives, now)
+            self._order_resizes(plan.directives, now)
             resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
-        # A job that a resize puts back trains on nothing: its next step should not wait for the interval.
+        # A job that is being requeued does not train: its next step should not wait for the interval.
         back = (i for i in seen.intents.values() if i.directive.requeues and i.state not in ("issued", "accepted"))
         return changed or resumed > 0 or any(back)
 
@@ -185,13 +184,13 @@ class Rounds:
             if job.required_nodes and bound_by_a_shrink(job, self.store.events(job.job_id))
         }
 
-    def _look(self, snapshot: Snapshot, roster: Roster) -> Seen:
+    def _read_store(self, snapshot: Snapshot, roster: Roster) -> Observed:
         # Intents before allocations: a supervisor's `running` stores the allocation first, so an intent read as
-        # running never meets an allocation from before its switch.
+        # running is never paired with the allocation from before its switch.
         intents = {intent.directive.job_id: intent for intent in self.store.open_intents()}
-        return Seen(snapshot, roster, intents, self.store.all_in_use())
+        return Observed(snapshot, roster, intents, self.store.all_in_use())
 
-    def _reconcile(self, seen: Seen, now: float) -> bool:
+    def _reconcile(self, seen: Observed, now: float) -> bool:
         intents = list(seen.intents.values())
         self._unused = unused(seen.roster, seen.in_use, intents, self._unused, now)
         actions: Sequence[Action] = next_actions(
@@ -215,20 +214,20 @@ class Rounds:
         return done > 0
 
     def _trip(self) -> None:
-        log.error("mode falls to advise for a while: %s", self.executor.tripped)
+        log.error("mode is advise for a while: %s", self.executor.tripped)
         self.store.add_event(0, "tripped", "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock())
 
-    def _plan(self, seen: Seen, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
+    def _plan(self, seen: Observed, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
         running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]
         back = {job_id: i.directive.add[0] for job_id, i in seen.intents.items() if i.directive.requeues}
         return plan_round(
             Inputs(
                 seen.snapshot,
                 seen.roster,
-                self._states.of(running, seen.in_use, seen.intents, now),
+                self._job_inputs.collect(running, seen.in_use, seen.intents, now),
                 replace(self.settings, mode=self.mode),
                 now,
-                self._passed.now(now),
+                self._nonstarters.excluded(now),
                 self._cache,
                 self._site,
                 back,
@@ -236,8 +235,8 @@ class Rounds:
             )
         )
 
-    def _order(self, directives: Sequence[Directive], now: float) -> None:
-        """Order the resizes of a plan; each is on the disk before its supervisor can hear of it."""
+    def _order_resizes(self, directives: Sequence[Directive], now: float) -> None:
+        """Order the resizes of a plan; each is on the disk before its supervisor can see it."""
         if self.mode != "act":
             return
         for directive in directives:

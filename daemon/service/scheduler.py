@@ -1,7 +1,7 @@
 """When the next round begins: at least every interval, sooner after an event, never sooner than a gap after the last.
 
-A thin shell over APScheduler. Limit: one round at a time; an event during a round makes one more follow it. APScheduler
-goes by the host's clock; `check_clock` sees to it that nothing waits for hours because that was set back.
+Runs on APScheduler. Limit: one round at a time; after an event during a round one more follows. APScheduler uses the
+host's clock; `check_clock` makes sure that nothing waits for hours because that was set back.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
 
 log = logging.getLogger(__name__)
-STEP_S = 2.0
-"""How far the host's clock may run away from the time that passes before it counts as set."""
+CLOCK_STEP_S = 2.0
+"""A larger difference between the host's clock and the time that has passed means that the clock was set."""
 _ROUND = "round"
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -31,8 +31,8 @@ class Scheduler:
         self._busy = self._again = self._stopped = False
         self._ended = _NEVER
         self._scheduler = BackgroundScheduler(timezone=timezone.utc)
-        self._often = [_ROUND]
-        self._ahead_s = _ahead_s()
+        self._interval_jobs = [_ROUND]
+        self._clock_offset = _clock_offset()
 
     def start(self) -> None:
         """The first round begins at once."""
@@ -49,8 +49,8 @@ class Scheduler:
         self._scheduler.start()
 
     def daily(self, work: Callable[[], object], at: str, soon: bool) -> None:
-        """Call `work` every day at this time (HH:MM by this host's clock), on a thread beside the rounds; `soon`: and
-        now. A day that was slept through is made up for. `work` must not raise."""
+        """Call `work` every day at this time (HH:MM by this host's clock), on a thread beside the rounds; `soon`: also
+        now. A time missed while the host slept is made up for. `work` must not raise."""
         hour, minute = at.split(":")
         more = {"next_run_time": _now()} if soon else {}
         self._scheduler.add_job(
@@ -58,29 +58,29 @@ class Scheduler:
         )
 
     def every(self, work: Callable[[], object], seconds: float) -> None:
-        """Call `work` so often, from now on, on a thread beside the rounds. `work` must not raise."""
+        """Call `work` now and every so many seconds, on a thread beside the rounds. `work` must not raise."""
         job = self._scheduler.add_job(
             work, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None,
             next_run_time=_now(),
         )  # fmt: skip
-        self._often.append(job.id)
+        self._interval_jobs.append(job.id)
 
     def check_clock(self) -> None:
-        """Called several times a second: when the host's clock has been set, what is due every few seconds is due now,
-        and counts from there. What is due at a time of day comes at that time."""
-        ahead_s = _ahead_s()
-        if abs(ahead_s - self._ahead_s) < STEP_S:
+        """Called several times a second: when the host's clock has been set, interval work is due now, and again each
+        interval. Daily work stays due at its time of day."""
+        offset = _clock_offset()
+        if abs(offset - self._clock_offset) < CLOCK_STEP_S:
             return
-        log.warning("the clock of this host was set by %+.0f s", ahead_s - self._ahead_s)
-        self._ahead_s = ahead_s
+        log.warning("the clock of this host was set by %+.0f s", offset - self._clock_offset)
+        self._clock_offset = offset
         with self._lock:
             self._ended = _NEVER
-        for each in self._often:
+        for each in self._interval_jobs:
             if self._scheduler.running and self._scheduler.get_job(each) is not None:
                 self._scheduler.modify_job(each, next_run_time=_now())
 
     def wake(self) -> None:
-        """Let the next round come as soon as it may."""
+        """Start the next round as soon as the gap allows."""
         with self._lock:
             if self._busy:
                 self._again = True
@@ -88,7 +88,7 @@ class Scheduler:
                 self._bring_forward()
 
     def stop(self) -> None:
-        """No further round; one that is under way is waited for."""
+        """No further round; waits for one that is under way."""
         with self._lock:
             self._stopped = True
         if self._scheduler.running:
@@ -120,6 +120,6 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _ahead_s() -> float:
-    """What the host's clock shows more than a clock that nobody sets."""
+def _clock_offset() -> float:
+    """The host's clock, less a clock that cannot be set."""
     return time.time() - time.monotonic()

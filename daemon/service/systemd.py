@@ -1,8 +1,8 @@
-"""What systemd is told (sd_notify): that the daemon is ready, how it goes, and that it is alive.
+"""Tells systemd (sd_notify) that the daemon is ready, its status, and that it is alive (the watchdog).
 
-Promise: a sign of life follows from work: the API's event loop sends it, and only while rounds end in time, so that a
-hang of either is seen. Outside systemd nothing is sent. Limit: a round that fails is alive, too, for a restart brings
-back no slurmctld; the metrics and /v1/health tell of that.
+Promise: the API's event loop sends the watchdog message, and only while rounds end in time, so that systemd notices a
+hang of either. Outside systemd nothing is sent. Limit: failing rounds count as alive, because a restart does not bring
+back slurmctld; the metrics and /v1/health show them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Notifier:
         if self._socket is not None:
             self._socket.setblocking(False)
         self.every_s = watchdog_s(environment) / 3
-        """Seconds between two signs of life; 0: none are wanted."""
+        """Seconds between two watchdog messages; 0: none are wanted."""
         self._next = 0.0
         self._ready = False
 
@@ -38,12 +38,12 @@ class Notifier:
         """Send these assignments, such as STATUS="..."."""
         if self._socket is not None:
             text = "\n".join(f"{key}={value}" for key, value in words.items())
-            # A manager that is not there, or does not listen, must not stop the daemon.
+            # A service manager that does not answer must not stop the daemon.
             with contextlib.suppress(OSError):
                 self._socket.sendto(text.encode(), self._address)
 
     def ready(self, status: str) -> None:
-        """The daemon does what it is for: serving, or standing by. Later calls only change the status."""
+        """The daemon serves or stands by. Later calls only change the status."""
         if self._ready:
             self.send(STATUS=status)
         else:
@@ -51,15 +51,15 @@ class Notifier:
             self.send(READY=1, STATUS=status)
 
     def alive(self, status: Callable[[], str]) -> None:
-        """A sign of life, if one is due. Call it often, from where the work is done."""
+        """Send the watchdog message if it is due. Call it often, from where the work is done."""
         now = self._clock()
         if self.every_s and now >= self._next:
             self._next = now + self.every_s
             self.send(WATCHDOG=1, STATUS=status())
 
     def standing_by(self, holder: str) -> None:
-        """Ready as well, to take over from `holder`. Call it at every look at the lease."""
-        status = f"standing by: selasticd at {holder} has the lease"
+        """Ready too, to take over from `holder`. Call it at every try to take the lease."""
+        status = f"standing by: selasticd at {holder} holds the lease"
         if not self._ready:
             self.ready(status)
         self.alive(lambda: status)
@@ -69,14 +69,14 @@ class Notifier:
         self.send(STOPPING=1)
 
     def close(self) -> None:
-        """Let the socket go."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
 
 def watchdog_s(environment: Mapping[str, str]) -> float:
-    """Time after which systemd gives up on us, in seconds; 0: never, or it does not mean this process."""
+    """systemd's watchdog timeout in seconds; 0: none, or it is for another process."""
     wanted, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not wanted.isdigit() or (pid and pid != str(os.getpid())):
         return 0.0
@@ -84,5 +84,5 @@ def watchdog_s(environment: Mapping[str, str]) -> float:
 
 
 def stalled(since_s: float, interval_s: float) -> bool:
-    """Whether rounds hang, when the last one ended (or the first was due) `since_s` seconds ago."""
+    """Whether rounds hang: the last one ended, or the first was due, `since_s` seconds ago."""
     return since_s > interval_s + ROUND_LIMIT_S

@@ -82,5 +82,5 @@ def test_a_clean_stop_and_a_kill_are_taken_over(pair: tuple[Selasticd, Selasticd
     wait_until(lambda: "standing by" in first.log(), 60, first.log)
     assert second.kill() == -signal.SIGKILL
     first.finish(job)
-    wait_until(lambda: first.log().count("has the lease, number") == 2, 60, first.log)
+    wait_until(lambda: first.log().count("holds the lease, number") == 2, 60, first.log)
     wait_until(lambda: first.answers() and "ended" in first.events(job), 60, first.log)

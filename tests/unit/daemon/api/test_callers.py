@@ -27,7 +27,7 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.auth import Authenticator, Viewer
 from slurm_elastic.daemon.api.slurm_roles import SlurmRoles
 from slurm_elastic.daemon.config.settings import Settings, check
-from slurm_elastic.daemon.service.listeners import tells_uids, unix_listener
+from slurm_elastic.daemon.service.listeners import shows_all_uids, unix_listener
 from slurm_elastic.daemon.service.server import Server
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
@@ -132,7 +132,7 @@ def test_a_socket_of_another_user_is_not_the_daemons(tmp_path: Path, monkeypatch
 )
 def test_a_user_namespace_hides_who_calls(uid_map: str, told: bool) -> None:
     """In one the kernel gives all callers the same uid, which must not be taken for theirs."""
-    assert tells_uids(uid_map) is told
+    assert shows_all_uids(uid_map) is told
 
 
 def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:

@@ -41,24 +41,24 @@ def routed(monkeypatch: pytest.MonkeyPatch, table: dict[str, str]) -> list[str]:
 def test_the_address_is_the_one_that_faces_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first node that is another host decides; this very host and names that nobody knows do not."""
     asked = routed(monkeypatch, {"here": "127.0.0.1", "n1": "10.0.0.5", "n2": "192.168.0.5"})
-    assert user_mode.facing(["cloud", "here", "n1", "n2"]) == "10.0.0.5"
+    assert user_mode.own_address_towards(["cloud", "here", "n1", "n2"]) == "10.0.0.5"
     assert asked == ["cloud", "here", "n1"]
-    assert user_mode.facing(["here", "here"]) == "127.0.0.1"
+    assert user_mode.own_address_towards(["here", "here"]) == "127.0.0.1"
 
 
 def test_nodes_that_nobody_knows_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster of thousands of unknown names does not hold the start up for hours; the sentence says what to do."""
     asked = routed(monkeypatch, {})
     with pytest.raises(ConfigError, match="accepted: an address as HOST:PORT"):
-        user_mode.facing(f"n{number}" for number in range(5000))
+        user_mode.own_address_towards(f"n{number}" for number in range(5000))
     assert len(asked) == user_mode.TRIES
     with pytest.raises(ConfigError):
-        user_mode.facing([])
+        user_mode.own_address_towards([])
 
 
 def test_this_host_is_reached_from_where_packets_leave() -> None:
     """The kernel's own routes are asked: what faces a loopback address is one."""
-    assert user_mode.facing(["127.0.0.9"]) == "127.0.0.1"
+    assert user_mode.own_address_towards(["127.0.0.9"]) == "127.0.0.1"
 
 
 def test_clients_are_told_the_address_that_was_found(tmp_path: Path) -> None:

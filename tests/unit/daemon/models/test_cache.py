@@ -17,7 +17,6 @@ from slurm_elastic.daemon.optimizer.models import throughput
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel, fit
-from slurm_elastic.daemon.service.nonstarters import RETRY_S, WAIT_S, Nonstarters
 from slurm_elastic.db.rows import ObservationRow
 
 
@@ -100,14 +99,3 @@ def test_a_fit_that_fails_is_one_job_s_own(monkeypatch: pytest.MonkeyPatch) -> N
     jobs = {1: (good, DEFAULT), 2: ((replace(good[0], step_time=500.0),), DEFAULT), 3: (good[:1], DEFAULT)}
     assert set(kept.of(jobs)) == set(kept.of(jobs)) == {1, 3}
     assert kept.unfitted == {2: "OverflowError: too large"} and tried == [3, 1, 1, 1]
-
-
-def test_a_waiting_job_that_leaves_its_room_idle_is_passed_over_for_a_while() -> None:
-    """Not before it had the time to start, and not for ever; one that was started meanwhile begins anew."""
-    kept, t = Nonstarters(), 1000.0
-    kept.note({5, 6}, t)
-    kept.note({5}, t + WAIT_S - 1)
-    assert kept.now(t + WAIT_S - 1) == set()
-    kept.note({5, 6}, t + WAIT_S)
-    assert kept.now(t + WAIT_S) == {5}
-    assert kept.now(t + WAIT_S + RETRY_S) == set()

@@ -62,7 +62,7 @@ def test_a_log_that_is_cut_off_is_written_on(tmp_path: Path) -> None:
         wait_until(lambda: b"Slurm could not be observed" in path.read_bytes(), 60, "the first lines")
         path.write_bytes(b"")
     said = path.read_bytes()
-    assert b"selasticd has stopped" in said and b"\0" not in said and b"has the lease" not in said
+    assert b"selasticd has stopped" in said and b"\0" not in said and b"holds the lease" not in said
 
 
 def test_a_log_on_a_full_disk_stops_nothing(tmp_path: Path) -> None:

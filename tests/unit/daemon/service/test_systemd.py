@@ -39,7 +39,7 @@ def test_ready_is_said_once_and_life_when_it_is_due(manager: socket.socket) -> N
     environment = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "6000000"}
     notifier = Notifier(environment, clock=lambda: now[0])
     notifier.standing_by("other pid 3")
-    assert heard(manager) == {"READY": "1", "STATUS": "standing by: selasticd at other pid 3 has the lease"}
+    assert heard(manager) == {"READY": "1", "STATUS": "standing by: selasticd at other pid 3 holds the lease"}
     assert heard(manager)["WATCHDOG"] == "1"
     notifier.ready("mode act")
     assert heard(manager) == {"STATUS": "mode act"}
@@ -77,7 +77,7 @@ def test_a_round_that_hangs_is_no_life() -> None:
     """A long interval is no hang; a round that does not end is one, and mode off has no rounds."""
     assert not stalled(3600.0, 3600.0) and stalled(3600.0 + systemd.ROUND_LIMIT_S + 1, 3600.0)
     settings = SimpleNamespace(mode="act", round_interval_s=10.0)
-    daemon = SimpleNamespace(_progressed=-1e9, settings=settings)
+    daemon = SimpleNamespace(_round_ended=-1e9, settings=settings)
     hangs = Daemon.hangs.fget
     assert hangs(daemon)
     settings.mode = "off"
