@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Directive, Piece
 
 from ..capacity.shrink_options import DropRule, units_of
 from ..config.settings import Settings
@@ -61,13 +61,14 @@ def carrier(directive: Directive) -> Mechanism:
     return next(m for m in MECHANISMS if m.carries(directive))
 
 
-def used(before: Sequence[Piece], keep: Sequence[Piece], add: Sequence[Shape]) -> tuple[Mechanism, ...]:
-    """The mechanisms that have a part in a resize, the cheapest first."""
-    if not keep:
-        return tuple(m for m in MECHANISMS if m.restarts)
+def used(before: Sequence[Piece], keep: Sequence[Piece], placed_by: Mechanism | None = None) -> tuple[Mechanism, ...]:
+    """The mechanisms that have a part in a resize, the cheapest first: those that give up what is not kept, and the one
+    that has placed what is added. One that restarts the job does it alone."""
+    if placed_by is not None and placed_by.restarts:
+        return (placed_by,)
     gone = units_of(before) - units_of(keep)
     kinds = {piece.kind for piece in before if units_of((piece,)) & gone}
-    return tuple(m for m in MECHANISMS if (add and m.adds) or (m.drops and m.drops.kind in kinds))
+    return tuple(m for m in MECHANISMS if m is placed_by or (m.drops and m.drops.kind in kinds))
 
 
 def cost_s(job: ResizableJob, by: Iterable[Mechanism], settings: Settings) -> float:

@@ -42,6 +42,8 @@ class Move:
     keep: tuple[Piece, ...]
     add: tuple[Shape, ...] = ()
     later: str = ""
+    placed_by: Mechanism | None = None
+    """Has placed what is added; None: nothing is."""
 
     @property
     def gpus(self) -> int:
@@ -55,7 +57,7 @@ class Move:
     @property
     def by(self) -> tuple[Mechanism, ...]:
         """The mechanisms that do it; none when the batch alone changes."""
-        return registry.used(self.wish.standing.pieces, self.keep, self.add)
+        return registry.used(self.wish.standing.pieces, self.keep, self.placed_by)
 
     @property
     def mechanism(self) -> str:
@@ -141,7 +143,7 @@ def _place(mechanism: Mechanism, wish: Wish, free: FreeNodes) -> Move:
         layout = mechanism.place(standing, keep, gpus, free)
         if layout is not None:
             smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
-            return Move(smaller, layout.keep, layout.add, layout.later)
+            return Move(smaller, layout.keep, layout.add, layout.later, mechanism)
     return _stay(wish)
 
 

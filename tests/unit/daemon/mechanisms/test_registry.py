@@ -114,11 +114,12 @@ def test_what_adds_and_what_restarts_hangs_on_the_job() -> None:
 def test_a_resize_is_done_by_what_changes_in_it() -> None:
     """Several can have a part: nodes given up here, a companion added there."""
     before = (BASE, COMPONENT, COMPANION)
-    assert names(registry.used(before, before, ())) == []
-    assert names(registry.used(before, (BASE, COMPONENT), ())) == ["companion"]
-    assert names(registry.used(before, (BASE, COMPANION), (SHAPE,))) == ["companion", "component"]
-    assert names(registry.used(before, (Piece(1, "base", ("n1",), 4),), ())) == ["companion", "component", "shrink"]
-    assert names(registry.used(before, (), (SHAPE,))) == ["requeue"]
+    companion, requeue = registry.adding(job(), Site()), registry.restarting(job(), Site())
+    assert names(registry.used(before, before)) == []
+    assert names(registry.used(before, (BASE, COMPONENT))) == ["companion"]
+    assert names(registry.used(before, (BASE, COMPANION), companion)) == ["companion", "component"]
+    assert names(registry.used(before, (Piece(1, "base", ("n1",), 4),))) == ["companion", "component", "shrink"]
+    assert names(registry.used(before, (), requeue)) == ["requeue"]
 
 
 @pytest.mark.parametrize(
