@@ -27,7 +27,8 @@ from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, to_plain
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit, fit_many
-from slurm_elastic.daemon.optimizer.solver.knapsack import Option, solve
+from slurm_elastic.daemon.optimizer.solver.knapsack import solve
+from slurm_elastic.daemon.optimizer.solver.table import Choice
 
 MICROS = (4, 8, 16, 32, 64, 128)
 NOISE = 0.03
@@ -286,7 +287,7 @@ def curve(predict: Truth, profile: Profile, limits: tuple[int, int]) -> Curve:
 
 def plan_value(curves: list[list[tuple[int, float, int]]], truths, jobs) -> float:  # type: ignore[no-untyped-def]
     """Solve on these curves (ties to an even spread), value with the true ones."""
-    rows = [[Option(k, r / c[0][1] * (1 - 1e-4 * np.log2(k)), m) for k, r, m in c] for c in curves]
+    rows = [[Choice(k, r / c[0][1] * (1 - 1e-4 * np.log2(k)), m) for k, r, m in c] for c in curves]
     answer = solve(rows, 160)
     picked = [row[i] for row, i in zip(rows, answer.choice, strict=True)]
     return value_of([o.gpus for o in picked], picked, truths, jobs, True)

@@ -34,7 +34,8 @@ class Instance:
     def table(self) -> Table:
         """As the solver takes it."""
         scale = scale_for(float(np.abs(self.value).max()), self.jobs)
-        return Table(self.starts, self.weight, np.rint(self.value * scale).astype(np.int64), scale)
+        origin = np.arange(len(self.weight)) - np.repeat(self.starts[:-1], np.diff(self.starts))
+        return Table(self.starts, self.weight, np.rint(self.value * scale).astype(np.int64), scale, origin)
 
     def rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """(weights, values) of each job."""

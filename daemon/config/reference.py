@@ -67,6 +67,8 @@ def markdown() -> str:
         if name not in HIDDEN:
             lines += ["", f"## `{name}`", "", f"Default `{default(name)}`; accepted: {accepted(name)}.", ""]
             lines += textwrap.wrap(words, 118, break_long_words=False, break_on_hyphens=False)
+            meanings = FIELDS[name].metadata.get("meanings", {})
+            lines += [""] * bool(meanings) + [f"- `{word}`: {meaning}" for word, meaning in meanings.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -37,9 +37,9 @@ def number(default: float, low: float, high: float) -> Any:
     return field(default=default, metadata={"low": low, "high": high})
 
 
-def choice(default: str, *accepted: str) -> Any:
-    """One of several words."""
-    return field(default=default, metadata={"accepted": accepted})
+def choice(default: str, *accepted: str, meanings: Mapping[str, str] | None = None) -> Any:
+    """One of several words; `meanings` of those that the reference explains one by one."""
+    return field(default=default, metadata={"accepted": accepted, "meanings": meanings or {}})
 
 
 def text(default: str, form: str, accepted: str) -> Any:
@@ -140,7 +140,7 @@ class Settings:
     """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to four more
     commands."""
 
-    policy: str = choice(DEFAULT_POLICY, *POLICIES)
+    policy: str = choice(DEFAULT_POLICY, *POLICIES, meanings={name: p.summary for name, p in POLICIES.items()})
     """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
     some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples
     weighed with its measured gradient noise scale (goodput), any other by samples. `log-throughput` and `log-goodput`

@@ -1,4 +1,4 @@
-"""What one job may have, at which batch, and what each move costs it.
+"""What one job may have, at which batch, what a move there costs, and what each choice is worth in the objective.
 
 What a move costs is part of the objective: penalty = max(pause / horizon, 6 * sigma), so neither noise nor a gain
 that its own pause eats moves a job.
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from .errors import PlanInputError
 from .job_view import JobView, check, nodes_at
 from .models import goodput
-from .policies import POLICIES, Row, reference_speed, speedup_at, speedups, static_choices
+from .policies import POLICIES, Policy
+from .solver.table import Choice
 
 NOISE_FACTOR = 6.0
 """Standard deviations of a curve's noise that a move must gain: two curves are compared, and the best of many choices
@@ -27,59 +28,85 @@ QUANTILE = 1.2816
 """Standard deviations below the mean of the pessimistic (10 %) quantile that bounds exploration."""
 UNMEASURED_PENALTY = 0.5
 """What moving a running job is charged before anything was measured of it."""
+UNMEASURED = 0.85
+"""Exponent of the speedup assumed for a job that nothing is known of."""
+EVEN_SPREAD = 1e-4
+"""Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
 
 
-def rows(job: JobView, policy: str) -> list[Row]:
-    """The choices of one job under a policy, the cost of each move charged to its progress."""
-    if policy not in POLICIES:
-        raise PlanInputError(f"policy '{policy}' is not known; accepted: {', '.join(POLICIES)}")
+def choices(job: JobView, policy_name: str) -> list[Choice]:
+    """The choices of one job under a policy, each with its term in the objective."""
+    policy = POLICIES.get(policy_name)
+    if policy is None:
+        raise PlanInputError(f"policy '{policy_name}' is not known; accepted: {', '.join(POLICIES)}")
     check(job)
-    reference = reference_speed(job)
-    if job.current_gpus > 0 and (job.frozen or policy == "static"):
-        nodes = nodes_at(job, job.current_gpus)
-        speedup = speedup_at(job, policy, reference, job.current_gpus, nodes, job.current_batch)
-        return [Row(job.current_gpus, job.current_batch, speedup, speedup)]
-    wanted = static_choices(job) if policy == "static" else job.choices
-    offered = [(gpus, nodes, _batches(job, policy, gpus)) for gpus, nodes in wanted]
+    if job.current_gpus > 0 and (job.frozen or policy.fixed_size):
+        progress = speedup_at(job, policy, job.current_gpus, nodes_at(job, job.current_gpus), job.current_batch)
+        return _terms(job, policy, [Choice(job.current_gpus, progress, job.current_batch, progress)])
+    sizes = _asked_for(job) if policy.fixed_size else job.choices
+    offered = [(gpus, nodes, _batches(job, policy, gpus)) for gpus, nodes in sizes]
     points = [(gpus, nodes, batch) for gpus, nodes, batches in offered for batch in batches]
-    speeds, at, table, cost = speedups(job, policy, reference, points), 0, list[Row](), penalty(job)
+    speeds, at, found, cost = speedups(job, policy, points), 0, list[Choice](), penalty(job)
     for gpus, _, batches in offered:
         if gpus == 0:
-            table.append(Row(0, 0, 0.0, 0.0))
+            found.append(Choice(0, 0.0))
         elif batches:
-            price = penalty(job, gpus) if gpus in job.dear else cost
-            table.append(_best(job, gpus, batches, speeds[at : at + len(batches)], price))
+            own_cost = penalty(job, gpus) if gpus in job.restart_sizes else cost
+            found.append(_best(job, gpus, batches, speeds[at : at + len(batches)], own_cost))
             at += len(batches)
-    if not table:
+    if not found:
         raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
-    return _explored(job, table)
+    return _terms(job, policy, _explored(job, found))
 
 
-def _batches(job: JobView, policy: str, gpus: int) -> tuple[int, ...]:
+def _asked_for(job: JobView) -> tuple[tuple[int, int], ...]:
+    """What a job that starts may have without elasticity: nothing if it may wait, else what it asked for."""
+    asked = tuple(c for c in job.choices if c[0] in (0, job.reference_gpus))
+    return asked if any(k for k, _ in asked) else job.choices
+
+
+def _batches(job: JobView, policy: Policy, gpus: int) -> tuple[int, ...]:
     """The batches to consider at one size: the feasible ones, and the present one."""
     if gpus == 0:
         return ()
     batches = job.batches(gpus)
-    if policy in ("fixed-batch", "static"):
+    if policy.fixed_batch:
         batches = goodput.nearest(batches, job.reference_batch)
     if gpus == job.current_gpus and job.current_batch > 0 and job.current_batch not in batches:
         return (*batches, job.current_batch)
     return batches
 
 
-def _best(job: JobView, gpus: int, batches: Sequence[int], speeds: Sequence[float], cost: float) -> Row:
-    """The best batch at one size, or the current one while no other is worth its change."""
+def speedup_at(job: JobView, policy: Policy, gpus: int, nodes: int, batch: int) -> float:
+    """Progress per second relative to the reference size and batch."""
+    return speedups(job, policy, [(gpus, nodes, batch)])[0]
+
+
+def speedups(job: JobView, policy: Policy, points: Sequence[tuple[int, int, int]]) -> list[float]:
+    """Progress per second at each (GPUs, nodes, batch), relative to the reference size and batch."""
+    if job.model is None:
+        return [math.pow(gpus / job.reference_gpus, UNMEASURED) for gpus, _, _ in points]
+    reference = job.model.throughput(job.reference_gpus, nodes_at(job, job.reference_gpus), job.reference_batch)
+    speeds = job.model.throughputs(points)
+    if not (job.quality if policy.efficiency is None else policy.efficiency):
+        return [speed / reference for speed in speeds]
+    worth = {b: goodput.efficiency(b, job.reference_batch, job.noise_scale) for b in {p[2] for p in points}}
+    return [speed / reference * worth[point[2]] for speed, point in zip(speeds, points, strict=True)]
+
+
+def _best(job: JobView, gpus: int, batches: Sequence[int], speeds: Sequence[float], cost: float) -> Choice:
+    """The best batch at one size, or the current one while no other is worth its change; valued less its cost."""
     speedup, negated = max(zip(speeds, [-b for b in batches], strict=True))
     batch = -negated
     if gpus != job.current_gpus:
-        return Row(gpus, batch, speedup, speedup * (1.0 - cost))
+        return Choice(gpus, speedup * (1.0 - cost), batch, speedup)
     if batch == job.current_batch or job.current_batch <= 0:
-        return Row(gpus, batch, speedup, speedup)
+        return Choice(gpus, speedup, batch, speedup)
     kept = speeds[batches.index(job.current_batch)]
     changed = speedup * (1.0 - max(BATCH_GAIN, NOISE_FACTOR * _sigma(job)))
     if changed > kept:
-        return Row(gpus, batch, speedup, changed)
-    return Row(gpus, job.current_batch, kept, kept)
+        return Choice(gpus, changed, batch, speedup)
+    return Choice(gpus, kept, job.current_batch, kept)
 
 
 def penalty(job: JobView, gpus: int = 0) -> float:
@@ -88,7 +115,7 @@ def penalty(job: JobView, gpus: int = 0) -> float:
         return 0.0
     if job.model is None:
         return UNMEASURED_PENALTY
-    pause = job.dear_pause_s if gpus in job.dear else job.pause_s
+    pause = job.restart_pause_s if gpus in job.restart_sizes else job.pause_s
     return min(0.95, max(pause / job.horizon_s, NOISE_FACTOR * _sigma(job)))
 
 
@@ -98,20 +125,35 @@ def _sigma(job: JobView) -> float:
     return job.model.jitter if job.model is not None else 0.0
 
 
-def _explored(job: JobView, table: list[Row]) -> list[Row]:
+def _explored(job: JobView, found: list[Choice]) -> list[Choice]:
     """Without the larger sizes, never measured, that in one case of ten would not even pay for the move there."""
     if job.current_gpus == 0:
-        return table
+        return found
     if job.model is None:  # never grown blindly; smaller only where somebody needs it
-        return [row for row in table if row.gpus <= job.current_gpus] or table
-    now = next((r for r in table if r.gpus == job.current_gpus), None)
+        return [choice for choice in found if choice.gpus <= job.current_gpus] or found
+    now = next((choice for choice in found if choice.gpus == job.current_gpus), None)
     if now is None:
-        return table
+        return found
     known = frozenset(job.model.sizes_seen)
-    guessed = [row.gpus for row in table if row.gpus > now.gpus and row.gpus not in known]
-    nodes = dict(job.choices)
+    guessed = [choice.gpus for choice in found if choice.gpus > now.gpus and choice.gpus not in known]
+    nodes, kept = dict(job.choices), 1.0 - penalty(job)
     doubts = job.model.uncertainties([(k, max(1, nodes[k])) for k in guessed])
-    rows, cost = zip(guessed, doubts, strict=True), penalty(job)
-    kept = {k: 1.0 - penalty(job, k) for k in job.dear}
-    least = {k: now.speedup / (math.exp(-QUANTILE * doubt) * kept.get(k, 1.0 - cost)) for k, doubt in rows}
-    return [row for row in table if row.speedup >= least.get(row.gpus, 0.0)]
+    restarted = {k: 1.0 - penalty(job, k) for k in job.restart_sizes}
+    least = {
+        k: now.speedup / (math.exp(-QUANTILE * doubt) * restarted.get(k, kept))
+        for k, doubt in zip(guessed, doubts, strict=True)
+    }
+    return [choice for choice in found if choice.speedup >= least.get(choice.gpus, 0.0)]
+
+
+def _terms(job: JobView, policy: Policy, found: list[Choice]) -> list[Choice]:
+    """The same choices with their terms in the objective as values, ties broken towards an even spread."""
+    floor = policy.least_progress * min((choice.value for choice in found if choice.gpus), default=1.0)
+    out = list[Choice]()
+    for choice in found:
+        progress, gpus = choice.value, choice.gpus
+        if gpus > 1:
+            progress *= 1.0 - EVEN_SPREAD * math.log2(gpus)
+        value = job.weight * policy.utility(max(progress, floor))
+        out.append(Choice(gpus, value, choice.batch, choice.speedup))
+    return out

@@ -57,9 +57,9 @@ class JobView:
     """Gradient noise scale in samples; None: not measured."""
     quality: bool = False
     """Whether the training ends at a reached quality, not after a number of epochs: what `auto` goes by."""
-    dear: frozenset[int] = frozenset()
+    restart_sizes: frozenset[int] = frozenset()
     """Sizes that only a restart of the whole job reaches."""
-    dear_pause_s: float = 0.0
+    restart_pause_s: float = 0.0
     """What a move to one of them costs instead of `pause_s`."""
 
 

@@ -16,54 +16,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import overload
 
-from .choices import rows
+from .choices import choices
 from .job_view import JobView
-from .policies import DEFAULT_POLICY, Row, terms
+from .policies import DEFAULT_POLICY
 from .solver.crossing_limits import solve_limited
-from .solver.knapsack import Option, pick, solve
+from .solver.knapsack import solve
 from .solver.nested_caps import Cap
-from .solver.table import Memo
-from .targets import PlanResult, explained
-
-Choices = tuple[list[Row], list[Option]]
-"""The rows of one job and their terms in the objective."""
+from .solver.table import Choice, Memo
+from .targets import PoolPlan, explained
 
 
 @dataclass
 class Cache:
     """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
 
-    made: dict[object, tuple[object, Choices]] = field(default_factory=dict)
+    made: dict[object, tuple[object, list[Choice]]] = field(default_factory=dict)
     """By what they were made from, which stands beside them."""
-    old: dict[object, tuple[object, Choices]] = field(default_factory=dict)
+    old: dict[object, tuple[object, list[Choice]]] = field(default_factory=dict)
     """Of the turn before; what is not asked for in two turns is forgotten."""
-    views: dict[int, tuple[str, JobView, Choices]] = field(default_factory=dict)
-    columns: Memo = field(default_factory=dict)
+    views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
+    lists: Memo = field(default_factory=dict)
+    """What the solver read of the lists of choices."""
 
     def turn(self) -> None:
         """Begin another round of plans: forget what the last one did not ask for."""
-        kept = {id(column) for _, (_, column) in self.made.values()}
+        kept = {id(found) for _, found in self.made.values()}
         self.old, self.made = self.made, {}
         self.views.clear()
-        self.columns = {key: made for key, made in self.columns.items() if _row_of(key) in kept}
+        self.lists = {key: made for key, made in self.lists.items() if _list_of(key) in kept}
 
 
-def _row_of(key: object) -> object:
-    """The identity of the list of options that a column was made of (see table.Memo)."""
+def _list_of(key: object) -> object:
+    """The identity of the list of choices that something was made of (see table.Memo)."""
     return key[0] if isinstance(key, tuple) else key
 
 
-def plan(
-    jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
-) -> PlanResult:
+def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None) -> PoolPlan:
     """The best plan for `capacity` GPUs. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
 
     Of equal plans the one that gives more to the jobs that come first (the older ones) is preferred.
     """
     made = [choices_of(job, policy, cache) for job in jobs]
-    options = [column for _, column in made]
-    answer = solve(options, capacity, [job.label for job in jobs], memo=cache.columns if cache else None)
-    return explained(jobs, [table for table, _ in made], options, answer, capacity, policy)
+    found = solve(made, capacity, [job.label for job in jobs], memo=cache.lists if cache else None)
+    return explained(jobs, made, found, capacity, policy)
 
 
 def plan_pools(
@@ -72,27 +67,24 @@ def plan_pools(
     caps: Sequence[Cap],
     policy: str = DEFAULT_POLICY,
     cache: Cache | None = None,
-) -> list[PlanResult]:
+) -> list[PoolPlan]:
     """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools.
 
     Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
     """
     made = [[choices_of(job, policy, cache) for job in jobs] for jobs in pools]
-    options = [[column for _, column in pool] for pool in made]
     labels = [job.label for jobs in pools for job in jobs]
-    found = solve_limited(options, capacities, caps, labels, cache.columns if cache else None)
+    found = solve_limited(made, capacities, caps, labels, cache.lists if cache else None)
     limits = [caps[c] for c in found.binding if caps[c].label]
-    out, first = list[PlanResult](), 0
-    for jobs, pool, columns, answer, free, k in zip(
-        pools, made, options, found.solutions, found.unlimited, capacities, strict=True
-    ):
-        planned = explained(jobs, [table for table, _ in pool], columns, answer, k, policy)
+    out, first = list[PoolPlan](), 0
+    for jobs, options, solution, free, k in zip(pools, made, found.solutions, found.unlimited, capacities, strict=True):
+        planned = explained(jobs, options, solution, k, policy)
         if limits:
             targets = list(planned.targets)
-            for j, (target, column, i) in enumerate(zip(targets, columns, free.choice, strict=True)):
+            for j, (target, own, i) in enumerate(zip(targets, options, free.choice, strict=True)):
                 limit = next((cap.label for cap in limits if first + j in cap.members), "")
-                if limit and column[i].gpus > target.gpus:
-                    targets[j] = replace(target, limit=limit, unlimited=column[i].gpus)
+                if limit and own[i].gpus > target.gpus:
+                    targets[j] = replace(target, limit=limit, unlimited=own[i].gpus)
             planned = replace(planned, targets=tuple(targets))
         out.append(planned)
         first += len(jobs)
@@ -101,18 +93,18 @@ def plan_pools(
 
 def choose(
     jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
-) -> list[Row]:
-    """The same plan without its explanation: the chosen row of each job."""
+) -> list[Choice]:
+    """The same plan without its explanation."""
     if not jobs:
         return []
     if cache is None:
-        tables = [choices_of(job, policy) for job in jobs]
+        made = [choices_of(job, policy) for job in jobs]
     else:  # most jobs are as they were: their views are known
         known = zip(map(cache.views.get, map(id, jobs)), jobs, strict=True)
-        tables = [k[2] if k and k[0] == policy else choices_of(job, policy, cache) for k, job in known]
-    labels, memo = _Labels(jobs), cache.columns if cache else None
-    answer = pick([table[1] for table in tables], capacity, labels, memo=memo)
-    return [table[0][i] for table, i in zip(tables, answer.choice, strict=True)]
+        made = [k[2] if k and k[0] == policy else choices_of(job, policy, cache) for k, job in known]
+    labels, memo = _Labels(jobs), cache.lists if cache else None
+    found = solve(made, capacity, labels, memo=memo)
+    return [own[i] for own, i in zip(made, found.choice, strict=True)]
 
 
 class _Labels(Sequence[str]):
@@ -132,26 +124,23 @@ class _Labels(Sequence[str]):
         return self.jobs[index].label if isinstance(index, int) else [job.label for job in self.jobs[index]]
 
 
-def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> Choices:
-    """The rows of one job and their terms in the objective."""
+def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> list[Choice]:
+    """The choices of one job, with their terms in the objective."""
     if cache is None:
-        table = rows(job, policy)
-        return table, terms(job, table, policy)
+        return choices(job, policy)
     held = cache.views.get(id(job))
     if held is not None and held[0] == policy:
         return held[2]
     key = (
         policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
-        job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale, job.dear,
-        job.dear_pause_s,
-        job.quality,
+        job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
+        job.restart_sizes, job.restart_pause_s, job.quality,
     )  # fmt: skip
     known = cache.made.get(key)
     if known is None:
         known = cache.old.get(key)
         if known is None:
-            table = rows(job, policy)
-            known = key, (table, terms(job, table, policy))
+            known = key, choices(job, policy)
         cache.made[known[0]] = known
     cache.views[id(job)] = policy, job, known[1]  # the view is kept, so that its identity stays its own
     return known[1]

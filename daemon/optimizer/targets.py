@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .choices import speedup_at
 from .job_view import JobView, nodes_at
-from .policies import Row, reference_speed, speedup_at
-from .solver.knapsack import Option, Solution
+from .policies import POLICIES
+from .solver.knapsack import Solution
+from .solver.table import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanResult:
+class PoolPlan:
     """Targets in the order of the jobs, their value, and what no plan can exceed."""
 
     targets: tuple[Target, ...]
@@ -50,56 +52,55 @@ class PlanResult:
 
 def explained(
     jobs: Sequence[JobView],
-    tables: Sequence[list[Row]],
-    options: Sequence[list[Option]],
-    answer: Solution,
+    options: Sequence[list[Choice]],
+    solution: Solution,
     capacity: int,
     policy: str,
-) -> PlanResult:
+) -> PoolPlan:
     """Targets with their reasons from a solved allocation."""
-    chosen = [table[i] for table, i in zip(tables, answer.choice, strict=True)]
+    chosen = [own[i] for own, i in zip(options, solution.choice, strict=True)]
     used = sum(job.current_gpus for job in jobs)
-    grown = sum(max(0, row.gpus - job.current_gpus) for job, row in zip(jobs, chosen, strict=True))
-    starts = any(job.current_gpus == 0 < row.gpus for job, row in zip(jobs, chosen, strict=True))
+    grown = sum(max(0, choice.gpus - job.current_gpus) for job, choice in zip(jobs, chosen, strict=True))
+    starts = any(job.current_gpus == 0 < choice.gpus for job, choice in zip(jobs, chosen, strict=True))
     shrink = "shrink_capacity" if used > capacity else "shrink_for_elastic" if starts else "shrink_share"
     grow = "grow_idle" if grown <= capacity - used else "grow_share"
     targets = []
-    for job, row, i, column in zip(jobs, chosen, answer.choice, options, strict=True):
-        others = sorted((o for o in column if o.gpus != row.gpus), key=lambda o: answer.price * o.gpus - o.value)
+    for job, choice, own in zip(jobs, chosen, options, strict=True):
+        others = sorted((o for o in own if o.gpus != choice.gpus), key=lambda o: solution.price * o.gpus - o.value)
         targets.append(
             Target(
                 label=job.label,
-                gpus=row.gpus,
-                batch=row.batch,
-                value=column[i].value,
-                gain=_gain(job, row, policy),
-                reason=_reason(job, row, grow, shrink),
+                gpus=choice.gpus,
+                batch=choice.batch,
+                value=choice.value,
+                gain=_gain(job, choice, policy),
+                reason=_reason(job, choice, grow, shrink),
                 alternatives=tuple((o.gpus, o.batch, o.value) for o in others[:3]),
-                measured=job.model is not None and row.gpus in job.model.sizes_seen,
+                measured=job.model is not None and choice.gpus in job.model.sizes_seen,
             )
         )
-    return PlanResult(tuple(targets), answer.value, answer.bound, answer.price, answer.stopped)
+    return PoolPlan(tuple(targets), solution.value, solution.bound, solution.price, solution.stopped)
 
 
-def _gain(job: JobView, row: Row, policy: str) -> float:
+def _gain(job: JobView, choice: Choice, policy: str) -> float:
     if job.current_gpus == 0:
-        return row.speedup
-    if (row.gpus, row.batch) == (job.current_gpus, job.current_batch):
+        return choice.speedup
+    if (choice.gpus, choice.batch) == (job.current_gpus, job.current_batch):
         return 0.0
-    batch = job.current_batch if job.current_batch > 0 else row.batch
+    batch = job.current_batch if job.current_batch > 0 else choice.batch
     nodes = nodes_at(job, job.current_gpus)
-    return row.speedup / speedup_at(job, policy, reference_speed(job), job.current_gpus, nodes, batch) - 1.0
+    return choice.speedup / speedup_at(job, POLICIES[policy], job.current_gpus, nodes, batch) - 1.0
 
 
-def _reason(job: JobView, row: Row, grow: str, shrink: str) -> str:
+def _reason(job: JobView, choice: Choice, grow: str, shrink: str) -> str:
     if job.current_gpus == 0:
-        return "start" if row.gpus else "waiting"
-    if row.gpus > job.current_gpus:
+        return "start" if choice.gpus else "waiting"
+    if choice.gpus > job.current_gpus:
         return grow
-    if row.gpus < job.current_gpus:
+    if choice.gpus < job.current_gpus:
         return shrink
     if job.frozen:
         return "keep_frozen"
     if job.model is None:
         return "keep_unmeasured"
-    return "batch" if row.batch != job.current_batch else "keep_best"
+    return "batch" if choice.batch != job.current_batch else "keep_best"

@@ -20,7 +20,7 @@ from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
 from ..optimizer.plan import Cache, plan_pools
 from ..optimizer.solver.nested_caps import Cap
-from ..optimizer.targets import PlanResult, Target
+from ..optimizer.targets import PoolPlan, Target
 from .eligibility import Standing, batches, sizes, weight_of
 
 NOISE_REPORTS = 3
@@ -88,7 +88,7 @@ def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: in
     anew = _anew(standing, choices, rest + room, node_gpus) if restart else {}
     view = _view(standing, {**choices, **anew}, settings)
     if restart and anew:
-        view = replace(view, dear=frozenset(anew), dear_pause_s=restart.cost_s(standing, settings))
+        view = replace(view, restart_sizes=frozenset(anew), restart_pause_s=restart.cost_s(standing, settings))
     return Member(standing, forced, downs, view)
 
 
@@ -190,8 +190,8 @@ def share(
 
 def _held_back(
     pools: Sequence[Sequence[Member]],
-    bests: Sequence[PlanResult],
-    stays: Sequence[PlanResult],
+    bests: Sequence[PoolPlan],
+    stays: Sequence[PoolPlan],
     caps: Sequence[Cap],
     still: set[int],
 ) -> set[int]:
@@ -207,7 +207,7 @@ def _held_back(
         still = still - moved
 
 
-def _shared(members: Sequence[Member], best: PlanResult, stay: PlanResult, gain: float, still: bool) -> Shared:
+def _shared(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: float, still: bool) -> Shared:
     if still:
         moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
         rows = zip(stay.targets, best.targets, strict=True)
@@ -260,7 +260,7 @@ def explored(m: Member, idle: int) -> tuple[int, int] | None:
     best: tuple[float, int, int] | None = None
     for size, count in view.choices:
         limit = min(2 * view.current_gpus, view.current_gpus + idle)
-        if size in model.sizes_seen or size in view.dear or not view.current_gpus < size <= limit:
+        if size in model.sizes_seen or size in view.restart_sizes or not view.current_gpus < size <= limit:
             continue
         for batch in view.batches(size):
             found = (model.throughput(size, count, batch), size, batch)

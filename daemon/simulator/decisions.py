@@ -13,12 +13,12 @@ from operator import itemgetter
 from ..optimizer.admission import admitted
 from ..optimizer.job_view import JobView
 from ..optimizer.plan import Cache, choose
-from ..optimizer.policies import Row
+from ..optimizer.solver.table import Choice
 from .engine import Simulation
 from .jobs import Job, Settings
 from .views import Views
 
-Chooser = Callable[[Sequence[JobView], int, str, Cache], list[Row]]
+Chooser = Callable[[Sequence[JobView], int, str, Cache], list[Choice]]
 
 
 class Optimized(Simulation):
@@ -66,9 +66,9 @@ class Optimized(Simulation):
             self.waiting = []
         return starting
 
-    def _apply(self, members: list[int], rows: list[Row], rigid: list[int]) -> None:
+    def _apply(self, members: list[int], rows: list[Choice], rigid: list[int]) -> None:
         """Shrinks first, then starts in order, then growths: GPUs are given only when they are free."""
-        changed, starts = list[tuple[int, int, Row]](), [(i, self.jobs[i].asked, 0) for i in rigid]
+        changed, starts = list[tuple[int, int, Choice]](), [(i, self.jobs[i].asked, 0) for i in rigid]
         for i, row in zip(members, rows, strict=True):
             job = self.jobs[i]
             if i not in self.running:

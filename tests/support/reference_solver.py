@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
-from slurm_elastic.daemon.optimizer.solver.knapsack import Option, Solution
+from slurm_elastic.daemon.optimizer.solver.knapsack import Solution
+from slurm_elastic.daemon.optimizer.solver.table import Choice
 
 UNREACHED = float("-inf")
 
 
-def solve_reference(options: Sequence[Sequence[Option]], capacity: int) -> Solution:
+def solve_reference(options: Sequence[Sequence[Choice]], capacity: int) -> Solution:
     """The best choice for every job by the plain recurrence; raises like `solver.solve`."""
     if capacity < 0:
         raise PlanInputError(f"capacity {capacity} is negative; it must be 0 or more")

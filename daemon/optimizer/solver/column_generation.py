@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 ROUNDS = 200
 Vector = tuple[int, ...]
 Plan = tuple[float, list[float]]
@@ -76,13 +78,7 @@ class _Basis:
 
 
 def _oracle(weights: Sequence[Sequence[Vector]], values: Sequence[Sequence[int]]) -> Callable[[list[float]], Plan]:
-    """The plan that is best at given prices, vectorised where numpy is there and the size is worth it."""
-    if sum(len(row) for row in values) < 2000:
-        return lambda prices: _plain(weights, values, prices)
-    try:
-        import numpy as np
-    except ImportError:
-        return lambda prices: _plain(weights, values, prices)
+    """The plan that is best at given prices."""
     flat_w = np.array([w for row in weights for w in row], dtype=float)
     flat_v = np.array([v for row in values for v in row], dtype=float)
     starts = np.cumsum([0, *(len(row) for row in values)])
@@ -94,13 +90,3 @@ def _oracle(weights: Sequence[Sequence[Vector]], values: Sequence[Sequence[int]]
         return float(flat_v[pick].sum()), flat_w[pick].sum(axis=0).tolist()
 
     return best
-
-
-def _plain(weights: Sequence[Sequence[Vector]], values: Sequence[Sequence[int]], prices: list[float]) -> Plan:
-    value, used = 0.0, [0.0] * len(prices)
-    for row, vs in zip(weights, values, strict=True):
-        reduced = [v - sum(p * k for p, k in zip(prices, w, strict=True)) for w, v in zip(row, vs, strict=True)]
-        at = max(range(len(reduced)), key=reduced.__getitem__)
-        value += vs[at]
-        used = [u + k for u, k in zip(used, row[at], strict=True)]
-    return value, used

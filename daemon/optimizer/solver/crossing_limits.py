@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 
-from .knapsack import Option, Solution, solve
-from .multi_pool import PoolOption, solve_pools
+from .knapsack import Solution, solve
+from .multi_pool import PoolChoice, solve_pools
 from .nested_caps import Cap, solve_capped
-from .table import Memo
+from .table import Choice, Memo
 
-Rows = Sequence[Sequence[Option]]
+Rows = Sequence[Sequence[Choice]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _joint(
         return [solve_capped(rows, capacities[groups[0]], local, names)]
     inside = [[i for i, cap in enumerate(local) if n in cap.members] for n in range(len(jobs))]
     vectors = [
-        [PoolOption(_vector(o.gpus, groups.index(g), own, len(groups), len(local)), o.value) for o in row]
+        [PoolChoice(_vector(o.gpus, groups.index(g), own, len(groups), len(local)), o.value) for o in row]
         for (g, _), row, own in zip(jobs, rows, inside, strict=True)
     ]
     whole = solve_pools(vectors, [*(capacities[g] for g in groups), *(cap.limit for cap in local)], names)

@@ -1,43 +1,37 @@
 """The plan's heart: one choice per job, sum of GPUs <= capacity, sum of values largest. Exact, with its proof.
 
 A multiple-choice knapsack with small integer weights. Method: the linear relaxation's multiplier, each choice's loss
-against it, and an exact dynamic program over the few choices the remaining gap leaves open (core.py). Promise: the
-bound is proven, and meets the value unless `work` ran out. Limit: values are rounded to about 2**-35 of the largest.
+against it (dual, integer_dual), and an exact dynamic program over the few choices the remaining gap leaves open
+(exact_core). Promise: the bound is proven, and meets the value unless `work` ran out. Limit: values are rounded to
+about 2**-35 of the largest.
 
-    >>> solve([[Option(1, 1.0), Option(2, 1.9)], [Option(0, 0.0), Option(2, 1.2)]], capacity=3).choice
+    >>> solve([[Choice(1, 1.0), Choice(2, 1.9)], [Choice(0, 0.0), Choice(2, 1.2)]], capacity=3).choice
     (0, 1)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import fsum, isfinite
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import fsum
 
-from . import dual_plain, shared_columns
-from .exact_core import Finish, Move, finish
-from .table import Memo, Table, build, check_feasible
+from . import dual
+from .exact_core import Finish, finish
+from .integer_dual import Column, Sharers, by_list, solve_columns
+from .table import Choice, Memo, Table, build, check_feasible, read, scale_for
 
 WORK = 50_000_000
 """Steps of the exact finish before an answer is given with the gap it has then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One feasible choice of one job."""
-
-    gpus: int
-    """0 or more."""
-    value: float
-    """Finite; larger is better."""
-    batch: int = 0
-    """Global batch this choice runs at; carried along, never read."""
+ARRAYS_FROM = 2000
+"""Below so many choices in distinct lists, integers are faster than the calls into numpy."""
+FEWER = 2
+"""Jobs that share lists this many times fewer than they are solved list by list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """An index into each job's options, what they are worth together, and what no plan can exceed."""
+    """An index into each job's choices, what they are worth together, and what no plan can exceed."""
 
     choice: tuple[int, ...]
     value: float
@@ -53,7 +47,7 @@ class Solution:
 
 
 def solve(
-    options: Sequence[Sequence[Option]],
+    options: Sequence[Sequence[Choice]],
     capacity: int,
     labels: Sequence[str] | None = None,
     work: int = WORK,
@@ -61,75 +55,81 @@ def solve(
 ) -> Solution:
     """The best choice for every job.
 
-    A job that may get nothing carries an explicit Option(0, ...). Raises InfeasiblePlan naming the jobs whose
+    A job that may get nothing carries an explicit Choice(0, ...). Raises InfeasiblePlan naming the jobs whose
     smallest choices do not fit, PlanInputError for a value that is not finite or a negative size. `memo` keeps what
-    is made of each list of options for the next call; lists in it must not change.
+    is made of each list of choices for the next call; lists in it must not change.
     """
     if not options:
         return Solution((), 0.0, 0.0)
-    answer = pick(options, capacity, labels, work, memo)
-    value = fsum(row[i].value for row, i in zip(options, answer.choice, strict=True))
-    return Solution(answer.choice, value, value + answer.gap, answer.price, answer.stopped)
+    memo = {} if memo is None else memo
+    sharers = by_list(options)
+    distinct = sum(len(options[jobs[0]]) for jobs in sharers.values())
+    if distinct < ARRAYS_FROM or FEWER * len(sharers) <= len(options):
+        found = _solve_lists(options, list(sharers.values()), capacity, labels, work, memo)
+    else:
+        found = solve_table(build(options, labels, memo), capacity, labels, work)
+    value = fsum([row[i].value for row, i in zip(options, found.choice, strict=True)])
+    return replace(found, value=value, bound=value + found.gap)
 
 
-class Answer(NamedTuple):
-    """A solution of a table: option index per job, proven gap and price in value units, why there is a gap."""
-
-    choice: tuple[int, ...]
-    gap: float
-    price: float
-    stopped: str
-
-
-def pick(
-    options: Sequence[Sequence[Option]],
-    capacity: int,
-    labels: Sequence[str] | None = None,
-    work: int = WORK,
-    memo: Memo | None = None,
-) -> Answer:
-    """`solve` without the sum of the values; with a memo, lists that jobs share are looked at once (shared.py)."""
-    if all(len(row) == 1 for row in options) and _fits(options, capacity):
-        return Answer((0,) * len(options), 0.0, 0.0, "")  # everyone stays
-    found = shared_columns.sharing(options) if memo is not None and capacity >= 0 else None
-    if found is None or memo is None:
-        return solve_table(build(options, labels, memo), capacity, labels, work)
-    choice, end, p, q, scale = shared_columns.solve_shared(options, found, capacity, labels, work, memo)
-    return _answer(tuple(choice), end, p, q, scale, work)
-
-
-def _fits(options: Sequence[Sequence[Option]], capacity: int) -> bool:
-    """Whether the jobs' first options, which have to be values and sizes, fit the capacity."""
-    sane = all(isfinite(row[0].value) and row[0].gpus >= 0 for row in options)
-    return sane and sum(row[0].gpus for row in options) <= capacity
-
-
-def _answer(choice: tuple[int, ...], end: Finish, p: int, q: int, scale: float, work: int) -> Answer:
-    gap = (end.loss - end.proven) // q
-    return Answer(choice, gap / scale, p / q / scale, f"stopped after {work} steps" if gap else "")
-
-
-def solve_table(columns: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK) -> Answer:
-    """The best choice for every job of columns built before."""
-    check_feasible(columns, capacity, labels)
-    p, q, base, slack, moves = _open(columns, capacity)
+def solve_table(table: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK) -> Solution:
+    """The best choice for every job of a table, in arrays. Its values are the rounded ones."""
+    check_feasible(table.weight[table.starts[:-1]].tolist(), capacity, labels)
+    p, q = dual.multiplier(table, capacity)
+    if not table.fits_64_bits(p, q):
+        return solve_table_exactly(table, capacity, work)
+    base, slack, moves = dual.open_choices(table, capacity, p, q)
+    if slack < 0 or (p and slack > table.reach):  # rounding missed the multiplier
+        return solve_table_exactly(table, capacity, work)
     end = finish(moves, slack, p, q, work)
-    chosen = [int(i) for i in base]
+    chosen = base.tolist()
     for _, _, job, at in end.moves:
         chosen[job] = at
-    return _answer(columns.picked(chosen), end, p, q, columns.scale, work)
+    return _of_table(table, chosen, end, p, q, work)
 
 
-def _open(columns: Table, capacity: int) -> tuple[int, int, Any, int, list[Move]]:
-    """(p, q, base positions, slack, open moves), accelerated where the columns are."""
-    if columns.accelerated:
-        from . import dual_numpy
+def solve_table_exactly(table: Table, capacity: int, work: int = WORK) -> Solution:
+    """The same in Python's integers, whatever the size of the numbers; the smallest sizes have to fit."""
+    starts, weight, value = table.starts.tolist(), table.weight.tolist(), table.value.tolist()
+    groups = [Sharers(Column(weight[s:e], value[s:e]), [j]) for j, (s, e) in enumerate(pairwise(starts))]
+    at, end, p, q = solve_columns(groups, table.jobs, capacity, work)
+    return _of_table(table, [s + i for s, i in zip(starts, at, strict=False)], end, p, q, work)
 
-        p, q = dual_numpy.multiplier(columns, capacity)
-        if columns.fits_64_bits(p, q):
-            base, slack, moves = dual_numpy.open_choices(columns, capacity, p, q)
-            if slack >= 0 and (not p or slack <= columns.reach):
-                return p, q, base, slack, moves
-        columns = columns.plain()  # rounding missed the multiplier: the exact, slower way
-    p, q = dual_plain.multiplier(columns, capacity)
-    return p, q, *dual_plain.open_choices(columns, capacity, p, q)
+
+def _of_table(table: Table, chosen: list[int], end: Finish, p: int, q: int, work: int) -> Solution:
+    value = sum(table.value[chosen].tolist()) / table.scale
+    return _solution(table.origin[chosen].tolist(), value, end, p, q, table.scale, work)
+
+
+def _solve_lists(
+    options: Sequence[Sequence[Choice]],
+    sharers: list[list[int]],
+    capacity: int,
+    labels: Sequence[str] | None,
+    work: int,
+    memo: Memo,
+) -> Solution:
+    """The best choice for every job, each distinct list looked at once, in Python's integers."""
+    lists = [read(options[jobs[0]], labels, jobs[0], memo) for jobs in sharers]
+    scale = scale_for(max(known.largest for known in lists), len(options))
+    groups, least = list[Sharers](), [0] * len(options)
+    for known, jobs in zip(lists, sharers, strict=True):
+        key = id(known.row), scale
+        column = memo.get(key)
+        if column is None:
+            column = memo[key] = Column(known.gpus, [round(value * scale) for value in known.value])
+        groups.append(Sharers(column, jobs))
+        for job in jobs:
+            least[job] = known.gpus[0]
+    check_feasible(least, capacity, labels)
+    chosen, end, p, q = solve_columns(groups, len(options), capacity, work)
+    for known, jobs in zip(lists, sharers, strict=True):
+        if known.origin is not None:
+            for job in jobs:
+                chosen[job] = known.origin[chosen[job]]
+    return _solution(chosen, 0.0, end, p, q, scale, work)
+
+
+def _solution(choice: list[int], value: float, end: Finish, p: int, q: int, scale: float, work: int) -> Solution:
+    gap = (end.loss - end.proven) // q / scale
+    return Solution(tuple(choice), value, value + gap, p / q / scale, f"stopped after {work} steps" if gap else "")

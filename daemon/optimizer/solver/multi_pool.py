@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 
 from ..errors import InfeasiblePlan, PlanInputError
-from .knapsack import WORK, Option, Solution, solve
+from .knapsack import WORK, Solution, solve
 from .multi_pool_search import solve_linked
-from .table import name
+from .table import Choice, name
 
 
 @dataclass(frozen=True, slots=True)
-class PoolOption:
+class PoolChoice:
     """One feasible choice of one job: GPUs taken from each pool."""
 
     gpus: tuple[int, ...]
@@ -28,7 +28,7 @@ class PoolOption:
 
 
 def solve_pools(
-    options: Sequence[Sequence[PoolOption]],
+    options: Sequence[Sequence[PoolChoice]],
     capacities: Sequence[int],
     labels: Sequence[str] | None = None,
     work: int = WORK,
@@ -40,7 +40,7 @@ def solve_pools(
         rows = [options[j] for j in jobs]
         names = [labels[j] if labels else str(j) for j in jobs]
         if len(pools) == 1:
-            flat = [[Option(o.gpus[pools[0]], o.value) for o in row] for row in rows]
+            flat = [[Choice(o.gpus[pools[0]], o.value) for o in row] for row in rows]
             part = solve(flat, capacities[pools[0]], names, work)
         elif not pools:
             part = Solution(tuple(max(range(len(r)), key=lambda i: r[i].value) for r in rows), 0.0, 0.0)
@@ -55,7 +55,7 @@ def solve_pools(
     return Solution(tuple(choice), value, value + gap, price, stopped)
 
 
-def _components(options: Sequence[Sequence[PoolOption]], pools: int) -> list[tuple[list[int], list[int]]]:
+def _components(options: Sequence[Sequence[PoolChoice]], pools: int) -> list[tuple[list[int], list[int]]]:
     """(pools, jobs) of each set of pools that jobs link."""
     head = list(range(pools))
 
@@ -77,7 +77,7 @@ def _components(options: Sequence[Sequence[PoolOption]], pools: int) -> list[tup
     return list(parts.values())
 
 
-def _check(options: Sequence[Sequence[PoolOption]], capacities: Sequence[int], labels: Sequence[str] | None) -> None:
+def _check(options: Sequence[Sequence[PoolChoice]], capacities: Sequence[int], labels: Sequence[str] | None) -> None:
     if any(c < 0 for c in capacities):
         raise PlanInputError(f"capacities {list(capacities)}: each must be 0 or more")
     for j, row in enumerate(options):

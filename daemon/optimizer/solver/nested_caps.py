@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
 
+import numpy as np
+
 from ..errors import InfeasiblePlan, PlanInputError
-from .knapsack import WORK, Option, Solution, solve
+from .knapsack import WORK, Solution, solve
+from .table import Choice
 
 NONE = float("-inf")
 
@@ -31,12 +34,12 @@ class Cap:
 class _Group:
     """A folded group: its options, and for each of them the members' choices."""
 
-    options: list[Option]
+    options: list[Choice]
     picks: list[dict[int, int]]
 
 
 def solve_capped(
-    options: Sequence[Sequence[Option]],
+    options: Sequence[Sequence[Choice]],
     capacity: int,
     caps: Sequence[Cap],
     labels: Sequence[str] | None = None,
@@ -57,18 +60,18 @@ def solve_capped(
         binding |= broken
 
 
-def _used(options: Sequence[Sequence[Option]], choice: Sequence[int], cap: Cap) -> int:
+def _used(options: Sequence[Sequence[Choice]], choice: Sequence[int], cap: Cap) -> int:
     return sum(options[j][choice[j]].gpus for j in cap.members)
 
 
 def _solve_folded(
-    options: Sequence[Sequence[Option]], capacity: int, caps: list[Cap], labels: Sequence[str] | None, work: int
+    options: Sequence[Sequence[Choice]], capacity: int, caps: list[Cap], labels: Sequence[str] | None, work: int
 ) -> tuple[tuple[int, ...], float, float, str]:
     """The optimum when only these caps hold: (choice, gap, price, why there is a gap)."""
     groups = [(cap, _fold(options, cap, [c for c in caps if c.members < cap.members], capacity)) for cap in _top(caps)]
     inside = frozenset[int]().union(*(cap.members for cap, _ in groups))
     free = [j for j in range(len(options)) if j not in inside]
-    rows: list[Sequence[Option]] = [options[j] for j in free]
+    rows: list[Sequence[Choice]] = [options[j] for j in free]
     names = [labels[j] if labels else str(j) for j in free] + [cap.label or "group" for cap, _ in groups]
     answer = solve([*rows, *(group.options for _, group in groups)], capacity, names, work)
     choice = [0] * len(options)
@@ -90,7 +93,7 @@ def _top(caps: list[Cap]) -> list[Cap]:
     return [c for c in tight.values() if not any(c.members < o.members for o in tight.values())]
 
 
-def _fold(options: Sequence[Sequence[Option]], cap: Cap, inner: list[Cap], capacity: int) -> _Group:
+def _fold(options: Sequence[Sequence[Choice]], cap: Cap, inner: list[Cap], capacity: int) -> _Group:
     """The group's best value at each number of GPUs up to its limit, by the plain recurrence."""
     limit = min(cap.limit, capacity)
     children = [(c, _fold(options, c, [i for i in inner if i.members < c.members], limit)) for c in _top(inner)]
@@ -111,7 +114,7 @@ def _fold(options: Sequence[Sequence[Option]], cap: Cap, inner: list[Cap], capac
             index = step[at]
             picks.update(inner_picks[index] if inner_picks is not None else {j: index})
             at -= row[index].gpus
-        out.options.append(Option(total, best[total]))
+        out.options.append(Choice(total, best[total]))
         out.picks.append(picks)
     if not out.options:
         raise InfeasiblePlan(
@@ -121,12 +124,8 @@ def _fold(options: Sequence[Sequence[Option]], cap: Cap, inner: list[Cap], capac
     return out
 
 
-def _append(best: list[float], row: Sequence[Option]) -> tuple[list[float], list[int]]:
+def _append(best: list[float], row: Sequence[Choice]) -> tuple[list[float], list[int]]:
     """One step of the recurrence: (best value within each total, index of the option taken there)."""
-    try:
-        import numpy as np
-    except ImportError:
-        return _append_plain(best, row)
     old = np.asarray(best)
     grown, step = np.full(len(old), NONE), np.full(len(old), -1)
     for index, option in enumerate(row):
@@ -136,16 +135,6 @@ def _append(best: list[float], row: Sequence[Option]) -> tuple[list[float], list
             grown[option.gpus :][better] = shifted[better]
             step[option.gpus :][better] = index
     return grown.tolist(), step.tolist()
-
-
-def _append_plain(best: list[float], row: Sequence[Option]) -> tuple[list[float], list[int]]:
-    grown, step = [NONE] * len(best), [-1] * len(best)
-    for index, option in enumerate(row):
-        for total in range(option.gpus, len(best)):
-            value = best[total - option.gpus] + option.value
-            if value > grown[total]:
-                grown[total], step[total] = value, index
-    return grown, step
 
 
 def _check(caps: Sequence[Cap], jobs: int) -> None:

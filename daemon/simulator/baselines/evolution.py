@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...optimizer.job_view import JobView
 from ...optimizer.plan import Cache, choices_of
-from ...optimizer.policies import Row
+from ...optimizer.solver.table import Choice
 
 OBJECTIVE = "log-goodput"
 
@@ -23,11 +23,11 @@ class Evolution:
         self.random, self.size, self.generations = random.Random(seed), population, generations
         self.people: list[dict[str, int]] = []
 
-    def __call__(self, jobs: Sequence[JobView], capacity: int, policy: str, cache: Cache) -> list[Row]:
+    def __call__(self, jobs: Sequence[JobView], capacity: int, policy: str, cache: Cache) -> list[Choice]:
         """The fittest schedule found within the generations given."""
         made = [choices_of(job, OBJECTIVE, cache) for job in jobs]
-        sizes = [[o.gpus for o in column] for _, column in made]
-        values = [[o.value for o in column] for _, column in made]
+        sizes = [[o.gpus for o in column] for column in made]
+        values = [[o.value for o in column] for column in made]
         keep = [_index_at(row, job.current_gpus) for job, row in zip(jobs, sizes, strict=True)]
         people = [self._known(person, jobs, sizes, keep) for person in self.people] or [list(keep)]
         while len(people) < self.size:
@@ -46,7 +46,7 @@ class Evolution:
         self.people = [
             {job.label: row[i] for job, row, i in zip(jobs, sizes, person, strict=True)} for person in people
         ]
-        return [table[i] for (table, _), i in zip(made, people[0], strict=True)]
+        return [own[i] for own, i in zip(made, people[0], strict=True)]
 
     def _known(
         self, person: dict[str, int], jobs: Sequence[JobView], sizes: list[list[int]], keep: list[int]

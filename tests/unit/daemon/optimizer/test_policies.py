@@ -350,4 +350,4 @@ def test_what_is_kept_between_plans_changes_no_plan() -> None:
         views = list(jobs.values())
         cache.turn()
         assert plan(views, 100, cache=cache) == plan(views, 100)
-        assert len(cache.made) <= len(views) and len(cache.columns) <= 8 * len(views)
+        assert len(cache.made) <= len(views) and len(cache.lists) <= 8 * len(views)

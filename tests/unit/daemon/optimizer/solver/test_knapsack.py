@@ -1,32 +1,41 @@
-"""The solver against brute force, the plain recurrence and a MILP: equal every time, on both of its paths."""
+"""The solver against brute force, the plain recurrence and a MILP: equal every time, in integers and in arrays."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from reference_solver import solve_reference
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
-from slurm_elastic.daemon.optimizer.solver import table
-from slurm_elastic.daemon.optimizer.solver.knapsack import Option, Solution, solve
+from slurm_elastic.daemon.optimizer.solver import dual, exact_core, knapsack, table
+from slurm_elastic.daemon.optimizer.solver.knapsack import Solution, solve
+from slurm_elastic.daemon.optimizer.solver.table import Choice
 from slurm_elastic.protocol.errors import ElasticError
 
 STYLES = ("random", "negative", "linear", "correlated", "concave", "few-values", "identical", "tiny", "huge")
 
 
-@pytest.fixture(params=["plain", "numpy", "numpy, few moves kept"])
+@pytest.fixture(params=["integers", "arrays", "arrays, few moves kept"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test on the standard library's path and on the accelerated one, whatever the size."""
-    if request.param != "plain":
-        pytest.importorskip("numpy")
-        if request.param != "numpy":
-            monkeypatch.setattr("slurm_elastic.daemon.optimizer.solver.dual_numpy.MANY", 1)
-            monkeypatch.setattr("slurm_elastic.daemon.optimizer.solver.exact_core.MANY", 1)
-    monkeypatch.setattr(table, "NUMPY_FROM_OPTIONS", 10**12 if request.param == "plain" else 0)
+    """Run the test on Python's integers and on arrays, whatever the size."""
+    if request.param == "integers":
+        monkeypatch.setattr(knapsack, "ARRAYS_FROM", 10**12)
+    else:
+        only_arrays(monkeypatch)
+        if request.param != "arrays":
+            monkeypatch.setattr(dual, "MANY", 1)
+            monkeypatch.setattr(exact_core, "MANY", 1)
     return str(request.param)
+
+
+def only_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve in arrays however few the choices, and however many jobs share their list."""
+    monkeypatch.setattr(knapsack, "ARRAYS_FROM", 0)
+    monkeypatch.setattr(knapsack, "FEWER", 10**12)
 
 
 def value_of(rng: random.Random, style: str, size: int) -> float:
@@ -44,7 +53,7 @@ def value_of(rng: random.Random, style: str, size: int) -> float:
     }[style]
 
 
-def instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Option]]:
+def instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Choice]]:
     """Random options: with holes, without an option 0 now and then, in no particular order."""
     style, rows = rng.choice(STYLES), []
     for _ in range(jobs):
@@ -52,13 +61,13 @@ def instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list
         if rng.random() < 0.8:
             sizes = [0, *(s for s in sizes if s)]
         rng.shuffle(sizes)
-        rows.append([Option(s, value_of(rng, style, s)) for s in sizes])
+        rows.append([Choice(s, value_of(rng, style, s)) for s in sizes])
         if style == "identical":
             rows[-1] = rows[0]
     return rows
 
 
-def brute_force(rows: list[list[Option]], capacity: int) -> float | None:
+def brute_force(rows: list[list[Choice]], capacity: int) -> float | None:
     """The best value over every combination; None when none fits."""
     values = [
         math.fsum(o.value for o in pick) for pick in itertools.product(*rows) if sum(o.gpus for o in pick) <= capacity
@@ -66,7 +75,7 @@ def brute_force(rows: list[list[Option]], capacity: int) -> float | None:
     return max(values, default=None)
 
 
-def check(rows: list[list[Option]], capacity: int, answer: Solution, best: float) -> None:
+def check(rows: list[list[Choice]], capacity: int, answer: Solution, best: float) -> None:
     """The answer is feasible, worth what it says, proven, and as good as the best."""
     picked = [row[i] for row, i in zip(rows, answer.choice, strict=True)]
     assert sum(o.gpus for o in picked) <= capacity
@@ -145,7 +154,7 @@ def test_equals_a_milp_on_medium_instances(path: str) -> None:
 
 def test_many_identical_jobs_with_a_degenerate_multiplier(path: str) -> None:
     """A sweep of 400 equal jobs, where every choice ties, is still proven optimal (and by the known optimum)."""
-    row = [Option(k, float(k)) for k in (0, 3, 5, 8)]
+    row = [Choice(k, float(k)) for k in (0, 3, 5, 8)]
     answer = solve([row] * 400, 1201)
     assert answer.gap <= 0 and answer.value == 1201.0
 
@@ -153,7 +162,7 @@ def test_many_identical_jobs_with_a_degenerate_multiplier(path: str) -> None:
 def test_subset_sum_like_instances(path: str) -> None:
     """Even weights against an odd capacity leave one GPU idle: the bound is brought down to the value."""
     rng = random.Random(5)
-    rows = [[Option(0, 0.0), *(Option(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
+    rows = [[Choice(0, 0.0), *(Choice(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
     answer = solve(rows, 1001)
     assert answer.gap <= 0 and answer.value == 1000.0
 
@@ -161,7 +170,7 @@ def test_subset_sum_like_instances(path: str) -> None:
 def test_an_answer_that_ran_out_of_work_says_how_far_it_may_be() -> None:
     """With almost no work allowed the plan is feasible, the bound holds, and the reason is given."""
     rng = random.Random(9)
-    rows = [[Option(0, 0.0), *(Option(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
+    rows = [[Choice(0, 0.0), *(Choice(2 * k, 2.0 * k) for k in rng.sample(range(1, 60), 4))] for _ in range(60)]
     answer = solve(rows, 1001, work=5)
     assert answer.gap > 0 and answer.stopped
     assert answer.value <= 1000.0 <= answer.bound
@@ -171,17 +180,17 @@ def test_an_answer_that_ran_out_of_work_says_how_far_it_may_be() -> None:
 def test_no_jobs_and_no_gpus() -> None:
     """Nothing to share and nothing to share it among are plans too."""
     assert solve([], 8) == Solution((), 0.0, 0.0)
-    assert solve([[Option(0, 1.5)], [Option(4, 9.0), Option(0, 0.0)]], 0).choice == (0, 1)
+    assert solve([[Choice(0, 1.5)], [Choice(4, 9.0), Choice(0, 0.0)]], 0).choice == (0, 1)
 
 
 def test_the_lighter_of_equal_choices_is_taken_when_nothing_is_scarce() -> None:
     """GPUs that bring nothing are not handed out."""
-    assert solve([[Option(1, 1.0), Option(2, 2.0), Option(4, 2.0)]], 64).choice == (1,)
+    assert solve([[Choice(1, 1.0), Choice(2, 2.0), Choice(4, 2.0)]], 64).choice == (1,)
 
 
 def test_infeasible_minima_name_the_jobs() -> None:
     """The refusal names, in arrival order, the jobs that no longer fit, by label and by position."""
-    rows = [[Option(4, 1.0)], [Option(4, 1.0)], [Option(8, 1.0)], [Option(0, 0.0)]]
+    rows = [[Choice(4, 1.0)], [Choice(4, 1.0)], [Choice(8, 1.0)], [Choice(0, 0.0)]]
     with pytest.raises(InfeasiblePlan, match=r"need 16 GPUs .* are 10; no room for job 1207 \(8 GPUs\)") as caught:
         solve(rows, 10, labels=["1205", "1206", "1207", "1208"])
     assert caught.value.jobs == (2,)
@@ -191,13 +200,13 @@ def test_infeasible_minima_name_the_jobs() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ([Option(1, float("nan"))], r"job 7: value nan at 1 GPUs is not finite"),
-        ([Option(1, float("inf"))], "not finite"),
-        ([Option(-2, 1.0)], r"job 7: -2 GPUs is negative"),
+        ([Choice(1, float("nan"))], r"job 7: value nan at 1 GPUs is not finite"),
+        ([Choice(1, float("inf"))], "not finite"),
+        ([Choice(-2, 1.0)], r"job 7: -2 GPUs is negative"),
         ([], "job 7 has no choice"),
     ],
 )
-def test_bad_input_is_refused_by_name(row: list[Option], words: str) -> None:
+def test_bad_input_is_refused_by_name(row: list[Choice], words: str) -> None:
     """A value that no plan can be made from is refused with the job and the value."""
     with pytest.raises(PlanInputError, match=words):
         solve([row], 4, labels=["7"])
@@ -206,28 +215,36 @@ def test_bad_input_is_refused_by_name(row: list[Option], words: str) -> None:
 def test_negative_capacity_is_refused() -> None:
     """A capacity below zero is a caller's mistake, not an infeasible plan."""
     with pytest.raises(PlanInputError, match="capacity -1"):
-        solve([[Option(0, 0.0)]], -1)
+        solve([[Choice(0, 0.0)]], -1)
 
 
-def test_both_paths_agree_where_numbers_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_too_large_for_an_int64_are_solved_in_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans and values near the 64-bit limit take the exact path instead of overflowing."""
-    pytest.importorskip("numpy")
-    monkeypatch.setattr(table, "NUMPY_FROM_OPTIONS", 0)
     rows = [([0, 99_991], [0.0, 1e15]), ([0, 65_537, 100_003], [0.0, 3.0, 1.1e15]), ([1, 2], [1e13, 2e13])]
-    columns = table.build([[Option(k, v) for k, v in zip(*row, strict=True)] for row in rows])
-    from slurm_elastic.daemon.optimizer.solver.knapsack import solve_table
+    columns = table.build([[Choice(k, v) for k, v in zip(*row, strict=True)] for row in rows])
+    exactly, used = knapsack.solve_table_exactly, list[int]()
 
-    assert solve_table(columns, 100_005).choice == solve_table(columns.plain(), 100_005).choice == (0, 2, 1)
+    def counted(columns: table.Table, capacity: int, work: int) -> Solution:
+        used.append(capacity)
+        return exactly(columns, capacity, work)
+
+    monkeypatch.setattr(knapsack, "solve_table_exactly", counted)
+    assert knapsack.solve_table(columns, 100_005).choice == exactly(columns, 100_005).choice == (0, 2, 1)
+    assert not used or used == [100_005]
+    huge = replace(columns, value=columns.value << 18)
+    assert not huge.fits_64_bits(1, columns.reach)
+    assert knapsack.solve_table(huge, 100_005).choice == (0, 2, 1)
+    assert used[-1] == 100_005
 
 
-def shared_instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Option]]:
+def shared_instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Choice]]:
     """Jobs that share few lists of options, some of them equal in value to others that are lists of their own."""
     lists = instance(rng, max(1, jobs // 3), widest, most)
     lists.append([*lists[0]])
     return [rng.choice(lists[: max(1, jobs // 2)]) for _ in range(jobs)]
 
 
-def test_jobs_that_share_their_options_get_the_same_plan() -> None:
+def test_jobs_that_share_their_options_get_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at each distinct list once changes nothing: same choices, same proof, whatever was kept from before."""
     rng, memo, shared = random.Random(5), dict[object, object](), 0
     for _ in range(2500):
@@ -236,8 +253,11 @@ def test_jobs_that_share_their_options_get_the_same_plan() -> None:
         least = sum(min(o.gpus for o in row) for row in options)
         for capacity in (least, least + rng.randint(1, 60)):
             kept = solve(options, capacity, memo=memo)
-            assert kept == solve(options, capacity)
-            assert kept.gap <= 0
+            assert kept == solve([[*row] for row in options], capacity)
+            with monkeypatch.context() as patch:
+                only_arrays(patch)
+                in_arrays = solve(options, capacity)
+            assert (kept.value, kept.gap) == (in_arrays.value, in_arrays.gap) and kept.gap <= 0
     assert shared > 2000
 
 
@@ -254,11 +274,11 @@ def test_shared_options_against_the_recurrence() -> None:
 
 def test_errors_of_shared_options_name_the_same_jobs() -> None:
     """A list that is shared is refused in the words it would be refused in on its own."""
-    row = [Option(3, 1.0), Option(4, 2.0)]
+    row = [Choice(3, 1.0), Choice(4, 2.0)]
     for memo in (None, dict[object, object]()):
         with pytest.raises(InfeasiblePlan, match=r"need 12 GPUs and there are 7; no room for job c \(3 GPUs\), job d"):
             solve([row] * 4, 7, list("abcd"), memo=memo)
         with pytest.raises(PlanInputError, match="job c: value nan"):
-            solve([row, row, *[[Option(0, float("nan"))]] * 2], 9, list("abcd"), memo=memo)
+            solve([row, row, *[[Choice(0, float("nan"))]] * 2], 9, list("abcd"), memo=memo)
         with pytest.raises(PlanInputError, match="capacity -1"):
             solve([row] * 4, -1, list("abcd"), memo=memo)

@@ -12,23 +12,23 @@ from slurm_elastic.daemon.optimizer.admission import admitted
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
 from slurm_elastic.daemon.optimizer.solver import multi_pool_search
 from slurm_elastic.daemon.optimizer.solver.crossing_limits import solve_limited
-from slurm_elastic.daemon.optimizer.solver.knapsack import Option
-from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolOption, solve_pools
+from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_pools
 from slurm_elastic.daemon.optimizer.solver.nested_caps import Cap, solve_capped
+from slurm_elastic.daemon.optimizer.solver.table import Choice
 
 
-def pool_rows(rng: random.Random, pools: int, jobs: int) -> list[list[PoolOption]]:
+def pool_rows(rng: random.Random, pools: int, jobs: int) -> list[list[PoolChoice]]:
     """Random choices, now and then from two pools at once, now and then without a choice of nothing."""
     rows = []
     for _ in range(jobs):
-        row = [PoolOption((0,) * pools, 0.0)] if rng.random() < 0.8 else []
+        row = [PoolChoice((0,) * pools, 0.0)] if rng.random() < 0.8 else []
         for _ in range(rng.randint(1, 4)):
             taken = [0] * pools
             taken[rng.randrange(pools)] = rng.randint(0, 6)
             if rng.random() < 0.2:
                 taken[rng.randrange(pools)] = rng.randint(0, 4)
             value = rng.choice([rng.random() * 5, float(sum(taken)), float(rng.randint(-3, 6))])
-            row.append(PoolOption(tuple(taken), value))
+            row.append(PoolChoice(tuple(taken), value))
         rows.append(row)
     return rows
 
@@ -71,11 +71,11 @@ def test_linked_pools_equal_a_milp_on_a_medium_instance() -> None:
     rng = random.Random(3)
     rows = []
     for _ in range(60):
-        row, exponent = [PoolOption((0, 0, 0), 0.0)], rng.uniform(0.5, 0.95)
+        row, exponent = [PoolChoice((0, 0, 0), 0.0)], rng.uniform(0.5, 0.95)
         for t in range(3):
             speed = 1.0 if t == 0 else rng.uniform(0.3, 1.0)
             sizes = [k for k in (1, 2, 4, 8, 16) if rng.random() < 0.8]
-            row += [PoolOption(tuple(k * (t == u) for u in range(3)), speed * k**exponent) for k in sizes]
+            row += [PoolChoice(tuple(k * (t == u) for u in range(3)), speed * k**exponent) for k in sizes]
         rows.append(row)
     capacities = [90, 40, 30]
     flat = [(j, o) for j, row in enumerate(rows) for o in row]
@@ -93,8 +93,8 @@ def test_linked_pools_equal_a_milp_on_a_medium_instance() -> None:
 
 def test_pools_that_no_job_links_are_solved_apart() -> None:
     """Two partitions without common jobs: each is planned exactly, and a price is given."""
-    rows = [[PoolOption((k, 0), k**0.5) for k in (0, 1, 2, 4)] for _ in range(3)]
-    rows += [[PoolOption((0, k), k**0.5) for k in (0, 1, 2, 4)] for _ in range(3)]
+    rows = [[PoolChoice((k, 0), k**0.5) for k in (0, 1, 2, 4)] for _ in range(3)]
+    rows += [[PoolChoice((0, k), k**0.5) for k in (0, 1, 2, 4)] for _ in range(3)]
     answer = solve_pools(rows, [4, 12])
     assert sorted(rows[j][i].gpus for j, i in enumerate(answer.choice)) == [*[(0, 4)] * 3, *[(1, 0)] * 2, (2, 0)]
     assert answer.gap <= 0 and math.isclose(answer.value, 2 + 2**0.5 + 6)
@@ -105,8 +105,8 @@ def test_pools_out_of_work_state_their_gap(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(multi_pool_search, "_milp", lambda *_: None)
     rng = random.Random(1)
     rows = [
-        [PoolOption((0, 0), 0.0)]
-        + [PoolOption((k * (t == 0), k * (t == 1)), k + rng.random()) for k in (2, 3, 5, 7, 11) for t in (0, 1)]
+        [PoolChoice((0, 0), 0.0)]
+        + [PoolChoice((k * (t == 0), k * (t == 1)), k + rng.random()) for k in (2, 3, 5, 7, 11) for t in (0, 1)]
         for _ in range(40)
     ]
     exact = solve_pools(rows, [101, 53])
@@ -117,14 +117,14 @@ def test_pools_out_of_work_state_their_gap(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("rows", "capacities", "words"),
     [
-        ([[PoolOption((1, 1), float("nan"))]], [4, 4], "not finite"),
-        ([[PoolOption((1,), 1.0)]], [4, 4], "must be 2 numbers"),
-        ([[PoolOption((-1, 0), 1.0)]], [4, 4], "0 or more"),
+        ([[PoolChoice((1, 1), float("nan"))]], [4, 4], "not finite"),
+        ([[PoolChoice((1,), 1.0)]], [4, 4], "must be 2 numbers"),
+        ([[PoolChoice((-1, 0), 1.0)]], [4, 4], "0 or more"),
         ([[]], [4, 4], "no choice at all"),
-        ([[PoolOption((1, 0), 1.0)]], [-4, 4], "capacities"),
+        ([[PoolChoice((1, 0), 1.0)]], [-4, 4], "capacities"),
     ],
 )
-def test_bad_pools_are_refused(rows: list[list[PoolOption]], capacities: list[int], words: str) -> None:
+def test_bad_pools_are_refused(rows: list[list[PoolChoice]], capacities: list[int], words: str) -> None:
     """A malformed pool problem is refused with the job and the value."""
     with pytest.raises(PlanInputError, match=words):
         solve_pools(rows, capacities)
@@ -137,9 +137,9 @@ def test_limits_equal_brute_force() -> None:
         jobs, capacity = rng.randint(1, 6), rng.randint(0, 16)
         rows = []
         for _ in range(jobs):
-            row = [Option(0, 0.0)] if rng.random() < 0.8 else []
+            row = [Choice(0, 0.0)] if rng.random() < 0.8 else []
             row += [
-                Option(rng.randint(0, 8), rng.choice([rng.random() * 5, float(rng.randint(-2, 6))]))
+                Choice(rng.randint(0, 8), rng.choice([rng.random() * 5, float(rng.randint(-2, 6))]))
                 for _ in range(rng.randint(1, 4))
             ]
             rows.append(row)
@@ -172,7 +172,7 @@ def test_limits_equal_brute_force() -> None:
 
 def test_an_impossible_limit_names_the_group() -> None:
     """A group whose members' minima exceed its limit is named, with its jobs."""
-    rows = [[Option(3, 1.0)], [Option(2, 1.0)], [Option(1, 1.0)]]
+    rows = [[Choice(3, 1.0)], [Choice(2, 1.0)], [Choice(1, 1.0)]]
     with pytest.raises(InfeasiblePlan, match=r"user mia: .* limit of 4 GPUs") as caught:
         solve_capped(rows, 16, [Cap(4, frozenset({0, 1}), "user mia")])
     assert caught.value.jobs == (0, 1)
@@ -181,19 +181,7 @@ def test_an_impossible_limit_names_the_group() -> None:
 def test_groups_must_nest() -> None:
     """Limits over groups that overlap without nesting are refused: folding them would be wrong."""
     with pytest.raises(PlanInputError, match="overlap"):
-        solve_capped([[Option(0, 0.0)]] * 3, 4, [Cap(2, frozenset({0, 1}), "a"), Cap(2, frozenset({1, 2}), "b")])
-
-
-def test_folding_without_numpy_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fold of a limit on the standard library alone equals the accelerated one."""
-    from slurm_elastic.daemon.optimizer.solver import nested_caps
-
-    rng = random.Random(11)
-    rows = [[Option(0, 0.0), *(Option(k, rng.random() * k) for k in (1, 2, 4, 8))] for _ in range(20)]
-    limits = [Cap(12, frozenset(range(10)), "a"), Cap(5, frozenset(range(4)), "b")]
-    fast = solve_capped(rows, 40, limits)
-    monkeypatch.setattr(nested_caps, "_append", nested_caps._append_plain)
-    assert solve_capped(rows, 40, limits) == fast
+        solve_capped([[Choice(0, 0.0)]] * 3, 4, [Cap(2, frozenset({0, 1}), "a"), Cap(2, frozenset({1, 2}), "b")])
 
 
 def test_admission_is_in_arrival_order() -> None:
@@ -241,6 +229,6 @@ def test_limits_across_pools_equal_brute_force() -> None:
     assert bound > 150 and spanning > 80
 
 
-def capped_row(rng: random.Random) -> list[Option]:
+def capped_row(rng: random.Random) -> list[Choice]:
     """A job that may go without, and a few sizes."""
-    return [Option(0, 0.0), *(Option(rng.randint(1, 6), rng.random() * 5) for _ in range(rng.randint(1, 3)))]
+    return [Choice(0, 0.0), *(Choice(rng.randint(1, 6), rng.random() * 5) for _ in range(rng.randint(1, 3)))]

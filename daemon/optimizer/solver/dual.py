@@ -1,4 +1,4 @@
-"""The multiplier and the open choices, vectorised: a handful of passes over the columns, each over fewer of them.
+"""The multiplier and the open choices in arrays: a handful of passes over the columns, each over fewer of them.
 
 The search for the multiplier brackets it between two supporting lines and evaluates their crossing; a job whose
 choice is the same at both ends is done, and choices outside a job's bracket are dropped. It runs in floating point;
