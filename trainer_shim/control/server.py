@@ -1,130 +1,25 @@
-"""The supervisor's control server: newline-delimited JSON objects over TCP from agents and workers.
+"""The supervisor's control server: JSON lines over TCP from agents and workers.
 
-Only who shows the job's secret in its first message is listened to; anything malformed closes that connection and
-nothing else. Messages of one connection arrive in order; between connections there is no order.
+Only a peer that shows the job's secret in its first message is listened to. Messages of one connection arrive in order;
+between connections there is no order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import socket
 from collections.abc import Callable
-from typing import Any
 
+from slurm_elastic.protocol.json_lines import Message
+
+from .connection import Connection
 from .event_loop import Loop
 
-Message = dict[str, Any]
-MAX_LINE = 1 << 20
-MAX_BACKLOG = 16 << 20
 HELLO_S = 10.0
 
 
-def keep_alive(sock: socket.socket) -> None:
-    """Notice a vanished peer within about 30 s, and do not hold back small messages."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000))
-    for name, value in options:
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-class Connection:
-    """One peer. `received` gets each message, `closed` is called once."""
-
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        received: Callable[[Connection, Message], None],
-        closed: Callable[[Connection], None],
-    ) -> None:
-        self._loop, self._sock = loop, sock
-        self._received, self._closed = received, closed
-        self._in = bytearray()
-        self._out = bytearray()
-        self.open = True
-        self.trusted = False
-        self.kind = ""
-        self.name = ""
-        sock.setblocking(False)
-        with contextlib.suppress(OSError):
-            keep_alive(sock)
-        loop.watch(sock, self.read)
-
-    def send(self, message: Message) -> None:
-        """Queue a message; a peer that does not read 16 MB of them is cut off."""
-        if not self.open:
-            return
-        self._out += json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        self._write()
-
-    def backlog(self) -> int:
-        """Bytes not yet taken by the peer."""
-        return len(self._out)
-
-    def read(self) -> None:
-        """Take everything that has arrived."""
-        while self.open:
-            try:
-                data = self._sock.recv(1 << 16)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                return
-            self._in += data
-            self._lines()
-
-    def close(self) -> None:
-        if self.open:
-            self.open = False
-            self._loop.watch(self._sock, None)
-            self._sock.close()
-            self._closed(self)
-
-    def forget(self) -> None:
-        """After a fork, in the child: drop the descriptor without a word to the peer."""
-        self.open = False
-        self._sock.close()
-
-    def _lines(self) -> None:
-        while self.open:
-            line, newline, rest = bytes(self._in).partition(b"\n")
-            if not newline:
-                break
-            self._in = bytearray(rest)
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):
-                message = None
-            if not isinstance(message, dict):
-                self.close()
-                return
-            self._received(self, message)
-        if len(self._in) > MAX_LINE:
-            self.close()
-
-    def _write(self) -> None:
-        try:
-            while self._out:
-                del self._out[: self._sock.send(self._out)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close()
-            return
-        if len(self._out) > MAX_BACKLOG:
-            self.close()
-            return
-        self._loop.watch(self._sock, self.read, self._write if self._out else None)
-
-
-class Server:
+class ControlServer:
     """Listens, authenticates, and hands on messages as (kind, name, message)."""
 
     def __init__(

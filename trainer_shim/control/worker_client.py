@@ -9,7 +9,6 @@ No torch here; opening a store for a coming world is handed in.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import socket
@@ -19,19 +18,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from slurm_elastic.protocol import json_lines
 from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.protocol.json_lines import Message
 
 EXIT_LOST = 75
 """EX_TEMPFAIL: try again. Also the code of a worker whose world did not form."""
 LOST_GRACE_S = 30.0
 CONNECT_S = 30.0
 MAX_REPORTS = 64
-MAX_LINE = 1 << 20
 TICK_S = 0.25
 
-Message = dict[str, Any]
 OpenStore = Callable[[str], "tuple[str, int, object]"]
 
 
@@ -81,6 +79,7 @@ class Link:
         self._out: deque[bytes] = deque()
         self._reports: deque[bytes] = deque(maxlen=MAX_REPORTS)
         self._writing = b""
+        self._reader = json_lines.Reader()
         self._socket = _connect(self._host, int(port))
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
@@ -145,13 +144,13 @@ class Link:
     def send(self, message: Message) -> None:
         """Queue a message; it is sent in order."""
         with self._changed:
-            self._out.append(_line(message))
+            self._out.append(json_lines.encode(message))
         self._wake()
 
     def report(self, message: Message) -> None:
         """Queue a report; of more than MAX_REPORTS unsent ones the oldest are lost."""
         with self._changed:
-            self._reports.append(_line(message))
+            self._reports.append(json_lines.encode(message))
         self._wake()
 
     def flush(self, timeout_s: float = 5.0) -> bool:
@@ -174,7 +173,6 @@ class Link:
             os.write(self._wake_w, b"x")
 
     def _run(self) -> None:
-        received = bytearray()
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
@@ -185,12 +183,12 @@ class Link:
                     for key, events in selector.select(TICK_S):
                         if key.fd == self._wake_r:
                             os.read(self._wake_r, 4096)
-                        if key.fileobj is self._socket and events & selectors.EVENT_READ and not self._read(received):
+                        if key.fileobj is self._socket and events & selectors.EVENT_READ and not self._read():
                             return self._lose("it closed the connection")
                         if key.fileobj is self._socket and events & selectors.EVENT_WRITE:
                             self._write()
                     self.on_tick()
-        except OSError as error:
+        except (OSError, json_lines.Malformed) as error:
             return self._lose(str(error))
         finally:
             self._socket.close()
@@ -212,16 +210,11 @@ class Link:
         with self._changed:
             self._writing = self._writing[sent:]
 
-    def _read(self, received: bytearray) -> bool:
+    def _read(self) -> bool:
         data = self._socket.recv(1 << 16)
-        received += data
-        *lines, rest = bytes(received).split(b"\n")
-        received[:] = rest
-        if len(received) > MAX_LINE:
-            raise OSError(f"a message longer than {MAX_LINE} bytes")
-        for line in lines:
-            if line.strip():
-                self._take(json.loads(line))
+        self._reader.feed(data)
+        for message in self._reader.messages():
+            self._take(message)
         return bool(data)
 
     def _take(self, message: Message) -> None:
@@ -305,10 +298,6 @@ def leave_lost() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_LOST)
-
-
-def _line(message: Message) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def _connect(host: str, port: int) -> socket.socket:

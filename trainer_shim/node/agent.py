@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.protocol.json_lines import Message
+
+from ..control.connection import Connection
 from ..control.event_loop import Loop
-from ..control.server import Connection, Message
 from . import worker_process
 
 CONNECT_S = 30.0

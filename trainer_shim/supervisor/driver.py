@@ -19,9 +19,10 @@ from typing import Any
 
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.json_lines import Message
 
 from ..control.event_loop import Children, Loop
-from ..control.server import Message, Server
+from ..control.server import ControlServer
 from . import job_dir
 from .daemon_client import DaemonLink
 from .launchers import Places, Setup
@@ -99,7 +100,7 @@ class Supervisor:
         self._loop = Loop()
         self._secret = secrets.token_hex(16)
         self._children = Children(self._loop)
-        self._server = Server(
+        self._server = ControlServer(
             self._loop, self._secret, options.listen, self._hello, self._message, self._connection_lost
         )
         env = {

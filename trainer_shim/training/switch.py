@@ -14,23 +14,50 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..checkpoint.files import Found
+from ..checkpoint.snapshots import Snapshots
 from ..control.worker_client import Coming
-from ..state.slots import Progress
+from ..parallel.strategy import Strategy
+from ..state.slots import Progress, State
 from ..world import process_group as worlds
 from ..world import state_transfer
-from ..world.process_group import Gate, WorldNotFormed
-from ..world.rendezvous import WayBack
+from ..world.process_group import Gate, World, WorldNotFormed
+from ..world.rendezvous import Membership, WayBack
 from ..world.state_transfer import Kept
+from .learning_rate import Tuning
+from .reporting import Reporting
 
-if TYPE_CHECKING:
-    from .session import Course
+
+class Switching(Protocol):
+    """What a switch needs of the training's session."""
+
+    membership: Membership
+    tuning: Tuning
+    state: State
+    reporting: Reporting
+    snapshots: Snapshots
+    device: torch.device
+
+    @property
+    def batch(self) -> int: ...
+
+    def world(self) -> World: ...
+
+    def model(self) -> Strategy: ...
+
+    def forget_words(self) -> None: ...
+
+    def entered(self) -> None: ...
+
+    def note(self, line: dict[str, Any]) -> None: ...
+
+    def log(self, *words: object) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +84,7 @@ class Before:
 class Passage:
     """See the module. One per job."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Switching) -> None:
         self._course = course
         self._way: WayBack | None = None
         self._before: Before | None = None

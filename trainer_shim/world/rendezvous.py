@@ -20,8 +20,9 @@ from typing import NoReturn
 import torch
 
 from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.protocol.json_lines import Message
 
-from ..control.worker_client import EXIT_LOST, Coming, Link, Message, leave_lost
+from ..control.worker_client import EXIT_LOST, Coming, Link, leave_lost
 from . import process_group as worlds
 from .agreement import NOTHING_SAID, Said
 from .process_group import Gate, World, WorldNotFormed
