@@ -43,7 +43,7 @@ from api_harness import BASE, FakeController, Named, job
 
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.http_server import server_config
-from slurm_elastic.daemon.api.status_cache import KEEP_S
+from slurm_elastic.daemon.api.status_cache import REFRESH_S
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service.main import tune_interpreter
 from slurm_elastic.daemon.service.scheduler import Scheduler
@@ -117,7 +117,7 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
         app.add_middleware(Timed)
         tune_interpreter()
         scheduler = Scheduler(lambda: None, 3600, 1)
-        scheduler.every(app.status_cache.keep, KEEP_S)
+        scheduler.every(app.status_cache.refresh_ahead, REFRESH_S)
         scheduler.start()
         server = uvicorn.Server(server_config(app, settings))
 

@@ -1,8 +1,7 @@
-"""The status of all jobs, kept ready: whoever asks while a round or a write is busy gets what is there at once.
+"""The status of all jobs, cached, so that a request does not wait for a round or a write.
 
-Promise: a board that takes little to make is made anew for everyone who asks after a change; a large one is at most
-STALE_S old, and one thread at a time makes the next. Limit: who asks for a large one after nobody has for WATCHED_S
-waits for it.
+Promise: a cheap status is made again for each request after a change; an expensive one is at most STALE_S old, and one
+thread at a time makes the next. Limit: the first request for an expensive one after WATCHED_S without any waits for it.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from .auth import Viewer
 
 log = logging.getLogger(__name__)
 FRESH_S = 1.0
-"""Age up to which measurements are shown again."""
-LITTLE_S = 0.03
-"""CPU time of a board that is worth waiting for: some hundred jobs."""
-REST = 20.0
-"""A large one is shown again for so many times the CPU time that it took: to watch costs 1/20 of a core at most."""
+"""Age up to which measurements are reused."""
+CHEAP_S = 0.03
+"""CPU time up to which a status is cheap: some hundred jobs."""
+REUSE_FACTOR = 20.0
+"""An expensive one is reused for so many times the CPU time that it took: it costs 1/20 of a core at most."""
 STALE_S = 10.0
-"""Age from which on a large one is waited for too."""
-KEEP_S = 4.0
-"""Time between two calls of `keep`: twice before a large one is too old."""
+"""Age from which requests wait for the next expensive one."""
+REFRESH_S = 4.0
+"""Time between two calls of `refresh_ahead`: twice before an expensive one is too old."""
 WATCHED_S = 900.0
-"""How long after somebody has asked the next large ones are made ahead."""
+"""How long after a request expensive ones are made ahead."""
 
 
-class Texts:
-    """The rows of a board as JSON, each made once for its owner, for admins and for all others."""
+class RenderedStatus:
+    """The rows as JSON, each made once for its owner, for admins and for all others."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -71,54 +70,54 @@ class StatusCache:
         self._store, self._clock = store, clock
         self._making = threading.Lock()
         self._ordered = threading.Lock()
-        """Held from the order of the next board until it is there, or has failed."""
-        self._known: tuple[int, float, Texts] = (-1, 0.0, Texts([]))
+        """Held from the order of the next status until it is made, or has failed."""
+        self._cached: tuple[int, float, RenderedStatus] = (-1, 0.0, RenderedStatus([]))
         self._cost = 0.0
-        self._asked = clock()
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="status")
+        self._last_request = clock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
 
-    def text(self, viewer: Viewer) -> bytes:
+    def json(self, viewer: Viewer) -> bytes:
         """All jobs, as this viewer may see them, in JSON."""
-        return self._texts().of(viewer)
+        return self._current().of(viewer)
 
-    def keep(self) -> None:
-        """Called every KEEP_S: make the next large one before somebody waits for it, while there are people who ask."""
-        now, (version, at, _) = self._clock(), self._known
-        if now - self._asked < WATCHED_S and now - at >= KEEP_S and (self._cost > LITTLE_S or version < 0):
+    def refresh_ahead(self) -> None:
+        """Called every REFRESH_S: make the next expensive one before a request waits for it, while any come."""
+        now, (version, at, _) = self._clock(), self._cached
+        if now - self._last_request < WATCHED_S and now - at >= REFRESH_S and (self._cost > CHEAP_S or version < 0):
             self._order()
 
-    def _texts(self) -> Texts:
-        self._asked = self._clock()
-        version, at, board = self._known
-        age = self._asked - at
+    def _current(self) -> RenderedStatus:
+        self._last_request = self._clock()
+        version, at, rendered = self._cached
+        age = self._last_request - at
         if version == self._store.version and 0 <= age < FRESH_S:
-            return board
-        if self._cost > LITTLE_S and 0 <= age < min(STALE_S, REST * self._cost):
-            return board
-        if self._cost <= LITTLE_S or not 0 <= age < STALE_S:
+            return rendered
+        if self._cost > CHEAP_S and 0 <= age < min(STALE_S, REUSE_FACTOR * self._cost):
+            return rendered
+        if self._cost <= CHEAP_S or not 0 <= age < STALE_S:
             return self._made()
         self._order()
-        return board
+        return rendered
 
     def _order(self) -> None:
         if self._ordered.acquire(blocking=False):
-            self._maker.submit(self._make_ahead)
+            self._thread.submit(self._make_ahead)
 
     def _make_ahead(self) -> None:
         try:
             self._made()
-        except StoreError as error:  # whoever asks when it is too old is told
-            log.warning("the next board of `selastic status` could not be made: %s", error)
+        except StoreError as error:  # the next request that waits for one gets the error
+            log.warning("the next answer of `selastic status` could not be made: %s", error)
         except Exception:
-            log.exception("the next board of `selastic status` could not be made")
+            log.exception("the next answer of `selastic status` could not be made")
         finally:
             self._ordered.release()
 
-    def _made(self) -> Texts:
+    def _made(self) -> RenderedStatus:
         with self._making:
             version, now, cost = self._store.version, self._clock(), time.thread_time()
-            known, at, board = self._known
+            known, at, rendered = self._cached
             if known != version or not 0 <= now - at < FRESH_S:
-                board = Texts(whole(self._store, now))
-                self._known, self._cost = (version, now, board), time.thread_time() - cost
-            return board
+                rendered = RenderedStatus(whole(self._store, now))
+                self._cached, self._cost = (version, now, rendered), time.thread_time() - cost
+            return rendered

@@ -49,7 +49,7 @@ class Views:
 
     async def status(self, call: Call[NoQuery, None]) -> object:
         """All jobs that have not ended."""
-        return Response(await run_sync(self._status.text, call.viewer), media_type="application/json")
+        return Response(await run_sync(self._status.json, call.viewer), media_type="application/json")
 
     async def job(self, call: Call[NoQuery, None]) -> object:
         """One job, ended or not."""

@@ -21,7 +21,7 @@ from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from ..api.app import create_app
 from ..api.auth import Authenticator
 from ..api.slurm_roles import SlurmRoles
-from ..api.status_cache import KEEP_S
+from ..api.status_cache import REFRESH_S
 from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
 from ..slurm import CommandClient, choose
@@ -29,7 +29,7 @@ from .daemon import Daemon
 from .leader import Leader, instance_lock, leading
 from .listeners import hook_listener, public_url, tcp_listener, unix_listener, write_client_file
 from .preflight import check
-from .server import Server
+from .server import DaemonServer
 from .systemd import Notifier
 
 log = logging.getLogger(__name__)
@@ -111,10 +111,10 @@ def _lead(
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
         store.add_event(0, "started", "selasticd", {"lease": leader.fence, "url": url}, time.time())
-        server = Server(app, daemon, notifier)
+        server = DaemonServer(app, daemon, notifier)
         leader.on_lost(server.end)
         tune_interpreter()
-        daemon.scheduler.every(app.status_cache.keep, KEEP_S)
+        daemon.scheduler.every(app.status_cache.refresh_ahead, REFRESH_S)
         daemon.start()
         server.run(sockets=sockets)
     finally:

@@ -14,7 +14,7 @@ from .listeners import on_datagram
 from .systemd import Notifier
 
 
-class Server(HttpServer):
+class DaemonServer(HttpServer):
     """Serves the API of this daemon."""
 
     def __init__(self, app: Application, daemon: Daemon, notifier: Notifier) -> None:

@@ -15,7 +15,7 @@ from slurm_elastic.daemon.api.app import Application
 from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, Viewer
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service.listeners import unix_listener
-from slurm_elastic.daemon.service.server import Server
+from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.daemon.service.systemd import Notifier
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration, Report, to_json
@@ -93,11 +93,11 @@ def job(job_id: int, uid: int, user: str) -> JobRow:
 
 
 @contextlib.contextmanager
-def served(app: Application, settings: Settings) -> Iterator[tuple[Server, int]]:
+def served(app: Application, settings: Settings) -> Iterator[tuple[DaemonServer, int]]:
     """The API behind the daemon's own server, in a thread: on a free port, and on the settings' Unix socket."""
     parts = {"waiters": SimpleNamespace(close=int), "scheduler": SimpleNamespace(check_clock=int)}
     daemon: Any = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", **parts)
-    server = Server(app, daemon, Notifier({}))
+    server = DaemonServer(app, daemon, Notifier({}))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     with socket.create_server(("127.0.0.1", 0)) as tcp, unix_listener(settings.listen_socket) as unix:
         if unix is not None:

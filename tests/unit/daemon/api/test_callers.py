@@ -28,7 +28,7 @@ from slurm_elastic.daemon.api.auth import Authenticator, Viewer
 from slurm_elastic.daemon.api.slurm_roles import SlurmRoles
 from slurm_elastic.daemon.config.settings import Settings, check
 from slurm_elastic.daemon.service.listeners import shows_all_uids, unix_listener
-from slurm_elastic.daemon.service.server import Server
+from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.client import Client
@@ -43,12 +43,12 @@ class Seen(FakeController):
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, int]]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[DaemonServer, int]]]:
     """Serves the API with these settings on a free port and the settings' Unix socket."""
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as running:
         store.upsert_jobs([job(7, os.geteuid(), "me"), job(8, BOB, "bob")])
 
-        def start(**values: object) -> tuple[Server, int]:
+        def start(**values: object) -> tuple[DaemonServer, int]:
             (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
             settings = Settings(slurm_conf=str(tmp_path / "slurm.conf"), **values)  # type: ignore[arg-type]
             app = create_app(store, Seen(), settings, Authenticator(settings))
@@ -57,7 +57,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, int]]]:
         yield start
 
 
-def test_a_connection_is_kept_and_made_anew(serve: Callable[..., tuple[Server, int]]) -> None:
+def test_a_connection_is_kept_and_made_anew(serve: Callable[..., tuple[DaemonServer, int]]) -> None:
     """Requests of a thread share a connection; one that the daemon has closed is replaced without anyone noticing."""
     server, port = serve()
     client = Client(f"http://127.0.0.1:{port}")
@@ -86,7 +86,7 @@ def client_file(path: Path, monkeypatch: pytest.MonkeyPatch, **values: object) -
 
 
 def test_the_unix_socket_knows_its_callers(
-    serve: Callable[..., tuple[Server, int]], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., tuple[DaemonServer, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No MUNGE, no secret: the kernel says who calls, and a caller's own word for it counts nothing."""
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def test_tls(
-    serve: Callable[..., tuple[Server, int]],
+    serve: Callable[..., tuple[DaemonServer, int]],
     certificate: tuple[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

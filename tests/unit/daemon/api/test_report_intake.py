@@ -22,7 +22,7 @@ from slurm_elastic.daemon.api import http_server, report_intake
 from slurm_elastic.daemon.api.app import Application, create_app
 from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service.server import Server
+from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.errors import StoreError
@@ -61,7 +61,7 @@ def test_it_takes_what_supervisors_send() -> None:
 class World:
     """A daemon's server over a store with jobs 7 and 8, and the token of the first: used once, so it is remembered."""
 
-    def __init__(self, store: Store, app: Application, server: Server, port: int) -> None:
+    def __init__(self, store: Store, app: Application, server: DaemonServer, port: int) -> None:
         self.store, self.app, self.server, self.port = store, app, server, port
         self.token = store.mint_token(7, ADA)
         assert store.token_job(self.token) == 7

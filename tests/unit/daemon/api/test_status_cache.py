@@ -17,7 +17,7 @@ from waiting import wait_until
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import status_cache
 from slurm_elastic.daemon.api.auth import Viewer
-from slurm_elastic.daemon.api.status_cache import KEEP_S, STALE_S, WATCHED_S, StatusCache
+from slurm_elastic.daemon.api.status_cache import REFRESH_S, STALE_S, WATCHED_S, StatusCache
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 
@@ -35,13 +35,13 @@ def running(number: int) -> JobRow:
 
 
 def shown(made: StatusCache) -> list[int]:
-    return [row["job_id"] for row in json.loads(made.text(Viewer(ADA)))["jobs"]]
+    return [row["job_id"] for row in json.loads(made.json(Viewer(ADA)))["jobs"]]
 
 
 def test_a_small_board_shows_every_change_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a cluster of a few jobs whoever asks after a change sees it."""
     monkeypatch.setattr(
-        status_cache, "LITTLE_S", 60.0
+        status_cache, "CHEAP_S", 60.0
     )  # the first one compiles its queries: a busy machine may call it large
     made = StatusCache(store)
     assert shown(made) == [7, 8]
@@ -53,7 +53,7 @@ def test_a_small_board_shows_every_change_at_once(store: Store, monkeypatch: pyt
 
 def test_a_large_board_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the next one is being made the last one is shown, until it is too old; then the next one is."""
-    monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
+    monkeypatch.setattr(status_cache, "CHEAP_S", -1.0)
     go, actual, now = threading.Event(), status_cache.whole, [100.0]
     made = StatusCache(store, lambda: now[0])
     assert shown(made) == [7, 8], "the first one is waited for"
@@ -73,11 +73,11 @@ def test_whoever_asks_meanwhile_orders_no_second_board(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before the maker has begun, too. One that could not be made is told in the log, and ordered again."""
-    monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
+    monkeypatch.setattr(status_cache, "CHEAP_S", -1.0)
     now, orders = [100.0], list[Callable[[], None]]()
     made = StatusCache(store, lambda: now[0])
     assert shown(made) == [7, 8]
-    monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
+    monkeypatch.setattr(made, "_thread", SimpleNamespace(submit=orders.append))
     store.upsert_job(running(9))
     now[0] += STALE_S / 2
     assert [shown(made) for _ in range(5)] == [[7, 8]] * 5 and len(orders) == 1
@@ -94,27 +94,27 @@ def test_a_large_board_is_kept_ready_while_people_ask(store: Store, monkeypatch:
     """The first one too, and until nobody has asked for a while; a small one is made when it is asked for."""
     now, orders = [100.0], list[Callable[[], None]]()
     made = StatusCache(store, lambda: now[0])
-    monkeypatch.setattr(made, "_maker", SimpleNamespace(submit=orders.append))
+    monkeypatch.setattr(made, "_thread", SimpleNamespace(submit=orders.append))
 
     def kept() -> bool:
         """Whether this call has made a board."""
-        made.keep()
+        made.refresh_ahead()
         if orders:
             orders.pop()()
-        return made._known[1] == now[0]
+        return made._cached[1] == now[0]
 
-    monkeypatch.setattr(status_cache, "LITTLE_S", -1.0)
+    monkeypatch.setattr(status_cache, "CHEAP_S", -1.0)
     assert kept(), "there is one before anybody asks"
-    now[0] += KEEP_S / 2
+    now[0] += REFRESH_S / 2
     assert not kept(), "one that is new"
-    now[0] += KEEP_S / 2
+    now[0] += REFRESH_S / 2
     assert kept()
     now[0] += WATCHED_S
     assert not kept() and shown(made) == [7, 8], "who asks first after that waits for it"
-    now[0] += KEEP_S
+    now[0] += REFRESH_S
     assert kept(), "and is not alone, perhaps"
-    monkeypatch.setattr(status_cache, "LITTLE_S", 60.0)
-    now[0] += KEEP_S
+    monkeypatch.setattr(status_cache, "CHEAP_S", 60.0)
+    now[0] += REFRESH_S
     assert not kept(), "a small one"
 
 
@@ -126,7 +126,7 @@ def test_everyone_sees_what_they_may(store: Store, viewer: Viewer) -> None:
     store.upsert_job(dataclasses.replace(running(9), uid=BOB, user="bob"))
     made = StatusCache(store, lambda: 100.0)
     for asking in (Viewer(ROOT, admin=True), Viewer(5), viewer, viewer):
-        said = json.loads(made.text(asking))["jobs"]
+        said = json.loads(made.json(asking))["jobs"]
         assert said == json.loads(json.dumps(reports.status(store, asking, 100.0)))
 
 
