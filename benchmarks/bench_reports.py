@@ -32,14 +32,14 @@ from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.parallel.exposed_communication import Exposed
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, WorkerMessage
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
-from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, Shape
+from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
 
 HERE = Path(__file__).resolve().parent
 STEP_S = 0.010
 INTERVAL_S = 5.0
 RANKS = 64
 LIMIT = 0.01
-SHAPE = Shape(1, 64 * RANKS, 64, 1, rank=0, own=64)
+SHAPE = StepShape(1, 64 * RANKS, 64, 1, rank=0, own=64)
 
 
 def cost(work: Callable[[], object], times: int) -> float:

@@ -16,7 +16,7 @@ from slurm_elastic.db.rows import IntentRow, InUse
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
 from ..capacity.ledger import Ledger
-from ..capacity.roster import ElasticJob, Held
+from ..capacity.roster import ElasticJob, HeldPiece
 from ..capacity.shrink_options import DropRule, Giver, Unit
 from ..config.settings import Settings
 from ..slurm.site import Site
@@ -73,7 +73,7 @@ class FreeNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Placement:
     """What a job keeps and what is added. `later` says why it cannot begin now; empty when it can."""
 
     keep: tuple[Piece, ...]
@@ -130,7 +130,7 @@ class Mechanism(ABC):
         """Whether it leads to that size where there is room."""
         return False
 
-    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Layout | None:
+    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         """The job with `gpus` GPUs in all, `keep` among them where it adds; None when there is no room.
 
         What it places is taken from the ledger.
@@ -149,7 +149,7 @@ class Mechanism(ABC):
             return []
         return [Close(intent.directive.job_id, intent.directive.id, "withdrawn", "the job does not run any more")]
 
-    def release(self, job: ElasticJob, held: Held, due: Collection[Unit], why: str) -> Action | None:
+    def release(self, job: ElasticJob, held: HeldPiece, due: Collection[Unit], why: str) -> Action | None:
         """How the due units of a piece of its kind are given up; None when none of them can go."""
         if self.drops is None:
             return None

@@ -17,7 +17,7 @@ from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
 from .actions import Action, Cancel
-from .base import ChosenWay, FreeNodes, Layout, Mechanism, ResizableJob, WantedSize
+from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
 
 
 class CompanionJob(Mechanism):
@@ -35,14 +35,14 @@ class CompanionJob(Mechanism):
     def reaches(self, wanted: WantedSize) -> bool:
         return wanted.gpus > wanted.left and not wanted.elsewhere
 
-    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Layout | None:
+    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         more = gpus - sum(piece.gpus for piece in keep)
         like, near = Like.base(job.job.base), _near(job, keep, free)
         for soon in (False, True):
             shapes = place(free.ledger, more, like, free.nodes, soon, near)
             if shapes is not None:
                 take(free.ledger, shapes)
-                return Layout(keep, shapes, "the GPUs are still being released" if soon else "")
+                return Placement(keep, shapes, "the GPUs are still being released" if soon else "")
         return None
 
     def carries(self, directive: Directive) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_elastic.db.rows import IntentRow, InUse
 
-from ..capacity.roster import ElasticJob, Held, Roster
+from ..capacity.roster import ElasticJob, HeldPiece, Roster
 from ..capacity.shrink_options import Unit, units_of
 from .actions import Action, Close
 from .registry import COMPANION, carrier, dropping
@@ -90,7 +90,7 @@ def _for_job(
 
 def _release(
     job: ElasticJob,
-    held: Held,
+    held: HeldPiece,
     use: InUse,
     intent: IntentRow | None,
     unused_since: Mapping[Unit, float],
@@ -107,7 +107,7 @@ def _release(
     return dropping(held.piece.kind).release(job, held, due, why)
 
 
-def _wanted(use: InUse | None, intent: IntentRow | None, held: Held) -> set[Unit]:
+def _wanted(use: InUse | None, intent: IntentRow | None, held: HeldPiece) -> set[Unit]:
     """Units of a piece that must stay: trained on, or part of a resize that has not switched yet."""
     if use is None:
         return units_of((held.piece,))

@@ -30,7 +30,7 @@ from ..config.settings import Settings
 from ..slurm.model import Job, Size
 from ..slurm.site import Site
 from .actions import Action, Advance, Close, Free, Requeue, Resume
-from .base import ChosenWay, FreeNodes, Layout, Mechanism, ResizableJob, WantedSize
+from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
 from .timeouts import Bounds
 
 
@@ -53,7 +53,7 @@ class RequeueResized(Mechanism):
     def reaches(self, wanted: WantedSize) -> bool:
         return not wanted.forced
 
-    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Layout | None:
+    def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         """On its own nodes and what is free."""
         own, ledger = _own_nodes(job), free.ledger
         usable = [name for name in free.nodes if ledger.usable(name)]
@@ -64,7 +64,7 @@ class RequeueResized(Mechanism):
         for name, amount in own.items():
             ledger.release(name, amount)
         take(ledger, (shape,))
-        return Layout((), (shape,))
+        return Placement((), (shape,))
 
     def carries(self, directive: Directive) -> bool:
         return directive.requeues

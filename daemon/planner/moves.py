@@ -140,10 +140,10 @@ def _place(mechanism: Mechanism, wish: Wish, free: FreeNodes) -> Move:
     standing = wish.standing
     keep = without(standing.pieces, wish.forced) if mechanism.adds else ()
     for gpus in _tries(standing, sum(piece.gpus for piece in keep), wish.gpus) if mechanism.adds else [wish.gpus]:
-        layout = mechanism.place(standing, keep, gpus, free)
-        if layout is not None:
+        placed = mechanism.place(standing, keep, gpus, free)
+        if placed is not None:
             smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
-            return Move(smaller, layout.keep, layout.add, layout.later, mechanism)
+            return Move(smaller, placed.keep, placed.add, placed.later, mechanism)
     return _stay(wish)
 
 

@@ -14,7 +14,7 @@ from ..state.slots import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .learning_rate import Tuning
-from .step_meter import Meter, Position, Shape, pause
+from .step_meter import Meter, Position, StepShape, pause
 
 
 class Reporting:
@@ -29,7 +29,7 @@ class Reporting:
         self._left: tuple[float, float, float, float, float] | None = None
         """Of the world that was left: when its last step ended, a step's seconds, ranks, batch, the rate's factor."""
         self._ended = self._resumed = 0.0
-        self._shape: Shape | None = None
+        self._shape: StepShape | None = None
 
     def entered(self, slicing: Slicing) -> None:
         """A world, or a batch, is new: its first step is announced, and measured by itself."""
@@ -41,7 +41,7 @@ class Reporting:
         first = dataclasses.replace(slicing, rank=0, halve=False)
         parts = [len(part) for part, *_ in positions_of(0, slicing.batch, first)]
         own = sum(len(part) for part, *_ in positions_of(0, slicing.batch, slicing))
-        self._shape = Shape(generation, slicing.batch, max(parts), len(parts), rank, own)
+        self._shape = StepShape(generation, slicing.batch, max(parts), len(parts), rank, own)
 
     def leaving(self, old: World, batch: int) -> None:
         """A switch begins, after the old world's last step."""

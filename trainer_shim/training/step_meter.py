@@ -39,7 +39,7 @@ class StepTime(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """What stays the same over the steps of one report. rank, own: this rank, and its samples in a step."""
 
     generation: int
@@ -67,7 +67,7 @@ class Meter:
         self._every_s = every_s
         self._reporting = threading.Lock()
         self._steps: deque[StepTime] = deque(maxlen=MAX_STEPS)
-        self._shape: Shape | None = None
+        self._shape: StepShape | None = None
         self._position: Position | None = None
         self._skip = WARM_UP_STEPS
         self._begun = 0.0
@@ -100,7 +100,7 @@ class Meter:
         self._input_wait = 0.0
 
     def step(
-        self, samples: int, shape: Shape, position: Position, typical: bool = True, communication: float = 0.0
+        self, samples: int, shape: StepShape, position: Position, typical: bool = True, communication: float = 0.0
     ) -> None:
         """An optimizer step has ended. One that is not `typical` (the short last one of a pass) is not measured.
 
@@ -139,7 +139,7 @@ class Meter:
         return report(list(steps), shape, position)
 
 
-def report(steps: list[StepTime], shape: Shape, position: Position) -> dict[str, Any]:
+def report(steps: list[StepTime], shape: StepShape, position: Position) -> dict[str, Any]:
     """A report in the form of the wire's, without the fields that only the supervisor knows."""
     times = sorted(step.seconds for step in steps)
     total = sum(times)
@@ -163,7 +163,7 @@ def report(steps: list[StepTime], shape: Shape, position: Position) -> dict[str,
     }
 
 
-def pace(steps: list[StepTime], shape: Shape) -> dict[str, Any]:
+def pace(steps: list[StepTime], shape: StepShape) -> dict[str, Any]:
     """What is compared between ranks, as the fields of bottleneck.Pace."""
     total = sum(step.seconds for step in steps)
     return {

@@ -24,7 +24,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BoxTransfer:
     """A box that goes from one rank to another; from a rank to itself it is copied."""
 
     source: int
@@ -62,7 +62,7 @@ def size_of(box: Box) -> int:
     return size
 
 
-def plan(held: Sequence[Sequence[Box]], wanted: Sequence[Box | None], turn: int = 0) -> tuple[Piece, ...]:
+def plan(held: Sequence[Sequence[Box]], wanted: Sequence[Box | None], turn: int = 0) -> tuple[BoxTransfer, ...]:
     """How every rank gets the box that it wants, from itself where it can.
 
     held, wanted: by rank. turn: any number; of replicas, tensors with different ones come from different ranks. Raises
@@ -72,7 +72,7 @@ def plan(held: Sequence[Sequence[Box]], wanted: Sequence[Box | None], turn: int 
     for rank, boxes in enumerate(held):
         for box in boxes:
             holders.setdefault(box, []).append(rank)
-    pieces: list[Piece] = []
+    pieces: list[BoxTransfer] = []
     for target, want in enumerate(wanted):
         if want is None:
             continue
@@ -83,7 +83,7 @@ def plan(held: Sequence[Sequence[Box]], wanted: Sequence[Box | None], turn: int 
                 continue
             ranks = holders[box]
             source = target if target in ranks else ranks[(target + turn) % len(ranks)]
-            pieces.append(Piece(source, target, shared))
+            pieces.append(BoxTransfer(source, target, shared))
             missing -= size_of(shared)
         if missing:
             raise ValueError(f"{missing} elements of {want} are held by no rank")
@@ -92,7 +92,7 @@ def plan(held: Sequence[Sequence[Box]], wanted: Sequence[Box | None], turn: int 
 
 def rescue(
     held: Sequence[Sequence[Box]], new_ranks: Sequence[int], layout: Sequence[Box], turn: int = 0
-) -> tuple[Piece, ...]:
+) -> tuple[BoxTransfer, ...]:
     """Who takes over what is held by leaving ranks only, before they leave.
 
     new_ranks: of every old rank, -1 for one that leaves. layout: the box of every new rank as far as it is known, so
@@ -109,14 +109,14 @@ def rescue(
     for new, box in enumerate(layout):
         if new in by_new or box not in heirs:
             heirs[box] = by_new.get(new, turns[(new + turn) % len(turns)])
-    pieces: list[Piece] = []
+    pieces: list[BoxTransfer] = []
     for box, ranks in holders.items():
         if not size_of(box) or stays.intersection(ranks):
             continue
         shares = [(shared, heir) for want, heir in heirs.items() if (shared := overlap(box, want)) is not None]
         if sum(size_of(shared) for shared, _ in shares) != size_of(box):
             shares = [(box, turns[turn % len(turns)])]
-        pieces += [Piece(ranks[turn % len(ranks)], heir, shared) for shared, heir in shares]
+        pieces += [BoxTransfer(ranks[turn % len(ranks)], heir, shared) for shared, heir in shares]
     return tuple(pieces)
 
 

@@ -21,7 +21,7 @@ from ..state.slots import Slot, State, pack, slots_of, unpack
 from . import p2p, resharding
 from .mesh import PLACES, REPLICAS, DTensor, cuts_of, local_of
 from .process_group import World
-from .resharding import Box, Cut, Piece
+from .resharding import Box, BoxTransfer, Cut
 
 Holding = list[tuple[Box, torch.Tensor]]
 """Boxes of one tensor, and their values."""
@@ -173,7 +173,7 @@ def _in_place(skeleton: Any, likes: dict[int, tuple[torch.Tensor, bool]]) -> boo
 
 
 def _carry_out(
-    pieces: dict[int, tuple[Piece, ...]],
+    pieces: dict[int, tuple[BoxTransfer, ...]],
     slots: list[Slot],
     kept: Kept | None,
     rank: int,

@@ -49,9 +49,9 @@ def test_it_places_what_is_missing_on_free_nodes_and_takes_it() -> None:
     """The ledger knows, so that the next job is placed elsewhere."""
     snapshot = cluster().snapshot()
     job, free = resizable(snapshot), free_nodes(snapshot)
-    layout = COMPANION.place(job, job.pieces, 12, free)
-    assert layout is not None and layout.keep == job.pieces and layout.later == ""
-    assert [shape.node_list for shape in layout.add] == [("n2", "n3")]
+    placed = COMPANION.place(job, job.pieces, 12, free)
+    assert placed is not None and placed.keep == job.pieces and placed.later == ""
+    assert [shape.node_list for shape in placed.add] == [("n2", "n3")]
     assert COMPANION.place(job, job.pieces, 12, free) is None
 
 
@@ -63,8 +63,8 @@ def test_what_is_being_released_is_placed_for_later() -> None:
     job, free = resizable(snapshot), free_nodes(snapshot)
     assert COMPANION.place(job, job.pieces, 8, free) is None
     free.ledger.release("n2", Amount(4, 8, 4000))
-    layout = COMPANION.place(job, job.pieces, 8, free)
-    assert layout is not None and "still being released" in layout.later
+    placed = COMPANION.place(job, job.pieces, 8, free)
+    assert placed is not None and "still being released" in placed.later
 
 
 def test_it_is_placed_near_what_the_job_keeps() -> None:
@@ -73,8 +73,8 @@ def test_it_is_placed_near_what_the_job_keeps() -> None:
     job, free = resizable(snapshot), free_nodes(snapshot)
     switches = {"n1": "leaf2", "n2": "leaf1", "n3": "leaf1", "n4": "leaf2"}
     job = replace(job, giver=replace(job.giver, switches=switches))
-    layout = COMPANION.place(job, job.pieces, 8, replace(free, under={"leaf1": ["n2", "n3"], "leaf2": ["n1", "n4"]}))
-    assert layout is not None and layout.add[0].node_list == ("n4",)
+    placed = COMPANION.place(job, job.pieces, 8, replace(free, under={"leaf1": ["n2", "n3"], "leaf2": ["n1", "n4"]}))
+    assert placed is not None and placed.add[0].node_list == ("n4",)
 
 
 def test_why_it_was_passed_over() -> None:

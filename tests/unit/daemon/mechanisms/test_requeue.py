@@ -92,8 +92,8 @@ def test_it_costs_its_own_measured_pause() -> None:
 def test_it_keeps_nothing_and_is_placed_on_its_own_nodes_first() -> None:
     """What it gives back counts as free soon, what it takes as used."""
     job, free = holder()
-    layout = REQUEUEING.place(job, (), 2, free)
-    assert layout is not None and layout.keep == () and layout.add[0].node_list == ("n1",)
+    placed = REQUEUEING.place(job, (), 2, free)
+    assert placed is not None and placed.keep == () and placed.add[0].node_list == ("n1",)
     assert free.ledger.gpus(("n1", "n2", "n3")) == 10
     assert REQUEUEING.place(job, (), 32, free) is None
 

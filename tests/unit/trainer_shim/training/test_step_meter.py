@@ -6,9 +6,9 @@ import pytest
 
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.bottleneck import Pace
-from slurm_elastic.trainer_shim.training.step_meter import WARM_UP_STEPS, Meter, Position, Shape, pause
+from slurm_elastic.trainer_shim.training.step_meter import WARM_UP_STEPS, Meter, Position, StepShape, pause
 
-SHAPE = Shape(generation=3, batch=64, micro_batch=8, accumulation=2)
+SHAPE = StepShape(generation=3, batch=64, micro_batch=8, accumulation=2)
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def measured(clock: Clock, meter: Meter, times: list[float], wait: float = 0.0, shape: Shape = SHAPE) -> None:
+def measured(clock: Clock, meter: Meter, times: list[float], wait: float = 0.0, shape: StepShape = SHAPE) -> None:
     for number, took in enumerate(times):
         clock.now += took
         meter.waited(wait)
@@ -48,7 +48,7 @@ def test_a_rank_tells_how_it_fares() -> None:
     clock = Clock()
     meter = Meter(clock, every_s=5)
     meter.world()
-    shape = Shape(3, 64, 8, 2, rank=2, own=16)
+    shape = StepShape(3, 64, 8, 2, rank=2, own=16)
     for number in range(WARM_UP_STEPS + 4):
         clock.now += 1.0
         meter.waited(0.25)
@@ -117,7 +117,7 @@ def test_another_world_or_batch_starts_anew() -> None:
     report = meter.due()
     assert report is not None and report["steps"] == 3 and report["step_time_median_s"] == 2.0
     measured(clock, meter, [1.0] * 3)
-    measured(clock, meter, [2.0] * 4, shape=Shape(3, 128, 8, 4))
+    measured(clock, meter, [2.0] * 4, shape=StepShape(3, 128, 8, 4))
     report = meter.due()
     assert report is not None and report["steps"] == 4 and report["batch"] == 128
 
