@@ -1,4 +1,4 @@
-"""The page of `selastic report --html` in a real browser: that it looks as it should, light and dark, wide and narrow.
+"""The pages of `selastic report` and `selastic simulate` in a real browser: light and dark, wide and narrow.
 
 The picture is left in build/report.png for whoever wants to look.
 """
@@ -19,6 +19,7 @@ import sample_history
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api.auth import Viewer
+from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.html.report_page import page
 from slurm_elastic.db.store import Store
 
@@ -47,6 +48,17 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     with Store.open(f"sqlite:///{folder}/a.db") as store:
         sample_history.acted(store)
         return page(reports.course(store, Viewer(0, True), sample_history.END, start=sample_history.START))
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a small simulation, with jobs of hostile names."""
+    folder = tmp_path_factory.mktemp("simulation")
+    jobs = [f"<b>{number}&,{300 * number},train,{1 << number % 4},{3000 + 500 * number}" for number in range(20)]
+    (folder / "trace.csv").write_text("\n".join(["job_id,submit_s,program,gpus,duration_s", *jobs]))
+    options = ["--cluster", "2x4", "--assume", "balanced", "--policy", "backfill,auto"]
+    assert main.main(["simulate", str(folder / "trace.csv"), *options, "--html", str(folder / "page.html")]) == 0
+    return (folder / "page.html").read_text(encoding="utf-8")
 
 
 def chromium(*arguments: object) -> str:
@@ -89,6 +101,16 @@ def test_it_fits_a_telephone(html: str, tmp_path: Path) -> None:
     """On a narrow screen nothing but the table scrolls sideways."""
     seen = looked_at(html, tmp_path, 500)
     assert seen["overflow"] <= seen["width"]
+
+
+@pytest.mark.parametrize("width", [500, 1200])
+def test_a_simulations_charts_are_drawn_within_the_page(simulated: str, tmp_path: Path, width: int) -> None:
+    """Two charts with a sample of each curve's line, and a timeline for each policy; only charts and tables scroll."""
+    seen = looked_at(simulated, tmp_path, width)
+    sizes = [(right - left, bottom - top) for left, top, right, bottom in seen["pictures"]]
+    assert len([size for size in sizes if size[0] > 400 and size[1] > 100]) == 4 and len(sizes) == 4 + 2 * 2
+    assert seen["overflow"] <= seen["width"] and seen["scripts"] == 1
+    assert width < 1200 or seen["outside"] == []
 
 
 def test_dark_is_dark(html: str, tmp_path: Path) -> None:
