@@ -70,7 +70,7 @@ class Figure:
         return found
 
     def band(self, number: int, colour: str) -> str:
-        """One job's GPUs over those of the jobs before it: full where they train, pale where workers start."""
+        """One job's GPUs over those of the jobs before it: full where they train, faint where workers start."""
         before, job = list(self.jobs.values())[:number], list(self.jobs.values())[number]
         full, pale, numbers = [], [], []
         for since, until in pairwise(self.times):
@@ -110,7 +110,7 @@ class Figure:
             left += 168
         if any(starting for job in self.jobs.values() for _, _, starting in job):
             found.append(f"<rect x='{left}' y='{foot - 11}' width='13' height='13' fill='{GREY}' fill-opacity='.4'/>")
-            found.append(text(left + 19, foot, "pale: workers start", "start"))
+            found.append(text(left + 19, foot, "faint: workers start", "start"))
         return found
 
 

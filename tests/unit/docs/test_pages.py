@@ -41,3 +41,12 @@ def test_the_index_links_every_page() -> None:
     linked = {(DOCS / target.partition("#")[0]).resolve() for target in links(DOCS / "README.md")}
     assert [str(page) for page in DOCS.rglob("*.md") if page.resolve() not in linked | {DOCS / "README.md"}] == []
     assert "docs/README.md" in links(ROOT / "README.md")
+
+
+def test_every_file_that_contributing_names_is_there() -> None:
+    """Its lists of files lead to the files; those with a NAME in them stand for new ones."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tops = "protocol|trainer_shim|daemon|db|slurm_hooks|tests|packaging|examples|benchmarks|docs"
+    named = set(re.findall(rf"`((?:{tops})/[\w./-]*)`", text))
+    assert len(named) > 10
+    assert sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists()) == []
