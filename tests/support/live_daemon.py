@@ -183,9 +183,10 @@ class Selasticd:
 
 
 def _everyones_copy(folder: Path) -> Path:
-    """The shim and the stub where every user may read them, which a checkout need not be."""
-    package = folder / "slurm_elastic" / "trainer_shim"
-    shutil.copytree(ROOT / "trainer_shim", package, ignore=shutil.ignore_patterns("__pycache__"))
+    """What runs in a job, and the stub, where every user may read them, which a checkout need not be."""
+    for name in ("protocol", "trainer_shim"):
+        package = folder / "slurm_elastic" / name
+        shutil.copytree(ROOT / name, package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(STUB, folder)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
     return folder
