@@ -1,4 +1,4 @@
-"""What callers may put into a call to Slurm, whoever carries it: all else is refused before Slurm sees it. Pure."""
+"""Checks of what is put into calls to Slurm, for every client: anything else is refused before Slurm sees it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[\w.@+-]*", re.ASCII)
 
 
 def job_number(job_id: int) -> int:
-    """A job id that Slurm could have given."""
+    """A possible job id."""
     if isinstance(job_id, bool) or not isinstance(job_id, int) or not 0 < job_id < 2**32:
         raise SlurmRefused(f"job_id={job_id!r}: accepted are whole numbers from 1.")
     return job_id
@@ -29,7 +29,7 @@ def node_names(nodes: Sequence[str], what: str) -> list[str]:
 
 
 def comment(text: str, job_id: int) -> str:
-    """A comment that breaks no listing."""
+    """A comment of printable characters, which breaks no listing."""
     if not text.isprintable() or len(text) > MAX_COMMENT:
         raise SlurmRefused(f"comment={text[:60]!r} of job {job_id}: accepted are {MAX_COMMENT} printable characters.")
     return text

@@ -124,7 +124,7 @@ class CommandClient:
             kept = pending_resize.size_words(record, size, keep_tasks=True)
             if kept == words or not _NOT_PERMITTED.search(str(error)):
                 raise
-            self._update(job_id, *kept, "StartTime=now")  # the whole size once more: a part of the first was taken
+            self._update(job_id, *kept, "StartTime=now")  # the whole size again: a part of the first call took effect
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         """See SlurmClient.reserve."""
@@ -139,7 +139,7 @@ class CommandClient:
     def unreserve(self, name: str, job_id: int = 0) -> None:
         """See SlurmClient.unreserve."""
         if job_id:
-            with contextlib.suppress(SlurmRefused):  # it has ended, and is in no reservation any more
+            with contextlib.suppress(SlurmRefused):  # it has ended, and so left the reservation
                 self._update(job_id, "ReservationName=")
         try:
             self._scontrol(["delete", f"reservation={arguments.plain_name(name)}"], f"end reservation {name}")
@@ -174,7 +174,7 @@ class CommandClient:
         )
 
     def slurm_user(self) -> str:
-        """The name of SlurmUser, who may do everything in Slurm; empty where slurmctld does not tell."""
+        """The name of SlurmUser, who may do everything in Slurm; empty when it is not known."""
         return self._configured("SlurmUser")
 
     def private_data(self) -> str:
@@ -205,7 +205,7 @@ class CommandClient:
             raise _refusal(done, what)
 
     def _scancel(self, name: str, job_id: int) -> bool:
-        """Has it ended, or is it told to? False when Slurm does not know the name."""
+        """True when it has ended or will; False when Slurm does not know the name."""
         done = self._run(["scancel", "-v", name])
         if _UNKNOWN_JOB.search(done.stderr):
             return False
@@ -236,7 +236,7 @@ class CommandClient:
         if done.returncode != 0:
             raise _no_answer(done, command)
         if done.stderr.strip():
-            # 22.05 leaves a field that it does not know empty, with status 0 and a word on stderr.
+            # 22.05 leaves a field that it does not know empty, with status 0 and a message on stderr.
             if "format specification" in done.stderr:
                 raise SlurmUnparsable(f"{command} does not know a field: {_said(done)}")
             if _NO_ANSWER.search(done.stderr):
@@ -264,7 +264,7 @@ class CommandClient:
 
 
 def says_no_answer(text: str) -> bool:
-    """Whether an error of Slurm's says that slurmctld did not decide, in place of that it refused."""
+    """Whether an error of Slurm means that slurmctld did not answer, and not that it refused."""
     return _NO_ANSWER.search(text) is not None
 
 

@@ -19,12 +19,12 @@ from .site import Reservation, Site, SlurmLimit
 
 ROOT = "root"
 BEGIN_S = 121.0
-"""How long Slurm keeps a job that was put back from starting."""
+"""How long after a requeue Slurm does not start a job."""
 UIDS = {ROOT: 0, "games": 5, "nobody": 65534}
 
 
 @dataclass(frozen=True)
-class Want:
+class Component:
     """One component of a submission: sizes as in sbatch -N nodes --gres=gpu:gpus_per_node -w node_list."""
 
     nodes: int = 1
@@ -49,11 +49,11 @@ class FakeSlurm:
         self.now = now
         self.reachable = True
         self.limits: tuple[SlurmLimit, ...] = ()
-        """Told, and not enforced."""
+        """Listed by `site`, and not enforced."""
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
         self._jobs: dict[int, Job] = {}
-        self._wanted: dict[int, Want] = {}
+        self._components: dict[int, Component] = {}
         self._ended: dict[int, Job] = {}
         self._reserved: dict[str, tuple[str, ...]] = {}
         type_of_gpu = gpu_type if gpus_per_node else ""
@@ -67,17 +67,23 @@ class FakeSlurm:
         return FakeClient(self, user)
 
     def submit(
-        self, *wants: Want, user: str = ROOT, name: str = "job", comment: str = "", batch: bool = True, **fields: object
+        self,
+        *components: Component,
+        user: str = ROOT,
+        name: str = "job",
+        comment: str = "",
+        batch: bool = True,
+        **fields: object,
     ) -> int:
-        """Submit a job, or with several wants a heterogeneous one; it starts at once when it fits and none waits.
+        """Submit a job, or with several components a heterogeneous one; it starts at once when it fits and none waits.
 
         batch: it runs a script on its first node, which it can't give up; False: salloc --no-shell.
         fields: further fields of Job, recorded as they are. Returns the (first) job id.
         """
         with self._lock:
             self._answer()
-            ids = [next(self._ids) for _ in wants]
-            for offset, (job_id, want) in enumerate(zip(ids, wants, strict=True)):
+            ids = [next(self._ids) for _ in components]
+            for offset, (job_id, asked) in enumerate(zip(ids, components, strict=True)):
                 job = Job(
                     job_id,
                     "PENDING",
@@ -89,19 +95,19 @@ class FakeSlurm:
                     "main",
                     "normal",
                     "None",
-                    num_nodes=want.nodes,
-                    gpus=want.nodes * want.gpus_per_node,
-                    gpus_per_node=want.gpus_per_node,
-                    asked_per_node=want.gpus_per_node,
-                    cpus=want.nodes,
+                    num_nodes=asked.nodes,
+                    gpus=asked.nodes * asked.gpus_per_node,
+                    gpus_per_node=asked.gpus_per_node,
+                    asked_per_node=asked.gpus_per_node,
+                    cpus=asked.nodes,
                     submit_time=self.now,
-                    required_nodes=want.node_list,
+                    required_nodes=asked.node_list,
                     het_job_id=ids[0] if len(ids) > 1 else 0,
                     het_offset=offset,
                     batch_host="?" if batch else "",
                 )
                 self._jobs[job_id] = replace(job, reason="Resources", **fields)  # type: ignore[arg-type]
-                self._wanted[job_id] = want
+                self._components[job_id] = asked
             self.schedule()
             return ids[0]
 
@@ -140,17 +146,17 @@ class FakeSlurm:
                     return
 
     def _start(self, job_id: int) -> bool:
-        job, want = self._jobs[job_id], self._wanted[job_id]
+        job, asked = self._jobs[job_id], self._components[job_id]
         room = [
             name
             for name, node in self._nodes.items()
             if node.schedulable
-            and node.gpus - self._used(name) >= want.gpus_per_node
+            and node.gpus - self._used(name) >= asked.gpus_per_node
             and not any(name in nodes for other, nodes in self._reserved.items() if other != job.reservation)
         ]
         chosen = list(job.required_nodes) + [name for name in room if name not in job.required_nodes]
-        chosen = sorted(chosen[: want.nodes], key=list(self._nodes).index)
-        if len(chosen) < want.nodes or not set(chosen) <= set(room):
+        chosen = sorted(chosen[: asked.nodes], key=list(self._nodes).index)
+        if len(chosen) < asked.nodes or not set(chosen) <= set(room):
             return False
         self._jobs[job_id] = replace(
             job,
@@ -265,7 +271,7 @@ class FakeClient:
             if job.state != "RUNNING" or not job.batch_host:
                 said = "Job is pending execution" if job.batch_host else "Only batch jobs are accepted or processed"
                 raise SlurmRefused(f"Slurm refused to requeue job {job_id}: {said} for job {job_id}")
-            want = slurm._wanted[job_id]
+            asked = slurm._components[job_id]
             slurm._jobs[job_id] = replace(
                 job,
                 state="PENDING",
@@ -274,9 +280,9 @@ class FakeClient:
                 start_time=None,
                 restarts=job.restarts + 1,
                 eligible_time=slurm.now + BEGIN_S,
-                num_nodes=want.nodes,
-                gpus=want.nodes * want.gpus_per_node,
-                gpus_per_node=want.gpus_per_node,
+                num_nodes=asked.nodes,
+                gpus=asked.nodes * asked.gpus_per_node,
+                gpus_per_node=asked.gpus_per_node,
             )
             slurm.schedule()
 
@@ -288,8 +294,8 @@ class FakeClient:
             job = slurm._owned(job_id, self._user, "change")
             if job.state != "PENDING" or not job.asked_per_node:
                 raise SlurmRefused(f"Slurm refused to change job {job_id}: Job is no longer pending execution")
-            slurm._wanted[job_id] = replace(
-                slurm._wanted[job_id], nodes=size.nodes, gpus_per_node=size.gpus_per_node, node_list=()
+            slurm._components[job_id] = replace(
+                slurm._components[job_id], nodes=size.nodes, gpus_per_node=size.gpus_per_node, node_list=()
             )
             slurm._jobs[job_id] = replace(
                 job,

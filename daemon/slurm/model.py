@@ -106,9 +106,9 @@ class Job:
     start_time: float | None = None
     """When it started; None while pending (Slurm's guesses of a future start are left out)."""
     eligible_time: float = 0.0
-    """From when on it may start: in the future for one that waits for its begin time."""
+    """Earliest time at which it may start: in the future for one with a begin time."""
     restarts: int = 0
-    """How often it has been put back into the queue."""
+    """How often it was requeued."""
 
     @property
     def running(self) -> bool:
@@ -120,7 +120,7 @@ class Job:
 
     @property
     def active(self) -> bool:
-        """Does it hold nodes?"""
+        """Whether it holds nodes."""
         return self.state in ACTIVE
 
 
@@ -144,7 +144,7 @@ class Node:
 
     @property
     def schedulable(self) -> bool:
-        """Would Slurm start an ordinary job on it, if there is room? Not when drained, down, reserved or asleep."""
+        """Whether Slurm would start an ordinary job on it: not when it is drained, down, reserved or powered down."""
         return bool(self.flags & _USABLE_STATES) and not self.flags & _UNUSABLE_FLAGS
 
 
@@ -154,9 +154,9 @@ class Partition:
 
     name: str
     tier: int = 1
-    """Slurm starts jobs of the higher PriorityTier first, and takes from the lower one where preemption is on."""
+    """PriorityTier: Slurm starts jobs of the higher one first, and may preempt those of a lower one."""
     preempt_mode: str = "OFF"
-    """What happens to its jobs then: OFF, REQUEUE, CANCEL, SUSPEND."""
+    """What preemption does to its jobs: OFF, REQUEUE, CANCEL, SUSPEND."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Size:
     nodes: int
     gpus_per_node: int
     anywhere: bool = False
-    """For a waiting job: the nodes that it must get are forgotten."""
+    """For a waiting job: its required nodes are removed."""
 
     @property
     def gpus(self) -> int:
@@ -193,15 +193,15 @@ class SlurmClient(Protocol):
     """All that the daemon asks of Slurm. Every method may be called from any thread and may raise
 
     SlurmUnreachable: no answer; whether the call had an effect is not known. Observe again.
-    SlurmRefused: Slurm said no, for the reason in the text; the same call will be refused again.
-    SlurmUnparsable: an answer in no known form; nothing may be concluded.
+    SlurmRefused: Slurm refused, for the reason in the text; it will refuse the same call again.
+    SlurmUnparsable: an answer in no known form; conclude nothing from it.
     """
 
     def snapshot(self) -> Snapshot:
         """All jobs that have not ended and all nodes. Complete, or an error (never SlurmRefused)."""
 
     def site(self) -> Site:
-        """Limits and reservations. They change rarely, and asking costs as much as a snapshot."""
+        """Limits and reservations. They change rarely, and reading them costs as much as a snapshot."""
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Let a running job keep exactly these of its nodes; processes on the others are killed at once.
@@ -214,33 +214,33 @@ class SlurmClient(Protocol):
     def cancel(self, job_id: int) -> None:
         """End a job, or one running component of a heterogeneous job; its first id ends all of it.
 
-        A job that has ended already or never was is fine. Refused: another user's job, a pending component.
+        A job that has ended, or never existed, is accepted. Refused: another user's job, a pending component.
         """
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Replace a job's comment. Refused: a job that has ended, another user's job."""
 
     def requeue(self, job_id: int) -> None:
-        """Put a running batch job back into the queue, at the size it was submitted with; Slurm lets it start no
-        sooner than two minutes later (see `resize_waiting`). Its processes get SIGTERM, and SIGKILL after KillWait.
+        """Put a running batch job back into the queue, at the size it was submitted with; Slurm starts it no sooner
+        than two minutes later (see `resize_waiting`). Its processes get SIGTERM, and SIGKILL after KillWait.
 
-        Refused: a job that waits already, has no batch script or was submitted with --no-requeue; another user's.
+        Refused: a job that is pending, has no batch script or was submitted with --no-requeue; another user's.
         """
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         """Give a waiting job this size and let it start at once, in that reservation if there is such a one ("": none).
 
-        CPUs and memory of a node follow its GPUs. Must not be called in the second in which the job was put back:
-        Slurm would fail its launch. Refused: a job that does not wait, or asked for GPUs otherwise than per node;
-        part of the change may then have been made.
+        CPUs and memory of a node follow its GPUs. Must not be called in the second of the requeue: Slurm would
+        fail its launch. Refused: a job that does not wait, or that asked for GPUs in another way than per node; a part
+        of the change may have been made then.
         """
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        """Keep all but this user's jobs of that reservation from starting on the nodes; what runs there runs on.
+        """Reserve the nodes: only jobs of this user in the reservation start on them; running jobs continue.
 
-        It ends by itself after so many minutes, and no job with it. Refused: to all but Slurm's operators, and for
-        nodes of another reservation. One of that name is replaced.
+        It ends after so many minutes, and ends no job. A reservation of that name is replaced. Refused: for callers who
+        are not Slurm operators, and for nodes of another reservation.
         """
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
-        """End a reservation, after letting this job out of it; the job runs on. One that is not there is fine."""
+        """End a reservation, after removing this job from it; the job continues. An unknown reservation is accepted."""

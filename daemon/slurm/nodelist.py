@@ -16,7 +16,7 @@ _FOLDED = re.compile(r"[A-Za-z0-9._,\[\]-]*")
 
 
 def is_node_name(text: str) -> bool:
-    """Is this the name of a single node, and nothing that Slurm or an option parser could read otherwise?"""
+    """Whether this is the name of a single node, which neither Slurm nor an option parser could read in another way."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -24,8 +24,8 @@ def is_node_name(text: str) -> bool:
 def expand(text: str) -> tuple[str, ...]:
     """("n1", "n2", "n4") for "n[1-2,4]"; () for "". Order: by name, then by number, as Slurm has it.
 
-    SlurmUnparsable for anything that is not a node list. Remembered, with one object for each name: a job's list is
-    read anew in every round, and thousands of lists share their nodes.
+    SlurmUnparsable for anything that is not a node list. Cached, with one object for each name: every list is read
+    in every round, and thousands of lists share their nodes.
     """
     # ClusterShell knows more (groups, set operators, wildcards) than a node list may say.
     if not _FOLDED.fullmatch(text):

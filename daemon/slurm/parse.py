@@ -1,4 +1,4 @@
-"""From what squeue and sinfo print to Job and Node. Pure; a record of another form is an error, never passed over.
+"""From what squeue and sinfo print to Job and Node. Pure; a record of another form is an error, and never skipped.
 
 Fields are asked for one by one, each ended by a separator that is new in every call. So a comment may hold anything,
 and nobody can write a comment that reads as fields or as another job.
@@ -39,8 +39,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _GRES = re.compile(r"gpu(?::(?P<type>\(null\)|[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
 """(null): GPUs without a type whose gres.conf names their cores or links."""
-KNOWN = 1 << 12
-"""Texts whose meaning is remembered: thousands of jobs share a few shapes, and are read anew in every round."""
+CACHED = 1 << 12
+"""Parsed texts that are cached: thousands of jobs share a few of them, in every round."""
 T = TypeVar("T")
 
 
@@ -93,7 +93,7 @@ def partitions(rows: list[dict[str, str]]) -> dict[str, Partition]:
 
 
 def with_gpu_types(jobs: dict[int, Job], nodes: dict[str, Node]) -> dict[int, Job]:
-    """Jobs whose type Slurm does not tell (its accounting does not track it) get that of the nodes they hold."""
+    """Jobs whose GPU type is not in Slurm's accounting get the type of the nodes they hold."""
 
     def completed(job: Job) -> Job:
         if job.gpu_type or not job.gpus or not job.nodes:
@@ -115,7 +115,7 @@ def _job(row: dict[str, str]) -> Job:
 
     held = read("NodeList", lambda text: expand(_given(text)))
     num_nodes = len(held) or read("NumNodes", _count)
-    # Slurm prints what is held, and for a pending job what is asked for.
+    # What is held; for a pending job what it asks for.
     tres = read("tres-alloc", _tres)
     gpus, per_node, gpu_type = read("tres-per-node", lambda _: _gpus(row, tres, held, num_nodes))
     array_task = _given(row["ArrayTaskID"])
@@ -183,8 +183,7 @@ def _node(row: dict[str, str]) -> Node:
 def _gpus(row: dict[str, str], tres: Mapping[str, str], held: tuple[str, ...], num_nodes: int) -> tuple[int, int, str]:
     """(total, per node, type) of a job, from what is allocated, else from what was asked for.
 
-    Where only the total that was asked for is known, nothing is said of a node: a job that has given up nodes goes on
-    asking for as much.
+    Where only the requested total is known, GPUs per node are 0: a job that was shrunk keeps the requested total.
     """
     asked = {name: _asked(row[name]) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
     each = sum(asked["tres-per-node"].values())
@@ -201,7 +200,7 @@ def _gpus(row: dict[str, str], tres: Mapping[str, str], held: tuple[str, ...], n
     return total, each, types.pop() if len(types) == 1 and total else ""
 
 
-@lru_cache(maxsize=KNOWN)
+@lru_cache(maxsize=CACHED)
 def gres_gpus(text: str) -> Mapping[str, int]:
     """GPUs by type in a list of generic resources: {"a100": 4} for "gpu:a100:4(IDX:0-3),shard:8"; "" is any type."""
     counts: dict[str, int] = {}
@@ -220,8 +219,8 @@ def gres_gpus(text: str) -> Mapping[str, int]:
 
 
 def _asked(text: str) -> Mapping[str, int]:
-    """`gres_gpus` of what a user wrote, which Slurm keeps as it is: what is no number of GPUs asks for none, and must
-    not keep everybody else from being seen."""
+    """`gres_gpus` of what a user wrote, which Slurm does not check: text that is no number of GPUs counts as none,
+    so that one job cannot break the whole listing."""
     try:
         return gres_gpus(text)
     except ValueError:
@@ -241,7 +240,7 @@ def duration_s(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-@lru_cache(maxsize=KNOWN)
+@lru_cache(maxsize=CACHED)
 def _tres(text: str) -> Mapping[str, str]:
     return MappingProxyType(dict(part.split("=", 1) for part in _given(text).split(",") if part))
 
@@ -255,7 +254,7 @@ def _mib(text: str) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def _same(text: str) -> str:
-    """The text itself, the same object for equal ones: what thousands of jobs say is kept once."""
+    """The same object for equal texts, so that what thousands of jobs share is in memory once."""
     return text
 
 

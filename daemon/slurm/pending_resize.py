@@ -1,7 +1,7 @@
-"""The words that give a waiting job another size. Pure: a job's record in, arguments of `scontrol update` out.
+"""Arguments of `scontrol update` that give a waiting job another size, computed from the job's record. Pure.
 
-Slurm takes a new size only whole: nodes, tasks, CPUs and GPUs that contradict each other hold the job for ever
-(BadConstraints). Everything is therefore set anew, worked out from the record.
+Slurm holds a job whose nodes, tasks, CPUs and GPUs contradict each other for ever (BadConstraints). So all of them are
+set together.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from slurm_elastic.protocol.errors import ConfigError
 
 from .commands import CommandClient
-from .pyslurm.client import PySlurmClient, Unfit
+from .pyslurm.client import PySlurmClient, PyslurmUnusable
 
 
 class Chosen(NamedTuple):
@@ -25,9 +25,9 @@ def choose(wanted: str, slurm_conf: str = "") -> Chosen:
         return Chosen(commands, 'Slurm\'s commands, as slurm_client = "commands" says')
     try:
         if importlib.util.find_spec("pyslurm") is None:
-            raise Unfit("pyslurm is not installed beside selasticd")
+            raise PyslurmUnusable("pyslurm is not installed beside selasticd")
         client = PySlurmClient(commands, slurm_conf)
-    except Unfit as error:
+    except PyslurmUnusable as error:
         if wanted == "pyslurm":
             raise ConfigError(f'slurm_client = "pyslurm": {error}') from None
         return Chosen(commands, f"Slurm's commands: {error}")

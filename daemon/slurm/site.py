@@ -1,8 +1,8 @@
 """What changes rarely on a site: limits of accounts and QOS, reservations. From what scontrol prints; pure.
 
 Limit: limits on minutes (GrpTRESMins and the like) are not read; a companion that Slurm keeps waiting for one of them
-is withdrawn like any that does not start. Where a QOS and an association limit the same, both count, though Slurm lets
-the QOS go first.
+is withdrawn like any that does not start. Where a QOS and an association limit the same resource, both count, although
+in Slurm the QOS takes precedence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SlurmLimit:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes that are somebody's from `start` on, both in Unix seconds."""
+    """Reserved nodes, from `start` to `end` in Unix seconds."""
 
     name: str
     nodes: tuple[str, ...]
@@ -93,7 +93,7 @@ def limits(text: str) -> tuple[list[SlurmLimit], dict[str, str]]:
                 # An account's own MaxJobs is what its users inherit, each for themselves.
                 jobs = ("GrpJobs",) if uid is None else ("GrpJobs", "MaxJobs")
                 found += _limit(words, "GrpTRES", jobs, account=account, uid=uid)
-            if uid is not None:  # users inherit their account's
+            if uid is not None:  # users inherit it from their account
                 found += _limit(words, "MaxTRESPJ", (), account=account, uid=uid, each=True)
         elif block.startswith("QOS="):
             found += _of_qos(block, words)

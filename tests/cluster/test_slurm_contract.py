@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from slurm_backends import Cluster, gone, running, seen
 
-from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
 
 def test_running_job_is_seen_with_all_it_holds(cluster: Cluster) -> None:
     """A running job's nodes, GPUs, type, owner and batch host are those that Slurm gave it."""
     client = cluster.client()
-    job_id = cluster.submit(Want(3, 2), name="train", comment="elastic:gpus=2-8,batch=64-512", user="games")
+    job_id = cluster.submit(Component(3, 2), name="train", comment="elastic:gpus=2-8,batch=64-512", user="games")
     snapshot = running(client, job_id)
     job = snapshot.jobs[job_id]
     assert (job.nodes, job.batch_host, job.num_nodes) == (("n1", "n2", "n3"), "n1", 3)
@@ -32,9 +32,9 @@ def test_running_job_is_seen_with_all_it_holds(cluster: Cluster) -> None:
 def test_waiting_job_is_seen_with_all_it_asks_for(cluster: Cluster) -> None:
     """A pending job holds nothing; its GPUs are the total it asks for, its start is not known."""
     client = cluster.client()
-    first = cluster.submit(Want(8, 4))
+    first = cluster.submit(Component(8, 4))
     running(client, first)
-    waiting = cluster.submit(Want(2, 4), user="nobody")
+    waiting = cluster.submit(Component(2, 4), user="nobody")
     job = seen(client, lambda s: s.jobs[waiting].reason in ("Resources", "Priority")).jobs[waiting]
     assert (job.state, job.nodes, job.batch_host, job.start_time) == ("PENDING", (), "", None)
     assert (job.num_nodes, job.gpus, job.gpus_per_node) == (2, 8, 4)
@@ -44,7 +44,7 @@ def test_waiting_job_is_seen_with_all_it_asks_for(cluster: Cluster) -> None:
 def test_nodes_tell_used_gpus(cluster: Cluster) -> None:
     """Node by node, the GPUs in use are those of the jobs that run there."""
     client = cluster.client()
-    job_id = cluster.submit(Want(1, 3, ("n5",)))
+    job_id = cluster.submit(Component(1, 3, ("n5",)))
     nodes = running(client, job_id).nodes
     assert list(nodes) == [f"n{i}" for i in range(1, 9)]
     assert {name: node.gpus_used for name, node in nodes.items()} == {f"n{i}": 3 if i == 5 else 0 for i in range(1, 9)}
@@ -79,7 +79,7 @@ ODD = [
 def test_comments_come_back_as_they_were(cluster: Cluster, text: str) -> None:
     """Whatever a user writes as a comment or a name neither breaks the listing nor comes back changed."""
     client = cluster.client()
-    job_id = cluster.submit(Want(1, 1), comment=text, name=text.strip())
+    job_id = cluster.submit(Component(1, 1), comment=text, name=text.strip())
     job = running(client, job_id).jobs[job_id]
     assert (job.comment, job.name, job.gpus) == (text, text.strip(), 1)
 
@@ -88,7 +88,7 @@ def test_comments_come_back_as_they_were(cluster: Cluster, text: str) -> None:
 def test_set_comment_replaces_the_text(cluster: Cluster, text: str) -> None:
     """set_comment writes any printable text, and "" takes it away."""
     client = cluster.client()
-    job_id = cluster.submit(Want(1, 1), comment="before")
+    job_id = cluster.submit(Component(1, 1), comment="before")
     client.set_comment(job_id, text)
     assert client.snapshot().jobs[job_id].comment == text
     client.set_comment(job_id, "")
@@ -97,7 +97,7 @@ def test_set_comment_replaces_the_text(cluster: Cluster, text: str) -> None:
 
 def test_control_characters_are_refused_in_a_comment(cluster: Cluster) -> None:
     """set_comment does not write what would break other tools' listings."""
-    job_id = cluster.submit(Want(1, 1), comment="before")
+    job_id = cluster.submit(Component(1, 1), comment="before")
     with pytest.raises(SlurmRefused, match="printable"):
         cluster.client().set_comment(job_id, "two\nlines")
     assert cluster.client().snapshot().jobs[job_id].comment == "before"
@@ -106,7 +106,7 @@ def test_control_characters_are_refused_in_a_comment(cluster: Cluster) -> None:
 def test_shrink_in_place_keeps_the_chosen_nodes(cluster: Cluster) -> None:
     """A job gives up the nodes we choose, again and again, and runs on; the nodes are idle at once."""
     client = cluster.client()
-    job_id = cluster.submit(Want(4, 4))
+    job_id = cluster.submit(Component(4, 4))
     running(client, job_id)
     client.shrink(job_id, ["n1", "n3", "n4"])
     job = client.snapshot().jobs[job_id]
@@ -126,7 +126,7 @@ def test_shrink_in_place_keeps_the_chosen_nodes(cluster: Cluster) -> None:
 def test_impossible_shrinks_are_refused_and_change_nothing(cluster: Cluster, kept: list[str]) -> None:
     """Giving up the batch host, naming a node that isn't held or isn't one: refused, and the job is as it was."""
     client = cluster.client()
-    job_id = cluster.submit(Want(3, 1))
+    job_id = cluster.submit(Component(3, 1))
     before = running(client, job_id).jobs[job_id]
     with pytest.raises(SlurmRefused):
         client.shrink(job_id, kept)
@@ -137,7 +137,9 @@ def test_impossible_shrinks_are_refused_and_change_nothing(cluster: Cluster, kep
 def test_allocation_without_a_script_can_give_up_any_node(cluster: Cluster) -> None:
     """A companion (salloc --no-shell) has no batch host: any of its nodes may go; it can be cancelled."""
     client = cluster.client()
-    job_id = cluster.submit(Want(2, 4), batch=False, name="selastic-7", comment="selastic:companion-of=7;directive=3")
+    job_id = cluster.submit(
+        Component(2, 4), batch=False, name="selastic-7", comment="selastic:companion-of=7;directive=3"
+    )
     job = running(client, job_id).jobs[job_id]
     assert (job.nodes, job.batch_host, job.gpus) == (("n1", "n2"), "", 8)
     client.shrink(job_id, ["n2"])
@@ -149,9 +151,9 @@ def test_allocation_without_a_script_can_give_up_any_node(cluster: Cluster) -> N
 def test_companions_share_the_node_of_their_base(cluster: Cluster) -> None:
     """GPU by GPU: two companions of one GPU beside a base of two fill one node, and are seen one by one."""
     client = cluster.client()
-    base = cluster.submit(Want(1, 2, ("n1",)))
+    base = cluster.submit(Component(1, 2, ("n1",)))
     running(client, base)
-    companions = [cluster.submit(Want(1, 1, ("n1",)), batch=False) for _ in range(2)]
+    companions = [cluster.submit(Component(1, 1, ("n1",)), batch=False) for _ in range(2)]
     snapshot = running(client, base, *companions)
     assert [snapshot.jobs[job_id].gpus for job_id in (base, *companions)] == [2, 1, 1]
     assert snapshot.nodes["n1"].gpus_used == 4
@@ -163,7 +165,7 @@ def test_companions_share_the_node_of_their_base(cluster: Cluster) -> None:
 def test_ended_job_can_be_neither_shrunk_nor_changed(cluster: Cluster) -> None:
     """A job that has ended, or never was, refuses shrink and comment: the caller has to look again."""
     client = cluster.client()
-    job_id = cluster.submit(Want(2, 1))
+    job_id = cluster.submit(Component(2, 1))
     running(client, job_id)
     client.cancel(job_id)
     seen(client, lambda s: job_id not in s.jobs)
@@ -177,8 +179,8 @@ def test_ended_job_can_be_neither_shrunk_nor_changed(cluster: Cluster) -> None:
 def test_shrink_of_a_waiting_job_becomes_a_requirement(cluster: Cluster) -> None:
     """Slurm takes the nodes of a pending job's shrink as required ones: visible in the snapshot, not silent."""
     client = cluster.client()
-    running(client, cluster.submit(Want(8, 4)))
-    waiting = cluster.submit(Want(1, 4))
+    running(client, cluster.submit(Component(8, 4)))
+    waiting = cluster.submit(Component(1, 4))
     client.shrink(waiting, ["n6"])
     job = client.snapshot().jobs[waiting]
     assert (job.state, job.required_nodes) == ("PENDING", ("n6",))
@@ -187,7 +189,7 @@ def test_shrink_of_a_waiting_job_becomes_a_requirement(cluster: Cluster) -> None
 def test_strangers_are_refused_and_owners_are_not(cluster: Cluster) -> None:
     """An ordinary user may shrink, tag and cancel their own jobs, and nobody else's."""
     stranger, owner, root = cluster.client("nobody"), cluster.client("games"), cluster.client()
-    job_id = cluster.submit(Want(2, 1), user="games", comment="mine")
+    job_id = cluster.submit(Component(2, 1), user="games", comment="mine")
     running(root, job_id)
     for attempt in (
         lambda: stranger.shrink(job_id, ["n1"]),
@@ -209,7 +211,7 @@ def test_strangers_are_refused_and_owners_are_not(cluster: Cluster) -> None:
 def test_no_slurmctld_is_unreachable_not_refused(cluster: Cluster) -> None:
     """While slurmctld is down nothing is concluded: every call says unreachable; afterwards the job is as it was."""
     client = cluster.client()
-    job_id = cluster.submit(Want(2, 1), comment="still here")
+    job_id = cluster.submit(Component(2, 1), comment="still here")
     before = running(client, job_id).jobs[job_id]
 
     def outcome(call: Callable[[], object]) -> type[BaseException] | None:

@@ -9,7 +9,7 @@ from slurm_backends import Commands, PySlurm, RealCluster, gone, running, seen
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient, Job, SlurmClient
-from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.fake import Component
 
 # What only the real one has: forms of asking for GPUs, arrays, and comments that break lines.
 
@@ -45,7 +45,7 @@ def test_pyslurm_tells_what_commands_tell(empty_sandbox: Sandbox, pyslurm: PySlu
     gpu_requests(empty_sandbox, pyslurm)
     sbatch(empty_sandbox, "--array=0-5%2", "--gres=gpu:1", "--exclusive", "--time=90", "--hold")
     sbatch(empty_sandbox, "--array=0-1", "-N1", "--mem=700", "--nodelist=n8", "--comment=a b", "--nice=7")
-    RealCluster(empty_sandbox, pyslurm).submit(Want(1, 1), Want(2, 2), user="games")
+    RealCluster(empty_sandbox, pyslurm).submit(Component(1, 1), Component(2, 2), user="games")
     sbatch(empty_sandbox, "-N8", "--gres=gpu:a100:4", "--mem-per-cpu=100", "--no-requeue", "--begin=now+1hour")
     seen(ways[1], lambda s: sum(job.running for job in s.jobs.values()) == 10)
 

@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import Size, Snapshot
-from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.daemon.slurm.site import limits
 from slurm_elastic.protocol.errors import SlurmRefused
 
@@ -29,7 +29,7 @@ def test_requeued_job_comes_back_at_the_size_it_is_given(cluster: Cluster) -> No
     """A job is put back, does not start by itself for a minute at least, and starts at once when it gets a size: more
     nodes with fewer GPUs each, and then fewer nodes with more."""
     client = cluster.client()
-    job_id = cluster.submit(Want(1, 4), user="games", comment="elastic:x")
+    job_id = cluster.submit(Component(1, 4), user="games", comment="elastic:x")
     assert running(client, job_id).jobs[job_id].asked_per_node == 4
     snapshot = put_back(cluster, job_id)
     job = snapshot.jobs[job_id]
@@ -48,8 +48,8 @@ def test_requeued_job_comes_back_at_the_size_it_is_given(cluster: Cluster) -> No
 def test_what_cannot_be_requeued_is_refused(cluster: Cluster) -> None:
     """A job without a script, one that waits, one that has ended; a running job takes no size; others may not."""
     client = cluster.client()
-    base, companion = cluster.submit(Want(1, 1), user="games"), cluster.submit(Want(7, 4), batch=False)
-    waiting = cluster.submit(Want(8, 4))
+    base, companion = cluster.submit(Component(1, 1), user="games"), cluster.submit(Component(7, 4), batch=False)
+    waiting = cluster.submit(Component(8, 4))
     running(client, base, companion)
     seen(client, lambda s: s.jobs[waiting].pending)
     for job_id in (companion, waiting):
@@ -72,8 +72,8 @@ def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
         site = client.site()
         kept = next(kept for kept in site.reservations if kept.name == name)
         assert len(kept.nodes) == 8 and kept.start <= site.at + 1 and kept.end - site.at > 0
-        other = cluster.submit(Want(8, 4), user="nobody")
-        mine = cluster.submit(Want(1, 4, ("n1",)), user="games")
+        other = cluster.submit(Component(8, 4), user="nobody")
+        mine = cluster.submit(Component(1, 4, ("n1",)), user="games")
         if isinstance(cluster, RealCluster):
             # As after a requeue: else Slurm may start the job between its reservation and its size.
             cluster.sandbox.run(["scontrol", "update", f"JobId={mine}", "StartTime=now+120"])
@@ -121,7 +121,7 @@ def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
 def test_heterogeneous_job_gives_up_one_component(cluster: Cluster) -> None:
     """Components are job records of their own; cancelling one leaves the others running; the first id ends all."""
     client = cluster.client()
-    first = cluster.submit(Want(1, 4), Want(2, 2), Want(1, 1))
+    first = cluster.submit(Component(1, 4), Component(2, 2), Component(1, 1))
     snapshot = running(client, first, first + 1, first + 2)
     parts = snapshot.components(first)
     assert [(p.job_id, p.het_job_id, p.het_offset, p.gpus) for p in parts] == [
@@ -139,7 +139,7 @@ def test_heterogeneous_job_gives_up_one_component(cluster: Cluster) -> None:
 def test_component_shrinks_by_its_own_id(cluster: Cluster) -> None:
     """A later component of several nodes gives up one of them, never its first."""
     client = cluster.client()
-    first = cluster.submit(Want(1, 1), Want(2, 2))
+    first = cluster.submit(Component(1, 1), Component(2, 2))
     part = running(client, first, first + 1).jobs[first + 1]
     with pytest.raises(SlurmRefused):
         client.shrink(first + 1, [part.nodes[1]])
@@ -152,8 +152,8 @@ def test_component_shrinks_by_its_own_id(cluster: Cluster) -> None:
 def test_waiting_component_cannot_be_cancelled_alone(cluster: Cluster) -> None:
     """Slurm refuses to cancel one component of a heterogeneous job that has not started."""
     client = cluster.client()
-    running(client, cluster.submit(Want(8, 4)))
-    first = cluster.submit(Want(1, 1), Want(1, 1))
+    running(client, cluster.submit(Component(8, 4)))
+    first = cluster.submit(Component(1, 1), Component(1, 1))
     seen(client, lambda s: s.jobs[first + 1].pending)
     with pytest.raises(SlurmRefused, match="individual component"):
         client.cancel(first + 1)
@@ -163,7 +163,7 @@ def test_waiting_component_cannot_be_cancelled_alone(cluster: Cluster) -> None:
 def test_cancel_may_be_repeated(cluster: Cluster) -> None:
     """Cancelling a job that has ended, or one that never was, is not an error."""
     client = cluster.client()
-    job_id = cluster.submit(Want(1, 1))
+    job_id = cluster.submit(Component(1, 1))
     running(client, job_id)
     for _ in range(2):
         client.cancel(job_id)

@@ -15,7 +15,7 @@ from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.service.controller import DaemonController
 from slurm_elastic.daemon.service.job_registry import JobRegistry
 from slurm_elastic.daemon.service.rounds import Rounds
-from slurm_elastic.daemon.slurm.fake import UIDS, FakeSlurm, Want
+from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
@@ -62,13 +62,13 @@ class World:
 
     def elastic(self, nodes: int = 1, gpus: int = 4, comment: str = REQUEST, measured: bool = True) -> Supervisor:
         """Submit an elastic job; its supervisor registers when it starts."""
-        job_id = self.slurm.submit(Want(nodes, gpus), user=USER, name="train", comment=comment)
+        job_id = self.slurm.submit(Component(nodes, gpus), user=USER, name="train", comment=comment)
         supervisor = self.supervisors[job_id] = Supervisor(self, job_id, measured=measured)
         return supervisor
 
     def rigid(self, nodes: int = 1, gpus: int = 4) -> int:
         """Submit an ordinary job of another user."""
-        return self.slurm.submit(Want(nodes, gpus), user="nobody", name="rigid")
+        return self.slurm.submit(Component(nodes, gpus), user="nobody", name="rigid")
 
     def round(self, seconds: float = 5.0) -> None:
         """Time passes, everybody takes a step, the daemon has its round."""
@@ -258,7 +258,7 @@ class Supervisor:
     def _submit(self, shape: Shape) -> int:
         assert self.active is not None
         comment = f"selastic:companion-of={self.job_id};directive={self.active.id}"
-        want = Want(shape.nodes, shape.gpus_per_node, shape.node_list)
+        want = Component(shape.nodes, shape.gpus_per_node, shape.node_list)
         return self.world.slurm.submit(want, user=USER, name=f"selastic-{self.job_id}", comment=comment, batch=False)
 
     def _switch(self) -> None:

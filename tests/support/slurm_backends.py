@@ -13,8 +13,8 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, SlurmClient, Snapshot
-from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
-from slurm_elastic.daemon.slurm.pyslurm.client import PySlurmClient, Unfit
+from slurm_elastic.daemon.slurm.fake import Component, FakeSlurm
+from slurm_elastic.daemon.slurm.pyslurm.client import PySlurmClient, PyslurmUnusable
 
 
 class Cluster(Protocol):
@@ -24,7 +24,7 @@ class Cluster(Protocol):
 
     def client(self, user: str = "root") -> SlurmClient: ...
     def submit(
-        self, *wants: Want, user: str = "root", name: str = "job", comment: str = "", batch: bool = True
+        self, *components: Component, user: str = "root", name: str = "job", comment: str = "", batch: bool = True
     ) -> int: ...
     def stop(self) -> None: ...
     def start(self) -> None: ...
@@ -77,7 +77,7 @@ def pyslurm(sandbox: Sandbox) -> Iterator[PySlurm]:
     conf = sandbox.env["SLURM_CONF"]
     try:
         PySlurmClient(CommandClient(conf), conf).close()
-    except Unfit as why:
+    except PyslurmUnusable as why:
         pytest.skip(str(why))
     with contextlib.closing(PySlurm()) as found:
         yield found
@@ -100,12 +100,14 @@ class RealCluster:
     def client(self, user: str = "root") -> SlurmClient:
         return self.way.client(self.sandbox.env["SLURM_CONF"], user)
 
-    def submit(self, *wants: Want, user: str = "root", name: str = "job", comment: str = "", batch: bool = True) -> int:
+    def submit(
+        self, *components: Component, user: str = "root", name: str = "job", comment: str = "", batch: bool = True
+    ) -> int:
         parts = []
-        for want in wants:
-            part = ["-N", str(want.nodes), "--ntasks-per-node=1", f"--job-name={name}", f"--comment={comment}"]
-            part += [f"--gres=gpu:{want.gpus_per_node}"] if want.gpus_per_node else []
-            part += [f"--nodelist={','.join(want.node_list)}"] if want.node_list else []
+        for asked in components:
+            part = ["-N", str(asked.nodes), "--ntasks-per-node=1", f"--job-name={name}", f"--comment={comment}"]
+            part += [f"--gres=gpu:{asked.gpus_per_node}"] if asked.gpus_per_node else []
+            part += [f"--nodelist={','.join(asked.node_list)}"] if asked.node_list else []
             parts += [":", *part] if parts else part
         if batch:
             command = ["sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900", *parts]
@@ -139,8 +141,8 @@ class FakeCluster:
     def client(self, user: str = "root") -> SlurmClient:
         return self.slurm.client(user)
 
-    def submit(self, *wants: Want, **fields: Any) -> int:
-        return self.slurm.submit(*wants, **fields)
+    def submit(self, *components: Component, **fields: Any) -> int:
+        return self.slurm.submit(*components, **fields)
 
     def stop(self) -> None:
         self.slurm.reachable = False

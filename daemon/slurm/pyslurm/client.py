@@ -29,16 +29,16 @@ _JOB_ERRORS = range(2000, 4000)
 T = TypeVar("T")
 
 
-class Unfit(Exception):
-    """pyslurm cannot be used here; why."""
+class PyslurmUnusable(Exception):
+    """Why pyslurm cannot be used here."""
 
 
 class PySlurmClient:
     """A SlurmClient on pyslurm. May be used from any thread; `close` ends the worker.
 
-    commands: does what pyslurm does not, and everything once a worker that had to be started anew finds that pyslurm is
-    no longer one for the installed Slurm. timeout_s: for one call, also when slurmctld keeps pyslurm waiting. worker:
-    see PySlurmProcess. Raises Unfit when pyslurm cannot be used from the beginning.
+    commands: does what pyslurm does not, and everything once a restarted worker finds that pyslurm is no longer
+    one for the installed Slurm. timeout_s: for one call, also when slurmctld keeps pyslurm waiting. worker:
+    see PySlurmProcess. Raises PyslurmUnusable when pyslurm cannot be used from the beginning.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PySlurmClient:
             self._ask("about")
         except SlurmUnreachable as error:
             self.close()
-            raise Unfit(str(error).rstrip(".")) from None
+            raise PyslurmUnusable(str(error).rstrip(".")) from None
 
     def close(self) -> None:
         """End the worker; a later call would start another."""
@@ -67,7 +67,7 @@ class PySlurmClient:
         return f"pyslurm {self.version}" + ("" if self._lists else " for changes, Slurm's commands for listings")
 
     def snapshot(self) -> Snapshot:
-        """See SlurmClient.snapshot. A job that pyslurm stumbles over hides nobody: commands tell it then."""
+        """See SlurmClient.snapshot. When pyslurm cannot read a job, commands are used for the whole listing."""
         if not self._lists:
             return self._commands.snapshot()
         try:
@@ -122,12 +122,12 @@ class PySlurmClient:
         self._through(otherwise, "modify", arguments.job_number(job_id), changes, doing=f"change job {job_id}")
 
     def _through(self, otherwise: Callable[[], T], name: str, *values: Any, doing: str = "") -> T:
-        """The worker's answer; from commands where pyslurm turns out not to be able to give it."""
+        """The worker's answer, or the commands' where pyslurm turns out to be unable."""
         if self._usable:
             try:
                 value: T = self._ask(name, *values, doing=doing)
                 return value
-            except Unfit as error:
+            except PyslurmUnusable as error:
                 log.warning("Slurm's commands are used in place of pyslurm: %s", error)
         return otherwise()
 
@@ -139,14 +139,14 @@ class PySlurmClient:
             raise SlurmUnparsable(*text)
         if value == UNTRACKED:
             self._lists = False
-            raise Unfit(*text)
+            raise PyslurmUnusable(*text)
         if value in _JOB_ERRORS and not says_no_answer(text[0]):
             raise SlurmRefused(f"Slurm refused to {doing}: {text[0]}")
         self.close()  # it has read slurm.conf once: slurmctld may have moved since
         raise SlurmUnreachable(f"No answer from slurmctld: {text[0]} ({value})")
 
     def _accept(self, reply: tuple[Any, ...]) -> None:
-        """Take a new worker, by what it says about itself; else Unfit."""
+        """Take a new worker, by what it says about itself; else PyslurmUnusable."""
         done, value, *text = reply
         why = ""
         if not done:
@@ -159,7 +159,7 @@ class PySlurmClient:
                 why = f"pyslurm {self.version} is not one for Slurm {installed[0]}.{installed[1]:02d}, installed here"
         if why:
             self._usable = False
-            raise Unfit(why)
+            raise PyslurmUnusable(why)
 
 
 def release_of(version: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""The caller's end of worker.py: one process, started when it is needed, ended when it keeps its caller waiting.
+"""Runs worker.py in one process: started when it is needed, ended when it does not answer in time.
 
-Promise: a call ends within its time, whatever libslurm does; two threads never talk at once.
-Limit: of a call that ended in SlurmUnreachable nobody knows whether it had an effect.
+Promise: a call ends within its time limit, whatever libslurm does; threads take turns.
+Limit: whether a call that ended in SlurmUnreachable had an effect is not known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PySlurmProcess:
         self._connection: Connection | None = None
 
     def call(self, *request: Any) -> Any:
-        """The worker's reply. WorkerEnded or SlurmUnreachable when there is none: it kept silent for timeout_s."""
+        """The worker's reply. WorkerEnded or SlurmUnreachable when there is none within timeout_s."""
         by = time.monotonic() + self._timeout_s
         if not self._lock.acquire(timeout=self._timeout_s):
             raise SlurmUnreachable(f"pyslurm has been busy with another call for {self._timeout_s:g} s.")

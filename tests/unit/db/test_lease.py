@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from slurm_elastic.daemon.service.leader import Leader, leading
-from slurm_elastic.daemon.slurm.fake import FakeSlurm, Want
+from slurm_elastic.daemon.slurm.fake import Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import SlurmClient
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db import schema
@@ -213,7 +213,7 @@ def test_every_act_on_slurm_asks_first() -> None:
     """Whatever the client can do to Slurm, the daemon's way to it refuses when the lease is not held: Slurm is not
     asked. A new act in the protocol without the question fails here."""
     slurm = FakeSlurm()
-    job = slurm.submit(Want(1, 4))
+    job = slurm.submit(Component(1, 4))
     before = slurm.client("root").snapshot()
 
     def refuse() -> None:

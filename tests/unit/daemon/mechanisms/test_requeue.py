@@ -26,7 +26,7 @@ from slurm_elastic.daemon.mechanisms.base import ChosenWay, FreeNodes
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
-from slurm_elastic.daemon.slurm.fake import FakeClient, Want
+from slurm_elastic.daemon.slurm.fake import Component, FakeClient
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import REQUEUE, IntentRow, InUse
@@ -352,7 +352,7 @@ def test_a_preempted_job_comes_back_on_what_is_left(tmp_path: Path) -> None:
     world.round()
     assert job.gpus == 16
     world.slurm.client().requeue(job.job_id)
-    urgent = world.slurm.submit(Want(3, 4), user="nobody")
+    urgent = world.slurm.submit(Component(3, 4), user="nobody")
     assert world.snapshot().jobs[urgent].running
     for _ in range(4):
         world.round(2.0)
@@ -378,7 +378,7 @@ def test_a_shrink_that_met_a_preemption_binds_the_job_to_no_node(tmp_path: Path,
     else:
         world.slurm.client().shrink(job.job_id, ("n1",))
     assert world.snapshot().jobs[job.job_id].required_nodes == ("n1",)
-    urgent = world.slurm.submit(Want(2, 4, ("n1", "n2")), user="nobody")
+    urgent = world.slurm.submit(Component(2, 4, ("n1", "n2")), user="nobody")
     assert world.snapshot().jobs[urgent].running
     for _ in range(4):
         world.round(2.0)
@@ -393,7 +393,7 @@ def test_advice_puts_nothing_back(tmp_path: Path) -> None:
     job = world.elastic(nodes=4, comment="elastic:gpus=4-16,step=4,batch=240-3840")
     world.round()
     world.slurm.client().requeue(job.job_id)
-    world.slurm.submit(Want(3, 4), user="nobody")
+    world.slurm.submit(Component(3, 4), user="nobody")
     for _ in range(4):
         world.round(2.0)
     base = world.snapshot().jobs[job.job_id]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.fake import Component
 
 NODES, GPUS = 5, 4
 REQUESTS = (
@@ -67,7 +67,11 @@ class Machine(RuleBasedStateMachine):
     def submit_heterogeneous(self) -> None:
         """A base of one node and a component of two GPUs."""
         job_id = self.world.slurm.submit(
-            Want(1, 4), Want(1, 2), user="games", name="het", comment="elastic:gpus=4-12,step=2,batch=240-3840"
+            Component(1, 4),
+            Component(1, 2),
+            user="games",
+            name="het",
+            comment="elastic:gpus=4-12,step=2,batch=240-3840",
         )
         self.world.supervisors[job_id] = Supervisor(self.world, job_id)
         self.least[job_id] = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from daemon_harness import REQUEST, World
 
-from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration
 
@@ -34,7 +34,7 @@ def test_an_unknown_job_cannot_register(world: World) -> None:
 
 def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
     """It trains at the size it has."""
-    job = world.slurm.submit(Want(1, 4), user="games")
+    job = world.slurm.submit(Component(1, 4), user="games")
     grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
     assert not grant.managed and "--comment=elastic:" in grant.reason
     assert world.store.job(job) is None
@@ -42,7 +42,7 @@ def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
 
 def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World) -> None:
     """Also after the daemon was started again, when nothing but the store remembers it."""
-    job = world.slurm.submit(Want(1, 4), user="games")
+    job = world.slurm.submit(Component(1, 4), user="games")
     grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
     assert grant.managed
     world.boot()
@@ -53,15 +53,15 @@ def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World
 
 def test_a_request_that_does_not_fit_is_answered_with_its_sentence(world: World) -> None:
     """The supervisor prints it where the user looks."""
-    job = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
+    job = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
     grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
     assert not grant.managed and "starts with 4 GPUs" in grant.reason
 
 
 def test_pieces_of_another_user_are_refused(world: World) -> None:
     """A supervisor cannot claim what is not its user's: it would be counted, and released."""
-    job = world.slurm.submit(Want(1, 4), user="games", comment=REQUEST)
-    other = world.slurm.submit(Want(1, 4), user="nobody")
+    job = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)
+    other = world.slurm.submit(Component(1, 4), user="nobody")
     pieces = (Piece(job, "base", ("n1",), 4), Piece(other, "companion", ("n2",), 4))
     with pytest.raises(NotAllowed, match=f"piece {other}"):
         world.controller.registered(job, registration(*pieces))
@@ -89,7 +89,7 @@ def test_a_phase_told_twice_changes_nothing(world: World) -> None:
 
 def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
     """A world says that it runs after its first step: that step, however short, is the new size's."""
-    job = world.slurm.submit(Want(1, 4), user="games", comment=REQUEST)
+    job = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)
     pieces = (Piece(job, "base", ("n1",), 4),)
     small, large = 240, 480
     world.controller.registered(job, replace(registration(*pieces), generation=1))
@@ -158,7 +158,7 @@ def test_a_requeued_job_is_decided_about_again(world: World) -> None:
 
 def test_the_first_world_of_an_unmanaged_job_is_no_restart(world: World) -> None:
     """Its registration opens no allocation, its first world does; the next world is a restart."""
-    job = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
+    job = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
     pieces = (Piece(job, "base", ("n1",), 4),)
     world.controller.registered(job, registration(*pieces))
     world.rounds.run()
@@ -231,6 +231,6 @@ def test_many_who_ask_for_an_unknown_job_share_few_snapshots(world: World) -> No
     for _ in range(5):
         assert world.controller.owner(12345) is None
     assert len(taken) <= 5
-    job = world.slurm.submit(Want(1, 4), user="games")
+    job = world.slurm.submit(Component(1, 4), user="games")
     world.slurm.now += 1
     assert world.controller.owner(job) == (5, "games")

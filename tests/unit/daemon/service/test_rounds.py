@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from daemon_harness import REQUEST, World
 
-from slurm_elastic.daemon.slurm.fake import Want
+from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.errors import SlurmRefused
@@ -107,7 +107,7 @@ def test_nothing_moves_for_a_job_that_can_never_start(world: World) -> None:
 
 def test_malformed_requests_are_told_once_and_left_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """The sentence is in the record, in one event and in one line of the log."""
-    job_id = world.slurm.submit(Want(1, 4), user="games", comment="elastic:gpus=4-2,batch=256")
+    job_id = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=4-2,batch=256")
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             world.round()
@@ -237,7 +237,7 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr(world.jobs, "cancel", refuse)
     for number in range(6):
         comment = f"selastic:companion-of=900{number};directive=1"
-        world.slurm.submit(Want(1, 1), user="games", name=f"selastic-900{number}", comment=comment, batch=False)
+        world.slurm.submit(Component(1, 1), user="games", name=f"selastic-900{number}", comment=comment, batch=False)
     world.round()
     assert world.rounds.mode == "advise"
     assert [event.kind for event in world.store.events(0)] == ["tripped"]
@@ -284,7 +284,9 @@ def test_a_waiting_job_that_does_not_take_its_room_is_passed_over(
 
 def test_a_heterogeneous_job_gives_up_a_component(world: World) -> None:
     """A component is cancelled by its own id, and the rest of the job runs on."""
-    job_id = world.slurm.submit(Want(1, 4), Want(1, 4), user="games", name="het", comment=REQUEST + ",via=component")
+    job_id = world.slurm.submit(
+        Component(1, 4), Component(1, 4), user="games", name="het", comment=REQUEST + ",via=component"
+    )
     from daemon_harness import Supervisor
 
     job = world.supervisors[job_id] = Supervisor(world, job_id)

@@ -17,7 +17,7 @@ import pytest
 
 from slurm_elastic.daemon.slurm import CommandClient, Size, SlurmClient
 from slurm_elastic.daemon.slurm.pyslurm import records
-from slurm_elastic.daemon.slurm.pyslurm.client import PySlurmClient, Unfit, release_of
+from slurm_elastic.daemon.slurm.pyslurm.client import PySlurmClient, PyslurmUnusable, release_of
 from slurm_elastic.daemon.slurm.select import choose
 from slurm_elastic.protocol.errors import ConfigError, SlurmError, SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
@@ -221,7 +221,7 @@ def test_a_call_that_hangs_ends_within_its_time(bench: Bench) -> None:
 
 def test_pyslurm_of_another_slurm_is_not_used(bench: Bench) -> None:
     """libslurm has no stable interface: only a build for the installed release is used."""
-    with pytest.raises(Unfit, match=r"pyslurm 24\.11\.0 is not one for Slurm 25\.11, installed here"):
+    with pytest.raises(PyslurmUnusable, match=r"pyslurm 24\.11\.0 is not one for Slurm 25\.11, installed here"):
         bench.client(version="24.11.0")
 
 
