@@ -18,14 +18,14 @@ import _setup  # noqa: F401
 
 from slurm_elastic.daemon.cli.commands.simulate import load_profiles
 from slurm_elastic.daemon.optimizer.job_view import JobView
-from slurm_elastic.daemon.optimizer.plan import choose
+from slurm_elastic.daemon.optimizer.plan import plan
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
+from slurm_elastic.daemon.simulator.job_states import TrueCurve
 from slurm_elastic.daemon.simulator.jobs import Settings
 from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob, read
-from slurm_elastic.daemon.simulator.views import TrueCurve
 
 TABLE = (*POLICIES, "feedback", "evolution")
 ENDINGS = {"epochs": ("epochs",), "quality": ("quality",), "half": ("epochs", "quality")}
@@ -134,7 +134,7 @@ def needless(quick: bool) -> None:
                     )
                     for i in range(count)
                 ]  # fmt: skip
-                rows = choose(views, 512, policy)
+                rows = plan(views, 512, policy).targets
                 changed = sum((r.gpus, r.batch) != (h, b) for r, h, b in zip(rows, held, batch, strict=True))
                 moved += changed if round_ else 0
                 held, batch = [r.gpus for r in rows], [r.batch for r in rows]

@@ -133,15 +133,17 @@ def per_node(job: Job) -> Amount:
 
 def pools(snapshot: Snapshot) -> tuple[Pool, ...]:
     """The pools of a cluster, by name. Partitions that share a node with GPUs of one type are one pool."""
-    found: list[Pool] = []
+    kinds: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for node in snapshot.nodes.values():
-        if not node.gpus:
-            continue
-        pool = Pool("", node.gpu_type, frozenset(node.partitions), frozenset((node.name,)))
-        same = [p for p in found if p.gpu_type == node.gpu_type and p.partitions & pool.partitions]
+        if node.gpus:
+            kinds.setdefault((node.gpu_type, node.partitions), []).append(node.name)
+    found: list[Pool] = []
+    for (gpu_type, partitions), names in kinds.items():
+        pool = Pool("", gpu_type, frozenset(partitions), frozenset(names))
+        same = [p for p in found if p.gpu_type == gpu_type and p.partitions & pool.partitions]
         found = [p for p in found if p not in same]
         for other in same:
-            pool = Pool("", node.gpu_type, pool.partitions | other.partitions, pool.nodes | other.nodes)
+            pool = Pool("", gpu_type, pool.partitions | other.partitions, pool.nodes | other.nodes)
         found.append(pool)
     named = [
         Pool(f"{'+'.join(sorted(p.partitions))}/{p.gpu_type or 'gpu'}", p.gpu_type, p.partitions, p.nodes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 from math import inf
@@ -100,7 +101,6 @@ class _Maker:
                 self.on_node.setdefault(unit[1], []).append(unit)
         self._ok: dict[tuple[int, frozenset[Unit]], bool] = {}
         self._nodes: dict[Part, list[str]] = {}
-        self._ends = _ends(snapshot)
 
     def attempt(self, state: _Try, need: Need) -> _Try | None:
         """The state after reserving the need's whole shape; None when it cannot be completed."""
@@ -243,12 +243,12 @@ class _Maker:
             return 0.0
         return self._ends.get(name, 0.0)
 
-
-def _ends(snapshot: Snapshot) -> dict[str, float]:
-    """By node: seconds until the last of its jobs reaches its time limit; infinite where one has none."""
-    found: dict[str, float] = {}
-    for job in snapshot.jobs.values():
-        left = inf if job.time_left_s is None else job.time_left_s
-        for name in job.nodes:
-            found[name] = max(found.get(name, left), left)
-    return found
+    @cached_property
+    def _ends(self) -> dict[str, float]:
+        """By node: seconds until the last of its jobs reaches its time limit; infinite where one has none."""
+        found: dict[str, float] = {}
+        for job in self.snapshot.jobs.values():
+            left = inf if job.time_left_s is None else job.time_left_s
+            for name in job.nodes:
+                found[name] = max(found.get(name, left), left)
+        return found

@@ -59,6 +59,10 @@ class Giver:
     """Nodes that waiting jobs ask for by name."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> the share of every step that all ranks wait for its own; nodes that hold nobody back are not in it."""
+    known: dict[frozenset[Unit], Mapping[int, tuple[Piece, ...]]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+    """What `shrinks` found, by the units that were forced."""
 
     @property
     def gpus(self) -> int:
@@ -96,13 +100,20 @@ def units_of(pieces: Iterable[Piece]) -> set[Unit]:
     return {(piece.slurm_job_id, node) for piece in pieces for node in piece.nodes}
 
 
-def shrinks(giver: Giver, forced: Collection[Unit] = ()) -> dict[int, tuple[Piece, ...]]:
+def shrinks(giver: Giver, forced: frozenset[Unit] = frozenset()) -> Mapping[int, tuple[Piece, ...]]:
     """Every number of GPUs the job can come down to (its present one included), with the pieces it then keeps.
 
     Units in `forced` are gone in each of them. For one size there may be many ways; this gives the gentlest:
     newest and smallest companions first, but before these one on a slow node, whole companions rather than parts, the
     base's own nodes last.
     """
+    found = giver.known.get(forced)
+    if found is None:
+        found = giver.known[forced] = _shrinks(giver, forced)
+    return found
+
+
+def _shrinks(giver: Giver, forced: frozenset[Unit]) -> dict[int, tuple[Piece, ...]]:
     best: dict[int, tuple[int, tuple[Piece, ...]]] = {0: (0, ())}
     for rank, piece in enumerate(reversed(giver.pieces)):
         step: dict[int, tuple[int, tuple[Piece, ...]]] = {}
@@ -115,7 +126,7 @@ def shrinks(giver: Giver, forced: Collection[Unit] = ()) -> dict[int, tuple[Piec
     return {size: pieces for size, (_, pieces) in sorted(best.items())}
 
 
-def _cuts(giver: Giver, piece: Piece, rank: int, forced: Collection[Unit]) -> list[tuple[Piece | None, int]]:
+def _cuts(giver: Giver, piece: Piece, rank: int, forced: frozenset[Unit]) -> list[tuple[Piece | None, int]]:
     """Each way to cut one piece: what is kept (None: it goes whole) and its cost."""
     gone = [node for node in piece.nodes if (piece.slurm_job_id, node) in forced]
     rule = giver.rules.get(piece.kind)
@@ -130,7 +141,8 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: Collection[Unit]) -> li
     for count in range(len(gone), len(order) + 1):
         left = tuple(node for node in piece.nodes if node not in order[:count])
         if left and fixed not in gone:
-            cuts.append((replace(piece, nodes=left), sum(costs[:count]) + (1 if count else 0)))
+            kept = replace(piece, nodes=left) if count else piece
+            cuts.append((kept, sum(costs[:count]) + (1 if count else 0)))
     if rule.whole:
         cuts.append((None, sum(costs) + unit_cost * (len(piece.nodes) - len(order))))
     return cuts

@@ -134,7 +134,7 @@ def _explored(job: JobView, found: list[Choice]) -> list[Choice]:
     now = next((choice for choice in found if choice.gpus == job.current_gpus), None)
     if now is None:
         return found
-    known = frozenset(job.model.sizes_seen)
+    known = job.model.sizes_seen
     guessed = [choice.gpus for choice in found if choice.gpus > now.gpus and choice.gpus not in known]
     nodes, kept = dict(job.choices), 1.0 - penalty(job)
     doubts = job.model.uncertainties([(k, max(1, nodes[k])) for k in guessed])

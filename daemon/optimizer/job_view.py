@@ -7,7 +7,7 @@ Limit: a job's choices lie in one pool of equal GPUs; jobs do not influence each
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ class Model(Protocol):
     """What a policy reads of a throughput model (models.ThroughputModel is one)."""
 
     @property
-    def sizes_seen(self) -> tuple[int, ...]: ...
+    def sizes_seen(self) -> Collection[int]: ...
     @property
     def jitter(self) -> float: ...
     def throughput(self, gpus: int, nodes: int, batch: int) -> float: ...

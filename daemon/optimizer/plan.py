@@ -1,4 +1,4 @@
-"""From what is known of each job to the best plan: for one pool, for several under limits, or the bare choice.
+"""From what is known of each job to the best plan: for one pool, or for several under limits.
 
     maximise  sum_j w_j * u(s_j(k_j, b_j) * (1 - penalty_j))      penalty 0 for what a job already has
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import Protocol
 
 from .choices import choices
 from .job_view import JobView
@@ -35,14 +35,15 @@ class Cache:
     old: dict[object, tuple[object, list[Choice]]] = field(default_factory=dict)
     """Of the turn before; what is not asked for in two turns is forgotten."""
     views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
+    old_views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
     lists: Memo = field(default_factory=dict)
     """What the solver read of the lists of choices."""
 
     def turn(self) -> None:
         """Begin another round of plans: forget what the last one did not ask for."""
-        kept = {id(found) for _, found in self.made.values()}
+        kept = {id(found) for _, found in self.made.values()} | {id(found) for _, _, found in self.views.values()}
         self.old, self.made = self.made, {}
-        self.views.clear()
+        self.old_views, self.views = self.views, {}
         self.lists = {key: made for key, made in self.lists.items() if _list_of(key) in kept}
 
 
@@ -59,6 +60,19 @@ def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, c
     made = [choices_of(job, policy, cache) for job in jobs]
     found = solve(made, capacity, [job.label for job in jobs], memo=cache.lists if cache else None)
     return explained(jobs, made, found, capacity, policy)
+
+
+class Solver(Protocol):
+    """Makes a plan for several pools at once, as `plan_pools` does."""
+
+    def __call__(
+        self,
+        pools: Sequence[Sequence[JobView]],
+        capacities: Sequence[int],
+        caps: Sequence[Cap],
+        policy: str,
+        cache: Cache | None = None,
+    ) -> list[PoolPlan]: ...
 
 
 def plan_pools(
@@ -91,45 +105,19 @@ def plan_pools(
     return out
 
 
-def choose(
-    jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None
-) -> list[Choice]:
-    """The same plan without its explanation."""
-    if not jobs:
-        return []
-    if cache is None:
-        made = [choices_of(job, policy) for job in jobs]
-    else:  # most jobs are as they were: their views are known
-        known = zip(map(cache.views.get, map(id, jobs)), jobs, strict=True)
-        made = [k[2] if k and k[0] == policy else choices_of(job, policy, cache) for k, job in known]
-    labels, memo = _Labels(jobs), cache.lists if cache else None
-    found = solve(made, capacity, labels, memo=memo)
-    return [own[i] for own, i in zip(made, found.choice, strict=True)]
-
-
-class _Labels(Sequence[str]):
-    """The jobs' labels, read only when a message needs one."""
-
-    def __init__(self, jobs: Sequence[JobView]) -> None:
-        self.jobs = jobs
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        return self.jobs[index].label if isinstance(index, int) else [job.label for job in self.jobs[index]]
+def value_of_staying(job: JobView, policy: str, cache: Cache | None = None) -> float:
+    """The term of a job that has one choice."""
+    (choice,) = choices_of(job, policy, cache)
+    return choice.value
 
 
 def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> list[Choice]:
     """The choices of one job, with their terms in the objective."""
     if cache is None:
         return choices(job, policy)
-    held = cache.views.get(id(job))
+    held = cache.views.get(id(job)) or cache.old_views.get(id(job))
     if held is not None and held[0] == policy:
+        cache.views[id(job)] = held
         return held[2]
     key = (
         policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,

@@ -29,14 +29,22 @@ class Target:
     """Relative change of progress against the current allocation; for a job that starts, its speedup."""
     reason: str
     """A code of daemon/text/reasons.py, or "start" / "keep_frozen"."""
-    alternatives: tuple[tuple[int, int, float], ...] = ()
-    """The next best sizes at the plan's price of a GPU: (GPUs, batch, value)."""
+    offered: Sequence[Choice] = ()
+    """All its sizes."""
+    price: float = 0.0
+    """The plan's price of a GPU."""
     measured: bool = True
     """Whether this size was measured; False: predicted."""
     limit: str = ""
     """The limit that keeps it from more; empty when none does."""
     unlimited: int = 0
     """GPUs it would have without that limit; 0: no limit."""
+
+    @property
+    def alternatives(self) -> tuple[tuple[int, int, float], ...]:
+        """The next best sizes at the plan's price of a GPU: (GPUs, batch, value)."""
+        others = sorted((o for o in self.offered if o.gpus != self.gpus), key=lambda o: self.price * o.gpus - o.value)
+        return tuple((o.gpus, o.batch, o.value) for o in others[:3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,6 @@ def explained(
     grow = "grow_idle" if grown <= capacity - used else "grow_share"
     targets = []
     for job, choice, own in zip(jobs, chosen, options, strict=True):
-        others = sorted((o for o in own if o.gpus != choice.gpus), key=lambda o: solution.price * o.gpus - o.value)
         targets.append(
             Target(
                 label=job.label,
@@ -75,7 +82,8 @@ def explained(
                 value=choice.value,
                 gain=_gain(job, choice, policy),
                 reason=_reason(job, choice, grow, shrink),
-                alternatives=tuple((o.gpus, o.batch, o.value) for o in others[:3]),
+                offered=own,
+                price=solution.price,
                 measured=job.model is not None and choice.gpus in job.model.sizes_seen,
             )
         )

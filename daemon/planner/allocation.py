@@ -18,7 +18,7 @@ from .context import Situation
 from .eligibility import Standing
 from .fixed_targets import failed_lately
 from .moves import Wish, nearest_batch
-from .optimizer_inputs import Member, Shared, explored, member, share
+from .optimizer_inputs import Member, Shared, explored, in_reach, member, share
 from .user_limits import reach
 
 
@@ -33,14 +33,21 @@ class Group:
 
 def members_of(situation: Situation, pool: Pool, movable: list[Standing], idle: int) -> list[Member]:
     """The movable jobs of a pool as the optimizer takes them, the oldest first."""
-    node_gpus = max(
-        (node.gpus for node in situation.inputs.snapshot.nodes.values() if node.name in pool.nodes), default=1
-    )
+    nodes, known = situation.inputs.snapshot.nodes, situation.inputs.memory.members
+    node_gpus = max((nodes[name].gpus for name in pool.nodes), default=1)
     everything = idle + sum(standing.gpus for standing in movable)
+    everything = 1 << everything.bit_length()  # the same sizes from round to round; no plan gives more than there is
     found = []
     for standing in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
-        made = member(standing, situation.forced(standing), everything, node_gpus, situation.inputs.settings)
+        forced = situation.forced(standing)
+        key = forced, in_reach(standing, forced, everything), node_gpus
+        before = known.get(standing.job_id)
+        if before is not None and before[0] is standing and before[1] == key:
+            found.append(before[2])
+            continue
+        made = member(standing, forced, everything, node_gpus, situation.inputs.settings)
         if made is not None:
+            known[standing.job_id] = standing, key, made
             found.append(made)
     return found
 
@@ -80,14 +87,13 @@ class Division:
 
     def _solve(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[Shared]:
         ledger = self.situation.room.ledger
-        free = {name: ledger.gpus((name,)) for group in groups for name in group.pool.nodes}
         caps, first = self.limits.caps([m for group in groups for m in group.members]), 0
         for group in groups:
-            for cap in reach(group.members, nodes, free):
+            for cap in reach(group.members, nodes, group.pool.nodes, ledger):
                 caps.append(replace(cap, members=frozenset(first + i for i in cap.members)))
             first += len(group.members)
         pools, capacities = [g.members for g in groups], [g.capacity for g in groups]
-        return share(pools, capacities, caps, self.inputs.settings, self.inputs.cache)
+        return share(pools, capacities, caps, self.inputs.settings, self.inputs.memory.columns, self.inputs.solver)
 
     def _wishes(self, members: list[Member], capacity: int, shared: Shared) -> list[Wish]:
         """The optimizer's answer for one pool as wishes, sizes worth a try on what stays idle among them."""

@@ -18,11 +18,12 @@ from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.slurm_limits import gpu_limits
 from ..config.settings import Settings
-from ..optimizer.plan import Cache
+from ..optimizer.plan import Solver, plan_pools
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
 from .eligibility import JobState, Standing
+from .memory import Memory
 from .user_limits import Limits
 
 
@@ -37,13 +38,15 @@ class Inputs:
     now: float
     passed: Collection[int] = ()
     """Waiting jobs that did not take the room made for them."""
-    cache: Cache | None = None
+    memory: Memory = field(default_factory=Memory)
     """What was made of the same jobs in the round before; it changes no plan."""
     site: Site = field(default_factory=Site)
     put_back: Mapping[int, Shape] = field(default_factory=dict)
     """What jobs that a resize is putting back are to get, by job id."""
     marks: Mapping[int, Mark] = field(default_factory=dict)
     """Of the decisions that stand, by job id: one like that is made without evidence, for it is not stored again."""
+    solver: Solver = plan_pools
+    """What shares GPUs out."""
 
 
 class Situation:

@@ -18,7 +18,7 @@ from ..capacity.pending_jobs import needs
 from ..capacity.placement import take
 from .allocation import Division, Group, members_of
 from .context import Inputs, Situation
-from .eligibility import JobState, Standing, stand
+from .eligibility import Standing
 from .fixed_targets import settled
 from .free_capacity import comebacks, free_ledger, reachable
 from .moves import Move, Wish, moves
@@ -46,8 +46,7 @@ class Decisions:
 
 def decide(inputs: Inputs) -> Decisions:
     """The decisions of one round."""
-    if inputs.cache is not None:
-        inputs.cache.turn()
+    inputs.memory.turn()
     situation = _situation(inputs)
     resumes = comebacks(inputs, situation.room.ledger)
     found = pools(inputs.snapshot)
@@ -75,11 +74,7 @@ def decide(inputs: Inputs) -> Decisions:
 def _situation(inputs: Inputs) -> Situation:
     """Who may be moved, and the room that is made for waiting jobs."""
     snapshot = inputs.snapshot
-    standings = {
-        job_id: stand(job, inputs.states.get(job_id, JobState()), inputs.settings, inputs.now, inputs.site)
-        for job_id, job in inputs.roster.elastic.items()
-        if job.running
-    }
+    standings = inputs.memory.standings(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
     ledger = free_ledger(snapshot, standings.values())
     take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in standings))
     waiting = needs(snapshot, inputs.roster, inputs.passed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 
 from slurm_elastic.db.rows import IntentRow, InUse, ObservationRow
 from slurm_elastic.protocol.bottleneck import SLOW_RANK
@@ -75,18 +76,16 @@ class Standing:
     """When the cooldown or the time after a failure is over."""
     giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), {}, {}))
     site: Site = field(default_factory=Site)
+    fresh_until: float = inf
+    """When it may stand otherwise though nothing of the job has changed."""
+    job_id: int = field(init=False)
+    gpus: int = field(init=False)
+    batch: int = field(init=False)
 
-    @property
-    def job_id(self) -> int:
-        return self.job.job_id
-
-    @property
-    def gpus(self) -> int:
-        return sum(piece.gpus for piece in self.pieces)
-
-    @property
-    def batch(self) -> int:
-        return self.state.in_use.batch if self.state.in_use else 0
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "job_id", self.job.base.job_id)
+        object.__setattr__(self, "gpus", sum(piece.gpus for piece in self.pieces))
+        object.__setattr__(self, "batch", self.state.in_use.batch if self.state.in_use else 0)
 
     @property
     def may_start_anew(self) -> bool:
@@ -113,22 +112,43 @@ class Standing:
 
 def stand(job: ElasticJob, state: JobState, settings: Settings, now: float, site: Site | None = None) -> Standing:
     """How a running job stands."""
-    used = units_of(state.in_use.pieces) if state.in_use else set()
-    held = units_of(job.pieces)
-    pieces = without(job.pieces, held - used)
+    site = site or Site()
+    held, used = job.pieces, state.in_use.pieces if state.in_use else ()
+    pieces = held if held == used else without(held, units_of(held) - units_of(used))
     registered = bool(pieces) and pieces[0].kind == "base"
     if not registered:
-        pieces = job.pieces
-    loose = _loose(job, state, used) if registered else {}
-    standing = Standing(job, state, pieces, loose, site=site or Site())
-    frozen = _frozen(standing, registered)
-    standing = replace(standing, frozen=frozen, giver=_giver(standing, weight_of(job.request, settings)))
-    return standing if frozen else _rested(_cooled(standing, settings, now), settings, now)
+        pieces = held
+    frozen = _frozen(job, state, pieces, registered)
+    rest = _Rest() if frozen else _rested(_cooled(state, settings, now), state, settings, now)
+    return Standing(
+        job=job,
+        state=state,
+        pieces=pieces,
+        loose=_loose(job, state, used) if registered and (held != used or state.intent is not None) else {},
+        frozen=frozen or rest.frozen,
+        may_grow=rest.may_grow,
+        may_shrink=rest.may_shrink,
+        may_rebatch=rest.may_rebatch,
+        until=rest.until,
+        giver=_giver(job, state, pieces, weight_of(job.request, settings), site),
+        site=site,
+        fresh_until=rest.fresh_until,
+    )
 
 
 def sizes(job: ElasticJob) -> frozenset[int]:
     """Sizes at which some accepted batch is shared out evenly."""
     return _sizes(job.request)
+
+
+def ascending_sizes(job: ElasticJob) -> tuple[int, ...]:
+    """The same in order."""
+    return _ascending(job.request)
+
+
+@lru_cache(maxsize=4096)
+def _ascending(request: ElasticRequest) -> tuple[int, ...]:
+    return tuple(sorted(_sizes(request)))
 
 
 @lru_cache(maxsize=4096)
@@ -142,14 +162,15 @@ def batches(request: ElasticRequest, size: int) -> tuple[int, ...]:
     return request.batches(size)
 
 
-def _frozen(standing: Standing, registered: bool) -> Reason | None:
-    state = standing.state
+def _frozen(job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], registered: bool) -> Reason | None:
     if not registered:
         return Reason.KEEP_UNREGISTERED
     if state.intent is not None:
         return Reason.KEEP_RESIZING
-    if state.pinned is not None and (state.pinned == standing.gpus or state.pinned not in sizes(standing.job)):
-        return Reason.KEEP_PINNED
+    if state.pinned is not None:
+        there = state.pinned == sum(piece.gpus for piece in pieces)
+        if there or state.pinned not in sizes(job):
+            return Reason.KEEP_PINNED
     return None
 
 
@@ -158,42 +179,58 @@ def weight_of(request: ElasticRequest, settings: Settings) -> float:
     return min(request.weight, settings.max_weight)
 
 
-def _rested(standing: Standing, settings: Settings, now: float) -> Standing:
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What its last resizes leave a job free to do, and until when that holds."""
+
+    may_grow: bool = True
+    may_shrink: bool = True
+    may_rebatch: bool = True
+    until: float | None = None
+    frozen: Reason | None = None
+    fresh_until: float = inf
+
+
+def _rested(rest: _Rest, state: JobState, settings: Settings, now: float) -> _Rest:
     """Apply the limit of resizes within an hour."""
-    limit, times = settings.max_resizes_per_job_hour, standing.state.resized
+    limit, times = settings.max_resizes_per_job_hour, state.resized
     if len(times) < limit:
-        return standing
+        return rest
     free = times[-limit] + HOUR_S
     if now >= free:
-        return standing
-    return replace(standing, may_grow=False, may_shrink=False, until=max(free, standing.until or 0.0))
+        return rest
+    until, fresh = max(free, rest.until or 0.0), min(free, rest.fresh_until)
+    return replace(rest, may_grow=False, may_shrink=False, until=until, fresh_until=fresh)
 
 
-def _cooled(standing: Standing, settings: Settings, now: float) -> Standing:
+def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     """Apply the cooldowns and the time after a failure.
 
     A companion that never came is no fault of the job: after it the job only does not grow for a while. One whose nodes
     somebody else got is planned anew at once.
     """
-    last = standing.state.last
+    last = state.last
     if last is None or last.state == "overtaken":
-        return standing
+        return _Rest()
     if last.state == "done":
         grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
-        late = max((t for t in (grow, shrink) if t > now), default=None)
+        ahead = [t for t in (grow, shrink) if t > now]
+        if not ahead:
+            return _Rest()
         if last.directive.reason == Reason.BATCH:
             # It took a pause and no node: most jobs begin with it, and GPUs may be idle that they could grow onto.
-            return replace(standing, may_rebatch=late is None)
-        return replace(standing, may_grow=now >= grow, may_shrink=now >= shrink, until=late)
+            return _Rest(may_rebatch=False, fresh_until=min(ahead))
+        return _Rest(now >= grow, now >= shrink, until=max(ahead), fresh_until=min(ahead))
     until = last.updated + settings.failed_backoff_s
     if now >= until:
-        return standing
+        return _Rest()
     if last.state == "failed":
-        return replace(standing, frozen=Reason.KEEP_FAILED, may_grow=False, may_shrink=False, until=until)
-    return replace(standing, may_grow=False, until=until)
+        return _Rest(False, False, until=until, frozen=Reason.KEEP_FAILED, fresh_until=until)
+    return _Rest(may_grow=False, until=until, fresh_until=until)
 
 
-def _loose(job: ElasticJob, state: JobState, used: set[tuple[int, str]]) -> dict[tuple[int, str], Amount]:
+def _loose(job: ElasticJob, state: JobState, trained_on: tuple[Piece, ...]) -> dict[tuple[int, str], Amount]:
+    used = units_of(trained_on)
     wanted = set(used)
     if state.intent is not None and state.intent.state != "running":
         wanted |= units_of(h.piece for h in job.held if h.directive == state.intent.directive.id)
@@ -210,18 +247,17 @@ def _loose(job: ElasticJob, state: JobState, used: set[tuple[int, str]]) -> dict
     }
 
 
-def _giver(standing: Standing, weight: float) -> Giver:
-    job = standing.job
+def _giver(job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], weight: float, site: Site) -> Giver:
     return Giver(
         job_id=job.job_id,
-        pieces=standing.pieces,
+        pieces=pieces,
         batch_host=job.base.batch_host,
         sizes=sizes(job),
         rules=registry.drop_rules(job.request.via),
         share={held.job.job_id: per_node(held.job) for held in job.held},
         weight=weight,
-        slow=standing.state.slow,
-        switches=standing.site.switches,
+        slow=state.slow,
+        switches=site.switches,
     )
 
 

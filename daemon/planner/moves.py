@@ -98,11 +98,13 @@ def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Collection
     placing: dict[Mechanism, list[Wish]] = {mechanism: [] for mechanism in registry.MECHANISMS}
     for wish in wishes:
         standing = wish.standing
+        if wish.gpus == standing.gpus and not wish.forced and not wish.elsewhere:
+            found[standing.job_id] = Move(wish, standing.pieces)
+            continue
         kept = shrinks(standing.giver, wish.forced)
-        if not wish.elsewhere and (wish.gpus in kept or (wish.gpus == standing.gpus and not wish.forced)):
-            keep = kept[wish.gpus] if wish.gpus != standing.gpus else standing.pieces
-            found[standing.job_id] = Move(wish, keep)
-            _free(ledger, wish, keep)
+        if not wish.elsewhere and wish.gpus in kept:
+            found[standing.job_id] = Move(wish, kept[wish.gpus])
+            _free(ledger, wish, kept[wish.gpus])
             continue
         wanted = WantedSize(wish.gpus, max(kept, default=0), bool(wish.forced), wish.elsewhere)
         mechanism = registry.cheapest(standing, standing.site, wanted)
@@ -141,6 +143,8 @@ def _place(mechanism: Mechanism, wish: Wish, free: FreeNodes) -> Move:
     keep = without(standing.pieces, wish.forced) if mechanism.adds else ()
     for gpus in _tries(standing, sum(piece.gpus for piece in keep), wish.gpus) if mechanism.adds else [wish.gpus]:
         placed = mechanism.place(standing, keep, gpus, free)
+        if placed is not None and placed.later and wish.forced:
+            return _stay(wish)  # what it gives up must not wait for what it gets: that may be the same GPUs
         if placed is not None:
             smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
             return Move(smaller, placed.keep, placed.add, placed.later, mechanism)

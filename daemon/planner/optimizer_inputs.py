@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,10 +19,10 @@ from ..mechanisms.base import pause_s
 from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
-from ..optimizer.plan import Cache, plan_pools
+from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
 from ..optimizer.solver.nested_caps import Cap
 from ..optimizer.targets import PoolPlan, Target
-from .eligibility import Standing, batches, sizes, weight_of
+from .eligibility import Standing, ascending_sizes, batches, sizes, weight_of
 
 NOISE_REPORTS = 3
 """Reports at one configuration before its noise scale (their median) is believed."""
@@ -40,10 +41,10 @@ class Member:
     downs: Mapping[int, int]
     """GPUs -> nodes, for every size that it can come down to; the largest is what is left after the forced units."""
     view: JobView
-
-    @property
-    def rest(self) -> int:
-        return max(self.downs)
+    staying: JobView
+    """With no choice: where it is, or where the forced units leave it."""
+    rest: int
+    """The largest of `downs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,25 @@ class Shared:
     bound: float
     gain: float
     """Against leaving everyone where it is, in the objective's unit."""
-    progress: float | None
-    """The same in jobs' worth of progress: weighted speedups, pauses left out; None where a model is missing."""
+    members: tuple[Member, ...]
     held_back: bool = False
     """The gain was below the least one worth moving for: everyone stays."""
 
+    @property
+    def progress(self) -> float | None:
+        """The gain in jobs' worth of progress: weighted speedups, pauses left out; None where a model is missing."""
+        changes = [_progress(m, target) for m, target in zip(self.members, self.targets, strict=True)]
+        known = [change for change in changes if change is not None]
+        return sum(known) if len(known) == len(changes) else None
+
 
 def rests(standing: Standing, forced: frozenset[Unit]) -> dict[int, int]:
-    """Accepted sizes that the job can come down to, with their nodes; unforced, the present size is one of them."""
-    accepted = sizes(standing.job)
-    kept = shrinks(standing.giver, forced)
-    found = {k: sum(len(piece.nodes) for piece in pieces) for k, pieces in kept.items() if k in accepted}
+    """Accepted sizes that the job may come down to, with their nodes; unforced, the present size is one of them."""
+    found = {}
+    if forced or standing.may_shrink:
+        accepted = sizes(standing.job)
+        kept = shrinks(standing.giver, forced)
+        found = {k: sum(len(piece.nodes) for piece in pieces) for k, pieces in kept.items() if k in accepted}
     if not forced:
         found[standing.gpus] = sum(len(piece.nodes) for piece in standing.pieces)
     return found
@@ -89,7 +98,22 @@ def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: in
     view = _view(standing, {**choices, **anew}, settings)
     if restart and anew:
         view = replace(view, restart_sizes=frozenset(anew), restart_pause_s=restart.cost_s(standing, settings))
-    return Member(standing, forced, downs, view)
+    # The plan charges every size of a job that has to move anyway; so does the comparison.
+    staying = replace(view, choices=((rest, downs[rest]),)) if forced else _frozen(view)
+    return Member(standing, forced, downs, view, staying, rest)
+
+
+def _frozen(view: JobView) -> JobView:
+    """The view with what the job has as its only choice."""
+    one = len(view.choices) == 1 and len(view.batches(view.current_gpus)) == 1
+    return view if one and view.current_batch in view.batches(view.current_gpus) else replace(view, frozen=True)
+
+
+def in_reach(standing: Standing, forced: frozenset[Unit], room: int) -> int:
+    """What `member` makes of the room: how many accepted sizes are in reach; of a forced job, the room itself."""
+    if forced:
+        return room
+    return bisect_right(ascending_sizes(standing.job), standing.gpus + room) if standing.may_grow else 0
 
 
 def _anew(standing: Standing, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
@@ -174,31 +198,37 @@ def share(
     caps: Sequence[Cap],
     settings: Settings,
     cache: Cache | None = None,
+    solver: Solver = plan_pools,
 ) -> list[Shared]:
     """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little.
 
     `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
     """
-    policy = settings.policy
-    bests = plan_pools([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
-    stays = plan_pools([[_staying(m) for m in members] for members in pools], capacities, (), policy)
-    gains = [best.value - stay.value for best, stay in zip(bests, stays, strict=True)]
-    still = _held_back(pools, bests, stays, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
-    rows = zip(pools, bests, stays, gains, strict=True)
-    return [_shared(members, best, stay, gain, g in still) for g, (members, best, stay, gain) in enumerate(rows)]
+    policy, cache = settings.policy, cache or Cache()
+    bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
+    stays = [math.fsum(value_of_staying(m.staying, policy, cache) for m in members) for members in pools]
+    gains = [best.value - stay for best, stay in zip(bests, stays, strict=True)]
+    still = _held_back(pools, bests, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
+    out = []
+    for g, (members, best, gain) in enumerate(zip(pools, bests, gains, strict=True)):
+        if g in still:
+            (stay,) = plan_pools([[m.staying for m in members]], capacities[g : g + 1], (), policy, cache)
+            out.append(_at_rest(members, best, stay, gain))
+        else:
+            out.append(Shared(best.targets, best.value, best.bound, gain, tuple(members)))
+    return out
 
 
 def _held_back(
     pools: Sequence[Sequence[Member]],
     bests: Sequence[PoolPlan],
-    stays: Sequence[PoolPlan],
     caps: Sequence[Cap],
     still: set[int],
 ) -> set[int]:
     """The pools in which nobody moves: those in `still`, less any whose staying would break a limit."""
     home = [g for g, members in enumerate(pools) for _ in members]
     best = [t.gpus for plan in bests for t in plan.targets]
-    stay = [t.gpus for plan in stays for t in plan.targets]
+    stay = [m.rest for members in pools for m in members]
     while True:
         over = [cap for cap in caps if sum((stay if home[j] in still else best)[j] for j in cap.members) > cap.limit]
         moved = still & {home[j] for cap in over for j in cap.members}
@@ -207,15 +237,12 @@ def _held_back(
         still = still - moved
 
 
-def _shared(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: float, still: bool) -> Shared:
-    if still:
-        moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
-        rows = zip(stay.targets, best.targets, strict=True)
-        kept = tuple(replace(own, limit=target.limit, unlimited=target.unlimited) for own, target in rows)
-        return Shared(kept, stay.value, best.bound, gain if moved else 0.0, None, held_back=moved)
-    changes = [_progress(m, target) for m, target in zip(members, best.targets, strict=True)]
-    known = [change for change in changes if change is not None]
-    return Shared(best.targets, best.value, best.bound, gain, sum(known) if len(known) == len(changes) else None)
+def _at_rest(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: float) -> Shared:
+    """Nobody moves, though the best plan would gain so much."""
+    moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
+    rows = zip(stay.targets, best.targets, strict=True)
+    kept = tuple(replace(own, limit=target.limit, unlimited=target.unlimited) for own, target in rows)
+    return Shared(kept, stay.value, best.bound, gain if moved else 0.0, tuple(members), held_back=moved)
 
 
 def _progress(m: Member, target: Target) -> float | None:
@@ -233,14 +260,6 @@ def _progress(m: Member, target: Target) -> float | None:
     return view.weight * change / speed(view.reference_gpus, view.reference_batch)
 
 
-def _staying(m: Member) -> JobView:
-    """The job with no choice: where it is, or where the forced units leave it."""
-    if not m.forced:
-        return replace(m.view, frozen=True)
-    # The plan charges every size of a job that has to move anyway; so does the comparison.
-    return replace(m.view, choices=((m.rest, m.downs[m.rest]),))
-
-
 def _moves(m: Member, target: Target) -> bool:
     return target.gpus != m.rest or (not m.forced and target.batch != m.standing.batch)
 
@@ -252,7 +271,7 @@ def explored(m: Member, idle: int) -> tuple[int, int] | None:
     badly costs two pauses, and is measured from then on. At most twice the present size at a time.
     """
     view, model = m.view, m.view.model
-    if model is None or m.forced or view.current_gpus < 1 or view.current_batch < 1:
+    if model is None or m.forced or view.current_gpus < 1 or view.current_batch < 1 or idle < 1:
         return None
     nodes = dict(view.choices)
     here = model.throughput(view.current_gpus, nodes.get(view.current_gpus, 1), view.current_batch)

@@ -6,9 +6,10 @@ elastic jobs count; Slurm's own, which count every job, come in as what they lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..capacity.ledger import Ledger
 from ..capacity.slurm_limits import GpuLimit
 from ..optimizer.solver.nested_caps import Cap
 from .eligibility import Standing
@@ -64,17 +65,20 @@ class Limits:
         return sum(self.held[job] for job in jobs)
 
 
-def reach(members: Sequence[Member], nodes: Mapping[int, frozenset[str]], free: Mapping[str, int]) -> list[Cap]:
+def reach(
+    members: Sequence[Member], nodes: Mapping[int, frozenset[str]], pool: Collection[str], ledger: Ledger
+) -> list[Cap]:
     """Limits of the jobs whose partitions reach a part of their pool only: what they have and what is free there.
 
-    `nodes`: what each job may grow onto, by job id; `free`: GPUs by node. Exact where the parts nest, as partitions'
+    `nodes`: what each job may grow onto, by job id; `pool`: all nodes of theirs, whose GPUs need no limit here.
+    Exact where the parts nest, as partitions'
     usually do; elsewhere a growth that does not fit is cut down when it is placed.
     """
     parts = {nodes[m.standing.job_id] for m in members}
     out = []
-    for part in sorted(parts, key=sorted):
+    for part in sorted((part for part in parts if len(part) < len(pool)), key=sorted):
         inside = [i for i, m in enumerate(members) if nodes[m.standing.job_id] <= part]
-        room = sum(members[i].rest for i in inside) + sum(free.get(name, 0) for name in part)
+        room = sum(members[i].rest for i in inside) + ledger.gpus(part)
         cap = _cap(members, inside, room, "")
         out += [cap] if cap else []
     return out

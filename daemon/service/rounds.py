@@ -31,8 +31,8 @@ from ..mechanisms.reconcile import next_actions, unused
 from ..mechanisms.requeue import bound_by_a_shrink, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.priors import Priors
-from ..optimizer.plan import Cache
 from ..planner import Inputs, Plan, plan_round
+from ..planner.memory import Memory
 from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
@@ -106,7 +106,7 @@ class Rounds:
         self._unused: dict[Unit, float] = {}
         self._job_inputs = JobInputs(store, registry, self.priors)
         self._nonstarters = Nonstarters()
-        self._cache = Cache()
+        self._memory = Memory()
         self._site = Site()
 
     @property
@@ -228,7 +228,7 @@ class Rounds:
                 replace(self.settings, mode=self.mode),
                 now,
                 self._nonstarters.excluded(now),
-                self._cache,
+                self._memory,
                 self._site,
                 back,
                 marks,

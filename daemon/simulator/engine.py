@@ -1,7 +1,6 @@
 """The simulation: events in time order, progress computed only when a rate changes, a decision only when one is due.
 
-Promise: deterministic for a seed; a job pays what the mechanisms cost it: a pause at every change of size, a wait until
-a grow takes effect.
+Promise: deterministic for a seed; a job pays a pause whenever its training is interrupted.
 Limit: nodes are of one kind; a job's speed depends on the nodes that it is spread over, not on its neighbours. Who gets
 what is a subclass's to decide.
 """
@@ -12,8 +11,9 @@ import heapq
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from ..optimizer.models.goodput import nearest
 from .jobs import Job, Settings
-from .placement import Places
+from .nodes import Nodes
 
 ARRIVE, PROGRESS, SWITCH, DECIDE = range(4)
 
@@ -41,14 +41,19 @@ class Simulation(ABC):
         self.waiting: list[int] = []
         self.changes = list[tuple[float, str, int, int]]()
         self.decided_at, self.due, self.decisions, self.events = float("-inf"), float("inf"), 0, 0
-        self.targets: dict[int, tuple[int, int]] = {}
-        self.fixed = policy in ("static", "feedback", "backfill")
-        """Every job at the size that it asked for, on the shape that it needs."""
-        self.places = Places(settings.gpus, settings.gpus_per_node)
+        self.nodes = Nodes(settings.gpus, settings.gpus_per_node)
 
     @abstractmethod
     def _decide(self) -> None:
-        """Start, move and suspend jobs as of now."""
+        """Start, resize and suspend jobs as of now."""
+
+    def _arrived(self) -> None:
+        """A job has joined the queue."""
+        self._want_decision()
+
+    def _switch(self, i: int) -> None:
+        """What a growth asked for can be used."""
+        raise NotImplementedError("nothing grows here")
 
     def run(self) -> Outcome:
         """To the end of the last job."""
@@ -63,7 +68,7 @@ class Simulation(ABC):
                     self._decide()
             elif kind == ARRIVE:
                 self.waiting.append(i)
-                self._want_decision()
+                self._arrived()
             elif kind == SWITCH:
                 self._switch(i)
             elif version == self.jobs[i].version:
@@ -118,27 +123,22 @@ class Simulation(ABC):
         job = self.jobs[i]
         job.left, job.end_s, job.gpus, job.held = 0.0, self.now, 0, 0
         job.version += 1
-        self.targets.pop(i, None)
-        self.places.leave(i)
-        del self.running[i]
-        self.changes.append((self.now, job.trace.job_id, 0, 0))
+        self._left(i)
         if self.running or self.waiting:
             self._want_decision()
 
+    def _left(self, i: int) -> None:
+        """A job holds nothing any more."""
+        self.nodes.leave(i)
+        del self.running[i]
+        self.changes.append((self.now, self.jobs[i].trace.job_id, 0, 0))
+
     def _start(self, i: int, gpus: int, batch: int) -> bool:
-        """Start a job; False where it needs its shape and the free GPUs do not have it."""
+        """Start a job as Slurm does; False where the free GPUs do not have its shape."""
         job = self.jobs[i]
-        if job.elastic and not self.fixed:
-            self.places.grow(i, gpus)
-        else:
-            moved = self.places.start(i, gpus, self._movable)
-            if moved is None:
-                return False
-            for other in moved:
-                self._advance(self.jobs[other])
-                self.jobs[other].moved_at = self.now
-                self._pause(other)
-        job.nodes = self.places.nodes(i)
+        if not self.nodes.start(i, gpus):
+            return False
+        job.nodes = self.nodes.count(i)
         job.gpus, job.held, job.batch = gpus, gpus, batch
         job.updated = job.since = self.now
         job.resume_at = self.now + self.settings.start_s
@@ -153,39 +153,28 @@ class Simulation(ABC):
         self._set_rate(i)
         return True
 
-    def _movable(self, i: int) -> bool:
-        """Whether a job's pieces may be put elsewhere to make room for a shape."""
-        return self.jobs[i].elastic and not self.fixed and i not in self.targets
-
-    def _move(self, i: int, gpus: int, batch: int) -> None:
-        """Begin a change: a grow waits for what it asked for, everything else pauses now."""
+    def _start_as_asked(self, i: int) -> bool:
+        """Start a job at the size and the batch that it was submitted with."""
         job = self.jobs[i]
-        self._advance(job)
-        if gpus > job.held:
-            self.places.grow(i, gpus - job.held)
-        elif gpus < job.held:
-            self.places.shrink(i, job.held - gpus)
-        job.held, job.moved_at = gpus, self.now
-        self.changes.append((self.now, job.trace.job_id, gpus, batch))
-        if gpus > job.gpus and self.settings.grow_wait_s > 0:
-            self.targets[i] = gpus, batch
-            self._set_rate(i)
-            self._push(self.now + self.settings.grow_wait_s, SWITCH, i, 0)
-        else:
-            job.gpus, job.batch = gpus, batch
-            self._pause(i)
+        return self._start(i, job.asked, nearest(job.batches(job.asked), job.trace.batch)[0] if job.elastic else 0)
 
-    def _switch(self, i: int) -> None:
-        """What a grow asked for is there; nothing to do when the job ended meanwhile."""
-        if i in self.targets:
-            job = self.jobs[i]
-            self._advance(job)
-            job.gpus, job.batch = self.targets.pop(i)
-            self._pause(i)
+    def _start_in_order(self) -> None:
+        """First come, first served: nobody overtakes a job whose shape cannot be had."""
+        started = 0
+        while started < len(self.waiting) and self._start_as_asked(self.waiting[started]):
+            started += 1
+        del self.waiting[:started]
+
+    def _drop_the_waiting(self) -> None:
+        """In drop mode, turn away those that have not started."""
+        if self.settings.drop:
+            for i in self.waiting:
+                self.jobs[i].dropped = True
+            self.waiting = []
 
     def _pause(self, i: int) -> None:
         job = self.jobs[i]
-        job.nodes = self.places.nodes(i)
+        job.nodes = self.nodes.count(i)
         job.moves += 1
         job.resume_at = max(self.now, job.resume_at) + self.settings.pause_s
         job.paused_s += self.settings.pause_s

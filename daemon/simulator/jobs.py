@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..optimizer.job_view import JobView
+from slurm_elastic.db.rows import IntentRow
+
+from ..config.settings import Settings as PlannerSettings
 from ..optimizer.models.goodput import nearest
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import ThroughputModel
@@ -33,10 +35,9 @@ class Settings:
     """From the start of a job to its first step."""
     grow_wait_s: float = 0.0
     """Until what a grow added can be used (a companion's wait); training goes on meanwhile."""
-    cooldown_s: float = 0.0
-    horizon_s: float = 600.0
-    sigma: float | None = None
-    """The planner's idea of the noise in its curves; None: from the model."""
+    cooldown_s: float | None = None
+    """Between a resize of a job and the next; None: selasticd's own settings, one for growing and one for shrinking."""
+    horizon_s: float = PlannerSettings.horizon_s
     drop: bool = False
     """A job that cannot start at the first decision after it comes is dropped; else it waits."""
     learned: bool = False
@@ -49,6 +50,13 @@ class Settings:
     batches up to this multiple of theirs."""
     until: str = "quality"
     """What ends the training of a job that does not say: "quality" counts a large batch's waste, "epochs" does not."""
+
+    def planner(self, policy: str) -> PlannerSettings:
+        """The settings of a daemon that plans for this cluster: the shipped ones, but for what is said here."""
+        found = PlannerSettings(mode="act", policy=policy, horizon_s=self.horizon_s)
+        if self.cooldown_s is None:
+            return found
+        return replace(found, cooldown_grow_s=self.cooldown_s, cooldown_shrink_s=self.cooldown_s)
 
 
 @dataclass(eq=False)
@@ -66,10 +74,15 @@ class Job:
     """Whether a sample counts by its worth at the batch: it trains until a quality is reached."""
     asked: int
     """GPUs of the trace, at most the cluster's."""
+    accepted: tuple[int, ...] = ()
+    """The sizes without their nodes."""
     gpus: int = 0
+    """That it trains on."""
     batch: int = 0
     held: int = 0
     """What it occupies: more than `gpus` while a grow waits."""
+    first_gpus: int = 0
+    """That it started with."""
     nodes: int = 0
     """That it trains on."""
     spread_seconds: float = 0.0
@@ -80,7 +93,10 @@ class Job:
     resume_at: float = 0.0
     version: int = 0
     moves: int = 0
-    moved_at: float = float("-inf")
+    resize: IntentRow | None = None
+    """Its last resize, which is open while its growth waits."""
+    resized_before: IntentRow | None = None
+    resized_at: list[float] = field(default_factory=list)
     start_s: float = -1.0
     end_s: float = -1.0
     dropped: bool = False
@@ -91,8 +107,6 @@ class Job:
     since: float = 0.0
     noise_scale: float | None = None
     """As the job measures it in its present phase."""
-    view: JobView | None = None
-    view_key: tuple[object, ...] = ()
 
 
 def prepare(
@@ -189,4 +203,6 @@ def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shape
         batch = (nearest(batches(asked), row.batch) or (row.batch,))[0]
         work = row.duration_s * program.throughput(row.gpus, nodes, batch)
         work *= program.efficiency(batch, 0.0) if quality else 1.0
-    return Job(row, program, sizes, batches, max(work, 1.0), True, quality, asked)
+    accepted = tuple(gpus for gpus, _ in sizes)
+    start = max((gpus for gpus in accepted if gpus <= asked), default=accepted[0])
+    return Job(row, program, sizes, batches, max(work, 1.0), True, quality, start, accepted)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..optimizer.plan import choose
 from ..optimizer.policies import POLICIES
 from .baselines.backfill import Backfill
-from .baselines.evolution import Evolution
+from .baselines.evolution import OBJECTIVE, Evolution
 from .baselines.feedback import Feedback
-from .decisions import Chooser, Optimized
+from .elastic import Elastic
 from .engine import Outcome
 from .jobs import Job, Settings, prepare
 from .metrics import RECORDED
@@ -27,19 +26,18 @@ def simulate(
     policy: str,
     settings: Settings,
     declared: str = "",
-    chooser: Chooser | None = None,
 ) -> tuple[Outcome, list[str]]:
     """(outcome, assumptions) of one policy over a trace."""
-    if policy == "evolution" and chooser is None:
-        chooser = Evolution(settings.seed)
-    elif policy not in (*POLICIES, "feedback", "backfill") and chooser is None:
+    if policy not in (*POLICIES, "feedback", "backfill", "evolution"):
         raise ValueError(policy)
     jobs, assumptions = prepare(trace, programs, settings, declared)
     if policy == "feedback":
         return Feedback(jobs, policy, settings).run(), assumptions
-    if policy == "backfill":
+    if policy in ("backfill", "static"):
         return Backfill(jobs, policy, settings).run(), assumptions
-    return Optimized(jobs, policy, settings, chooser or choose).run(), assumptions
+    if policy == "evolution":
+        return Elastic(jobs, policy, settings, Evolution(settings.seed), OBJECTIVE).run(), assumptions
+    return Elastic(jobs, policy, settings).run(), assumptions
 
 
 def recorded(trace: Sequence[TraceJob], settings: Settings) -> Outcome | None:

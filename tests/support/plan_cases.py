@@ -12,8 +12,8 @@ from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.plan import Cache
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
+from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, Mark, ObservationRow
 from slurm_elastic.protocol.messages import Directive
 
@@ -77,7 +77,7 @@ class World:
         self.states[job_id] = replace(self.states[job_id], **more)  # type: ignore[arg-type]
 
     def plan(
-        self, passed: Sequence[int] = (), cache: Cache | None = None, marks: Mapping[int, Mark] | None = None
+        self, passed: Sequence[int] = (), memory: Memory | None = None, marks: Mapping[int, Mark] | None = None
     ) -> Plan:
         snapshot = self.cluster.snapshot()
         roster = sort_jobs(snapshot, accepted=set(self.states))
@@ -88,7 +88,8 @@ class World:
                 state = replace(state, in_use=InUse(job_id, 0, job.pieces, 256, 0.0, 0.0))
             model = Curve(observations(state.observations)) if state.observations else None
             states[job_id] = replace(state, model=model)
-        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, cache, marks=marks or {}))
+        kept, marks = memory or Memory(), marks or {}
+        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, kept, marks=marks))
 
 
 def row(plan: Plan, job_id: int) -> DecisionRow:

@@ -42,6 +42,7 @@ What would have come of last month, were every job elastic, on 16 nodes of 4 GPU
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `selastic simulate`."""
+    from ...config.settings import Settings as Shipped
     from ...simulator.traces.sacct import COMMAND
 
     parser.epilog = EPILOG.replace("{COMMAND}", COMMAND)
@@ -61,8 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--interval", type=float, default=60.0, metavar="S", help=f"shortest time between decisions {shown}")
     add("--pause", type=float, default=30.0, metavar="S", help=f"pause of a resize {shown}")
     add("--grow-wait", type=float, default=0.0, metavar="S", help=f"until added GPUs can be used {shown}")
-    add("--cooldown", type=float, default=0.0, metavar="S", help=f"between resizes of a job {shown}")
-    add("--horizon", type=float, default=600.0, metavar="S", help=f"over which a move must pay {shown}")
+    own = f"{Shipped.cooldown_grow_s:g} before it grows, {Shipped.cooldown_shrink_s:g} before it shrinks for another"
+    add("--cooldown", type=float, metavar="S", help=f"between resizes of a job (default: {own}, as selasticd)")
+    add("--horizon", type=float, default=Shipped.horizon_s, metavar="S", help=f"over which a move must pay {shown}")
     add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
     add("--learned", action="store_true", help="the planner learns curves from 3 %% noisy reports, as the daemon does")
     add("--window", type=float, default=0.0, metavar="S", help="count the jobs completed by then (default: all)")
@@ -133,17 +135,24 @@ def _needless(args: argparse.Namespace) -> set[str]:
 
 def _conditions(outcomes: list[Outcome], settings: Settings) -> list[str]:
     """What holds for every job."""
+    from ...config.settings import Settings as Shipped
     from ...simulator.metrics import RECORDED
     from ...simulator.replay import most_held
 
     nodes = -(-settings.gpus // settings.gpus_per_node)
+    if settings.cooldown_s is None:
+        cooldown = f"{Shipped.cooldown_grow_s:g} s before a grow, {Shipped.cooldown_shrink_s:g} s before a shrink"
+    else:
+        cooldown = f"{settings.cooldown_s:g} s between resizes of a job"
     known = "curves learned from reports (--learned)" if settings.learned else "curves known exactly (no --learned)"
     found = [
         f"cluster: {nodes} nodes of {settings.gpus_per_node} GPUs, one kind, one partition, always up (--cluster)",
-        f"elastic policies: a decision at most every {settings.interval_s:g} s (--interval), {settings.pause_s:g} s of "
-        f"pause at every resize (--pause), {settings.cooldown_s:g} s between resizes of a job (--cooldown; selasticd's "
-        f"own settings are 600 s before a grow, 120 s before a shrink), {known}",
-        "cores, memory, priorities, fair-share, limits, reservations and nodes that failed are left out",
+        "jobs start in the order in which they came, at the size that they were submitted with; an elastic job never "
+        "gives up GPUs of the node that its batch script runs on",
+        "elastic policies: selasticd's own planner with its shipped settings, a decision at most every "
+        f"{settings.interval_s:g} s (--interval), {settings.pause_s:g} s of pause at every resize (--pause), "
+        f"{cooldown} (--cooldown), {known}",
+        "cores, memory, priorities, fair-share, time limits, reservations and nodes that failed are left out",
     ]
     if not any(job.elastic for outcome in outcomes for job in outcome.jobs):
         found.insert(0, "NO JOB IS ELASTIC under these assumptions: policies differ in the queue's order alone")
@@ -162,7 +171,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     if not 1 <= args.stretch <= 1024:
         raise ConfigError(f"--stretch {args.stretch:g}: expected a number from 1 to 1024")
     for option in ("interval", "pause", "grow_wait", "cooldown", "window"):
-        if not 0 <= getattr(args, option) < float("inf"):
+        if not 0 <= (getattr(args, option) or 0.0) < float("inf"):
             raise ConfigError(f"--{option.replace('_', '-')} {getattr(args, option)}: expected 0 or more seconds")
     if not 0 < args.horizon < float("inf"):
         raise ConfigError(f"--horizon {args.horizon}: expected more than 0 seconds")

@@ -1,4 +1,4 @@
-"""First come, first served with backfill: what Slurm does by itself. A comparison.
+"""First come, first served, with backfill or without (`static`): what Slurm does by itself. A comparison.
 
 Every job keeps the size that it asked for. When the first in the queue cannot start, those behind it may where they do
 not delay it (EASY). Kind to Slurm: run times are known in advance, where Slurm has the users' time limits, and a job
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...optimizer.models import goodput
 from ..engine import Simulation
 from ..jobs import Job, Settings
 
 MOST_TRIED = 500
-"""Waiting jobs looked at behind the first: Slurm's bf_max_job_test."""
+"""Waiting jobs looked at behind the first: Slurm's bf_max_job_test. `static` looks at none."""
 
 
 class Backfill(Simulation):
@@ -22,35 +21,25 @@ class Backfill(Simulation):
 
     def __init__(self, jobs: list[Job], policy: str, settings: Settings) -> None:
         super().__init__(jobs, policy, replace(settings, interval_s=0.0))
+        self.tried = MOST_TRIED if policy == "backfill" else 0
 
     def _decide(self) -> None:
         self.decisions += 1
         self.decided_at = self.now
-        while self.waiting and self._begin(self.waiting[0]):
-            self.waiting.pop(0)
-        if self.settings.drop:
-            for i in self.waiting:
-                self.jobs[i].dropped = True
-            self.waiting = []
-        left = sum(self.places.free)
-        if len(self.waiting) < 2 or not left:
+        self._start_in_order()
+        self._drop_the_waiting()
+        if len(self.waiting) < 2 or not self.nodes.idle or not self.tried:
             return
         at, free = self._reserved(self.waiting[0])
-        for i in self.waiting[1 : MOST_TRIED + 1]:
-            if left and self.jobs[i].asked <= left and self._beside(i, at, free):
+        for i in self.waiting[1 : self.tried + 1]:
+            if self.jobs[i].asked <= self.nodes.idle and self._beside(i, at, free):
                 self.waiting.remove(i)
-                left = sum(self.places.free)
-
-    def _begin(self, i: int) -> bool:
-        job = self.jobs[i]
-        batch = goodput.nearest(job.batches(job.asked), job.trace.batch)[0] if job.elastic else 0
-        return self._start(i, job.asked, batch)
 
     def _reserved(self, first: int) -> tuple[float, list[int]]:
         """(when the first of the queue can start, GPUs then free on each node)."""
-        free = list(self.places.free)
+        free = list(self.nodes.free)
         for ends, i in sorted((self._ends(job), i) for i, job in self.running.items()):
-            for node, gpus in self.places.held[i].items():
+            for node, gpus in self.nodes.held[i].items():
                 free[node] += gpus
             if self._fits(self.jobs[first].asked, free):
                 return ends, free
@@ -67,13 +56,13 @@ class Backfill(Simulation):
 
     def _beside(self, i: int, at: float, free: list[int]) -> bool:
         """Start a job where that does not delay the first one; `free`, at that time, is kept up to date."""
-        before = list(self.places.free)
+        before = list(self.nodes.free)
         job = self.jobs[i]
-        if not self._begin(i):
+        if not self._start_as_asked(i):
             return False
         if self._ends(job) <= at:
             return True
-        after = [room - was + now for room, was, now in zip(free, before, self.places.free, strict=True)]
+        after = [room - was + now for room, was, now in zip(free, before, self.nodes.free, strict=True)]
         if self._fits(self.jobs[self.waiting[0]].asked, after):
             free[:] = after
             return True
@@ -83,8 +72,7 @@ class Backfill(Simulation):
     def _take_back(self, i: int) -> None:
         """As if it had not started."""
         job = self.jobs[i]
-        self.places.leave(i)
-        del self.running[i]
-        self.changes.pop()
+        self._left(i)
+        del self.changes[-2:]
         job.version += 1
         job.start_s, job.gpus, job.held = -1.0, 0, 0

@@ -11,21 +11,36 @@ from collections.abc import Sequence
 
 from ...optimizer.job_view import JobView
 from ...optimizer.plan import Cache, choices_of
-from ...optimizer.solver.table import Choice
+from ...optimizer.solver.knapsack import Solution
+from ...optimizer.solver.nested_caps import Cap
+from ...optimizer.targets import PoolPlan, explained
 
 OBJECTIVE = "log-goodput"
 
 
 class Evolution:
-    """A chooser for the simulation; it keeps its population by job label."""
+    """A solver for the planner in the place of the exact one; it keeps its population by job label.
+
+    Limit: of one pool, and without limits, of which the simulation has none.
+    """
 
     def __init__(self, seed: int = 0, population: int = 20, generations: int = 30) -> None:
         self.random, self.size, self.generations = random.Random(seed), population, generations
         self.people: list[dict[str, int]] = []
 
-    def __call__(self, jobs: Sequence[JobView], capacity: int, policy: str, cache: Cache) -> list[Choice]:
-        """The fittest schedule found within the generations given."""
-        made = [choices_of(job, OBJECTIVE, cache) for job in jobs]
+    def __call__(
+        self,
+        pools: Sequence[Sequence[JobView]],
+        capacities: Sequence[int],
+        caps: Sequence[Cap],
+        policy: str,
+        cache: Cache | None = None,
+    ) -> list[PoolPlan]:
+        """The fittest schedule of each pool found within the generations given."""
+        return [self._fittest(jobs, capacity, policy, cache) for jobs, capacity in zip(pools, capacities, strict=True)]
+
+    def _fittest(self, jobs: Sequence[JobView], capacity: int, policy: str, cache: Cache | None) -> PoolPlan:
+        made = [choices_of(job, policy, cache) for job in jobs]
         sizes = [[o.gpus for o in column] for column in made]
         values = [[o.value for o in column] for column in made]
         keep = [_index_at(row, job.current_gpus) for job, row in zip(jobs, sizes, strict=True)]
@@ -46,7 +61,8 @@ class Evolution:
         self.people = [
             {job.label: row[i] for job, row, i in zip(jobs, sizes, person, strict=True)} for person in people
         ]
-        return [own[i] for own, i in zip(made, people[0], strict=True)]
+        value = sum(row[i] for row, i in zip(values, people[0], strict=True))
+        return explained(jobs, made, Solution(tuple(people[0]), value, value, 0.0, ""), capacity, policy)
 
     def _known(
         self, person: dict[str, int], jobs: Sequence[JobView], sizes: list[list[int]], keep: list[int]

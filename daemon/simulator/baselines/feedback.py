@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from ...optimizer.models import goodput
 from ..engine import Simulation
 from ..jobs import Job
 
@@ -50,7 +49,7 @@ class Feedback(Simulation):
             self._suspend(i)
         for i in chosen:
             if i not in self.running:
-                self._start(i, self.jobs[i].asked, self._batch(self.jobs[i]))
+                self._start_as_asked(i)
         self._wait([i for i in order if i not in self.running])
         soonest = min((falls_in(self.jobs[i]) for i in self.running), default=INFINITE)
         if self.waiting and soonest < INFINITE:
@@ -63,15 +62,9 @@ class Feedback(Simulation):
             self.jobs[i].dropped = True
         self.waiting = [i for i in back if i not in new]
 
-    def _batch(self, job: Job) -> int:
-        wanted = job.trace.batch
-        return goodput.nearest(job.batches(job.asked), wanted)[0] if job.elastic else 0
-
     def _suspend(self, i: int) -> None:
         """Take a running job off its GPUs; its progress is kept."""
         job = self.jobs[i]
         job.version += 1
         job.held = job.gpus = 0
-        self.places.leave(i)
-        del self.running[i]
-        self.changes.append((self.now, job.trace.job_id, 0, 0))
+        self._left(i)

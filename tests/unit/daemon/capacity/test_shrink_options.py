@@ -114,7 +114,7 @@ def test_growth_prefers_nodes_next_to_the_jobs_own() -> None:
 def test_forced_units_are_gone_from_every_size() -> None:
     """What a waiting job needs goes, even where something gentler would reach the same size."""
     old, new = Piece(5, "companion", ("n3",), 4, TYPE), Piece(6, "companion", ("n4",), 4, TYPE)
-    kept = shrinks(held(BASE, old, new), {(5, "n3")})
+    kept = shrinks(held(BASE, old, new), frozenset({(5, "n3")}))
     assert kept[12] == (BASE, new)
     assert max(kept) == 12
 

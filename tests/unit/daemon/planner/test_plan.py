@@ -160,6 +160,19 @@ def test_room_already_on_its_way_is_not_made_twice() -> None:
     assert row(plan, 1).reason == Reason.KEEP_RESIZING.value and row(plan, 1).gpus_to == 4
 
 
+def test_what_makes_room_does_not_wait_for_gpus_of_its_own() -> None:
+    """A job that gives up a companion for a waiting one would like the rest of its GPUs back: it gives way first."""
+    world = World(2)
+    world.job(1, "n1", "elastic:gpus=1-8,batch=240-256", gpus=1)
+    world.cluster.companion(101, 1, "n2")
+    world.cluster.companion(102, 1, "n1", gpus_per_node=3)
+    world.state(1, observations=(seen(8, 1.0), seen(4, 1.9), seen(2, 3.7), seen(1, 7.0)))
+    world.cluster.wait(2)
+    world.cluster.wait(3, gpus_per_node=2)
+    directive = order(world.plan(), 1)
+    assert (directive.gpus, directive.add, [piece.kind for piece in directive.keep]) == (1, (), ["base"])
+
+
 def test_companions_under_way_are_not_promised_again() -> None:
     """The GPUs of a growth that has not been granted yet are nobody else's."""
     world = World(3)

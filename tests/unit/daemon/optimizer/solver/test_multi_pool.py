@@ -1,4 +1,4 @@
-"""Several pools, nested limits and admission: exact against brute force and a MILP."""
+"""Several pools and nested limits: exact against brute force and a MILP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from slurm_elastic.daemon.optimizer.admission import admitted
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
 from slurm_elastic.daemon.optimizer.solver import multi_pool_search
 from slurm_elastic.daemon.optimizer.solver.crossing_limits import solve_limited
@@ -182,15 +181,6 @@ def test_groups_must_nest() -> None:
     """Limits over groups that overlap without nesting are refused: folding them would be wrong."""
     with pytest.raises(PlanInputError, match="overlap"):
         solve_capped([[Choice(0, 0.0)]] * 3, 4, [Cap(2, frozenset({0, 1}), "a"), Cap(2, frozenset({1, 2}), "b")])
-
-
-def test_admission_is_in_arrival_order() -> None:
-    """Waiting jobs start in order while the minima fit; a smaller one overtakes only where that is allowed."""
-    assert admitted([2, 4], [4, 8, 2], 16) == (0,)
-    assert admitted([2, 4], [4, 8, 2], 16, overtake=True) == (0, 2)
-    assert admitted([], [], 0) == ()
-    with pytest.raises(PlanInputError, match="0 or more"):
-        admitted([1], [-1], 4)
 
 
 def test_limits_across_pools_equal_brute_force() -> None:

@@ -1,0 +1,65 @@
+"""What is kept from one round's plan for the next: what was made of jobs that have not changed since.
+
+Promise: a plan made with it is the plan made without it. Limit: a job is known again by its very values (the objects,
+not what is in them): who makes them again in every round gains from the optimizer's part alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..capacity.roster import ElasticJob, Roster
+from ..config.settings import Settings
+from ..optimizer.plan import Cache
+from ..slurm.site import Site
+from .eligibility import JobState, Standing, stand
+from .optimizer_inputs import Member
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of one planner. It forgets what a round did not ask for."""
+
+    columns: Cache = field(default_factory=Cache)
+    """The optimizer's."""
+    members: dict[int, tuple[Standing, object, Member]] = field(default_factory=dict)
+    """By job id, with what each was made from."""
+    _standings: dict[int, _Stood] = field(default_factory=dict)
+
+    def turn(self) -> None:
+        """Begin another round."""
+        self.columns.turn()
+
+    def standings(
+        self, roster: Roster, states: Mapping[int, JobState], settings: Settings, site: Site, now: float
+    ) -> dict[int, Standing]:
+        """How the running jobs stand."""
+        before, self._standings, found = self._standings, {}, {}
+        for job_id, job in roster.elastic.items():
+            if not job.running:
+                continue
+            state, known = states.get(job_id, _UNKNOWN), before.get(job_id)
+            if known is None or not known.holds(job, state, settings, site, now):
+                known = _Stood(stand(job, state, settings, now, site), settings, now)
+            self._standings[job_id], found[job_id] = known, known.standing
+        self.members = {job_id: kept for job_id, kept in self.members.items() if job_id in found}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Stood:
+    """How a job stood, and by what."""
+
+    standing: Standing
+    settings: Settings
+    at: float
+
+    def holds(self, job: ElasticJob, state: JobState, settings: Settings, site: Site, now: float) -> bool:
+        """Whether it stands like that still."""
+        own = self.standing
+        same = own.job is job and own.state is state and own.site is site and self.settings is settings
+        return same and self.at <= now < own.fresh_until
+
+
+_UNKNOWN = JobState()

@@ -1,0 +1,143 @@
+"""The simulated cluster as Slurm shows it to the planner: nodes, jobs with their pieces, and the head of the queue.
+
+Promise: values are made again only where something changed; what a plan keeps, drops and adds is carried out exactly.
+Limit: one partition of equal nodes, one core for a GPU and no memory; jobs have no time limit and one priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slurm_elastic.protocol.messages import Piece, Shape
+
+from ..capacity.roster import ElasticJob, HeldPiece, piece_of
+from ..capacity.shrink_options import units_of
+from ..slurm.model import Job as SlurmJob
+from ..slurm.model import Node, Partition, Snapshot
+from .job_states import request_of
+from .jobs import Job
+from .nodes import Nodes
+
+PARTITION = "main"
+
+
+class Cluster:
+    """Slurm's records of the simulated jobs. A job's number is its place in the trace, plus one."""
+
+    def __init__(self, jobs: Sequence[Job], nodes: Nodes) -> None:
+        self.trace, self.allocated = jobs, nodes
+        self.names = [f"n{node:05d}" for node in range(len(nodes.free))]
+        self.sizes = list(nodes.free)
+        self.place = {name: node for node, name in enumerate(self.names)}
+        self.nodes = {name: _node(name, size, 0) for name, size in zip(self.names, self.sizes, strict=True)}
+        self.jobs: dict[int, SlurmJob] = {}
+        self.elastic: dict[int, ElasticJob] = {}
+        self._parts: dict[int, tuple[int, ...]] = {}
+        """Slurm job ids of a job that waits or runs."""
+        self._last = len(jobs)
+
+    def snapshot(self, now: float) -> Snapshot:
+        """What Slurm would say now."""
+        for node in self.allocated.changed:
+            name, used = self.names[node], self.sizes[node] - self.allocated.free[node]
+            self.nodes[name] = _node(name, self.sizes[node], used)
+        self.allocated.changed.clear()
+        return Snapshot(now, self.jobs, self.nodes, _PARTITIONS)
+
+    def queue(self, waiting: Sequence[int]) -> None:
+        """Show the first of the queue: as many as could run on all of the cluster's GPUs."""
+        left = sum(node.gpus for node in self.nodes.values())
+        for i in waiting:
+            if left <= 0:
+                return
+            left -= self.trace[i].asked
+            if i + 1 not in self.jobs:
+                self._submit(i)
+
+    def start(self, i: int) -> tuple[Piece, ...]:
+        """A job got its GPUs: its pieces. A remainder beside whole nodes is a component of a heterogeneous job."""
+        if i + 1 not in self.jobs:
+            self._submit(i)
+        held = self.allocated.held[i]
+        most = max(held.values())
+        shares = [[node for node, gpus in held.items() if gpus == most], [n for n, gpus in held.items() if gpus < most]]
+        running = list[HeldPiece]()
+        for number, places in zip(self._parts[i], shares, strict=False):
+            names = tuple(self.names[node] for node in sorted(places))
+            job = replace(self.jobs[number], state="RUNNING", reason="", nodes=names, batch_host=names[0])
+            self.jobs[number] = job
+            running.append(HeldPiece(job, piece_of(job, "component" if running else "base")))
+        if i + 1 in self.elastic:
+            components = tuple(one.job for one in running[1:])
+            self.elastic[i + 1] = ElasticJob(running[0].job, self.elastic[i + 1].request, tuple(running), components)
+        return tuple(one.piece for one in running)
+
+    def end(self, i: int) -> None:
+        """A job and its companions are gone."""
+        job = self.elastic.pop(i + 1, None)
+        for number in self._parts.pop(i) if job is None else {*self._parts.pop(i), *(h.job.job_id for h in job.held)}:
+            self.jobs.pop(number, None)
+
+    def grow(self, i: int, shapes: Sequence[Shape], directive: int) -> tuple[Piece, ...]:
+        """Companions of these shapes start: all the pieces that the job then holds."""
+        job, added = self.elastic[i + 1], []
+        for shape in shapes:
+            self._last += 1
+            companion = replace(
+                job.base, job_id=self._last, nodes=shape.node_list, batch_host="", num_nodes=shape.nodes,
+                gpus=shape.gpus, gpus_per_node=shape.gpus_per_node, cpus=shape.gpus, het_job_id=0,
+            )  # fmt: skip
+            self.jobs[self._last] = companion
+            added.append(HeldPiece(companion, piece_of(companion, "companion"), directive))
+            for name in shape.node_list:
+                self.allocated.take(i, self.place[name], shape.gpus_per_node)
+        self.elastic[i + 1] = replace(job, held=(*job.held, *added))
+        return self.elastic[i + 1].pieces
+
+    def keep(self, i: int, pieces: Sequence[Piece]) -> None:
+        """A job gives up all but these pieces."""
+        job, kept = self.elastic[i + 1], {piece.slurm_job_id: piece for piece in pieces}
+        for number, name in units_of(job.pieces) - units_of(pieces):
+            self.allocated.give(i, self.place[name], self.jobs[number].gpus_per_node)
+        held = []
+        for one in job.held:
+            piece = kept.get(one.job.job_id)
+            if piece is None:
+                del self.jobs[one.job.job_id]
+            elif piece.nodes == one.piece.nodes:
+                held.append(one)
+            else:
+                less = replace(one.job, nodes=piece.nodes, num_nodes=len(piece.nodes), gpus=piece.gpus, cpus=piece.gpus)
+                self.jobs[less.job_id] = less
+                held.append(replace(one, job=less, piece=piece))
+        components = tuple(one.job for one in held if one.piece.kind == "component")
+        self.elastic[i + 1] = ElasticJob(held[0].job, job.request, tuple(held), components)
+
+    def _submit(self, i: int) -> None:
+        job = self.trace[i]
+        whole, rest = divmod(job.asked, self.allocated.per_node)
+        shapes = ([(whole, self.allocated.per_node)] if whole else []) + ([(1, rest)] if rest else [])
+        made = []
+        for offset, (nodes, gpus) in enumerate(shapes):
+            self._last += offset > 0
+            number, het = self._last if offset else i + 1, i + 1 if len(shapes) > 1 else 0
+            one = SlurmJob(
+                number, "PENDING", "simulated", 1, partition=PARTITION, reason="Resources", num_nodes=nodes,
+                gpus=nodes * gpus, gpus_per_node=gpus, cpus=nodes * gpus, het_job_id=het, het_offset=offset,
+                submit_time=job.trace.submit_s,
+            )  # fmt: skip
+            made.append(one)
+        self.jobs.update((one.job_id, one) for one in made)
+        self._parts[i] = tuple(one.job_id for one in made)
+        if job.elastic:
+            request = request_of(job.accepted, job.batches, job.trace.weight, job.quality)
+            self.elastic[i + 1] = ElasticJob(made[0], request, components=tuple(made[1:]))
+
+
+def _node(name: str, gpus: int, used: int) -> Node:
+    return Node(name, _USABLE, (PARTITION,), gpus=gpus, gpus_used=used, cpus=gpus, cpus_used=used)
+
+
+_USABLE = frozenset({"MIXED"})
+_PARTITIONS = {PARTITION: Partition(PARTITION)}

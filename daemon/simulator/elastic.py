@@ -1,0 +1,132 @@
+"""The simulation under the daemon's own planner: Slurm starts jobs, the planner resizes them.
+
+Promise: cooldowns, trials of sizes, room for waiting jobs, allocation and placement are `planner.decide`'s alone, given
+what it is given in the daemon; its moves are carried out piece by piece.
+Limit: every resize succeeds. Jobs start in the order in which they came, with what they were submitted with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slurm_elastic.db.rows import IntentRow
+
+from ..capacity.roster import Roster
+from ..optimizer.plan import Solver, plan_pools
+from ..planner import Inputs, decide
+from ..planner.memory import Memory
+from ..planner.moves import Move
+from ..slurm.site import Site
+from .cluster import Cluster
+from .engine import SWITCH, Simulation
+from .job_states import JobStates
+from .jobs import Job, Settings
+
+
+class Elastic(Simulation):
+    """The simulation with a round of the planner at each decision."""
+
+    def __init__(
+        self, jobs: list[Job], policy: str, settings: Settings, solver: Solver = plan_pools, objective: str = ""
+    ) -> None:
+        super().__init__(jobs, policy, settings)
+        self.solver, self.rules, self.memory = solver, settings.planner(objective or policy), Memory()
+        self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
+        self.site, self.resizes = Site(), 0
+
+    def inputs(self) -> Inputs:
+        """What a round of the daemon would see now."""
+        self.cluster.queue(self.waiting)
+        self.states.update((job_id, self.jobs[job_id - 1]) for job_id in self.states.stale)
+        return Inputs(
+            snapshot=self.cluster.snapshot(self.now),
+            roster=Roster(self.cluster.elastic),
+            states=self.states.of,
+            settings=self.rules,
+            now=self.now,
+            memory=self.memory,
+            solver=self.solver,
+            site=self.site,
+        )
+
+    def _decide(self) -> None:
+        self.decisions += 1
+        self.decided_at = self.now
+        if self.settings.learned:
+            self.states.learn(((i + 1, job) for i, job in self.running.items() if job.elastic), self.now)
+        made = decide(self.inputs())
+        for move in made.begun:
+            self._resize(move)
+        self._start_in_order()
+        for i in self.waiting if self.settings.drop else ():
+            self.cluster.end(i)
+        self._drop_the_waiting()
+        if made.begun:
+            self._want_decision(self.now + self.rules.min_round_gap_s)
+        rests = (s.until for s in made.situation.standings.values() if s.until is not None and s.until > self.now)
+        self._want_decision(min(rests, default=float("inf")))
+        if self.settings.learned and self.states.of:
+            self._want_decision(self.now + max(60.0, self.settings.interval_s))
+
+    def _arrived(self) -> None:
+        """Slurm starts it at once where it can."""
+        self._start_in_order()
+        self._want_decision()
+
+    def _finish(self, i: int) -> None:
+        super()._finish(i)
+        self._start_in_order()
+
+    def _left(self, i: int) -> None:
+        super()._left(i)
+        self.cluster.end(i)
+        if self.jobs[i].elastic:
+            self.states.ended(i + 1)
+
+    def _start(self, i: int, gpus: int, batch: int) -> bool:
+        if not super()._start(i, gpus, batch):
+            return False
+        job, pieces = self.jobs[i], self.cluster.start(i)
+        job.first_gpus = gpus
+        if job.elastic:
+            self.states.trains(i + 1, pieces, batch, self.now)
+        return True
+
+    def _set_rate(self, i: int) -> None:
+        super()._set_rate(i)
+        if self.jobs[i].elastic:
+            self.states.stale.add(i + 1)
+
+    def _resize(self, move: Move) -> None:
+        """Carry a move out: a grow waits for what it asked for, everything else pauses now."""
+        job_id = move.wish.standing.job_id
+        i, job = job_id - 1, self.jobs[job_id - 1]
+        self._advance(job)
+        self.resizes += 1
+        order = replace(move.directive(self.rules.companion_wait_s), id=self.resizes)
+        self.cluster.keep(i, order.keep)
+        if order.add:
+            self.cluster.grow(i, order.add, order.id)
+        job.held = order.gpus
+        job.resized_before = job.resize
+        job.resize = IntentRow(order, "issued", "", self.now, self.now)
+        self.changes.append((self.now, job.trace.job_id, order.gpus, order.batch))
+        if order.add and self.settings.grow_wait_s > 0:
+            self._set_rate(i)
+            self._push(self.now + self.settings.grow_wait_s, SWITCH, i, order.id)
+        else:
+            self._switch(i)
+
+    def _switch(self, i: int) -> None:
+        """A resize takes effect; nothing to do when the job ended meanwhile."""
+        job = self.jobs[i]
+        if i not in self.running or job.resize is None or not job.resize.open:
+            return
+        self._advance(job)
+        order = job.resize.directive
+        job.gpus, job.batch = order.gpus, order.batch
+        self._pause(i)
+        job.resize = replace(job.resize, state="done", updated=job.resume_at)
+        job.resized_at = [*job.resized_at[-self.rules.max_resizes_per_job_hour :], job.resume_at]
+        self.states.trains(i + 1, self.cluster.elastic[i + 1].pieces, job.batch, self.now)
+        self._want_decision()
