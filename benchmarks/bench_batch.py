@@ -149,12 +149,12 @@ def changes(task: Task, samples: int, seed: int, kind: str) -> list[tuple[int, i
 
 def rebatch(job: elastic.Job, batch: int) -> None:
     """What a resize does to the batch, without another world."""
-    course = job._course
-    course.membership.batch = batch
-    course._set_batch()
-    course.reporting.entered(course.slicing())
-    if course.feed is not None:
-        course.feed.turn(course.state.progress.cursor, course.slicing())
+    session = job._session
+    session.membership.batch = batch
+    session._set_batch()
+    session.reporting.entered(session.slicing())
+    if session.feed is not None:
+        session.feed.turn(session.state.progress.cursor, session.slicing())
 
 
 def train(task: Task, rule: str, seed: int, plan: list[tuple[int, int]], capped: bool = True) -> Outcome:
@@ -169,8 +169,8 @@ def train(task: Task, rule: str, seed: int, plan: list[tuple[int, int]], capped:
     optimizer = task.optimizer(model)
     horizon = job.steps(epochs=task.epochs, samples=len(training))
     net = job.wrap(model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=horizon))
-    job._course.tuning.wants_noise = capped  # as under a supervisor; here it is a single rank that has to measure it
-    job._course.model().measures = capped
+    job._session.tuning.wants_noise = capped  # as under a supervisor; here it is a single rank that has to measure it
+    job._session.model().measures = capped
     left, average, seen, rise = list(plan), 0.0, [], 0.0
     for _ in job.epochs(task.epochs):
         for x, y in job.loader(training):

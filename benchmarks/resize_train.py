@@ -75,10 +75,10 @@ def watched(job: elastic.Job) -> Stopwatch:
     from slurm_elastic.trainer_shim.training import switch
     from slurm_elastic.trainer_shim.world import p2p, process_group, rendezvous, state_transfer
 
-    course, watch = job._course, Stopwatch()
-    model, state = course.model(), course.state
-    watch.watch(course.reporting, "leaving", "last report", first=True)
-    watch.watch(course.snapshots, "begin", "begin a copy")
+    session, watch = job._session, Stopwatch()
+    model, state = session.model(), session.state
+    watch.watch(session.reporting, "leaving", "last report", first=True)
+    watch.watch(session.snapshots, "begin", "begin a copy")
     for name in ("__init__", "arrive", "wait_open"):
         watch.watch(rendezvous.Gate, name, "all arrive")
     watch.watch(process_group, "gather", "agree, who has state")
@@ -91,8 +91,8 @@ def watched(job: elastic.Job) -> Stopwatch:
     watch.watch(p2p, "tell_all", "who has what")
     watch.watch(p2p, "move", "send state")
     watch.watch(state, "restore", "take state over")
-    watch.watch(switch.Passage, "settle", "all have done it")
-    watch.watch(course.snapshots, "hold", "end of the copy")
+    watch.watch(switch.WorldSwitch, "settle", "all have done it")
+    watch.watch(session.snapshots, "hold", "end of the copy")
     return watch
 
 

@@ -22,7 +22,7 @@ def encode(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-class Reader:
+class MessageReader:
     """Puts what a socket gives together to messages."""
 
     def __init__(self) -> None:

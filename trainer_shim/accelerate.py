@@ -33,7 +33,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from .adapters.loop import Counted, check_options, check_parts, rank_to_show, taken_over
 from .job import Job, join
-from .training.epoch_loop import Spoken
+from .training.epoch_loop import VotedStep
 
 TRIED = "1.15"
 REPLACED = (
@@ -88,7 +88,7 @@ class _Hold:
         self._prepare, self._unwrap = accelerator.prepare, accelerator.unwrap_model
         self._net: Any = None
         self._kept = 0
-        self.spoken: Spoken | None = None
+        self.voted: VotedStep | None = None
         """Gradients are complete, and the optimizer has not been stepped."""
 
     def tell_rank(self) -> None:
@@ -127,11 +127,11 @@ class _Hold:
         return [taken[id(part)] if id(part) in taken else self._prepare(part) for part in parts]
 
     def backward(self, loss: torch.Tensor, **_: Any) -> None:
-        spoken = self.job._passes.learn(loss)
-        if spoken is not None and not self.job._course.passage.settle():
-            spoken = None  # the world that this step began in is no more: it comes anew
+        voted = self.job._epoch_loop.learn(loss)
+        if voted is not None and not self.job._session.world_switch.settle():
+            voted = None  # the world that this step began in is no more: it comes anew
             self.accelerator.sync_gradients = False
-        self.spoken = spoken
+        self.voted = voted
 
     @contextmanager
     def accumulate(self, *_: Any) -> Iterator[None]:
@@ -157,9 +157,9 @@ class _Hold:
             "on from its own checkpoints"
         )
 
-    def stepped(self, spoken: Spoken) -> None:
-        self.spoken = None
-        self.job._course.stepped(*spoken)
+    def stepped(self, voted: VotedStep) -> None:
+        self.voted = None
+        self.job._session.stepped(*voted)
 
 
 class _Optimizer:
@@ -169,14 +169,14 @@ class _Optimizer:
 
     def step(self, closure: Any = None) -> None:
         hold = self._hold
-        if hold.job._passes.micro is not None:
+        if hold.job._epoch_loop.micro is not None:
             raise TrainingError("optimizer.step() was called before accelerator.backward(loss); call it after")
-        if hold.spoken is None:
+        if hold.voted is None:
             return  # in the middle of a step, or of nothing
-        with hold.job._course.optimizers().stepping(hold.job._state.progress):
+        with hold.job._session.optimizers().stepping(hold.job._state.progress):
             super().step(closure)  # type: ignore[misc]
         super().zero_grad()  # type: ignore[misc]
-        hold.stepped(hold.spoken)
+        hold.stepped(hold.voted)
 
     def zero_grad(self, set_to_none: Any = None) -> None:
         """Nothing: gradients are cleared with the step, and not between a step's micro batches."""
@@ -196,13 +196,13 @@ class _Loader:
 
     def __iter__(self) -> Iterator[Any]:
         hold = self._hold
-        passes = hold.job._passes
+        epoch_loop = hold.job._epoch_loop
         hold.tell_rank()
-        for batch in passes.iterate(self._feed, self._shuffle):
+        for batch in epoch_loop.iterate(self._feed, self._shuffle):
             hold.tell_rank()
-            hold.accelerator.sync_gradients = passes.micro is not None and passes.micro.last
+            hold.accelerator.sync_gradients = epoch_loop.micro is not None and epoch_loop.micro.last
             yield batch
-            if hold.spoken is not None:
+            if hold.voted is not None:
                 raise TrainingError(
                     "optimizer.step() was not called after accelerator.backward(loss); call it for each"
                 )

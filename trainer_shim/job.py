@@ -1,7 +1,7 @@
 """What a training script uses: join, wrap, epochs, loader, step, once, keep.
 
 The same script trains alone, under torchrun, and under the supervisor, where the job's world changes between two steps
-without the script noticing: see course.py for how, data.py for which sample is next, state.py for what survives.
+without the script noticing: see session.py for how, data.py for which sample is next, state.py for what survives.
 Every rank has to run the same calls in the same order. Code after the loop runs on every rank of the last world.
 """
 
@@ -23,13 +23,13 @@ from .numerics import batch as batches
 from .parallel.deterministic import prepare
 from .parallel.strategy import Wrapped, strategy_of
 from .training.checks import check_wrap
-from .training.epoch_loop import Passes
-from .training.job_properties import Facts
+from .training.epoch_loop import EpochLoop
+from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
 from .training.once import on_rank_0
-from .training.optimizer_step import Optimization
-from .training.session import Course
+from .training.optimizer_step import OptimizerSteps
+from .training.session import Session
 from .world.rendezvous import Membership
 
 _current: list[Job] = []
@@ -72,21 +72,21 @@ def join(
     if shards:
         prepare()
     tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, shards)
-    job = Job(Course(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s), size)
+    job = Job(Session(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s), size)
     _current.append(job)
     return job
 
 
-class Job(Facts):
+class Job(JobProperties):
     """One worker's view of the training; made by join()."""
 
-    def __init__(self, course: Course, unit: int | None) -> None:
-        super().__init__(course)
+    def __init__(self, session: Session, unit: int | None) -> None:
+        super().__init__(session)
         self._unit = unit
-        self._passes = Passes(course)
+        self._epoch_loop = EpochLoop(session)
         self._begun = False
         self._onces = 0
-        self.device: torch.device = course.device
+        self.device: torch.device = session.device
         """Where this worker computes."""
         seed_all(self._tuning.seed)
         atexit.register(self.close)
@@ -113,19 +113,19 @@ class Job(Facts):
         Returns what is called like the model; the model itself stays as it is, state_dict included.
         """
         self._before_start("wrap")
-        if self._course.strategy is not None:
+        if self._session.strategy is not None:
             raise TrainingError("job.wrap() was called twice; wrap one model (an nn.Module may hold several)")
-        optimization = Optimization(self._tuning, optimizer, scheduler, scaler)
+        optimization = OptimizerSteps(self._tuning, optimizer, scheduler, scaler)
         check_wrap(model, optimization.optimizers, optimization.schedulers)
         parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards)
-        parallel.on_error = self._course.passage.broke
+        parallel.on_error = self._session.world_switch.broke
         parallel.measures = not optimization.scaled
         self._tuning.wants_noise = not optimization.scaled and (
-            self._course.membership.link is not None or self._tuning.rule == "adascale"
+            self._session.membership.link is not None or self._tuning.rule == "adascale"
         )
         self._state.keep("Model", model, own=True)
         optimization.keep_in(self._state)
-        self._course.strategy, self._course.optimization = parallel, optimization
+        self._session.strategy, self._session.optimization = parallel, optimization
         return Wrapped(parallel)
 
     def fit(self, dataset: Any, compute: Callable[[Any], torch.Tensor], collate_fn: Any = None) -> int | None:
@@ -137,11 +137,11 @@ class Job(Facts):
         self._before_start("fit")
         if self._tuning.shards:
             raise TrainingError("job.fit() does not go with join(deterministic=True); accepted: join(micro_batch=...)")
-        optimizers = self._course.optimizers()
+        optimizers = self._session.optimizers()
         dataset = mapped(dataset)
         limit = self._tuning.max_batch or len(dataset)
-        probe = Probe(self._course.model().module, optimizers.optimizers, self.device, dataset, compute, collate_fn)
-        found = probe.run(limit, self._course.saving.memory())
+        probe = Probe(self._session.model().module, optimizers.optimizers, self.device, dataset, compute, collate_fn)
+        found = probe.run(limit, self._session.saving.memory())
         if found is not None:
             self._tuning.fitted = found
         return found
@@ -162,32 +162,32 @@ class Job(Facts):
         """The epochs still to be done, from the one under way where the training was restored."""
         if self._begun:
             raise TrainingError("job.epochs() was called twice; one loop over the epochs is one training")
-        if self._course.strategy is None:
+        if self._session.strategy is None:
             raise TrainingError("job.epochs() was called before job.wrap(model, optimizer); wrap the model first")
-        self._begun = self._course.passage.repeats_steps = True
-        self._course.begin()
-        passes = self._passes
-        self._course.optimizers().watch(self._state.parts.values(), lambda: passes.micro is not None)
-        passes.open = True
-        self._course.between.enter(self._state.progress)
+        self._begun = self._session.world_switch.repeats_steps = True
+        self._session.begin()
+        epoch_loop = self._epoch_loop
+        self._session.optimizers().watch(self._state.parts.values(), lambda: epoch_loop.micro is not None)
+        epoch_loop.open = True
+        self._session.pass_boundary.enter(self._state.progress)
         try:
-            while self._state.progress.epoch < count and not passes.stopped:
-                passes.number = self._onces = 0
+            while self._state.progress.epoch < count and not epoch_loop.stopped:
+                epoch_loop.number = self._onces = 0
                 yield self._state.progress.epoch
-                if not passes.stopped:
+                if not epoch_loop.stopped:
                     self._state.progress.next_epoch()
-                    self._course.between.begin()
+                    self._session.pass_boundary.begin()
         finally:
-            passes.open = False
+            epoch_loop.open = False
             over = self._state.progress.epoch >= count
             if over:
-                self._course.between.end()
-            if over or passes.stopped or isinstance(sys.exc_info()[1], GeneratorExit):
-                self._course.finish(finished=over)
+                self._session.pass_boundary.end()
+            if over or epoch_loop.stopped or isinstance(sys.exc_info()[1], GeneratorExit):
+                self._session.finish(finished=over)
 
     def stop(self) -> None:
         """End the training before its last epoch: the loops over loader and epochs end. Call it on every rank."""
-        self._passes.stopped = True
+        self._epoch_loop.stopped = True
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> Loader:
         """One pass over the dataset, instead of DistributedSampler and DataLoader: this rank's micro batches, on its
@@ -195,9 +195,9 @@ class Job(Facts):
         the order only. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share out
         work.
         """
-        if not self._passes.open:
+        if not self._epoch_loop.open:
             raise TrainingError("job.loader() was called outside the loop over job.epochs(); call it inside")
-        return Loader(self, self._passes.feed(dataset, options), shuffle)
+        return Loader(self, self._epoch_loop.feed(dataset, options), shuffle)
 
     def step(self, loss: torch.Tensor, clip_norm: float | None = None) -> bool:
         """Backward, and with the last micro batch of a step: clip, optimizer step, zero_grad, schedule.
@@ -206,14 +206,14 @@ class Job(Facts):
         Returns whether an optimizer step was taken: a step that failed with a new world is done anew by the old one.
         A resize, when there is one, comes with the loader's next batch.
         """
-        course = self._course
-        spoken = self._passes.learn(loss)
-        if spoken is None or not course.passage.settle():
+        session = self._session
+        voted = self._epoch_loop.learn(loss)
+        if voted is None or not session.world_switch.settle():
             return False
-        course.torn = True
-        course.optimizers().step(course.model(), clip_norm, self._state.progress)
-        course.stepped(*spoken)
-        course.torn = False
+        session.torn = True
+        session.optimizers().step(session.model(), clip_norm, self._state.progress)
+        session.stepped(*voted)
+        session.torn = False
         return True
 
     # -- once, and the end ---------------------------------------------------------------------------------------
@@ -228,26 +228,26 @@ class Job(Facts):
         """
         if not self._begun:
             raise TrainingError("job.once() was called before job.epochs(); there is no world yet to call it once in")
-        between = self._passes.open and self._course.feed is None
+        between = self._epoch_loop.open and self._session.feed is None
         if between and self._onces in self._state.progress.once:
             self._onces += 1
             return self._state.progress.once[self._onces - 1]
-        self._course.passage.settle()
-        result = on_rank_0(self._course, function, args, kwargs)
+        self._session.world_switch.settle()
+        result = on_rank_0(self._session, function, args, kwargs)
         if between:
             self._state.progress.once[self._onces] = result
             self._onces += 1
-            self._course.snapshots.save()
-        self._course.reporting.meter.resume()
+            self._session.snapshots.save()
+        self._session.reporting.meter.resume()
         return result
 
     def close(self) -> None:
         """Take leave of the group and of the supervisor; also called at exit."""
         atexit.unregister(self.close)
-        if self._course.optimization is not None:
-            self._course.optimization.end()
-        self._course.close()
-        self._passes.close()
+        if self._session.optimization is not None:
+            self._session.optimization.end()
+        self._session.close()
+        self._epoch_loop.close()
         if self in _current:
             _current.remove(self)
 
@@ -259,7 +259,7 @@ class Loader:
         self._job, self._feed, self._shuffle = job, feed, shuffle
 
     def __iter__(self) -> Iterator[Any]:
-        return self._job._passes.iterate(self._feed, self._shuffle)
+        return self._job._epoch_loop.iterate(self._feed, self._shuffle)
 
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""

@@ -34,7 +34,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from slurm_elastic.protocol.errors import TrainingError
 
 from .adapters.lightning_checks import check, check_library, no_skips
-from .adapters.loop import Driven, Part, check_options, rank_to_show, taken_over
+from .adapters.loop import FrameworkLoop, Part, check_options, rank_to_show, taken_over
 from .job import Job, join
 
 
@@ -138,11 +138,11 @@ class ElasticStrategy(Strategy):
         if self._loader is not None:
             raise TrainingError("there is more than one training DataLoader; accepted: one")
         feed, shuffle = taken_over(dataloader, self._seed)
-        self._loader = _Loader(self, Driven(self.job, feed, shuffle))
+        self._loader = _Loader(self, FrameworkLoop(self.job, feed, shuffle))
         return self._loader
 
     @property
-    def _driven(self) -> Driven:
+    def _driven(self) -> FrameworkLoop:
         if self._loader is None:
             raise TrainingError("the training DataLoader was not made by Lightning's fit(); accepted: trainer.fit(...)")
         return self._loader.driven
@@ -166,7 +166,7 @@ class ElasticStrategy(Strategy):
         fetcher.length = fetcher.fetched + 1 + driven.steps_left(self._parts[-1][0])
         return self._parts[0][1]
 
-    def _begin(self, trainer: Any, driven: Driven) -> None:
+    def _begin(self, trainer: Any, driven: FrameworkLoop) -> None:
         if trainer.enable_validation and trainer.val_dataloaders is None:  # while nobody waits for this worker
             trainer.validating = True
             trainer.fit_loop.epoch_loop.val_loop.setup_data()
@@ -186,7 +186,7 @@ class ElasticStrategy(Strategy):
         for number, (micro, samples) in enumerate(self._parts):
             if number:
                 batch = self._prepared(samples)
-            self.job._passes.hand_out(micro, None)
+            self.job._epoch_loop.hand_out(micro, None)
             with self.precision_plugin.train_step_context():
                 output = self._forward_redirection(self._net, module, "training_step", batch, *args, **kwargs)
             if output is None:
@@ -228,7 +228,7 @@ class ElasticStrategy(Strategy):
 class _Loader:
     """What Lightning iterates over; asking for an iterator has no effect."""
 
-    def __init__(self, strategy: ElasticStrategy, driven: Driven) -> None:
+    def __init__(self, strategy: ElasticStrategy, driven: FrameworkLoop) -> None:
         self._strategy, self.driven = strategy, driven
         self.dataset = driven.feed.dataset
 

@@ -28,7 +28,7 @@ from transformers.trainer_callback import ExportableState
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .adapters.loop import Counted, Driven, Part, check_options, rank_to_show, taken_over
+from .adapters.loop import Counted, FrameworkLoop, Part, check_options, rank_to_show, taken_over
 from .adapters.transformers_checks import check
 from .job import Job, join
 
@@ -72,7 +72,7 @@ class _Hold:
         self.normalised = False
 
     @property
-    def driven(self) -> Driven:
+    def driven(self) -> FrameworkLoop:
         if self.loader is None:
             raise TrainingError("the training data was not loaded by trainer.train(); accepted: trainer.train()")
         return self.loader.driven
@@ -124,7 +124,7 @@ class _Elastic:
         if hold.loader is not None:
             raise TrainingError("trainer.train() was called twice; one training is one process")
         feed, shuffle = taken_over(loader, hold.seed)
-        hold.loader = _Loader(Driven(hold.job, feed, shuffle))
+        hold.loader = _Loader(FrameworkLoop(hold.job, feed, shuffle))
         return hold.loader
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
@@ -170,7 +170,7 @@ class _Elastic:
             try:
                 dist.all_reduce(total)
             except RuntimeError as error:
-                hold.job._course.membership.broken(error)
+                hold.job._session.membership.broken(error)
                 raise
             counted = total.to(device)
         return counted
@@ -181,7 +181,7 @@ class _Elastic:
         for part in inputs:
             hold.part = part
             micro, samples = part
-            hold.job._passes.hand_out(micro, None)
+            hold.job._epoch_loop.hand_out(micro, None)
             loss = super().training_step(model, samples, num_items_in_batch)  # type: ignore[misc]
             share = (
                 hold.job.world_size if hold.normalised else len(micro.indices) / sum(len(m.indices) for m, _ in inputs)
@@ -221,7 +221,7 @@ class _Net(torch.nn.Module):
 class _Loader:
     """What the Trainer iterates over: a list of micro batches a step."""
 
-    def __init__(self, driven: Driven) -> None:
+    def __init__(self, driven: FrameworkLoop) -> None:
         self.driven = driven
         self.dataset = driven.feed.dataset
 

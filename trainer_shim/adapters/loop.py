@@ -20,29 +20,29 @@ from ..data.loader import Feed
 from ..data.sampling import Micro
 from ..job import Job
 from ..numerics import batch as batches
-from ..state.slots import Progress
-from ..training.epoch_loop import Spoken
+from ..state.progress import TrainingProgress
+from ..training.epoch_loop import VotedStep
 
 Part = tuple[Micro, Any]
 """A micro batch and its collated samples."""
 TAKEN_OVER = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
-class Driven:
+class FrameworkLoop:
     """See the module."""
 
     def __init__(self, job: Job, feed: Feed, shuffle: bool) -> None:
         self.job = job
         self.feed = feed
         self._shuffle = shuffle
-        self._course = job._course
-        self._spoken: Spoken | None = None
+        self._session = job._session
+        self._voted: VotedStep | None = None
         self.begun = False
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         """The position of the training."""
-        return self._course.state.progress
+        return self._session.state.progress
 
     @property
     def base_steps(self) -> int:
@@ -51,19 +51,19 @@ class Driven:
 
     def begin(self) -> None:
         """Enter the first world, with the state that this worker starts from."""
-        self.job._begun = self.job._passes.open = self.begun = True
-        self._course.begin()
+        self.job._begun = self.job._epoch_loop.open = self.begun = True
+        self._session.begin()
 
     def next_step(self) -> list[Part]:
         """The micro batches of this rank's next step, of another epoch when the last one is done.
 
         The world may be another one afterwards.
         """
-        course, feed = self._course, self.feed
-        if course.feed is None:
-            self.job._passes.begin(feed, 0, self._shuffle)
+        session, feed = self._session, self.feed
+        if session.feed is None:
+            self.job._epoch_loop.begin(feed, 0, self._shuffle)
         else:
-            course.boundary()
+            session.boundary()
         parts: list[Part] = []
         asked = time.perf_counter()
         while not parts or not parts[-1][0].last:
@@ -71,7 +71,7 @@ class Driven:
             if got is None:
                 raise AssertionError("the pass has ended before all of its samples were handed out")
             parts.append(got)
-        course.reporting.meter.waited(time.perf_counter() - asked)
+        session.reporting.meter.waited(time.perf_counter() - asked)
         return parts
 
     def steps_left(self, after: Micro) -> int:
@@ -80,31 +80,31 @@ class Driven:
 
     def scale(self, micro: Micro) -> float:
         """The factor for the mean loss of a micro batch."""
-        return batches.loss_scale(micro.weight, self._course.world().replicas, micro.total)
+        return batches.loss_scale(micro.weight, self._session.world().replicas, micro.total)
 
     def backward(self, micro: Micro, loss: torch.Tensor) -> None:
         """Backward on a loss that carries its weight (and an AMP scaler's)."""
-        self._spoken = self.job._passes.backward(micro, loss)
+        self._voted = self.job._epoch_loop.backward(micro, loss)
 
     def stepped(self) -> None:
         """The optimizer has been stepped: count it, advance the schedulers of job.wrap(), end the pass at its end."""
-        if self._spoken is None:
+        if self._voted is None:
             raise TrainingError("the optimizer was stepped before the backward pass of its whole batch")
-        self._course.stepped(*self._spoken)
-        self._spoken = None
+        self._session.stepped(*self._voted)
+        self._voted = None
         if self.progress.cursor >= self.feed.samples:
-            # What was said with this step is acted on where the next pass begins.
-            self._course.feed = None
+            # The tally of this step is acted on where the next pass begins.
+            self._session.feed = None
             self.progress.next_epoch()
 
     def rate(self) -> Any:
         """A context in which the optimizers hold the rates that belong to the batch."""
-        return self._course.tuning.applied(self.progress)
+        return self._session.tuning.applied(self.progress)
 
     def finish(self) -> None:
         """The training is over."""
-        self.job._passes.open = False
-        self._course.finish(finished=True)
+        self.job._epoch_loop.open = False
+        self._session.finish(finished=True)
 
 
 def rank_to_show(job: Job) -> int:

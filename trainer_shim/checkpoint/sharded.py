@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ..state.slots import Slot, State, pack, slots_of, unpack
+from ..state.kept_parts import State
+from ..state.packed_tensors import Slot, pack, slots_of, unpack
 from ..world.mesh import DTensor
 from . import files
 from .files import STATE, Saved
@@ -67,7 +68,7 @@ def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str
     Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself.
     """
     slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
-    places = dict(_places(skeleton, state)) if state is not None else {}
+    places = dict(_own_parts(skeleton, state)) if state is not None else {}
     tensors = [places.get(slot.number, torch.empty(0)) for slot in slots]
     for slot in slots:
         if slot.number not in places:
@@ -86,7 +87,7 @@ def _named(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {str(number): tensor for number, tensor in enumerate(tensors)}
 
 
-def _places(skeleton: Any, state: State) -> Iterator[tuple[int, torch.Tensor]]:
+def _own_parts(skeleton: Any, state: State) -> Iterator[tuple[int, torch.Tensor]]:
     """Tensors to read into, by slot, for those slots of which this rank holds a part only."""
     for name, saved in skeleton["parts"].items():
         part = state.parts.get(name)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..control.worker_client import Coming
+from ..control.worker_client import ComingWorld
 from ..parallel.strategy import Strategy
-from ..state.slots import State
+from ..state.kept_parts import State
 from ..world import process_group as worlds
 from ..world.process_group import World
 from ..world.rendezvous import Membership
@@ -50,7 +50,7 @@ class Snapshots:
 
     # -- at a switch -----------------------------------------------------------------------------------------------
 
-    def ahead(self, coming: Coming | None, rank: int) -> tuple[bool, bool]:
+    def ahead(self, coming: ComingWorld | None, rank: int) -> tuple[bool, bool]:
         """Before a switch of a model that is cut up: whether rank 0 wants a checkpoint for it, and whether the switch
         may come. Written while training goes on, it is what a switch that fails falls back to."""
         writer = self.saving.writer

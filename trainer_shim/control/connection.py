@@ -39,7 +39,7 @@ class Connection:
     ) -> None:
         self._loop, self._sock = loop, sock
         self._received, self._closed = received, closed
-        self._reader = json_lines.Reader()
+        self._reader = json_lines.MessageReader()
         self._out = bytearray()
         self.open = True
         self.trusted = False

@@ -34,7 +34,7 @@ OpenStore = Callable[[str], "tuple[str, int, object]"]
 
 
 @dataclass(eq=False)
-class Coming:
+class ComingWorld:
     """A world that the supervisor has announced to this worker."""
 
     generation: int
@@ -59,7 +59,7 @@ class Coming:
         return self.leave or self.store is not None
 
 
-class Link:
+class WorkerClient:
     """See the module. Methods may be called from any thread."""
 
     def __init__(self, address: str, secret: str, worker: str, open_store: OpenStore) -> None:
@@ -68,7 +68,7 @@ class Link:
         self._host, _, port = address.rpartition(":")
         self._open_store = open_store
         self._changed = threading.Condition()
-        self._coming: Coming | None = None
+        self._coming: ComingWorld | None = None
         self._stores: dict[int, tuple[str, int]] = {}
         self._save_wanted = False
         self._last_generation = self._off = self._dismissed = -1
@@ -79,7 +79,7 @@ class Link:
         self._out: deque[bytes] = deque()
         self._reports: deque[bytes] = deque(maxlen=MAX_REPORTS)
         self._writing = b""
-        self._reader = json_lines.Reader()
+        self._reader = json_lines.MessageReader()
         self._socket = _connect(self._host, int(port))
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
@@ -95,13 +95,13 @@ class Link:
         """Whether nothing is wanted of this worker, as nearly always: asked in every step, and without the lock."""
         return self._coming is None and not self._save_wanted
 
-    def held(self) -> Coming | None:
+    def held(self) -> ComingWorld | None:
         """The announced world, once this worker holds all it needs to switch to it."""
         with self._changed:
             coming = self._coming
             return coming if coming is not None and coming.complete else None
 
-    def wait_held(self) -> Coming:
+    def wait_held(self) -> ComingWorld:
         """Block until there is a world to enter. Leaves the process when the supervisor is lost."""
         with self._changed:
             while True:
@@ -111,14 +111,14 @@ class Link:
                     return self._coming
                 self._changed.wait()
 
-    def taken(self, coming: Coming) -> None:
+    def taken(self, coming: ComingWorld) -> None:
         """This world is now the worker's own (or has failed): it is not coming any more."""
         with self._changed:
             self._last_generation = max(self._last_generation, coming.generation)
             if self._coming is not None and self._coming.generation <= coming.generation:
                 self._coming = None
 
-    def still_coming(self, coming: Coming) -> bool:
+    def still_coming(self, coming: ComingWorld) -> bool:
         """Whether nobody has called this world off."""
         with self._changed:
             return self._coming is coming
@@ -236,7 +236,7 @@ class Link:
         # Anything else is from a newer supervisor, which does not rely on it being understood.
 
     def _announced(self, message: Message) -> None:
-        coming = Coming(
+        coming = ComingWorld(
             generation=int(message["generation"]),
             rank=int(message.get("rank", -1)),
             size=int(message.get("size", 0)),

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .sampling import MASK, MIX_FROM, Micro, Plan, Slicing, mix, mix_on, order, seed_all
-from .shard_streams import NOT_BEGUN, ShardReader, Shards, StreamPlan, Unread, sizes_of
+from .sampling import MASK, MIX_FROM, Micro, MicroBatches, Slicing, mix, mix_on, order, seed_all
+from .shard_streams import NOT_BEGUN, ShardReader, Shards, StreamMicroBatches, Unread, sizes_of
 
 REFUSED = ("batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers", "generator", "in_order")
 
@@ -90,7 +90,7 @@ class _Batches:
     """DataLoader's batch sampler: each "batch of indices" is one micro batch of the current plan."""
 
     def __init__(self) -> None:
-        self.plan: Plan | StreamPlan | None = None
+        self.plan: MicroBatches | StreamMicroBatches | None = None
 
     def __iter__(self) -> _Batches:
         return self
@@ -134,12 +134,12 @@ class Feed:
     ) -> None:
         """Begin a pass at a cursor; `unread` of its shards is what an earlier world has left, or (lanes, 0, ())."""
         previous = self._batches.plan.version if self._batches.plan else 0
-        plan: Plan | StreamPlan
+        plan: MicroBatches | StreamMicroBatches
         if self._sizes is None:
-            plan = Plan(order(self.samples, self._seed, epoch, ordinal, shuffle), cursor, slicing)
+            plan = MicroBatches(order(self.samples, self._seed, epoch, ordinal, shuffle), cursor, slicing)
         else:
             shards = [int(shard) for shard in order(len(self._sizes), self._seed, epoch, ordinal, shuffle)]
-            plan = StreamPlan(self._sizes, shards, cursor, unread, slicing)
+            plan = StreamMicroBatches(self._sizes, shards, cursor, unread, slicing)
         plan.version = previous + 1
         self._batches.plan = plan
         self._tagged.seed[1] = epoch
@@ -160,7 +160,7 @@ class Feed:
     def unread(self, cursor: int) -> Unread:
         """Of shards, what is left once the steps up to `cursor` are done; nothing for map-style datasets."""
         plan = self._batches.plan
-        return plan.unread(cursor) if isinstance(plan, StreamPlan) else NOT_BEGUN
+        return plan.unread(cursor) if isinstance(plan, StreamMicroBatches) else NOT_BEGUN
 
     def turn(self, cursor: int, slicing: Slicing) -> None:
         """Go on with other slices. Workers keep running; what they prefetched is dropped."""

@@ -153,7 +153,7 @@ def is_measured(cursor: int, slicing: Slicing) -> bool:
     return cursor // slicing.batch % (noise_scale.EVERY if cursor < slicing.dense_until else noise_scale.SELDOM) == 0
 
 
-class Plan:
+class MicroBatches:
     """The micro batches of one rank from a cursor to the end of the pass; it may be turned to another slicing.
 
     An iterator that can go on after it has ended: DataLoader asks ahead, and a resize near the end brings work back.

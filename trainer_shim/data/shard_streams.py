@@ -129,7 +129,7 @@ class _Walk:
         return runs
 
 
-class StreamPlan:
+class StreamMicroBatches:
     """The micro batches of one rank, as sampling.Plan gives them; sample numbers count through the shards in order."""
 
     def __init__(

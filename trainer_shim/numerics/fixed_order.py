@@ -1,4 +1,4 @@
-"""Sums whose order of additions does not depend on who holds which summand: one binary tree over numbered leaves.
+"""Tally whose order of additions does not depend on who holds which summand: one binary tree over numbered leaves.
 
 A rank adds up what it can of its own leaves, and whoever gets all ranks' nodes adds up the rest; every addition is one
 of the tree's, so the result is the same to the last bit however the leaves are shared out. Leaves may be absent: then

@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import SILENCE, WORDS, OnError, Reader, Said, Sums, attempt
+from ..world.agreement import NO_VOTE, VOTE_SIZE, OnError, Tally, TallyReader, Vote, attempt
 from ..world.process_group import World
-from .exposed_communication import Exposed
-from .gradient_norms import Norms, Squares
+from .exposed_communication import ExposedCommunication
+from .gradient_norms import GradientNorms, Squares
 
 UNSYNCED: dict[str, Any] = (
     {"init_sync": False} if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters else {}
@@ -40,17 +40,17 @@ ACCEPTED = frozenset(inspect.signature(DistributedDataParallel.__init__).paramet
 
 
 class _Attach(torch.autograd.Function):
-    """The identity on a tensor, whose backward also hands `words` to the hidden parameter as its gradient."""
+    """The identity on a tensor, whose backward also hands `values` to the hidden parameter as its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, words: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        ctx.words = words  # not saved for backward: it is written between forward and backward on purpose
+    def forward(ctx: Any, hidden: torch.Tensor, values: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        ctx.values = values  # not saved for backward: it is written between forward and backward on purpose
         # Clones: callers may go on to change the outputs in place.
         return tuple(tensor.clone() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return (ctx.words.clone(), None, *grads)
+        return (ctx.values.clone(), None, *grads)
 
 
 class _Outer(nn.Module):
@@ -61,14 +61,14 @@ class _Outer(nn.Module):
         self.module = module
         self.hidden = hidden
         self._at_outputs = at_outputs
-        self.words = torch.zeros_like(hidden, requires_grad=False)
-        self._said = SILENCE
+        self.values = torch.zeros_like(hidden, requires_grad=False)
+        self._carried = NO_VOTE
 
-    def say(self, words: list[float]) -> None:
+    def carry(self, values: list[float]) -> None:
         """Set what the next backward carries; nearly always it is what the last one did."""
-        if words != self._said:
-            self.words.copy_(torch.tensor(words))
-            self._said = words
+        if values != self._carried:
+            self.values.copy_(torch.tensor(values))
+            self._carried = values
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = self.module(*args, **kwargs)
@@ -79,7 +79,7 @@ class _Outer(nn.Module):
         _rebuild(out, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         if not found:
             return out
-        attached = iter(_Attach.apply(self.hidden, self.words, *found))
+        attached = iter(_Attach.apply(self.hidden, self.values, *found))
         return _rebuild(out, lambda _: next(attached))
 
 
@@ -109,8 +109,8 @@ class Replicated:
         self._trained: list[bool] = []
         self._called = False
         self._bypass = 0
-        self._norms = Norms()
-        self._exposed = Exposed()
+        self._norms = GradientNorms()
+        self._exposed = ExposedCommunication()
         first = next((p for p in module.parameters() if p.is_floating_point()), None)
         # In the parameters' own type it shares their first bucket; half precision would not hold the sums exactly.
         self._dtype = first.dtype if first is not None and first.dtype.itemsize >= 4 else torch.float32
@@ -122,7 +122,7 @@ class Replicated:
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
-        hidden = nn.Parameter(torch.zeros(WORDS, dtype=self._dtype, device=self._device))
+        hidden = nn.Parameter(torch.zeros(VOTE_SIZE, dtype=self._dtype, device=self._device))
         self._outer = _Outer(self.module, hidden, self._at_outputs)
         self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self._options)
         # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
@@ -176,7 +176,7 @@ class Replicated:
         if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
             self._ddp.require_backward_grad_sync = micro.last
 
-    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+    def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         if self.void:
             return None
         if not self._called:
@@ -185,26 +185,26 @@ class Replicated:
                 "learn from it; call that object instead of the model, or of one of the model's methods"
             )
         # On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
-        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
+        return attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
 
-    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+    def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         outer = self._outer
-        if said is None or outer is None:
+        if vote is None or outer is None:
             loss.backward()
             self._norms.micro_done()
-            if said is None:
+            if vote is None:
                 return None
-            sums = Sums.of_one(said)
+            sums = Tally.of_one(vote)
             return lambda: sums
-        outer.say(said.words())
+        outer.carry(vote.encoded())
         if self._at_outputs:
             loss.backward()
         else:
-            torch.autograd.backward((loss, outer.hidden), (None, outer.words))
+            torch.autograd.backward((loss, outer.hidden), (None, outer.values))
         self._exposed.done()
         self._norms.micro_done()
-        if said.loud:
-            outer.say(SILENCE)
+        if vote.has_content:
+            outer.carry(NO_VOTE)
         return self._reader(outer.hidden)
 
     def _computed(self) -> None:
@@ -222,22 +222,22 @@ class Replicated:
     def squares(self) -> Squares | None:
         return self._norms.squares()
 
-    def _reader(self, hidden: nn.Parameter) -> Reader:
+    def _reader(self, hidden: nn.Parameter) -> TallyReader:
         mean, ranks = hidden.grad, self._ranks
         if mean is None:
             raise AssertionError("the hidden parameter got no gradient")
         hidden.grad = None
         if not mean.is_cuda:
-            sums = Sums.of_mean(ranks, mean.tolist())
+            sums = Tally.of_mean(ranks, mean.tolist())
             return lambda: sums
-        copy = torch.empty(WORDS, dtype=mean.dtype, pin_memory=True)
+        copy = torch.empty(VOTE_SIZE, dtype=mean.dtype, pin_memory=True)
         copy.copy_(mean, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
 
-        def read() -> Sums:
+        def read() -> Tally:
             done.synchronize()
-            return Sums.of_mean(ranks, copy.tolist())
+            return Tally.of_mean(ranks, copy.tolist())
 
         return read
 

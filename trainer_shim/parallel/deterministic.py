@@ -26,8 +26,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..data.sampling import Micro
 from ..numerics.batch import slice_of
 from ..numerics.fixed_order import Node, nodes_of, put, total
-from ..world.agreement import OnError, Reader, Said, attempt
-from ..world.agreement_exchange import Speech
+from ..world.agreement import OnError, TallyReader, Vote, VoteExchange, attempt
 from ..world.process_group import World, buckets_of
 
 Grads = list[torch.Tensor]
@@ -89,18 +88,18 @@ class Deterministic:
         if self._versions is None:
             self._versions = {name: buffer._version for name, buffer in self.module.named_buffers()}
 
-    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+    def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         if self.void:
             return None
-        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
+        return attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
 
-    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        speech = Speech(self._world, said)
+    def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
+        exchange = VoteExchange(self._world, vote)
         loss.backward()
         self._take()
-        if said is not None:
+        if vote is not None:
             self._add_up()
-        return speech.reader()
+        return exchange.reader()
 
     def _take(self) -> None:
         """With a shard's last micro batch its gradient is whole: put it in its place."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 
-class Exposed:
+class ExposedCommunication:
     """`ready` when all own gradients are computed, `done` after backward, `seconds` at any time."""
 
     def __init__(self) -> None:

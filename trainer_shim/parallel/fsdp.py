@@ -22,8 +22,7 @@ from torch import nn
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import OnError, Reader, Said, attempt
-from ..world.agreement_exchange import Speech
+from ..world.agreement import OnError, TallyReader, Vote, VoteExchange, attempt
 from ..world.mesh import (
     CUTS_TWICE,
     PLACES,
@@ -164,18 +163,18 @@ class Sharded:
         if self._grouped and self._shard is not None:
             self.module.set_requires_gradient_sync(micro.last)  # type: ignore[operator]
 
-    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
+    def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         # fully_shard reduces inside its own streams, where a word of ours cannot ride along.
         if self.void:
             return None
-        return attempt(lambda: self._backward(loss, said), self.on_error, lambda: None)
+        return attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
 
-    def _backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        speech = Speech(self._world, said)
+    def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
+        exchange = VoteExchange(self._world, vote)
         loss.backward()
-        if said is not None and self._shard is None:
+        if vote is not None and self._shard is None:
             self._reduce()
-        return speech.reader()
+        return exchange.reader()
 
     def _reduce(self) -> None:
         """The mean of the gradients over the replicas, where fully_shard does not see to it."""

@@ -18,7 +18,7 @@ Squares = tuple[torch.Tensor, torch.Tensor]
 """|g|^2 of a rank's own mean gradient and of the mean over all ranks, on their way: scalars, perhaps on a GPU."""
 
 
-class Norms:
+class GradientNorms:
     """The norms of one measured step after another."""
 
     def __init__(self) -> None:

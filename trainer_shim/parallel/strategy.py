@@ -14,7 +14,7 @@ from torch import nn
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import OnError, Reader, Said
+from ..world.agreement import OnError, TallyReader, Vote
 from ..world.process_group import World
 from .ddp import Replicated
 from .gradient_norms import Squares
@@ -59,8 +59,8 @@ class Strategy(Protocol):
     def expect(self, micro: Micro) -> None:
         """Say, before the forward pass, which micro batch comes: with a step's last one gradients travel."""
 
-    def backward(self, loss: torch.Tensor, said: Said | None) -> Reader | None:
-        """Run backward; with `said` it is a step's last one, and what all ranks said can be read afterwards."""
+    def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
+        """Run backward; with a vote it is a step's last one, and the tally can be read afterwards."""
 
     def clip(self, limit: float) -> None:
         """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""

@@ -20,10 +20,10 @@ from slurm_elastic.protocol.messages import Directive, Grant, Piece
 
 from ..control.event_loop import Children, Loop
 from . import commands, job_dir, launchers
-from .daemon_client import DaemonLink
+from .daemon_client import DaemonClient
 from .driver import Options, Supervisor, ignore_broken_output
 from .slurm_job import SlurmJob
-from .state_machine.context import Limits
+from .state_machine.context import RunLimits
 from .state_machine.events import Event
 from .state_machine.machine import Machine
 
@@ -134,24 +134,24 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         batch=args.batch,
         generation=earlier.generation if earlier else 0,
         checkpoint_step=job_dir.newest_step(options.job_dir),
-        limits=Limits(checkpoint_s=float(args.checkpoint_every)),
+        limits=RunLimits(checkpoint_s=float(args.checkpoint_every)),
     )
 
-    def make_places(
+    def make_launcher(
         loop: Loop, children: Children, setup: launchers.Setup, emit: Callable[[Event], None]
-    ) -> launchers.Places:
+    ) -> launchers.Launcher:
         if jobs:
-            return launchers.SlurmPlaces(loop, children, setup, jobs, emit)
-        return launchers.LocalPlaces(loop, children, setup, emit, pieces[0])
+            return launchers.SlurmLauncher(loop, children, setup, jobs, emit)
+        return launchers.LocalLauncher(loop, children, setup, emit, pieces[0])
 
-    def make_link(
+    def make_daemon_client(
         directive: Callable[[Directive], None], said: Callable[[str], None], registered: Callable[[Grant], None]
-    ) -> DaemonLink | None:
+    ) -> DaemonClient | None:
         if args.no_daemon or not (jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ):
             return None
-        return DaemonLink(Client(), pieces[0].slurm_job_id, directive, said, registered)
+        return DaemonClient(Client(), pieces[0].slurm_job_id, directive, said, registered)
 
-    return Supervisor(options, machine, make_places, make_link).run()
+    return Supervisor(options, machine, make_launcher, make_daemon_client).run()
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

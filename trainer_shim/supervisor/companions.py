@@ -27,7 +27,7 @@ CONFIGURING_S = 0.5
 
 
 @dataclass(slots=True)
-class Asked:
+class CompanionRequest:
     """One companion from the request to its end."""
 
     directive: int
@@ -53,11 +53,11 @@ class Companions:
     ) -> None:
         self._loop, self._children, self._env, self._base = loop, children, env, base_id
         self._granted, self._refused = granted, refused
-        self._asked: list[Asked] = []
+        self._asked: list[CompanionRequest] = []
 
     def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
         """Ask for one. What has no nodes after `wait_s` seconds is taken back and refused."""
-        asked = Asked(directive, index, shape)
+        asked = CompanionRequest(directive, index, shape)
         self._asked.append(asked)
         self._loop.after(max(wait_s, 1.0), lambda: self._too_late(asked, wait_s))
         self._children.start(commands.show_job(self._base), self._env, lambda ended: self._ask(asked, ended))
@@ -76,7 +76,7 @@ class Companions:
 
     # --- on the way to a grant --------------------------------------------------------------------------------
 
-    def _ask(self, asked: Asked, base: Ended) -> None:
+    def _ask(self, asked: CompanionRequest, base: Ended) -> None:
         if asked.dropped:
             self._tell(asked, asked.dropped)
             return
@@ -88,7 +88,7 @@ class Companions:
         command = commands.salloc(asked.shape, job, asked.directive, minutes_left(job.end_time, time.time()))
         asked.process = self._children.start(command, self._env, lambda ended: self._answered(asked, ended))
 
-    def _answered(self, asked: Asked, ended: Ended) -> None:
+    def _answered(self, asked: CompanionRequest, ended: Ended) -> None:
         asked.process = None
         found = _JOB_ID.search(ended.err)
         asked.job_id = int(found.group(1)) if found else 0
@@ -100,10 +100,10 @@ class Companions:
             return
         self._look(asked)
 
-    def _look(self, asked: Asked) -> None:
+    def _look(self, asked: CompanionRequest) -> None:
         self._children.start(commands.show_job(asked.job_id), self._env, lambda ended: self._seen(asked, ended))
 
-    def _seen(self, asked: Asked, ended: Ended) -> None:
+    def _seen(self, asked: CompanionRequest, ended: Ended) -> None:
         if asked.dropped:
             return
         try:
@@ -118,14 +118,14 @@ class Companions:
             asked.told = True
             self._granted(asked.directive, asked.index, job)
 
-    def _too_late(self, asked: Asked, wait_s: float) -> None:
+    def _too_late(self, asked: CompanionRequest, wait_s: float) -> None:
         if not asked.told and not asked.dropped:
             self._take_back(asked, f"Slurm granted no companion within {wait_s:.0f} s")
             self._tell(asked, asked.dropped)
 
     # --- giving back ------------------------------------------------------------------------------------------
 
-    def _take_back(self, asked: Asked, why: str) -> None:
+    def _take_back(self, asked: CompanionRequest, why: str) -> None:
         if asked.dropped:
             return
         asked.dropped = why
@@ -135,7 +135,7 @@ class Companions:
             self._loop.after(KILL_AFTER_S, lambda: process.kill() if process.poll() is None else None)
         self._cancel(asked)
 
-    def _cancel(self, asked: Asked) -> None:
+    def _cancel(self, asked: CompanionRequest) -> None:
         if asked.job_id:
             self._children.start(commands.scancel([asked.job_id]), self._env, lambda ended: None)
 
@@ -146,7 +146,7 @@ class Companions:
             return
         self._children.start(commands.scancel(left), self._env, lambda ended: done())
 
-    def _tell(self, asked: Asked, why: str) -> None:
+    def _tell(self, asked: CompanionRequest, why: str) -> None:
         if not asked.told:
             asked.told = True
             self._refused(asked.directive, asked.index, why)

@@ -41,7 +41,7 @@ class Http(Protocol):
     ) -> dict[str, Any] | None: ...
 
 
-class DaemonLink:
+class DaemonClient:
     """See the module. `said` gets sentences worth showing to the user, `registered` each registration's answer."""
 
     def __init__(

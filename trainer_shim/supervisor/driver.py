@@ -24,8 +24,8 @@ from slurm_elastic.protocol.json_lines import Message
 from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
 from . import job_dir
-from .daemon_client import DaemonLink
-from .launchers import Places, Setup
+from .daemon_client import DaemonClient
+from .launchers import Launcher, Setup
 from .state_machine.actions import (
     Action,
     DropCompanions,
@@ -90,10 +90,10 @@ class Supervisor:
         self,
         options: Options,
         machine: Machine,
-        places: Callable[[Loop, Children, Setup, Callable[[Event], None]], Places],
+        launcher: Callable[[Loop, Children, Setup, Callable[[Event], None]], Launcher],
         link: Callable[
             [Callable[[messages.Directive], None], Callable[[str], None], Callable[[messages.Grant], None]],
-            DaemonLink | None,
+            DaemonClient | None,
         ],
     ) -> None:
         self._options, self._machine = options, machine
@@ -111,7 +111,7 @@ class Supervisor:
             "SELASTIC_NPROC": str(options.nproc or ""),
         }
         setup = Setup(options.command, env, options.job_dir, options.nproc)
-        self._places = places(self._loop, self._children, setup, self._event)
+        self._launcher = launcher(self._loop, self._children, setup, self._event)
         self._link = link(
             lambda directive: self._loop.call(lambda: self._event(DirectiveCame(directive))),
             self._print_later,
@@ -266,7 +266,7 @@ class Supervisor:
 
     def _exit(self, action: Exit) -> None:
         self._code = action.code
-        self._places.close(self._wait_for_steps)
+        self._launcher.close(self._wait_for_steps)
         self._loop.after(GOODBYE_S, self._loop.stop)
 
     def _wait_for_steps(self) -> None:
@@ -278,17 +278,17 @@ class Supervisor:
 
 
 _PERFORM: dict[type, Callable[[Supervisor, Any], None]] = {
-    LaunchAgents: lambda self, action: self._places.launch(action.piece, action.number),
+    LaunchAgents: lambda self, action: self._launcher.launch(action.piece, action.number),
     QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
     Spawn: Supervisor._spawn,
     Kill: Supervisor._kill,
     FollowOutput: lambda self, action: self._to_agent(action.agent, {"type": "follow", "worker": action.worker}),
     Send: Supervisor._send,
     RecordGeneration: Supervisor._record_generation,
-    SubmitCompanion: lambda self, action: self._places.submit(
+    SubmitCompanion: lambda self, action: self._launcher.submit(
         action.directive, action.index, action.shape, action.wait_s
     ),
-    DropCompanions: lambda self, action: self._places.drop(action.directive),
+    DropCompanions: lambda self, action: self._launcher.drop(action.directive),
     UpdateRegistration: Supervisor._update_registration,
     ReportPhase: Supervisor._report_phase,
     ForwardReport: Supervisor._forward_report,

@@ -39,7 +39,7 @@ class Setup:
     nproc: int
 
 
-class Places(Protocol):
+class Launcher(Protocol):
     def launch(self, piece: Piece, number: int) -> None:
         """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
 
@@ -53,7 +53,7 @@ class Places(Protocol):
         """Cancel all companions; `done` is called when Slurm has been told."""
 
 
-class SlurmPlaces:
+class SlurmLauncher:
     """Agents by srun, companions by salloc."""
 
     def __init__(self, loop: Loop, children: Children, setup: Setup, jobs: tuple[SlurmJob, ...], emit: Emit) -> None:
@@ -99,7 +99,7 @@ class SlurmPlaces:
         self._emit(CompanionRefused(directive, index, why))
 
 
-class LocalPlaces:
+class LocalLauncher:
     """Agents as local processes. Each "node" of a piece is one agent; CPU workers only share the machine."""
 
     def __init__(self, loop: Loop, children: Children, setup: Setup, emit: Emit, first_piece: Piece) -> None:

@@ -13,25 +13,25 @@ import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..control.worker_client import Coming
+from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, to_device
 from ..data.sampling import Micro, mix, seed_all
 from ..numerics import batch as batches
-from ..world.agreement import Reader
+from ..world.agreement import TallyReader
 from .once import share
-from .session import Course
+from .session import Session
 
 MAX_FEEDS = 4
 """Datasets whose loader workers are kept."""
-Spoken = tuple[Micro, Coming | None, Reader]
-"""A step whose gradients are complete, and what was said with it."""
+VotedStep = tuple[Micro, ComingWorld | None, TallyReader]
+"""A step whose gradients are complete, and the vote that went with it."""
 
 
-class Passes:
+class EpochLoop:
     """One pass after another. One per job."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._feeds: dict[tuple[int, str], Feed] = {}
         self._own: list[int] = []
         self.number = 0
@@ -47,8 +47,8 @@ class Passes:
         key = (id(dataset), repr(sorted((name, repr(value)) for name, value in options.items())))
         feed = self._feeds.get(key)
         if feed is None or feed.dataset is not dataset:
-            feed = Feed(dataset, self._course.tuning.seed, options)
-            if feed.lanes and self._course.tuning.shards:
+            feed = Feed(dataset, self._session.tuning.seed, options)
+            if feed.lanes and self._session.tuning.shards:
                 raise TrainingError("join(deterministic=True) needs a dataset with __len__ and __getitem__")
             while len(self._feeds) >= MAX_FEEDS:  # a dataset made anew for every epoch: the oldest's workers end
                 del self._feeds[next(iter(self._feeds))]
@@ -60,19 +60,19 @@ class Passes:
 
     def iterate(self, feed: Feed, shuffle: bool) -> Iterator[Any]:
         """One pass: this rank's samples, micro batch by micro batch. Between two steps the world may change."""
-        course = self._course
-        if not self.open or course.feed is not None:
+        session = self._session
+        if not self.open or session.feed is not None:
             raise TrainingError(
                 "a job.loader() was iterated outside job.epochs() or inside another loader's loop; one pass follows "
                 "another, and evaluation takes a DataLoader of its own, in job.once()"
             )
         ordinal = self.number
         self.number += 1
-        if ordinal < course.state.progress.loader:
-            course.between.passed()
+        if ordinal < session.state.progress.loader:
+            session.pass_boundary.passed()
             return  # done before the restart, or before this worker joined
-        if ordinal > course.state.progress.loader:
-            course.state.progress.next_pass(ordinal)  # the one before was left early
+        if ordinal > session.state.progress.loader:
+            session.state.progress.next_pass(ordinal)  # the one before was left early
         self.begin(feed, ordinal, shuffle)
         try:
             while not self.stopped:
@@ -80,63 +80,63 @@ class Passes:
                 got = feed.next()
                 if got is None:
                     break
-                course.reporting.meter.waited(time.perf_counter() - asked)
+                session.reporting.meter.waited(time.perf_counter() - asked)
                 yield self.hand_out(*got)
                 if self.micro is not None:
                     raise TrainingError(
                         "job.step(loss) was not called for a batch of job.loader(); call it for each, and evaluate "
                         "with a DataLoader of your own, in job.once()"
                     )
-                course.boundary()
+                session.boundary()
         except GeneratorExit:  # the loop was left early
-            course.between.begin()
+            session.pass_boundary.begin()
             raise
         finally:
-            course.feed = self.micro = None
+            session.feed = self.micro = None
             self._own = []
-        course.state.progress.next_pass(ordinal + 1)
-        course.between.begin()
+        session.state.progress.next_pass(ordinal + 1)
+        session.pass_boundary.begin()
 
     def begin(self, feed: Feed, ordinal: int, shuffle: bool) -> None:
         """Begin a pass, or go on with it where the training is."""
-        course = self._course
-        progress = course.state.progress
+        session = self._session
+        progress = session.state.progress
         if progress.pass_samples not in (0, feed.samples):
             raise TrainingError(
                 f"the dataset has {feed.samples} samples here and {progress.pass_samples} where the "
                 "training began; every worker needs the same dataset"
             )
         if progress.pass_samples:
-            course.between.passed()
+            session.pass_boundary.passed()
         elif feed.lanes:  # the pass is new to all ranks
-            progress.unread = (share(course, feed.lanes), 0, ())
-        course.between.end()
-        course.optimizers().begin_pass()
-        course.model().begin_pass()
-        progress.frozen = tuple(n for n, p in course.model().module.named_parameters() if not p.requires_grad)
+            progress.unread = (share(session, feed.lanes), 0, ())
+        session.pass_boundary.end()
+        session.optimizers().begin_pass()
+        session.model().begin_pass()
+        progress.frozen = tuple(n for n, p in session.model().module.named_parameters() if not p.requires_grad)
         progress.pass_samples = feed.samples
-        course.boundary()  # a loop that was left early leaves a step's words unread
-        progress = course.state.progress
-        feed.start(progress.epoch, ordinal, shuffle, progress.cursor, course.slicing(), progress.unread)
-        course.feed = feed
-        course.reporting.meter.resume()
+        session.boundary()  # a loop that was left early leaves a step's tally unread
+        progress = session.state.progress
+        feed.start(progress.epoch, ordinal, shuffle, progress.cursor, session.slicing(), progress.unread)
+        session.feed = feed
+        session.reporting.meter.resume()
 
     def hand_out(self, micro: Micro, samples: Any) -> Any:
         """The samples on this worker's device, with the generators where this micro batch of this step has them."""
-        course = self._course
+        session = self._session
         self.micro = micro
-        course.model().expect(micro)
-        value = samples if course.device.type == "cpu" else to_device(samples, course.device)
-        who = (micro.shard, micro.place) if micro.shard >= 0 else (course.world().replica, micro.index)
-        seed_all(mix(course.tuning.seed, course.state.progress.step, *who, 1))
+        session.model().expect(micro)
+        value = samples if session.device.type == "cpu" else to_device(samples, session.device)
+        who = (micro.shard, micro.place) if micro.shard >= 0 else (session.world().replica, micro.index)
+        seed_all(mix(session.tuning.seed, session.state.progress.step, *who, 1))
         return value
 
-    def learn(self, loss: torch.Tensor) -> Spoken | None:
+    def learn(self, loss: torch.Tensor) -> VotedStep | None:
         """Backward on the mean loss of what was handed out, with its weight in the global batch.
 
         Not None with a step's last micro batch: then the optimizers may step.
         """
-        micro, course = self.micro, self._course
+        micro, session = self.micro, self._session
         if micro is None:
             raise TrainingError(
                 "job.step() was called without a batch of job.loader(); call it once for each batch, which no loader "
@@ -144,23 +144,23 @@ class Passes:
             )
         if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
             raise TrainingError("job.step(loss) needs a scalar tensor that the model's parameters lead to: a mean loss")
-        scale = batches.loss_scale(micro.weight, course.model().averaged_over, micro.total)
+        scale = batches.loss_scale(micro.weight, session.model().averaged_over, micro.total)
         if scale != 1:  # with equal shares it is 1, and a product in every step's graph for nothing
             loss = loss * scale
-        return self.backward(micro, course.optimizers().scale(loss))
+        return self.backward(micro, session.optimizers().scale(loss))
 
-    def backward(self, micro: Micro, loss: torch.Tensor) -> Spoken | None:
-        """Backward on a loss that carries its weight; with a step's last micro batch, what was said with it."""
-        course, parallel = self._course, self._course.model()
+    def backward(self, micro: Micro, loss: torch.Tensor) -> VotedStep | None:
+        """Backward on a loss that carries its weight; with a step's last micro batch, its vote."""
+        session, parallel = self._session, self._session.model()
         self.micro = None
         self._own += micro.own
-        coming, said = None, None
+        coming, vote = None, None
         if micro.last:
-            coming, said = course.say()
-            course.record(micro.total, self._own)
+            coming, vote = session.vote()
+            session.record(micro.total, self._own)
             self._own = []
         try:
-            reader = parallel.backward(loss, said)
+            reader = parallel.backward(loss, vote)
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise
@@ -172,5 +172,5 @@ class Passes:
         if reader is None:
             return None
         if micro.measured:
-            course.measure(micro)
+            session.measure(micro)
         return micro, coming, reader

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from ..numerics.batch import Rate
-from .session import Course
+from .session import Session
 
 
-class Facts:
+class JobProperties:
     """The reading half of a Job."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
-        self._tuning = course.tuning
-        self._state = course.state
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._tuning = session.tuning
+        self._state = session.state
 
     @property
     def rank(self) -> int:
         """This worker's rank; -1 until it is in a world."""
-        return self._course.rank
+        return self._session.rank
 
     @property
     def world_size(self) -> int:
         """Ranks in the current world; 0 until there is one."""
-        world = self._course.membership.world
+        world = self._session.membership.world
         return world.size if world else 0
 
     @property
@@ -33,25 +33,25 @@ class Facts:
 
         None before there is a world, and in a process alone. Another world has another mesh: do not keep it.
         """
-        world, strategy = self._course.membership.world, self._course.strategy
+        world, strategy = self._session.membership.world, self._session.strategy
         if world is None or strategy is None or not world.grouped:
             return None
         if strategy.mesh is None:
             from ..world.mesh import mesh_of
 
-            strategy.mesh = mesh_of(world, self._course.device, units=False)
+            strategy.mesh = mesh_of(world, self._session.device, units=False)
         return strategy.mesh
 
     @property
     def generation(self) -> int:
         """Number of the current world; -1 until there is one."""
-        world = self._course.membership.world
+        world = self._session.membership.world
         return world.generation if world else -1
 
     @property
     def batch(self) -> int:
         """The current global batch, in samples."""
-        return self._course.batch
+        return self._session.batch
 
     @property
     def epoch(self) -> int:
@@ -86,4 +86,4 @@ class Facts:
 
     def log(self, *words: object) -> None:
         """Print on rank 0 only, at once."""
-        self._course.log(*words)
+        self._session.log(*words)

@@ -15,11 +15,11 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..numerics import noise_scale
 from ..numerics.batch import Ramp, Rate, check_batch, rate, resolve_rule
 from ..numerics.noise_scale import Noise
-from ..state.slots import Progress
+from ..state.progress import TrainingProgress
 
 
 class Tuning:
-    """See the module. Batches in samples over the whole job. Everything that changes is in Progress."""
+    """See the module. Batches in samples over the whole job. Everything that changes is in TrainingProgress."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Tuning:
                 raise
             return self.max_batch, f"{error}; training with {self.max_batch}"
 
-    def change(self, progress: Progress, batch: int) -> None:
+    def change(self, progress: TrainingProgress, batch: int) -> None:
         """Make `batch` the global batch from here on."""
         if progress.batch == 0:
             progress.ramp = (float(batch), float(batch), 0, 0)
@@ -85,31 +85,33 @@ class Tuning:
             progress.noise_at_change = self.noise(progress).scale
         progress.batch, progress.base = batch, self.base
 
-    def noise(self, progress: Progress) -> Noise:
+    def noise(self, progress: TrainingProgress) -> Noise:
         """What the noise scale is computed from; asked for in every step."""
         if self._noise[0] is not progress.noise:
             self._noise = (progress.noise, Noise(*progress.noise))
         return self._noise[1]
 
-    def dense_until(self, progress: Progress, batch: int) -> int:
+    def dense_until(self, progress: TrainingProgress, batch: int) -> int:
         """The cursor up to which noise is measured often, from where the training is; see noise_scale.py."""
         missing = 0 if self.noise(progress).known else noise_scale.FEWEST * noise_scale.EVERY
         return progress.cursor + missing * batch
 
-    def measured(self, progress: Progress, small: float, large: float, sizes: Sequence[int], total: int) -> None:
+    def measured(
+        self, progress: TrainingProgress, small: float, large: float, sizes: Sequence[int], total: int
+    ) -> None:
         """Take one measurement of the noise scale; see noise_scale.py. The same on every rank."""
         now = self.noise(progress).updated(small, large, sizes, total)
         progress.noise = (now.trace, now.signal, now.weight)
 
-    def rate(self, progress: Progress) -> Rate:
+    def rate(self, progress: TrainingProgress) -> Rate:
         """The rate for the step after `progress`."""
         return self._rate_at(progress, Ramp(*progress.ramp).at(progress.samples))
 
-    def target_rate(self, progress: Progress) -> Rate:
+    def target_rate(self, progress: TrainingProgress) -> Rate:
         """The rate once a ramp has ended."""
         return self._rate_at(progress, Ramp(*progress.ramp).end)
 
-    def _rate_at(self, progress: Progress, batch: float) -> Rate:
+    def _rate_at(self, progress: TrainingProgress, batch: float) -> Rate:
         # A measured scale fluctuates. Rules that are capped by it look once, at a change; the gain follows it.
         scale = self.noise(progress).scale if self.rule == "adascale" else progress.noise_at_change
         key = (batch, scale)
@@ -117,7 +119,7 @@ class Tuning:
             self._known = (key, rate(self.rule, batch or self.base, self.base, scale))
         return self._known[1]
 
-    def applied(self, progress: Progress) -> AbstractContextManager[None]:
+    def applied(self, progress: TrainingProgress) -> AbstractContextManager[None]:
         """The optimizers' groups changed for one step."""
         current = self.rate(progress)
         return nullcontext() if current.changes_nothing else self._changed(current)
@@ -137,7 +139,7 @@ class Tuning:
                 group.update(before)
 
     def describe(
-        self, batches: tuple[int, int], gpus: int, lrs: tuple[float, float], pause_s: float, progress: Progress
+        self, batches: tuple[int, int], gpus: int, lrs: tuple[float, float], pause_s: float, progress: TrainingProgress
     ) -> str:
         """One line for the job's log; pairs are old and new."""
         batch = " -> ".join(str(entry) for entry in dict.fromkeys(batches))

@@ -9,23 +9,23 @@ from typing import Any
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..world import process_group as worlds
-from .session import Course
+from .session import Session
 
 
-def on_rank_0(course: Course, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """function(*args, **kwargs) of rank 0, on every rank; a sharded model has every rank call it.
 
     Raises what the function raised on this rank, and TrainingError where it failed on rank 0.
     """
     outcome: tuple[bool, Any] = (False, None)
     error: Exception | None = None
-    if course.rank == 0 or course.model().sharded:
+    if session.rank == 0 or session.model().sharded:
         try:
-            outcome = (True, _sendable(function, _quietly(course, function, args, kwargs)))
+            outcome = (True, _sendable(function, _quietly(session, function, args, kwargs)))
         except Exception as caught:
             error = caught
             outcome = (False, f"{type(caught).__name__}: {caught}")
-    worked, result = share(course, outcome)
+    worked, result = share(session, outcome)
     if error is not None:
         raise error
     if not worked:
@@ -33,20 +33,20 @@ def on_rank_0(course: Course, function: Callable[..., Any], args: tuple[Any, ...
     return result
 
 
-def share(course: Course, value: Any) -> Any:
+def share(session: Session, value: Any) -> Any:
     """Rank 0's picklable value, on every rank."""
     try:
-        return worlds.share(course.world(), value)
+        return worlds.share(session.world(), value)
     except RuntimeError as error:
-        course.membership.broken(error)
+        session.membership.broken(error)
         raise
 
 
-def _quietly(course: Course, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _quietly(session: Session, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Nothing is saved or switched meanwhile, and modes that the function sets (eval) are undone."""
-    parallel = course.model()
+    parallel = session.model()
     modes = [(module, module.training) for module in parallel.module.modules()]
-    with parallel.bypassed(), course.snapshots.quiet():
+    with parallel.bypassed(), session.snapshots.quiet():
         result = function(*args, **kwargs)
     for module, mode in modes:
         module.training = mode

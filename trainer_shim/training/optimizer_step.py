@@ -10,7 +10,8 @@ import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..state.slots import Progress, State
+from ..state.kept_parts import State
+from ..state.progress import TrainingProgress
 from .checks import Advanced, Watch
 from .learning_rate import Tuning
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ..parallel.strategy import Strategy
 
 
-class Optimization:
+class OptimizerSteps:
     """The optimizers, schedulers and gradient scaler that job.wrap() was given."""
 
     def __init__(self, tuning: Tuning, optimizers: Any, schedulers: Any, scaler: Any) -> None:
@@ -86,7 +87,7 @@ class Optimization:
         scaled: torch.Tensor = self._scaler.scale(loss)
         return scaled
 
-    def step(self, model: Strategy, clip_norm: float | None, progress: Progress) -> None:
+    def step(self, model: Strategy, clip_norm: float | None, progress: TrainingProgress) -> None:
         """Clip, step every optimizer at the rate that belongs to the batch, and clear the gradients."""
         if clip_norm is not None:
             for optimizer in self.optimizers if self._scaler is not None else ():
@@ -104,12 +105,12 @@ class Optimization:
             optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
-    def stepping(self, progress: Progress) -> Iterator[None]:
+    def stepping(self, progress: TrainingProgress) -> Iterator[None]:
         """While this lasts optimizers may be stepped, and hold the rates that belong to the batch."""
         with self._tuning.applied(progress), self._watch or nullcontext():
             yield
 
-    def schedule(self, progress: Progress) -> None:
+    def schedule(self, progress: TrainingProgress) -> None:
         """Advance the schedulers to where the samples are: one step per base batch."""
         if self.schedulers:
             self._advanced.check(progress.schedule)

@@ -9,11 +9,12 @@ averages, is neither copied nor undone.
 
 from __future__ import annotations
 
-from ..state.slots import Progress, State
+from ..state.kept_parts import State
+from ..state.progress import TrainingProgress
 
 
-class Between:
-    """See the module. One per course."""
+class PassBoundary:
+    """See the module. One per session."""
 
     def __init__(self, state: State, survives: bool) -> None:
         """survives: whether anybody will ever be handed this state."""
@@ -21,7 +22,7 @@ class Between:
         self._survives = survives
         self._replays = False
 
-    def enter(self, progress: Progress) -> None:
+    def enter(self, progress: TrainingProgress) -> None:
         """The script comes to its loop, perhaps in the middle of an epoch."""
         self._replays = progress.loader > 0 or progress.pass_samples > 0
         self.begin()

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ..data.sampling import Micro, Slicing, positions_of
-from ..state.slots import State
+from ..state.kept_parts import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .learning_rate import Tuning

@@ -17,26 +17,26 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
-from ..control.worker_client import Coming
+from ..control.worker_client import ComingWorld
 from ..data.loader import Feed
 from ..data.sampling import Micro, Slicing
 from ..numerics.batch import share_of, slice_of
 from ..parallel.gradient_norms import Squares
 from ..parallel.strategy import Strategy
-from ..state.slots import State
+from ..state.kept_parts import State
 from ..world import process_group as worlds
-from ..world.agreement import Reader, Said, Sums
+from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .audit import Recorder
 from .learning_rate import Tuning
-from .optimizer_step import Optimization
-from .pass_boundary import Between
+from .optimizer_step import OptimizerSteps
+from .pass_boundary import PassBoundary
 from .reporting import Reporting
-from .switch import Passage
+from .switch import WorldSwitch
 
 
-class Course:
+class Session:
     """See the module. One per job."""
 
     def __init__(self, membership: Membership, tuning: Tuning, directory: Any, every_s: float) -> None:
@@ -46,16 +46,16 @@ class Course:
         self.reporting = Reporting(membership, tuning, self.state)
         self.snapshots = Snapshots(membership, self.state, self.model, directory, every_s)
         self.saving = self.snapshots.saving
-        self.between = Between(self.state, membership.link is not None or self.saving.writer is not None)
+        self.pass_boundary = PassBoundary(self.state, membership.link is not None or self.saving.writer is not None)
         self.device: torch.device = membership.device()
         self.strategy: Strategy | None = None
-        self.optimization: Optimization | None = None
-        self.passage = Passage(self)
+        self.optimization: OptimizerSteps | None = None
+        self.world_switch = WorldSwitch(self)
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
         self.torn = False
         """In the middle of an optimizer step: parameters and position do not belong together."""
-        self._spoken: deque[tuple[Coming | None, Reader]] = deque()
+        self._votes: deque[tuple[ComingWorld | None, TallyReader]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
         self._measured: tuple[Micro, Squares] | None = None
         """A step whose norms have not been read yet."""
@@ -87,7 +87,7 @@ class Course:
             raise TrainingError("job.wrap(model, optimizer) has not been called; wrap the model before the loop")
         return self.strategy
 
-    def optimizers(self) -> Optimization:
+    def optimizers(self) -> OptimizerSteps:
         if self.optimization is None:
             raise TrainingError("job.wrap(model, optimizer) has not been called; wrap the model before the loop")
         return self.optimization
@@ -112,14 +112,14 @@ class Course:
 
     # -- in a step -----------------------------------------------------------------------------------------------
 
-    def say(self) -> tuple[Coming | None, Said]:
-        """What this rank tells the others with the step now ending."""
+    def vote(self) -> tuple[ComingWorld | None, Vote]:
+        """This rank's vote with the step now ending."""
         if self._measured is not None:
             self._read_measured(*self._measured)
             self._measured = None
         square = self._squares[0] if self._squares is not None else 0.0
         save, ready = self.snapshots.ahead(self.membership.coming(), self.rank)
-        return self.membership.said(save or self.saving.due(self.rank), self.saving.ending, square, ready)
+        return self.membership.vote(save or self.saving.due(self.rank), self.saving.ending, square, ready)
 
     def record(self, total: int, own: list[int]) -> None:
         """For the audit, before this rank contributes to a step: the samples it trained on."""
@@ -131,14 +131,14 @@ class Course:
         place = {"generation": world.generation, "step": progress.step + 1, "epoch": progress.epoch}
         self._audit.write({**place, "batch": total, "rank": world.replica, "size": world.replicas, "indices": own})
 
-    def stepped(self, micro: Micro, coming: Coming | None, reader: Reader) -> None:
-        """A step has been done: count it, advance the schedule, and remember what all ranks said."""
+    def stepped(self, micro: Micro, coming: ComingWorld | None, reader: TallyReader) -> None:
+        """A step has been done: count it, advance the schedule, and keep its tally to be read."""
         progress = self.state.progress
         progress.step += 1
         progress.samples += micro.total
         progress.cursor = micro.cursor + micro.total
         self.optimizers().schedule(progress)
-        self._spoken.append((coming, reader))
+        self._votes.append((coming, reader))
         self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
         self.snapshots.write_held()
 
@@ -162,7 +162,7 @@ class Course:
         small = small * (total / (own * world.size)) ** 2 if own else 0.0
         self._squares = (small, large, sizes, total)
 
-    def _heard_squares(self, sums: Sums) -> None:
+    def _take_squares(self, sums: Tally) -> None:
         if self._squares is None:
             return
         _, large, sizes, total = self._squares
@@ -173,26 +173,26 @@ class Course:
     # -- between two steps ---------------------------------------------------------------------------------------
 
     def boundary(self) -> None:
-        """Act on what all ranks said. In the loader, not in step(): the rest of the loop's body belongs to the step."""
+        """Act on the tally of a step. In the loader, not in step(): the rest of the loop's body belongs to the step."""
         self.membership.check_lost()
         if self.feed is not None:
             self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
-        if len(self._spoken) <= self._lag:
+        if len(self._votes) <= self._lag:
             return
-        coming, reader = self._spoken.popleft()
+        coming, reader = self._votes.popleft()
         sums = reader()
         if sums.square:
-            self._heard_squares(sums)
+            self._take_squares(sums)
         if sums.save or sums.stop:
             self.snapshots.save()
         if sums.stop:
             self._leave_on_signal()
-        if sums.switch and coming is not None and self.passage.comes_now(coming):
-            self.passage.switch(coming)
+        if sums.switch and coming is not None and self.world_switch.comes_now(coming):
+            self.world_switch.switch(coming)
 
-    def forget_words(self) -> None:
-        """What was said, and measured, in another world counts no more."""
-        self._spoken.clear()
+    def forget_votes(self) -> None:
+        """Votes, and measurements, of another world count no more."""
+        self._votes.clear()
         self._squares = self._measured = None
 
     def note(self, line: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class Course:
         if found is not None and found[0].parts and in_parts is None:
             captured = self.snapshots.read_whole(found)
         try:
-            self.passage.connect(world.rank == 0, captured=captured, in_parts=in_parts)
+            self.world_switch.connect(world.rank == 0, captured=captured, in_parts=in_parts)
         except RuntimeError as error:
             membership.broken(error)
             raise
@@ -274,7 +274,7 @@ class Course:
         """The training is over, or left: save it, and tell the supervisor; not after an error inside a step."""
         if self.torn:
             return
-        self.passage.settle()
+        self.world_switch.settle()
         progress = self.state.progress
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())

@@ -22,19 +22,20 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
-from ..control.worker_client import Coming
+from ..control.worker_client import ComingWorld
 from ..parallel.strategy import Strategy
-from ..state.slots import Progress, State
+from ..state.kept_parts import State
+from ..state.progress import TrainingProgress
 from ..world import process_group as worlds
 from ..world import state_transfer
 from ..world.process_group import Gate, World, WorldNotFormed
 from ..world.rendezvous import Membership, WayBack
-from ..world.state_transfer import Kept
+from ..world.state_transfer import HeldParts
 from .learning_rate import Tuning
 from .reporting import Reporting
 
 
-class Switching(Protocol):
+class SwitchingSession(Protocol):
     """What a switch needs of the training's session."""
 
     membership: Membership
@@ -51,7 +52,7 @@ class Switching(Protocol):
 
     def model(self) -> Strategy: ...
 
-    def forget_words(self) -> None: ...
+    def forget_votes(self) -> None: ...
 
     def entered(self) -> None: ...
 
@@ -61,16 +62,16 @@ class Switching(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Before:
+class StateBefore:
     """What a first step changes before it is final, as it was."""
 
-    progress: Progress
+    progress: TrainingProgress
     buffers: list[tuple[str, torch.Tensor]]
-    kept: Kept | None
+    kept: HeldParts | None
     """Of a model that is cut up: this rank's parts."""
 
     @classmethod
-    def of(cls, progress: Progress, module: torch.nn.Module, kept: Kept | None) -> Before:
+    def of(cls, progress: TrainingProgress, module: torch.nn.Module, kept: HeldParts | None) -> StateBefore:
         buffers = [(name, buffer.detach().clone()) for name, buffer in module.named_buffers()]
         return cls(dataclasses.replace(progress), buffers, kept)
 
@@ -81,13 +82,13 @@ class Before:
                 now[name].copy_(buffer)
 
 
-class Passage:
+class WorldSwitch:
     """See the module. One per job."""
 
-    def __init__(self, course: Switching) -> None:
-        self._course = course
+    def __init__(self, session: SwitchingSession) -> None:
+        self._session = session
         self._way: WayBack | None = None
-        self._before: Before | None = None
+        self._before: StateBefore | None = None
         self._on_trial = False
         self._put_off = 0
         self.repeats_steps = False
@@ -95,25 +96,27 @@ class Passage:
 
     # -- into a world ----------------------------------------------------------------------------------------------
 
-    def comes_now(self, coming: Coming) -> bool:
+    def comes_now(self, coming: ComingWorld) -> bool:
         """Whether to make a change that has been agreed on, or to wait for the next step's agreement: every rank says
         the same. No change is put off twice: a pass may be one step long."""
-        if not self._between_passes() or coming.size <= self._course.world().size:
+        if not self._between_passes() or coming.size <= self._session.world().size:
             return True
         put_off, self._put_off = self._put_off, coming.generation
         return put_off == coming.generation
 
     def _between_passes(self) -> bool:
-        progress = self._course.state.progress
+        progress = self._session.state.progress
         return progress.cursor >= progress.pass_samples
 
-    def switch(self, coming: Coming) -> None:
+    def switch(self, coming: ComingWorld) -> None:
         """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""
-        course, progress = self._course, self._course.state.progress
-        model, old = course.model(), course.world()
-        course.reporting.leaving(old, course.batch)
-        course.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
-        before = Before.of(progress, model.module, Kept.of(course.state.capture()) if model.sharded else None)
+        session, progress = self._session, self._session.state.progress
+        model, old = session.model(), session.world()
+        session.reporting.leaving(old, session.batch)
+        session.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
+        before = StateBefore.of(
+            progress, model.module, HeldParts.of(session.state.capture()) if model.sharded else None
+        )
         position = {"step": progress.step, "samples": progress.samples}
 
         def rescue(new_ranks: list[int]) -> None:
@@ -121,38 +124,38 @@ class Passage:
                 state_transfer.rescue(before.kept, old, new_ranks, coming.size, coming.forming_s)
 
         try:
-            left = course.membership.leave(coming, position, rescue, model.disconnect)
+            left = session.membership.leave(coming, position, rescue, model.disconnect)
         except RuntimeError as error:
-            course.membership.broken(error)
+            session.membership.broken(error)
             raise
-        course.forget_words()
+        session.forget_votes()
         if left is None:
-            course.snapshots.hold()
+            session.snapshots.hold()
             self._went_on(coming)
             return
         way, gate = left
         self._way, self._before = way, before
         if gate is None:
-            self._return(course.membership.linger(way), 2 * coming.forming_s + coming.first_step_s)
+            self._return(session.membership.linger(way), 2 * coming.forming_s + coming.first_step_s)
             return
         problem = self._enter(gate, before.kept)
-        course.snapshots.hold()
+        session.snapshots.hold()
         if problem:
             self._return(problem, 2 * coming.forming_s)
             return
-        course.reporting.resumed()
-        course.note({"resize": [old.size, course.world().size], "step": progress.step})
+        session.reporting.resumed()
+        session.note({"resize": [old.size, session.world().size], "step": progress.step})
 
-    def _enter(self, gate: Gate, kept: Kept | None) -> str:
+    def _enter(self, gate: Gate, kept: HeldParts | None) -> str:
         """Form the new world; why that failed, or nothing. The error's own frames, which hold on to the group, end."""
         try:
-            self._course.membership.form(gate, self._way)
+            self._session.membership.form(gate, self._way)
             self.connect(has_state=True, kept=kept)
             return ""
         except WorldNotFormed as error:
             return str(error)
         except RuntimeError as error:
-            problem = self._course.membership.what_broke(error)
+            problem = self._session.membership.what_broke(error)
             if not problem:
                 raise
             return problem
@@ -160,7 +163,7 @@ class Passage:
     def connect(
         self,
         has_state: bool,
-        kept: Kept | None = None,
+        kept: HeldParts | None = None,
         captured: dict[str, Any] | None = None,
         in_parts: Found | None = None,
     ) -> None:
@@ -169,34 +172,34 @@ class Passage:
         kept: the parts that this rank held in an older world. captured: a checkpoint, on rank 0 of a first world.
         in_parts: one of which every rank reads what it needs by itself.
         """
-        course = self._course
-        world, model, state = course.world(), course.model(), course.state
+        session = self._session
+        world, model, state = session.world(), session.model(), session.state
         own = state.progress.step if has_state else -1
-        steps, fitted = zip(*worlds.gather(world, own, course.tuning.fitted), strict=True)
-        course.tuning.agreed = min((size for size in fitted if size), default=0)
+        steps, fitted = zip(*worlds.gather(world, own, session.tuning.fitted), strict=True)
+        session.tuning.agreed = min((size for size in fitted if size), default=0)
         if len({step for step in steps if step >= 0}) != 1:
             raise TrainingError(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
         holders = [rank for rank, step in enumerate(steps) if step >= 0]
-        seconds, fresh = course.membership.forming_s, kept is None
+        seconds, fresh = session.membership.forming_s, kept is None
         if model.sharded and has_state and kept is None and in_parts is None:
-            kept = Kept.of(captured or state.capture())
+            kept = HeldParts.of(captured or state.capture())
         model.connect(world)
         if in_parts is not None:
-            state.restore(course.snapshots.read_parts(in_parts, world))
+            state.restore(session.snapshots.read_parts(in_parts, world))
         elif model.sharded:
             state_transfer.fill(state, world, kept, fresh, holders, seconds)
         else:
             if captured is not None:
                 state.restore(captured)
-            state_transfer.copy_to_joiners(state, world, holders, course.device, seconds)
+            state_transfer.copy_to_joiners(state, world, holders, session.device, seconds)
         worlds.gather(world, 0)  # nobody computes while another one may still find that it cannot
-        survivor = course.membership.source == "survivor"
+        survivor = session.membership.source == "survivor"
         self._on_trial = self.repeats_steps and survivor and not self._between_passes()
         if self._on_trial:
-            worlds.bound(world, course.membership.first_step_s)
+            worlds.bound(world, session.membership.first_step_s)
         else:
             self._final()
-        course.entered()
+        session.entered()
 
     # -- the first step --------------------------------------------------------------------------------------------
 
@@ -205,15 +208,15 @@ class Passage:
         and the step is void. Every rank calls this."""
         if not self._on_trial:
             return True
-        course, problem = self._course, ""
+        session, problem = self._session, ""
         try:
-            worlds.gather(course.world(), 0)
+            worlds.gather(session.world(), 0)
         except RuntimeError as error:
-            problem = course.membership.what_broke(error)
+            problem = session.membership.what_broke(error)
             if not problem:
                 raise
         if problem:
-            self._return(problem, course.membership.first_step_s)
+            self._return(problem, session.membership.first_step_s)
             return False
         self._final()
         return True
@@ -221,21 +224,21 @@ class Passage:
     def _final(self) -> None:
         self._on_trial = False
         self._way = self._before = None
-        worlds.bound(self._course.world())
+        worlds.bound(self._session.world())
 
     def broke(self, error: RuntimeError) -> Callable[[], None] | None:
         """What to do about an error of a pass through the model, once the error itself and all that it holds is gone;
         None: raise it. A collective that failed in a world that is final ends this process here."""
-        membership = self._course.membership
+        membership = self._session.membership
         problem = membership.what_broke(error)
         if not problem:
             return None
         if self._way is None:
-            membership.fail(self._course.world().generation, problem)
+            membership.fail(self._session.world().generation, problem)
 
         def undo() -> None:
             self._return(problem, membership.first_step_s)
-            self._course.model().void = True
+            self._session.model().void = True
 
         return undo
 
@@ -243,14 +246,14 @@ class Passage:
 
     def _return(self, problem: str, patience_s: float) -> None:
         """Go on in the old world; where there is no way back, leave, and have the supervisor start another."""
-        course, way, before = self._course, self._way, self._before
-        membership, model = course.membership, course.model()
+        session, way, before = self._session, self._way, self._before
+        membership, model = session.membership, session.model()
         if way is None or before is None:
-            membership.fail(course.world().generation, problem)
+            membership.fail(session.world().generation, problem)
         self._way = None
         model.disconnect()
-        course.forget_words()
-        course.state.progress = before.progress
+        session.forget_votes()
+        session.state.progress = before.progress
         again = ""
         try:
             membership.back(way, patience_s)
@@ -266,10 +269,10 @@ class Passage:
             membership.fail(way.coming.generation, f"{problem}; the old world is not to be had any more: {again}")
         self._final()
         membership.stayed(way.coming, problem)
-        course.note({"undone": way.coming.generation})
+        session.note({"undone": way.coming.generation})
         self._went_on(way.coming)
 
-    def _went_on(self, coming: Coming) -> None:
-        course = self._course
-        course.log(f"world {coming.generation} did not form; training goes on with {course.world().size} workers")
-        course.reporting.stayed()
+    def _went_on(self, coming: ComingWorld) -> None:
+        session = self._session
+        session.log(f"world {coming.generation} did not form; training goes on with {session.world().size} workers")
+        session.reporting.stayed()

@@ -1,21 +1,30 @@
-"""What ranks tell each other with every step, and how the sum over all of them is understood. Pure.
+"""The vote that ranks hold with every step: whether all can switch to a coming world, and whether one wants to save.
 
-The words are averaged in the parameters' own type, by an all-reduce that rounds. So every question is put such that
-the answers are far apart: which world a rank holds goes as BITS signs, of which all have to agree.
+The encoded votes are averaged in the parameters' own type, by an all-reduce that rounds. So every question is put such
+that the answers are far apart: the generation that a rank holds goes as BITS signs, on which all have to agree. DDP's
+own all-reduce of the gradients carries them; where no such all-reduce exists VoteExchange does one of its own.
 """
+
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from .process_group import World
 
 BITS = 5
 """Generations are told apart modulo 2^BITS; two that are held at one time are never that far from each other."""
-WORDS = BITS + 3
-SILENCE = [0.0] * WORDS
+VOTE_SIZE = BITS + 3
+NO_VOTE = [0.0] * VOTE_SIZE
 T = TypeVar("T")
-Reader = Callable[[], "Sums"]
+TallyReader = Callable[[], "Tally"]
 OnError = Callable[[RuntimeError], "Callable[[], None] | None"]
 """About an error of a step: what to call once the error is gone, after which the step is void; None: raise it."""
 
@@ -36,32 +45,33 @@ def attempt(run: Callable[[], T], on_error: OnError, instead: Callable[[], T]) -
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Said:
-    """What one rank tells the others with a step. `holds`: the generation it is ready to switch to; 0: none.
-
-    square: |g_i|^2 of this rank's own mean gradient at the last step that was measured.
-    """
+class Vote:
+    """What one rank sends to all others with a step."""
 
     holds: int = 0
+    """The generation it is ready to switch to; 0: none."""
     save: bool = False
+    """It wants a checkpoint."""
     stop: bool = False
+    """It was told to end."""
     square: float = 0.0
+    """|g_i|^2 of this rank's own mean gradient at the last step that was measured."""
 
     @property
-    def loud(self) -> bool:
-        """Whether there is anything to say."""
+    def has_content(self) -> bool:
+        """Whether it differs from an empty vote."""
         return bool(self.holds or self.save or self.stop or self.square)
 
-    def words(self) -> list[float]:
-        if not self.loud:
-            return SILENCE
+    def encoded(self) -> list[float]:
+        if not self.has_content:
+            return NO_VOTE
         signs = [(1.0 if self.holds >> bit & 1 else -1.0) if self.holds else 0.0 for bit in range(BITS)]
         return [*signs, float(self.save), float(self.stop), self.square]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sums:
-    """What all ranks said, together."""
+class Tally:
+    """The votes of all ranks together."""
 
     switch: bool
     """Everyone holds a coming world, and it is the same one."""
@@ -70,22 +80,50 @@ class Sums:
     stop: bool
     """Someone was told to end."""
     square: float
-    """Added up."""
+    """The sum over the ranks."""
 
     @classmethod
-    def of_one(cls, said: Said) -> Sums:
-        """What one rank alone says is what all say."""
-        return cls(said.holds > 0, said.save, said.stop, said.square) if said.loud else NOTHING
+    def of_one(cls, vote: Vote) -> Tally:
+        """Of the only rank."""
+        return cls(vote.holds > 0, vote.save, vote.stop, vote.square) if vote.has_content else EMPTY_TALLY
 
     @classmethod
-    def of_mean(cls, ranks: int, mean: list[float]) -> Sums:
-        """From the words' mean over the ranks. One dissenting rank moves a sign's sum by 1 or 2."""
-        if mean == SILENCE:
-            return NOTHING
-        sums = [word * ranks for word in mean]
+    def of_mean(cls, ranks: int, mean: list[float]) -> Tally:
+        """Of the encoded votes' mean over the ranks. One dissenting rank moves a sign's sum by 1 or 2."""
+        if mean == NO_VOTE:
+            return EMPTY_TALLY
+        sums = [value * ranks for value in mean]
         agreed = all(abs(total) > ranks - 0.5 for total in sums[:BITS])
         return cls(agreed, sums[BITS] > 0.5, sums[BITS + 1] > 0.5, sums[BITS + 2])
 
 
-NOTHING_SAID = Said()
-NOTHING = Sums(switch=False, save=False, stop=False, square=0.0)
+EMPTY_VOTE = Vote()
+EMPTY_TALLY = Tally(switch=False, save=False, stop=False, square=0.0)
+
+
+class VoteExchange:
+    """An all-reduce of one step's votes, under way from the moment this is made, beside the backward pass.
+
+    In host memory: it does not wait for a GPU.
+    """
+
+    def __init__(self, world: World | None, vote: Vote | None) -> None:
+        self._vote = vote
+        self._ranks = world.size if world is not None and world.grouped else 1
+        self._sum = torch.zeros(0)
+        self._pending: Any = None
+        if vote is not None and self._ranks > 1:
+            self._sum = torch.tensor(vote.encoded(), dtype=torch.float64)
+            self._pending = dist.all_reduce(self._sum, async_op=True)
+
+    def reader(self) -> TallyReader | None:
+        """Wait for all votes; None where this rank has none."""
+        if self._vote is None:
+            return None
+        if self._pending is not None:
+            self._pending.wait()
+        if self._pending is None:
+            sums = Tally.of_one(self._vote)
+        else:
+            sums = Tally.of_mean(self._ranks, (self._sum / self._ranks).tolist())
+        return lambda: sums

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..control.worker_client import Coming
+from ..control.worker_client import ComingWorld
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
@@ -112,7 +112,7 @@ def open_store(host: str) -> tuple[str, int, object]:
 class Gate:
     """Everyone's arrival for one generation. Usable before, and independent of, any process group."""
 
-    def __init__(self, coming: Coming, prefix: str = "") -> None:
+    def __init__(self, coming: ComingWorld, prefix: str = "") -> None:
         """prefix: what sets this gate apart from an earlier one in the same store."""
         if coming.store is None and coming.server is None:
             raise WorldNotFormed(f"world {coming.generation} has no store; its rank 0 has to open one")
@@ -178,7 +178,7 @@ class Gate:
         return WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}")
 
 
-class Patient(Store):
+class InterruptibleStore(Store):
     """A store that waits no longer than the world is wanted; torch's own wait for as long as a collective may take."""
 
     def __init__(self, store: Any, give_up: Callable[[], bool]) -> None:
@@ -225,7 +225,7 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
     """Make the group once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and soon when
     give_up says so."""
     coming = gate.coming
-    store = Patient(PrefixStore("pg", gate.store), give_up)
+    store = InterruptibleStore(PrefixStore("pg", gate.store), give_up)
     try:
         # torch puts a count of groups into the store's keys, and sets it back when a group is destroyed: not when one
         # did not form. Where that has happened on some ranks only they would look for each other under two names.

@@ -22,9 +22,9 @@ import torch
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
 
-from ..control.worker_client import EXIT_LOST, Coming, Link, leave_lost
+from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_lost
 from . import process_group as worlds
-from .agreement import NOTHING_SAID, Said
+from .agreement import EMPTY_VOTE, Vote
 from .process_group import Gate, World, WorldNotFormed
 
 
@@ -33,7 +33,7 @@ class WayBack:
     """What a world was left for, and what it takes to form it again."""
 
     old: World
-    coming: Coming
+    coming: ComingWorld
     batch: int
     source: str
 
@@ -57,18 +57,18 @@ class Membership:
         """unit: ranks that hold one replica together. Raises TrainingError when a fixed world is no multiple of it."""
         self.unit = unit
         self.worker = environ.get("SELASTIC_WORKER", f"rank{environ.get('RANK', '0')}")
-        self.link: Link | None = None
+        self.link: WorkerClient | None = None
         self.batch = int(environ.get("SELASTIC_BATCH") or 0)
         self.source = ""
         self.forming_s = self.first_step_s = worlds.COLLECTIVE_TIMEOUT.total_seconds()
         self.on_leave: Callable[[], None] = lambda: None
         """What to finish before this process ends, in bounded time."""
-        self.on_wait: Callable[[Coming], None] = lambda coming: None
+        self.on_wait: Callable[[ComingWorld], None] = lambda coming: None
         """What a joiner does while the old world still trains."""
         control = environ.get("SELASTIC_CONTROL")
         self.world: World | None = None
         if control:
-            self.link = Link(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
+            self.link = WorkerClient(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
@@ -103,7 +103,7 @@ class Membership:
             self._settle(coming)
             return self.world
 
-    def _join(self, link: Link, coming: Coming) -> World:
+    def _join(self, link: WorkerClient, coming: ComingWorld) -> World:
         def called_off() -> bool:
             return link.lost or not link.still_coming(coming)
 
@@ -115,31 +115,31 @@ class Membership:
         gate.wait_open(called_off)
         return self._formed(gate)
 
-    def _settle(self, coming: Coming) -> None:
+    def _settle(self, coming: ComingWorld) -> None:
         if self.link is not None:
             self.link.taken(coming)
         self.batch, self.source = coming.batch, coming.source
         self.forming_s, self.first_step_s = coming.forming_s, coming.first_step_s
 
-    def coming(self) -> Coming | None:
+    def coming(self) -> ComingWorld | None:
         """The world that this worker could switch to."""
         return self.link.held() if self.link is not None and not self.link.idle else None
 
-    def said(self, save: bool, stop: bool, square: float, ready: bool = True) -> tuple[Coming | None, Said]:
-        """What to tell the other ranks with the step now ending, and the world it is about.
+    def vote(self, save: bool, stop: bool, square: float, ready: bool = True) -> tuple[ComingWorld | None, Vote]:
+        """This rank's vote with the step now ending, and the world it is about.
 
         ready: to switch to a world that is coming.
         """
         if self.link is None or self.link.idle:
-            return None, Said(save=save, stop=stop, square=square) if save or stop or square else NOTHING_SAID
+            return None, Vote(save=save, stop=stop, square=square) if save or stop or square else EMPTY_VOTE
         coming = self.link.held() if ready else None
         if self.link.save_wanted():
             self.link.save_taken()
             save = True
-        return coming, Said(coming.generation if coming is not None else 0, save, stop, square)
+        return coming, Vote(coming.generation if coming is not None else 0, save, stop, square)
 
     def leave(
-        self, coming: Coming, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]
+        self, coming: ComingWorld, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]
     ) -> tuple[WayBack, Gate | None] | None:
         """Leave the current world for the coming one; every member of the current one calls this at the same step.
 
@@ -224,7 +224,7 @@ class Membership:
                 gate = None  # rank 0 has let go of the old world's store, or is gone: there is no way back
             time.sleep(worlds.LOOK_S)
 
-    def stayed(self, coming: Coming, reason: str) -> None:
+    def stayed(self, coming: ComingWorld, reason: str) -> None:
         """Say that the coming world is not to be had, and that the old one goes on."""
         if self.link is not None:
             fields = {"generation": coming.generation, "error": reason, "survived": True}

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from ..state.slots import Slot, State, pack, slots_of, unpack
+from ..state.kept_parts import State
+from ..state.packed_tensors import Slot, pack, slots_of, unpack
 from . import p2p, resharding
 from .mesh import PLACES, REPLICAS, DTensor, cuts_of, local_of
 from .process_group import World
@@ -28,7 +29,7 @@ Holding = list[tuple[Box, torch.Tensor]]
 
 
 @dataclasses.dataclass
-class Kept:
+class HeldParts:
     """What this rank holds of the state, as of one moment; tensors by slot."""
 
     skeleton: Any
@@ -36,7 +37,7 @@ class Kept:
     cuts: list[tuple[Cut, ...]]
 
     @classmethod
-    def of(cls, captured: dict[str, Any]) -> Kept:
+    def of(cls, captured: dict[str, Any]) -> HeldParts:
         """References to the tensors where they are in host memory, else copies there."""
         tensors: list[torch.Tensor] = []
         skeleton = pack(captured, tensors)
@@ -54,7 +55,7 @@ class Kept:
 # -- cut up --------------------------------------------------------------------------------------------------------
 
 
-def rescue(kept: Kept, old: World, new_ranks: list[int], size: int, seconds: float) -> None:
+def rescue(kept: HeldParts, old: World, new_ranks: list[int], size: int, seconds: float) -> None:
     """In the old world, before it is left: take over what leaving ranks alone hold. Every rank of it calls this.
 
     new_ranks: of every old rank, -1 for one that leaves; size: of the new world. Without leavers nothing is done.
@@ -78,7 +79,7 @@ def _expected(cuts: tuple[Cut, ...], rank: int, size: int, unit: int) -> list[Cu
     return [dataclasses.replace(c, parts=ours[c.axis][0], place=ours[c.axis][1]) if c.axis in ours else c for c in cuts]
 
 
-def fill(state: State, world: World, kept: Kept | None, fresh: bool, holders: list[int], seconds: float) -> None:
+def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holders: list[int], seconds: float) -> None:
     """Give every rank of a new world, whose model is cut up already, its parts. Every rank calls this.
 
     kept: what this rank holds; None on a joiner. fresh: this rank's objects are to take over everything, not only what
@@ -159,7 +160,7 @@ def _place(slot: Slot, like: tuple[torch.Tensor, bool] | None, own: torch.Tensor
     return own.to(device, copy=True) if own is not None else torch.empty(slot.shape, dtype=slot.dtype, device=device)
 
 
-def _is_cut(part: Any, likes: dict[int, tuple[torch.Tensor, bool]], kept: Kept | None) -> bool:
+def _is_cut(part: Any, likes: dict[int, tuple[torch.Tensor, bool]], kept: HeldParts | None) -> bool:
     return any(
         isinstance(likes.get(slot.number, (None,))[0], DTensor) or (kept is not None and bool(kept.cuts[slot.number]))
         for slot in slots_of(part)
@@ -175,7 +176,7 @@ def _in_place(skeleton: Any, likes: dict[int, tuple[torch.Tensor, bool]]) -> boo
 def _carry_out(
     pieces: dict[int, tuple[BoxTransfer, ...]],
     slots: list[Slot],
-    kept: Kept | None,
+    kept: HeldParts | None,
     rank: int,
     seconds: float,
     into: dict[int, tuple[Box, torch.Tensor]] | None = None,
@@ -207,7 +208,7 @@ def _carry_out(
     return arrived
 
 
-def _values(kept: Kept | None, number: int, box: Box) -> torch.Tensor:
+def _values(kept: HeldParts | None, number: int, box: Box) -> torch.Tensor:
     for held, values in kept.holdings[number] if kept is not None else ():
         if resharding.overlap(held, box) == box or not box:
             return _part(values, held, box)

@@ -43,13 +43,13 @@ parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 args = parser.parse_args()
 PHASES = {
     "form": (process_group, "form"),
-    "formed": (switch.Passage, "connect"),
+    "formed": (switch.WorldSwitch, "connect"),
     "fill": (p2p, "tell"),
     "move": (p2p, "move"),
-    "entered": (session.Course, "entered"),
+    "entered": (session.Session, "entered"),
     "forward": (torch.nn.Linear, "forward"),
     "backward": (torch.autograd, "backward"),
-    "settle": (switch.Passage, "settle"),
+    "settle": (switch.WorldSwitch, "settle"),
 }
 """What happens to a worker that comes into a world, in its order."""
 
@@ -72,7 +72,9 @@ def before(phase: str, action: Callable[[], None]) -> None:
 def hiccup(phase: str) -> None:
     """Once, a connection of this process breaks, where the test has named the phase: of a change of worlds."""
     with contextlib.suppress(FileNotFoundError):
-        if HICCUP.read_text() == phase and (phase not in ("forward", "backward") or job._course.passage._on_trial):
+        if HICCUP.read_text() == phase and (
+            phase not in ("forward", "backward") or job._session.world_switch._on_trial
+        ):
             HICCUP.unlink()
             raise RuntimeError("connection reset by peer")
 
@@ -151,7 +153,7 @@ source = InShards(data) if args.shards else data
 def hold() -> None:
     """Take for a step an eighth of the time that the test's hold lasts: as slow as its machine, so it does not end.
     Not while something is wanted of this worker: a resize must not take the longer, the later it comes."""
-    link = job._course.membership.link
+    link = job._session.membership.link
     with contextlib.suppress(FileNotFoundError):
         began = HOLD.stat().st_mtime
         until = time.time() + (time.time() - began) / 8
@@ -179,7 +181,7 @@ for epoch in job.epochs(args.epochs):
             hold()
         if job.global_step == args.await_world:
             (Path(args.out) / f"{os.environ['SELASTIC_WORKER']}.awaits").touch()
-            while job._course.membership.coming() is None:
+            while job._session.membership.coming() is None:
                 time.sleep(0.001)
         if job.global_step == args.crash and job.generation == 1 and job.rank == 1:
             raise ValueError("this script fails")

@@ -307,7 +307,7 @@ def test_steps_of_the_scripts_own_are_noticed(made: list[elastic.Job]) -> None:
             with refused(r"step\(\) of a Adam"):
                 forgotten.step()
             loss = loss_of(net, batch)
-            job._course.optimizers().schedulers[0].step()
+            job._session.optimizers().schedulers[0].step()
             with refused(r"step\(\) of the LinearLR"):
                 job.step(loss)
             job.stop()

@@ -8,7 +8,7 @@ the last report.
 from __future__ import annotations
 
 from .actions import Print
-from .context import Context, Handlers, Mode
+from .context import Handlers, Mode, SupervisorContext
 from .events import CheckpointSaved, DirectiveCame, ForgetRequeue, SaveForRequeue, WorldRuns
 from .timers import CheckpointTimer
 
@@ -16,7 +16,7 @@ from .timers import CheckpointTimer
 class Checkpoints:
     """The part of the machine that asks for checkpoints and notes them."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
         self._requeue = 0
         """The directive for which a checkpoint is to be written; 0: none."""

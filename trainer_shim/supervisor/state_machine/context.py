@@ -44,7 +44,7 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """Times in seconds."""
 
     agents_s: float = 120.0
@@ -98,11 +98,11 @@ class RunningResize:
         return self.keep + tuple(self.added[index] for index in sorted(self.added))
 
 
-class Context:
+class SupervisorContext:
     """The job as its supervisor sees it."""
 
     def __init__(
-        self, pieces: tuple[Piece, ...], batch: int, generation: int, saved_step: int | None, limits: Limits
+        self, pieces: tuple[Piece, ...], batch: int, generation: int, saved_step: int | None, limits: RunLimits
     ) -> None:
         self.limits = limits
         self.now = 0.0

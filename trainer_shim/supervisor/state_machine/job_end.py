@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .actions import Exit, Print, Send
-from .context import Context, Handlers, Mode
+from .context import Handlers, Mode, SupervisorContext
 from .events import CheckpointSaved, EndIfOver, EndJob, JobTerminating, Message, TrainingOver, WorldRuns
 from .timers import LastCheckpointTimer
 
@@ -11,7 +11,7 @@ from .timers import LastCheckpointTimer
 class JobEnd:
     """The part of the machine that ends the job. It takes an event after all the others."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
         self._owed_s: float | None = None
         """A checkpoint is to be written in this time as soon as there is something to write."""

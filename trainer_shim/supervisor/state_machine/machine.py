@@ -16,11 +16,11 @@ from slurm_elastic.protocol.messages import Piece
 
 from .actions import Action, QuitAgent
 from .checkpoints import Checkpoints
-from .context import Context, Limits, Mode
+from .context import Mode, RunLimits, SupervisorContext
 from .events import AgentUp, Event, Started
 from .job_end import JobEnd
 from .nodes import Nodes
-from .reports import Reports
+from .reports import ReportForwarding
 from .resize import Resizes
 from .restarts import Restarts
 from .roll_back import RollBack
@@ -29,7 +29,7 @@ from .warm_up import WarmUp
 from .worker_messages import WorkerMessages
 
 Call = tuple[Callable[[Any], None], Any]
-PARTS = (WorkerMessages, Nodes, WarmUp, RollBack, Resizes, Restarts, Reports, Checkpoints, JobEnd)
+PARTS = (WorkerMessages, Nodes, WarmUp, RollBack, Resizes, Restarts, ReportForwarding, Checkpoints, JobEnd)
 """In the order in which those that subscribe to the same event take it."""
 
 
@@ -42,10 +42,10 @@ class Machine:
         batch: int,
         generation: int = 0,
         checkpoint_step: int | None = None,
-        limits: Limits | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
         """`pieces`: the base first, its batch host first. `generation`: the highest ever used by this job."""
-        self.context = Context(pieces, batch, generation, checkpoint_step, limits or Limits())
+        self.context = SupervisorContext(pieces, batch, generation, checkpoint_step, limits or RunLimits())
         self._handlers: dict[type[Any], list[Callable[[Any], None]]] = {}
         for part in PARTS:
             for kind, handler in part(self.context).handlers().items():

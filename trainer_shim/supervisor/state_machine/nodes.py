@@ -13,7 +13,7 @@ from slurm_elastic.protocol.messages import Piece
 
 from .. import commands
 from .actions import LaunchAgents, Print, QuitAgent
-from .context import Context, Handlers, Mode
+from .context import Handlers, Mode, SupervisorContext
 from .events import (
     AgentKey,
     AgentLost,
@@ -48,7 +48,7 @@ NOTICE_S = 30.0
 class Nodes:
     """The part of the machine that knows where workers could be."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
         self._launches = 0
         self._launched: dict[AgentKey, int] = {}

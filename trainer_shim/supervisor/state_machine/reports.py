@@ -11,14 +11,14 @@ from slurm_elastic.protocol import bottleneck
 from slurm_elastic.protocol.bottleneck import Pace
 
 from .actions import ForwardReport, Send
-from .context import Context, Handlers, Mode, number
+from .context import Handlers, Mode, SupervisorContext, number
 from .events import Message, Registered, WorkerReported, WorldRuns
 
 
-class Reports:
+class ReportForwarding:
     """The part of the machine that reports to selasticd."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
 
     def handlers(self) -> Handlers:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from slurm_elastic.protocol.messages import Directive
 
 from .actions import DropCompanions, Print, Send, SubmitCompanion
-from .context import Context, Handlers, Mode, RunningResize, Stage
+from .context import Handlers, Mode, RunningResize, Stage, SupervisorContext
 from .events import (
     AwaitRollBack,
     BeginWaitingResize,
@@ -39,7 +39,7 @@ from .workers import agents_of, kept, ranked
 class Resizes:
     """The part of the machine that changes the world on purpose."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
         self._waiting: Directive | None = None
         self._last_id = 0

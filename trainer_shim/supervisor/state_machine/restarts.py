@@ -6,7 +6,7 @@ Every doubt ends in a restart from the last checkpoint, a bounded number of time
 from __future__ import annotations
 
 from .actions import Kill, Print
-from .context import Context, Handlers, Mode
+from .context import Handlers, Mode, SupervisorContext
 from .events import (
     AgentsSettled,
     BeginWaitingResize,
@@ -37,7 +37,7 @@ CULPRIT_S = 1.0
 class Restarts:
     """The part of the machine that counts failures and decides what follows them."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
         self._failures = 0
         self._failed_at: int | None = None

@@ -8,7 +8,7 @@ follows.
 from __future__ import annotations
 
 from .actions import Print
-from .context import Context, Handlers
+from .context import Handlers, SupervisorContext
 from .events import (
     AwaitRollBack,
     JobPreempted,
@@ -25,7 +25,7 @@ from .timers import RollBackTimer
 class RollBack:
     """The part of a resize that is only needed when something goes wrong late."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
 
     def handlers(self) -> Handlers:

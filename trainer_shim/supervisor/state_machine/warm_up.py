@@ -6,7 +6,7 @@ Pure. The old world notices nothing of it.
 from __future__ import annotations
 
 from .actions import DropCompanions
-from .context import Context, Handlers, Stage
+from .context import Handlers, Stage, SupervisorContext
 from .events import (
     CompanionGranted,
     CompanionRefused,
@@ -22,7 +22,7 @@ from .timers import CompanionTimer
 class WarmUp:
     """The part of a resize before its new world is announced."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
 
     def handlers(self) -> Handlers:

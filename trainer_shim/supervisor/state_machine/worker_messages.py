@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .actions import Send
-from .context import Context, Handlers, Mode, number
+from .context import Handlers, Mode, SupervisorContext, number
 from .events import (
     CheckpointSaved,
     FirstStepDone,
@@ -21,7 +21,7 @@ from .workers import Worker
 class WorkerMessages:
     """The part of the machine that listens to workers."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SupervisorContext) -> None:
         self._context = context
 
     def handlers(self) -> Handlers:

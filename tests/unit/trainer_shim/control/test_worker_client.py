@@ -12,7 +12,7 @@ from waiting import wait_until
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.control import worker_client as links
-from slurm_elastic.trainer_shim.control.worker_client import Link
+from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
 
 
 class Peer:
@@ -21,7 +21,7 @@ class Peer:
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
         self.opened: list[str] = []
-        self.link = Link(f"127.0.0.1:{self.server.getsockname()[1]}", "s3", "w1", self.open_store)
+        self.link = WorkerClient(f"127.0.0.1:{self.server.getsockname()[1]}", "s3", "w1", self.open_store)
         self.connection, _ = self.server.accept()
         self.connection.settimeout(20)
         self.lines = self.connection.makefile("r")
@@ -40,7 +40,7 @@ class Peer:
         message: dict[str, Any] = json.loads(self.lines.readline())
         return message
 
-    def held(self) -> links.Coming:
+    def held(self) -> links.ComingWorld:
         return wait_until(self.link.held)
 
 
@@ -149,4 +149,4 @@ def test_an_unreachable_supervisor_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(TrainingError, match=f"SELASTIC_CONTROL=127.0.0.1:{port}"):
-        Link(f"127.0.0.1:{port}", "", "w", lambda host: (host, 0, None))
+        WorkerClient(f"127.0.0.1:{port}", "", "w", lambda host: (host, 0, None))

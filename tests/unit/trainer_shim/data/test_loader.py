@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.loader import Feed, asked_together, of_tensors, to_device
-from slurm_elastic.trainer_shim.data.sampling import Micro, Plan, Slicing, mix, order
+from slurm_elastic.trainer_shim.data.sampling import Micro, MicroBatches, Slicing, mix, order
 from slurm_elastic.trainer_shim.numerics.batch import step_of
 
 
@@ -34,7 +34,7 @@ class Squares(Dataset[Any]):
         return index, index * index, torch.rand(())
 
 
-def one_step(plan: Plan) -> list[Micro]:
+def one_step(plan: MicroBatches) -> list[Micro]:
     micros = [next(plan)]
     while not micros[-1].last:
         micros.append(next(plan))
@@ -61,7 +61,7 @@ def test_every_sample_exactly_once_over_any_resizes(
     while cursor < samples:
         ranks, batch, micro, steps = worlds[turn % len(worlds)]
         turn += 1
-        plans = [Plan(indices, cursor, Slicing(batch, ranks, rank, micro)) for rank in range(ranks)]
+        plans = [MicroBatches(indices, cursor, Slicing(batch, ranks, rank, micro)) for rank in range(ranks)]
         for _ in range(steps):
             if cursor >= samples:
                 break
@@ -78,7 +78,7 @@ def test_every_sample_exactly_once_over_any_resizes(
 def test_a_turned_plan_goes_on_where_the_world_stopped() -> None:
     """A plan that had run ahead (prefetch) and even ended is turned back to the cursor and deals the rest anew."""
     indices = order(100, 1, 0, 0, shuffle=True)
-    plan = Plan(indices, 0, Slicing(20, 2, 0))
+    plan = MicroBatches(indices, 0, Slicing(20, 2, 0))
     first = one_step(plan)
     ahead = list(plan)
     assert plan.exhausted
@@ -91,7 +91,7 @@ def test_a_turned_plan_goes_on_where_the_world_stopped() -> None:
 
 def test_ranks_without_a_share_get_company_without_weight() -> None:
     """In a last step of two samples the third rank computes on samples that do not count."""
-    plan = Plan(range(2), 0, Slicing(8, 3, 2))
+    plan = MicroBatches(range(2), 0, Slicing(8, 3, 2))
     (micro,) = one_step(plan)
     assert micro.weight == 0 and micro.own == () and micro.last
     assert set(micro.indices) <= {0, 1}
@@ -230,7 +230,7 @@ def test_slices_of_tensors_are_read_without_seeding(collate: Any) -> None:
 
 def test_noise_is_measured_often_only_until_it_is_known() -> None:
     """Every 10th step up to the given cursor, then every 100th; one rank halves those steps, and no others."""
-    plan = Plan(range(4000), 0, Slicing(4, 1, 0, halve=True, dense_until=400))
+    plan = MicroBatches(range(4000), 0, Slicing(4, 1, 0, halve=True, dense_until=400))
     measured = []
     for step in range(1000):
         micros = one_step(plan)

@@ -19,7 +19,7 @@ import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.data.loader import Feed
 from slurm_elastic.trainer_shim.data.sampling import Slicing
-from slurm_elastic.trainer_shim.data.shard_streams import Lanes, StreamPlan, Unread
+from slurm_elastic.trainer_shim.data.shard_streams import Lanes, StreamMicroBatches, Unread
 from slurm_elastic.trainer_shim.numerics.batch import step_of
 
 
@@ -60,7 +60,7 @@ def test_every_sample_exactly_once_over_any_resizes(
         ranks, batch, micro, steps = worlds[turn % len(worlds)]
         turn += 1
         slicings = [Slicing(batch, ranks, rank, micro) for rank in range(ranks)]
-        plans = [StreamPlan(sizes, order, cursor, unread, slicing) for slicing in slicings]
+        plans = [StreamMicroBatches(sizes, order, cursor, unread, slicing) for slicing in slicings]
         for _ in range(steps):
             if cursor >= samples:
                 break
@@ -190,7 +190,7 @@ def test_a_stopped_pass_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch:
                 for numbers, _ in job.loader(Numbers(20, 20, 5), num_workers=2):
                     seen.update(numbers.tolist())
                     if job.global_step == 2 and attempt == 0:
-                        job._course.saving._on_signal(15, None)
+                        job._session.saving._on_signal(15, None)
                     job.step(net(numbers.float()[:, None]).mean())
         job.close()
         assert job.global_step == (3, 6)[attempt]

@@ -36,7 +36,7 @@ SCRIPT = (
 
 @given(leaves=st.integers(1, 40), ranks=st.integers(1, 9), shards=st.integers(1, 40))
 def test_the_order_of_additions_is_the_same_for_any_shares(leaves: int, ranks: int, shards: int) -> None:
-    """Sums written down as text, with every bracket: one text whatever the number of ranks."""
+    """Tally written down as text, with every bracket: one text whatever the number of ranks."""
     leaves = min(leaves, shards)
 
     def add(left: str, right: str) -> str:

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from slurm_elastic.trainer_shim.parallel import exposed_communication
-from slurm_elastic.trainer_shim.parallel.exposed_communication import Exposed
+from slurm_elastic.trainer_shim.parallel.exposed_communication import ExposedCommunication
 
 
 def test_on_a_cpu_it_is_the_time_from_the_last_gradient_to_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing where no bucket was sent: a micro batch that is not its step's last, or one rank alone."""
     now = iter([10.0, 10.25])
     monkeypatch.setattr(exposed_communication.time, "perf_counter", lambda: next(now))
-    measure = Exposed()
+    measure = ExposedCommunication()
     assert measure.seconds() == 0.0
     measure.ready(cuda=False)
     measure.done()
@@ -46,7 +46,7 @@ def test_on_a_gpu_nothing_waits_for_the_events(monkeypatch: pytest.MonkeyPatch) 
     """Until they have passed the last value stands, and no second pair is begun; then it is theirs, in seconds."""
     Event.made = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    measure = Exposed()
+    measure = ExposedCommunication()
     measure.ready(cuda=True)
     measure.done()
     assert measure.seconds() == 0.0

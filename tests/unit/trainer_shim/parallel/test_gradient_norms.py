@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from slurm_elastic.trainer_shim.parallel.gradient_norms import Norms
+from slurm_elastic.trainer_shim.parallel.gradient_norms import GradientNorms
 
 
 def square(module: nn.Module) -> float:
@@ -16,7 +16,7 @@ def square(module: nn.Module) -> float:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_one_rank_compares_its_first_half_with_the_whole(dtype: torch.dtype) -> None:
     """The small batch's gradient is the first micro batch's, the large one's that of all; other steps cost nothing."""
-    module, norms = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)).to(dtype), Norms()
+    module, norms = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)).to(dtype), GradientNorms()
     norms.over(module.parameters(), shared=False)
     expected: list[float] = []
     norms.begin(wanted=True, last=False)

@@ -11,7 +11,7 @@ from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.messages import Grant, Phase, Registration
 from slurm_elastic.protocol.munge import MungeError
 from slurm_elastic.protocol.routes import Route
-from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonLink
+from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonClient
 
 
 class Script:
@@ -36,7 +36,7 @@ def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:
     """Only what the daemon itself refuses is given up: everything else is sent again."""
     registered, said = threading.Event(), list[str]()
     client = Script({1: MungeError("munged is away"), 4: ConfigError("client file cannot be read")})
-    link = DaemonLink(client, 7, lambda directive: None, said.append, lambda grant: registered.set())
+    link = DaemonClient(client, 7, lambda directive: None, said.append, lambda grant: registered.set())
     link.in_use(Registration(1, 1, (), 64, "train.py"))
     link.tell(Phase(3, "ready", 1, (), 64, 1.0))
     link.tell(Phase(3, "running", 1, (), 64, 2.0))

@@ -27,7 +27,7 @@ def test_parameters_frozen_or_released_between_passes_stay_so_after_a_restart(
                 net.bias.requires_grad_(True)
             for batch in job.loader(DATA):
                 job.step(loss_of(net, batch))
-                job._course.saving.wait(10)
+                job._session.saving.wait(10)
                 if job.global_step == count:
                     job.close()
                     return job, net, optimizer
@@ -74,7 +74,7 @@ def test_code_between_passes_takes_effect_once_whatever_is_restarted(made: list[
                 for batch in job.loader(DATA):
                     job.step(loss_of(net, batch))
                     inside.append(job.once(lambda job=job: job.global_step))
-                    job._course.saving.wait(10)
+                    job._session.saving.wait(10)
                     if dies == f"in {job.global_step}":
                         raise InterruptedError
                 counter.seen.append(f"tail {epoch}")
@@ -84,7 +84,7 @@ def test_code_between_passes_takes_effect_once_whatever_is_restarted(made: list[
                 if dies == f"behind {epoch}":
                     raise InterruptedError
         except InterruptedError:
-            job._course.saving.wait(10)
+            job._session.saving.wait(10)
         job.close()
         return counter.seen, optimizer.param_groups[0]["lr"], inside, int(average.n_averaged)
 

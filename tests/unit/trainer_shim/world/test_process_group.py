@@ -9,8 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from slurm_elastic.trainer_shim.control.worker_client import Coming
-from slurm_elastic.trainer_shim.world.process_group import Gate, Patient, WorldNotFormed, complete, open_store
+from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
+from slurm_elastic.trainer_shim.world.process_group import (
+    Gate,
+    InterruptibleStore,
+    WorldNotFormed,
+    complete,
+    open_store,
+)
 
 LONG = datetime.timedelta(seconds=60)
 
@@ -19,11 +25,11 @@ def test_all_go_on_when_the_last_one_has_made_its_group() -> None:
     """Three ranks: none is done before the third."""
     store = dist.HashStore()
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(complete, Patient(store, lambda: False), 3, LONG) for _ in range(2)]
+        waiting = [pool.submit(complete, InterruptibleStore(store, lambda: False), 3, LONG) for _ in range(2)]
         while store.add("formed", 0) < 2:
             pass
         assert not any(done.done() for done in waiting)
-        pool.submit(complete, Patient(store, lambda: False), 3, LONG).result(60)
+        pool.submit(complete, InterruptibleStore(store, lambda: False), 3, LONG).result(60)
         for done in waiting:
             done.result(60)
 
@@ -32,7 +38,7 @@ def test_nobody_uses_a_group_that_one_rank_has_not_made() -> None:
     """Two of three ranks are through when the world is called off: both are told, neither waits for its time."""
     store, off = dist.HashStore(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(complete, Patient(store, off.is_set), 3, LONG) for _ in range(2)]
+        waiting = [pool.submit(complete, InterruptibleStore(store, off.is_set), 3, LONG) for _ in range(2)]
         while store.add("formed", 0) < 2:
             pass
         off.set()
@@ -44,7 +50,7 @@ def test_nobody_uses_a_group_that_one_rank_has_not_made() -> None:
 def test_a_world_whose_store_is_gone_does_not_form() -> None:
     """Rank 0 has closed the store of a world that was called off: who comes late is told so, and not by a traceback."""
     host, port, server = open_store("localhost")
-    gate = Gate(Coming(2, 1, 2, 16, False, "survivor", 5.0, store=(host, port)))
+    gate = Gate(ComingWorld(2, 1, 2, 16, False, "survivor", 5.0, store=(host, port)))
     del server
     with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
         gate.arrive()

@@ -12,7 +12,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     ReportPhase,
     Spawn,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits, Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
     AgentUp,
@@ -143,7 +143,7 @@ def test_worker_that_lost_its_line_is_killed() -> None:
     """A worker that can no longer be told anything would hang the next world."""
     drive = Drive().up()
     drive(WorkerLost("10.n2.0"))
-    drive.wait(Limits().kill_s)
+    drive.wait(RunLimits().kill_s)
     assert [kill.worker for kill in drive.new(Kill)] == ["10.n2.0"]
 
 
@@ -153,6 +153,6 @@ def test_node_whose_workers_do_not_die_is_left() -> None:
     drive(WorkerExit("10.n1.0", 0, 9))
     drive(WorkerExit("10.n1.1", 0, 9))
     drive(WorkerExit("10.n2.0", 0, 9))
-    drive.wait(Limits().kill_s)
+    drive.wait(RunLimits().kill_s)
     assert QuitAgent((10, "n2")) in drive.fresh
     assert [spawn.agent for spawn in drive.new(Spawn)] == [(10, "n1"), (10, "n1")]

@@ -10,7 +10,7 @@ from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Directive, Piece
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import RecordGeneration, Spawn
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Context, Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentKey,
     AgentLost,
@@ -41,7 +41,7 @@ class FromWorker:
     code: int = 0
     signal: int = 0
 
-    def event(self, context: Context) -> Event:
+    def event(self, context: SupervisorContext) -> Event:
         names = sorted(context.workers) or ["10.n1.0"]
         name = names[self.which % len(names)]
         if self.what == "exit":

@@ -7,7 +7,7 @@ from supervisor_harness import BASE, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import DropCompanions, ReportPhase, Send
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits, Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import JobTerminating, WorkerExit
 
 
@@ -118,7 +118,7 @@ def test_hurry_without_stop_before_any_world_is_remembered() -> None:
 
 def test_checkpoints_are_asked_for_in_time() -> None:
     """Rank 0 is asked when the last checkpoint is too old, and only then."""
-    drive = Drive(limits=Limits(checkpoint_s=100.0)).up()
+    drive = Drive(limits=RunLimits(checkpoint_s=100.0)).up()
     drive.wait(60.0)
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
     assert not drive.wait(60.0)

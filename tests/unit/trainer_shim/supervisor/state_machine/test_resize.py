@@ -17,7 +17,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     Send,
     SubmitCompanion,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits, Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
     AgentUp,
@@ -336,7 +336,7 @@ def test_before_a_requeue_a_checkpoint_is_written() -> None:
 
 def test_a_checkpoint_for_a_requeue_is_asked_for_again_by_a_new_world() -> None:
     """The world that was asked broke before it had written: the next one is asked, and a withdrawal ends it."""
-    drive = Drive(limits=Limits(checkpoint_s=1e9)).up()
+    drive = Drive(limits=RunLimits(checkpoint_s=1e9)).up()
     drive.order(1, (), (Shape(1, 1),))
     drive(WorkerExit(drive.members()[-1], 1, 9))
     drive.die_when_killed()

@@ -6,7 +6,7 @@ from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import LaunchAgents, QuitAgent, RecordGeneration, Send
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Limits
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, CompanionGranted, StepEnded
 from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Worker, ranked
 
@@ -54,7 +54,7 @@ def test_silent_node_is_left_out() -> None:
     drive = Drive()
     drive.ready(drive.agents_up(Piece(10, "base", ("n1",), 2)))
     assert not drive.worlds(1)
-    drive.wait(Limits().agents_s)
+    drive.wait(RunLimits().agents_s)
     assert set(drive.worlds(1)) == {"10.n1.0", "10.n1.1"}
     assert [piece.nodes for piece in drive.context.pieces] == [("n1",)]
 
@@ -62,10 +62,10 @@ def test_silent_node_is_left_out() -> None:
 def test_batch_host_is_tried_again_a_bounded_number_of_times() -> None:
     """Without the batch host's agent there is no job: it is launched again, then the job fails."""
     drive = Drive()
-    for _ in range(Limits().failures):
+    for _ in range(RunLimits().failures):
         drive(StepEnded(drive.every(LaunchAgents)[-1].number, 1))
     assert drive.exits() == [1]
-    assert len(drive.every(LaunchAgents)) == Limits().failures
+    assert len(drive.every(LaunchAgents)) == RunLimits().failures
 
 
 BUSY = ("srun: error: Unable to create step for job 10: Requested nodes are busy",)
@@ -76,7 +76,7 @@ def test_a_step_that_slurm_could_not_create_is_asked_for_again() -> None:
     nodes that are still missing, until the time for their agents is over."""
     drive = Drive()
     drive.agents_up(Piece(10, "base", ("n1",), 2))
-    for _ in range(2 * Limits().failures):
+    for _ in range(2 * RunLimits().failures):
         number = drive.every(LaunchAgents)[-1].number
         assert not [a for a in drive(StepEnded(number, 1, BUSY)) if isinstance(a, LaunchAgents)]  # not in a hurry
         drive.wait(3.0)
@@ -89,11 +89,11 @@ def test_a_step_that_slurm_never_creates_ends_the_waiting() -> None:
     """Trying again does not prolong the time after which a job without agents is given up."""
     drive = Drive()
     seconds = 0.0
-    while not drive.exits() and seconds < 10 * Limits().agents_s:
+    while not drive.exits() and seconds < 10 * RunLimits().agents_s:
         drive(StepEnded(drive.every(LaunchAgents)[-1].number, 1, BUSY))
         drive.wait(5.0)
         seconds += 5.0
-    assert drive.exits() == [1] and seconds <= Limits().failures * (Limits().agents_s + 10.0)
+    assert drive.exits() == [1] and seconds <= RunLimits().failures * (RunLimits().agents_s + 10.0)
 
 
 def test_a_companions_step_is_asked_for_again() -> None:
@@ -119,7 +119,7 @@ def test_silence_ends_the_job() -> None:
     """A job none of whose agents ever comes does not hold its nodes until its time limit."""
     drive = Drive()
     for _ in range(20):
-        drive.wait(Limits().agents_s)
+        drive.wait(RunLimits().agents_s)
     assert drive.exits() == [1]
 
 

@@ -1,61 +1,23 @@
 """What survives: the position, the model, optimizers, schedulers, scaler, and whatever the script asked to keep.
 
 One State object is the only thing that is saved, restored, and handed to joining ranks. It copies; it does not write
-files (checkpoint.py), and does not know what a world is (handover.py).
+files (checkpoint/), and does not know what a world is (world/state_transfer).
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from typing import Any, Protocol
 
 import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from .packed_tensors import copied, match, pack, restructured, slots_of, unpack
+from .progress import TrainingProgress
+
 FORMAT = 1
-
-
-@dataclasses.dataclass
-class Progress:
-    """The position of the training. Counts are over the whole job, never per rank."""
-
-    epoch: int = 0
-    loader: int = 0
-    """Passes over a dataset already finished in this epoch."""
-    cursor: int = 0
-    """Samples done in the pass under way."""
-    pass_samples: int = 0
-    """Length of the pass under way; 0: none has begun in this epoch."""
-    unread: tuple[int, int, tuple[tuple[int, int, int], ...]] = (0, 0, ())
-    """Of the pass under way, where its dataset is made of shards: see streams.Unread."""
-    step: int = 0
-    samples: int = 0
-    schedule: int = 0
-    """Steps that the schedulers have been advanced by: base batches."""
-    base: int = 0
-    """The batch the rate was tuned for."""
-    batch: int = 0
-    ramp: tuple[float, float, int, int] = (0.0, 0.0, 0, 0)
-    noise: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Averages that the noise scale is computed from."""
-    noise_at_change: float = 0.0
-    """The noise scale when the batch last changed: the rate that was chosen then is kept."""
-    frozen: tuple[str, ...] | None = None
-    """Parameters that the pass under way, or the last one, does not train; None: no pass has begun."""
-    once: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """Results of this epoch's job.once() calls, by their order."""
-    finished: bool = False
-
-    def next_epoch(self) -> None:
-        self.epoch += 1
-        self.next_pass(0)
-        self.once = {}
-
-    def next_pass(self, number: int) -> None:
-        self.loader, self.cursor, self.pass_samples, self.unread = number, 0, 0, (0, 0, ())
 
 
 class Stateful(Protocol):
@@ -66,21 +28,11 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slot:
-    """A tensor's place in a structure whose tensors travel separately."""
-
-    number: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-
-
 class State:
     """Everything kept, by name."""
 
     def __init__(self) -> None:
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.parts: dict[str, Stateful] = {}
         self._spare: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         self._own: set[str] = set()
@@ -111,7 +63,7 @@ class State:
         """Until unmark() captures are of the parts as they are now. Tensors that only a step changes are not copied;
         those of what the script keeps are, into host memory."""
         self._marked = {
-            name: _structure(part.state_dict()) if name in self._own else _copied(part.state_dict())
+            name: restructured(part.state_dict()) if name in self._own else copied(part.state_dict())
             for name, part in self.parts.items()
         }
 
@@ -137,8 +89,8 @@ class State:
         """The copying half of snapshot(); may run beside anything that changes nothing of the capture's tensors."""
         tensors: list[torch.Tensor] = []
         skeleton = pack(captured, tensors)
-        copied: dict[str, Any] = unpack(skeleton, [self._place(tensor).copy_(tensor) for tensor in tensors])
-        return copied
+        filled: dict[str, Any] = unpack(skeleton, [self._place(tensor).copy_(tensor) for tensor in tensors])
+        return filled
 
     def _place(self, like: torch.Tensor) -> torch.Tensor:
         spare = self._spare.get((like.shape, like.dtype))
@@ -166,7 +118,7 @@ class State:
 
     def take_progress(self, captured: dict[str, Any]) -> None:
         """Take over the position only."""
-        self.progress = Progress(**captured["progress"])
+        self.progress = TrainingProgress(**captured["progress"])
 
     def restore(self, captured: dict[str, Any], only: set[str] | None = None, skip: Set[str] = frozenset()) -> None:
         """Take over a capture. Raises TrainingError naming the part that does not fit this script.
@@ -191,7 +143,7 @@ class State:
         found: list[torch.Tensor] = []
         own_model = pack(self.parts["Model"].state_dict(), found) if "Model" in self.parts else None
         places: dict[int, torch.Tensor] = {}
-        _match(skeleton["parts"].get("Model"), own_model, found, places)
+        match(skeleton["parts"].get("Model"), own_model, found, places)
         slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
         tensors = [
             places[slot.number]
@@ -201,67 +153,3 @@ class State:
         ]
         skip = {"Model"} if len(places) == len(found) else set()
         return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)
-
-
-def _structure(value: Any) -> Any:
-    """The same tensors, in lists and dicts that nobody else changes."""
-    tensors: list[torch.Tensor] = []
-    return unpack(pack(value, tensors), tensors)
-
-
-def _copied(value: Any) -> Any:
-    tensors: list[torch.Tensor] = []
-    skeleton = copy.deepcopy(pack(value, tensors))
-    return unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
-
-
-def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The structure with its tensors taken out into `tensors`."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
-    if isinstance(value, dict):
-        # Subclasses (OrderedDict with attributes, defaultdict) become plain: load_state_dict asks for no more.
-        return {key: pack(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(pack(entry, tensors) for entry in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(pack(entry, tensors) for entry in value)
-    return value
-
-
-def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of pack."""
-    if isinstance(value, Slot):
-        return tensors[value.number]
-    if isinstance(value, dict):
-        return {key: unpack(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(unpack(entry, tensors) for entry in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(unpack(entry, tensors) for entry in value)
-    return value
-
-
-def slots_of(value: Any) -> Iterator[Slot]:
-    """The places of tensors in a packed structure."""
-    if isinstance(value, Slot):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for entry in value.values() if isinstance(value, dict) else value:
-            yield from slots_of(entry)
-
-
-def _match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[int, torch.Tensor]) -> None:
-    """Where their model tensor and ours have one name, kind and shape, receive into ours without a copy."""
-    if not isinstance(theirs, dict) or not isinstance(own, dict):
-        return
-    for key, slot in theirs.items():
-        mine = own.get(key)
-        if isinstance(slot, Slot) and isinstance(mine, Slot):
-            same = (slot.shape, slot.dtype, slot.device) == (mine.shape, mine.dtype, mine.device)
-            place = own_tensors[mine.number]
-            if same and place.is_contiguous():
-                places[slot.number] = place
-        elif isinstance(slot, dict):
-            _match(slot, mine, own_tensors, places)

@@ -14,7 +14,9 @@ import torch
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.trainer_shim.checkpoint import files
 from slurm_elastic.trainer_shim.checkpoint.files import Writer, load_newest, write
-from slurm_elastic.trainer_shim.state.slots import Progress, State, pack, unpack
+from slurm_elastic.trainer_shim.state.kept_parts import State
+from slurm_elastic.trainer_shim.state.packed_tensors import pack, unpack
+from slurm_elastic.trainer_shim.state.progress import TrainingProgress
 
 
 def trained(steps: int = 3) -> tuple[State, torch.nn.Module, torch.optim.Optimizer]:
@@ -27,7 +29,7 @@ def trained(steps: int = 3) -> tuple[State, torch.nn.Module, torch.optim.Optimiz
     state = State()
     state.keep("Model", model)
     state.keep("Optimizer0", optimizer)
-    state.progress = Progress(epoch=1, cursor=40, step=steps, samples=steps * 10, batch=10, once={0: 0.5})
+    state.progress = TrainingProgress(epoch=1, cursor=40, step=steps, samples=steps * 10, batch=10, once={0: 0.5})
     return state, model, optimizer
 
 

@@ -1,0 +1,84 @@
+"""Structures of dicts and lists, apart from the tensors in them, which travel or are copied separately. Pure."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor's place in a structure whose tensors travel separately."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+def restructured(value: Any) -> Any:
+    """The same tensors, in lists and dicts that nobody else changes."""
+    tensors: list[torch.Tensor] = []
+    return unpack(pack(value, tensors), tensors)
+
+
+def copied(value: Any) -> Any:
+    tensors: list[torch.Tensor] = []
+    skeleton = copy.deepcopy(pack(value, tensors))
+    return unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
+
+
+def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The structure with its tensors taken out into `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        return Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
+    if isinstance(value, dict):
+        # Subclasses (OrderedDict with attributes, defaultdict) become plain: load_state_dict asks for no more.
+        return {key: pack(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(pack(entry, tensors) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(pack(entry, tensors) for entry in value)
+    return value
+
+
+def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of pack."""
+    if isinstance(value, Slot):
+        return tensors[value.number]
+    if isinstance(value, dict):
+        return {key: unpack(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(unpack(entry, tensors) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(unpack(entry, tensors) for entry in value)
+    return value
+
+
+def slots_of(value: Any) -> Iterator[Slot]:
+    """The places of tensors in a packed structure."""
+    if isinstance(value, Slot):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from slots_of(entry)
+
+
+def match(theirs: Any, own: Any, own_tensors: list[torch.Tensor], places: dict[int, torch.Tensor]) -> None:
+    """Where their model tensor and ours have one name, kind and shape, receive into ours without a copy."""
+    if not isinstance(theirs, dict) or not isinstance(own, dict):
+        return
+    for key, slot in theirs.items():
+        mine = own.get(key)
+        if isinstance(slot, Slot) and isinstance(mine, Slot):
+            same = (slot.shape, slot.dtype, slot.device) == (mine.shape, mine.dtype, mine.device)
+            place = own_tensors[mine.number]
+            if same and place.is_contiguous():
+                places[slot.number] = place
+        elif isinstance(slot, dict):
+            match(slot, mine, own_tensors, places)
