@@ -29,7 +29,9 @@ from slurm_elastic.protocol.routes import ROUTES, DirectiveQuery, NoQuery, Route
 
 from ..config.settings import Settings
 from ..optimizer.models.prior import Prior
+from ..reports.answers import Health, Pinned, Stored, Taken
 from ..reports.common import not_known
+from ..reports.history import Plan
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator, Viewer
@@ -62,11 +64,14 @@ class Controller(Protocol):
     async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
         """The current directive as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
 
-    def dry_plan(self) -> dict[str, Any]:
-        """A plan computed now, in the form of `reports.plan`, with nothing stored."""
+    def dry_plan(self) -> Plan:
+        """A plan computed now, with nothing stored."""
 
     def prior(self, job_id: int) -> Prior | None:
         """What is believed of the job before it is measured; None: the shipped prior."""
+
+    def health(self) -> Health:
+        """How the rounds go; anyone may know."""
 
     def wake(self, why: str) -> None:
         """Let the next round come soon."""
@@ -78,7 +83,6 @@ class Api:
     def __init__(self, store: Store, controller: Controller, settings: Settings, authenticator: Authenticator) -> None:
         self.store = store
         self.controller = controller
-        self.settings = settings
         self.callers = Callers(store, settings, authenticator)
         # A controller without rounds, as in a test, has no state to tell.
         self.prometheus = Metrics(store, getattr(controller, "state", None))
@@ -113,9 +117,7 @@ class Api:
 
     async def health(self, call: Call[NoQuery, None]) -> object:
         """Whether the daemon is there."""
-        more = getattr(self.controller, "health", None)
-        known = await run_sync(more) if more is not None else {}
-        return {"status": "ok", "version": messages.VERSION, "mode": self.settings.mode, **known}
+        return await run_sync(self.controller.health)
 
     async def openapi(self, call: Call[NoQuery, None]) -> object:
         """What this API takes and gives."""
@@ -146,7 +148,7 @@ class Api:
             self.store.store_reports(call.job_id, reports, time.time(), partial(_settle, stored))
             await stored
             self.prometheus.reports.inc(len(reports))
-        return {"stored": len(reports)}
+        return Stored(stored=len(reports))
 
     async def phases(self, call: Call[NoQuery, Phase]) -> object:
         """How far a resize has come."""
@@ -161,7 +163,7 @@ class Api:
 
         await run_sync(store)
         self.prometheus.phase(phase)
-        return {}
+        return Taken()
 
     async def directive(self, call: Call[DirectiveQuery, None]) -> object:
         """The job's directive when it is newer than `after` or withdrawn; else None after `wait` seconds."""
@@ -170,7 +172,7 @@ class Api:
     async def pin(self, call: Call[NoQuery, Pin]) -> object:
         """The owner or an admin holds a job at a size, or lets it go."""
         await run_sync(self._pin, call.job_id, call.message.gpus, call.viewer)
-        return {"job_id": call.job_id, "pinned": call.message.gpus}
+        return Pinned(job_id=call.job_id, pinned=call.message.gpus)
 
     async def _own(self, job_id: int, viewer: Viewer) -> None:
         owner = await run_sync(self.controller.owner, job_id)

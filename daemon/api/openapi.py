@@ -51,7 +51,7 @@ def document() -> Schema:
     paths: Schema = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
-    kinds = [kind for route in ROUTES for kind in (route.message, ANSWERS.get(route.name)) if kind is not None]
+    kinds = [kind for route in ROUTES for kind in (route.message, ANSWERS.get(route)) if kind is not None]
     return {
         "openapi": "3.1.0",
         "info": {"title": "selasticd", "version": str(messages.VERSION), "license": {"name": "Apache-2.0"}},
@@ -126,7 +126,7 @@ def _operation(route: Route) -> Schema:
 
 
 def _responses(route: Route) -> Schema:
-    answer = ANSWERS.get(route.name)
+    answer = ANSWERS.get(route)
     content: Schema = {"application/json": {"schema": _ref(answer.__name__) if answer else {"type": "object"}}}
     if not route.path.startswith("/v1/"):
         content = {"text/plain": {"schema": {"type": "string"}}}

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
-from ..reports.common import redacted
+from ..reports.record import redacted
 from ..reports.status import Board, whole
 from .auth import Viewer
 
@@ -42,15 +43,15 @@ class RenderedStatus:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._owners = [msgspec.json.encode(row | {"own": True}) for _, row in board]
+        self._owners = [msgspec.json.encode(row) for _, row in board]
 
     @cached_property
     def _admins(self) -> list[bytes]:
-        return [msgspec.json.encode(row | {"own": False}) for _, row in self._board]
+        return [msgspec.json.encode(replace(row, own=False)) for _, row in self._board]
 
     @cached_property
     def _others(self) -> list[bytes]:
-        return [msgspec.json.encode(redacted(row | {"own": False})) for _, row in self._board]
+        return [msgspec.json.encode(replace(redacted(row), own=False)) for _, row in self._board]
 
     def of(self, viewer: Viewer) -> bytes:
         """{"jobs": what `reports.status.shown` gives}."""

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from anyio.to_thread import run_sync
 from starlette.responses import Response
@@ -19,11 +19,13 @@ from slurm_elastic.protocol.routes import AcctQuery, EventsQuery, NoQuery, PlanQ
 
 from .. import reports
 from ..optimizer.models.prior import Prior
-from ..reports.common import moved
+from ..reports.acct import Accounting
+from ..reports.history import Plan, plan_row_seen
 from .auth import Viewer
 from .callers import Call
 from .status_cache import StatusCache
 
+T = TypeVar("T")
 DAY_S = 86_400.0
 MOST_HISTORIES = 2
 """Views of past time that are made at once: each may read a year of all jobs into memory, and a thread that makes one
@@ -33,8 +35,8 @@ is not there for supervisors."""
 class Planner(Protocol):
     """What the views need of the running daemon."""
 
-    def dry_plan(self) -> dict[str, Any]:
-        """A plan computed now, in the form of `reports.plan`, with nothing stored."""
+    def dry_plan(self) -> Plan:
+        """A plan computed now, with nothing stored."""
 
     def prior(self, job_id: int) -> Prior | None:
         """What is believed of the job before it is measured; None: the shipped prior."""
@@ -61,31 +63,30 @@ class Views:
 
     async def events(self, call: Call[EventsQuery, None]) -> object:
         """What has been done to the job; of 0, to the daemon."""
-        return {"events": await run_sync(reports.events, self.store, call.job_id, call.viewer, call.query.limit)}
+        return await run_sync(reports.events, self.store, call.job_id, call.viewer, call.query.limit)
 
     async def acct(self, call: Call[AcctQuery, None]) -> object:
         """Every size that jobs have had."""
         asked = call.query
         rows = partial(
             reports.acct, self.store, call.viewer, time.time(),
-            start=asked.start, end=asked.end, user=asked.user, job=asked.job or None,
+            start=asked.start, end=asked.end, user=asked.user, job=asked.job,
         )  # fmt: skip
-        return {"allocations": await self._history(rows)}
+        return Accounting(allocations=tuple(await self._history(rows)))
 
     async def plan(self, call: Call[PlanQuery, None]) -> object:
         """What the last rounds decided, or with dry_run=1 what a round would decide now."""
         if not call.query.dry_run:
             return await run_sync(reports.plan, self.store, call.viewer)
-        plan = await run_sync(self.planner.dry_plan)
-        return await run_sync(self._redacted, plan, call.viewer)
+        return await run_sync(self._dry_plan, call.viewer)
 
     async def advice(self, call: Call[WindowQuery, None]) -> object:
         """What would have been done while the daemon only advised."""
-        return await self._over_a_window(call, reports.advice)
+        return await self._over_a_window(call, reports.advise)
 
     async def usage(self, call: Call[WindowQuery, None]) -> object:
         """Allocations, pauses, measurements and curves."""
-        return await self._over_a_window(call, partial(reports.course, prior=self.planner.prior))
+        return await self._over_a_window(call, partial(reports.usage, prior=self.planner.prior))
 
     async def _over_a_window(self, call: Call[WindowQuery, None], report: Callable[..., object]) -> object:
         asked, now = call.query, time.time()
@@ -94,19 +95,12 @@ class Views:
             partial(report, self.store, call.viewer, now, start=start, end=asked.end, job=asked.job)
         )
 
-    async def _history(self, call: Callable[[], object]) -> object:
+    async def _history(self, call: Callable[[], T]) -> T:
         async with self._histories:
             return await run_sync(call)
 
-    def _redacted(self, plan: dict[str, Any], viewer: Viewer) -> dict[str, Any]:
-        """A dry plan as this viewer may see it."""
-        if viewer.admin:
-            return plan
-        rows = []
-        for row in plan.get("jobs", []):
-            job = self.store.job(row["job_id"])
-            own = job is not None and job.uid == viewer.uid
-            if viewer.private and not own:
-                continue
-            rows.append((row if own else moved(row)) | {"own": own})
-        return {"at": plan.get("at"), "jobs": rows}
+    def _dry_plan(self, viewer: Viewer) -> Plan:
+        """As this viewer may see it."""
+        plan = self.planner.dry_plan()
+        rows = (plan_row_seen(row, self.store.job(row.job_id), viewer) for row in plan.jobs)
+        return Plan(at=plan.at, jobs=tuple(row for row in rows if row is not None))

@@ -12,38 +12,25 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
 
-from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ConfigError, NotFound
-from slurm_elastic.protocol.routes import Route
 
+from ..reports.answers import ROUTE_OF
+from ..reports.common import JobRecord, not_known
+from ..reports.history import PlanRow
+from ..reports.record import read
+from ..reports.status import SHORT_STATES, JobStatus
 from ..text import tables
 
-STATES = {
-    "BF": "BOOT_FAIL",
-    "CA": "CANCELLED",
-    "CD": "COMPLETED",
-    "CF": "CONFIGURING",
-    "CG": "COMPLETING",
-    "DL": "DEADLINE",
-    "EN": "ENDED",
-    "F": "FAILED",
-    "NF": "NODE_FAIL",
-    "OOM": "OUT_OF_MEMORY",
-    "PD": "PENDING",
-    "PR": "PREEMPTED",
-    "R": "RUNNING",
-    "RQ": "REQUEUED",
-    "RR": "RESTARTED",
-    "RS": "RESIZED",
-    "S": "SUSPENDED",
-    "TO": "TIMEOUT",
-}
+J = TypeVar("J", bound=JobRecord)
+R = TypeVar("R")
+
+STATES = {short: name for name, short in SHORT_STATES.items()}
 # Control characters above ASCII's first 32, which JSON escapes itself, and what turns the direction of writing.
 _UNPRINTED = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-SHORT_STATES = {name: short for short, name in STATES.items()}
 
 
 class _HelpFormat(argparse.Action):
@@ -121,31 +108,31 @@ def add_job_filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-r", "--partition", type=words, metavar="PART,...", help="jobs in these partitions")
 
 
-def matching(rows: Iterable[Mapping[str, Any]], args: argparse.Namespace) -> list[Mapping[str, Any]]:
+def matching(rows: Iterable[J], args: argparse.Namespace) -> list[J]:
     """The rows that the filters of `add_job_filters` keep, in their order."""
     everybody = args.allusers or args.user or args.jobs or os.geteuid() == 0
-    return [row for row in rows if (everybody or row.get("own")) and _matches(row, args)]
+    return [row for row in rows if (everybody or row.own) and _matches(row, args)]
 
 
-def _matches(row: Mapping[str, Any], args: argparse.Namespace) -> bool:
-    if args.jobs and row["job_id"] not in args.jobs:
+def _matches(row: JobRecord, args: argparse.Namespace) -> bool:
+    if args.jobs and row.job_id not in args.jobs:
         return False
-    if args.user and row.get("user") not in args.user and str(row.get("uid")) not in args.user:
+    if args.user and row.user not in args.user and str(row.uid) not in args.user:
         return False
-    if args.state and (row.get("state") or "").split(" ")[0] not in args.state:
+    if args.state and row.state.split(" ")[0] not in args.state:
         return False
-    if args.accounts and row.get("account") not in args.accounts:
+    if args.accounts and row.account not in args.accounts:
         return False
-    return not (args.partition and row.get("partition") not in args.partition)
+    return not (args.partition and row.partition not in args.partition)
 
 
-def named(args: argparse.Namespace, rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+def named(args: argparse.Namespace, rows: Iterable[JobRecord | PlanRow]) -> tuple[list[JobStatus], list[int]]:
     """Of the jobs that -j names and that have no row in the daemon's answer: the status rows of those that it knows all
     the same, and the ids of those that it does not. Raises NotFound when it knows none of the jobs named."""
     known, unknown = [], []
-    for job in sorted(set(args.jobs or ()) - {row["job_id"] for row in rows}):
+    for job in sorted(set(args.jobs or ()) - {row.job_id for row in rows}):
         try:
-            known.append(ask(routes.JOB, job))
+            known.append(ask(JobStatus, job))
         except NotFound:
             unknown.append(job)
     if unknown and len(unknown) == len(set(args.jobs)):
@@ -155,8 +142,6 @@ def named(args: argparse.Namespace, rows: Iterable[Mapping[str, Any]]) -> tuple[
 
 def refuse(unknown: Sequence[int]) -> None:
     """Raise NotFound for these ids; none: nothing is wrong."""
-    from ..reports.common import not_known
-
     if unknown:
         raise NotFound(not_known(unknown))
 
@@ -169,7 +154,7 @@ def check_format(args: argparse.Namespace, fields: Sequence[tables.Field], defau
 
 
 def print_table(
-    columns: Sequence[tables.Field], rows: Sequence[Mapping[str, Any]], args: argparse.Namespace, rule: bool = False
+    columns: Sequence[tables.Field], rows: Sequence[object], args: argparse.Namespace, rule: bool = False
 ) -> None:
     """Print in the form that the output options ask for."""
     style = "parsable" if args.parsable else "parsable2" if args.parsable2 else "table"
@@ -177,10 +162,11 @@ def print_table(
         print(line)
 
 
-def print_json(answer: object) -> None:
-    """Indented JSON, with letters as they are where the locale can show them; what a terminal might obey is escaped."""
+def print_json(answer: Any) -> None:
+    """A record as indented JSON, with letters as they are where the locale can show them; what a terminal might obey is
+    escaped."""
     plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(answer, indent=2, ensure_ascii=not plain)
+    text = json.dumps(asdict(answer), indent=2, ensure_ascii=not plain)
     print(_UNPRINTED.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
@@ -189,12 +175,13 @@ LONG_S = 120.0
 
 
 def ask(
-    route: Route, job_id: int | None = None, query: object = None, message: object = None, timeout: float | None = None
-) -> dict[str, Any]:
-    """What the daemon answers. `timeout`: seconds (None: the client's usual ones). Raises the client's errors."""
+    kind: type[R], job_id: int | None = None, query: object = None, message: object = None, timeout: float | None = None
+) -> R:
+    """This kind of answer of the daemon. `timeout`: seconds (None: the client's usual ones). Raises the client's
+    errors."""
     from slurm_elastic.protocol.client import Client
 
-    return Client().call(route, job_id, query, message, timeout=timeout) or {}
+    return read(kind, Client().call(ROUTE_OF[kind], job_id, query, message, timeout=timeout) or {})
 
 
 def clock() -> float:

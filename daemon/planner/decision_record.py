@@ -1,15 +1,14 @@
 """What is written down about a decision: the row that `selastic explain` reads. Pure.
 
-The keys are those of daemon/reports/evidence.py. Nothing here decides; what is not known is left out.
+Evidence is the record of daemon/reports/evidence.py. Nothing here decides; what is not known is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from heapq import nsmallest
 from itertools import islice
-from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow, Mark
 
@@ -19,6 +18,8 @@ from ..config.settings import Settings
 from ..mechanisms.base import pause_s
 from ..optimizer.job_view import nodes_at
 from ..optimizer.targets import Target
+from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
+from ..reports.record import known_values
 from ..text.reasons import Reason
 from .eligibility import Standing, batches, weight_of
 from .moves import Move, nearest_batch
@@ -44,7 +45,7 @@ class Context:
     target: Target | None = None
     met: tuple[Met, ...] = ()
     """Waiting jobs that this one makes room for."""
-    moved: Callable[[], Sequence[dict[str, Any]]] = tuple
+    moved: Callable[[], Sequence[OtherMove]] = tuple
     """Who moves, as `others` gives it."""
     limit: str = ""
     """The limit that keeps it from more, in words."""
@@ -75,33 +76,50 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     if made.mark == context.stands:
         return made
     alternatives = _alternatives(target, context.member) or _kept_more(move, context.met)
-    return replace(made, evidence=_evidence(move, begun, planned, context), alternatives=alternatives)
+    return _with(made, _evidence(move, begun, planned, context), alternatives)
 
 
-def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> dict[str, Any]:
+def _with(made: DecisionRow, evidence: Evidence, alternatives: Sequence[Alternative] = ()) -> DecisionRow:
+    """The row with what the store keeps of its evidence."""
+    return replace(made, evidence=known_values(evidence), alternatives=[known_values(other) for other in alternatives])
+
+
+def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> Evidence:
     """What a row says beside its numbers. `planned`: the size is the optimizer's."""
-    standing, wish = move.wish.standing, move.wish
-    found = _common(standing, context) | _speeds(standing, move.gpus, wish.batch, context.member)
-    if move.changes:
-        among = (entry for entry in context.moved() if entry["job_id"] != standing.job_id)
-        others = list(islice(among, MOST_OTHERS))
-        found |= ({"others": others} if others else {}) | {"starts": "now" if begun else "later"}
-        found |= {"passed_over": move.passed_over(context.settings), "pause_s": move.cost_s(context.settings)}
-        if any(mechanism.restarts for mechanism in move.by):
-            found["pause_measured"] = standing.state.requeue_s is not None
-        if not planned and wish.reason is Reason.GROW_IDLE:
-            found["tried"] = True
-    if move.changes and not begun:
-        found["next"] = f"it is resized as soon as it can be: {move.later or 'enough resizes were begun in this round'}"
-    if context.shared is not None and context.shared.held_back and not move.changes:
-        found["next"] = (
-            f"the best other plan gains {context.shared.gain:.3f}, below the least worth moving for "
+    standing, settings = move.wish.standing, context.settings
+    speeds = Speeds.of(standing, move.gpus, move.wish.batch, context.member)
+    found = replace(
+        _common(standing, context), **asdict(speeds), next=_next(move, begun, context), limit=context.limit or None
+    )
+    if not move.changes:
+        return found
+    others = (entry for entry in context.moved() if entry.job_id != standing.job_id)
+    return replace(
+        found,
+        others=tuple(islice(others, MOST_OTHERS)) or None,
+        starts="now" if begun else "later",
+        passed_over=tuple(PassedOver(**entry) for entry in move.passed_over(settings)),
+        pause_s=move.cost_s(settings),
+        pause_measured=(
+            standing.state.requeue_s is not None
+            if any(mechanism.restarts for mechanism in move.by)
+            else found.pause_measured
+        ),
+        tried=True if not planned and move.wish.reason is Reason.GROW_IDLE else None,
+    )
+
+
+def _next(move: Move, begun: bool, context: Context) -> str | None:
+    """What is tried next, or what stands in the way."""
+    shared = context.shared
+    if shared is not None and shared.held_back and not move.changes:
+        return (
+            f"the best other plan gains {shared.gain:.3f}, below the least worth moving for "
             f"({context.settings.min_gain:g})"
         )
-    if context.limit:
-        found["limit"] = context.limit
-        found.setdefault("next", context.limit)
-    return found
+    if move.changes and not begun:
+        return f"it is resized as soon as it can be: {move.later or 'enough resizes were begun in this round'}"
+    return context.limit or None
 
 
 def row_of_frozen(standing: Standing, context: Context) -> DecisionRow:
@@ -120,18 +138,17 @@ def row_of_frozen(standing: Standing, context: Context) -> DecisionRow:
         gain=None,
         mode=context.settings.mode,
     )
-    return made if made.mark == context.stands else replace(made, evidence=_common(standing, context))
+    return made if made.mark == context.stands else _with(made, _common(standing, context))
 
 
 def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Settings) -> DecisionRow:
     """The decision on an elastic job in Slurm's queue."""
     gpus = job.base.gpus + sum(part.gpus for part in job.components)
-    found: dict[str, Any] = {"for_gpus": gpus, "slurm_reason": job.base.reason}
+    coming = None
     if met is not None:
-        found["next"] = (
-            f"elastic jobs give up {sum(met.givers.values())} GPUs for it" if met.givers else "there is room for it"
-        )
-    return DecisionRow(
+        given = sum(met.givers.values())
+        coming = f"elastic jobs give up {given} GPUs for it" if met.givers else "there is room for it"
+    made = DecisionRow(
         job_id=job.job_id,
         at=now,
         gpus_from=0,
@@ -141,65 +158,78 @@ def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Setti
         reason=Reason.WAITING.value,
         value=None,
         gain=None,
-        evidence=found,
         mode=settings.mode,
+    )
+    return _with(made, Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=coming))
+
+
+def _common(standing: Standing, context: Context) -> Evidence:
+    state, settings = standing.state, context.settings
+    until = standing.until if standing.until is not None and standing.until > context.now else None
+    failed = state.last is not None and state.last.state != "done"
+    weight, counts = standing.job.request.weight, weight_of(standing.job.request, settings)
+    first = context.met[0].need if context.met else None
+    return Evidence(
+        idle_gpus=context.idle,
+        capacity_gpus=context.capacity,
+        pool=context.pool,
+        pause_s=pause_s(standing, settings),
+        pause_measured=state.pause_s is not None,
+        horizon_s=context.member.view.horizon_s if context.member else settings.horizon_s,
+        prior=(state.prior_words or None) if standing.measured else None,
+        unfitted=state.unfitted or None,
+        last_report_age_s=_age(state.reported_at, context.now),
+        pinned=state.pinned,
+        blocked_until=until if failed else None,
+        cooldown_until=None if failed else until,
+        resizes_in_hour=len(state.resized) if len(state.resized) >= settings.max_resizes_per_job_hour else None,
+        weight_asked=weight if counts < weight else None,
+        weight_counts=settings.max_weight if counts < weight else None,
+        resize=state.intent.directive.id if state.intent is not None else None,
+        for_job=first.job_id if first is not None else None,
+        for_gpus=first.gpus if first is not None else None,
+        for_jobs=_room_for(standing, context.met) if context.met else None,
     )
 
 
-def _common(standing: Standing, context: Context) -> dict[str, Any]:
-    state, settings = standing.state, context.settings
-    found: dict[str, Any] = {
-        "idle_gpus": context.idle,
-        "capacity_gpus": context.capacity,
-        "pool": context.pool,
-        "pause_s": pause_s(standing, settings),
-        "pause_measured": state.pause_s is not None,
-        "horizon_s": context.member.view.horizon_s if context.member else settings.horizon_s,
-    }
-    if state.prior_words and standing.measured:
-        found["prior"] = state.prior_words
-    if state.unfitted:
-        found["unfitted"] = state.unfitted
-    if state.reported_at is not None:
-        found["last_report_age_s"] = max(0.0, round(context.now - state.reported_at, 3))
-    if state.pinned is not None:
-        found["pinned"] = state.pinned
-    if standing.until is not None and standing.until > context.now:
-        failed = state.last is not None and state.last.state != "done"
-        found["blocked_until" if failed else "cooldown_until"] = standing.until
-    if len(state.resized) >= settings.max_resizes_per_job_hour:
-        found["resizes_in_hour"] = len(state.resized)
-    weight = standing.job.request.weight
-    if weight_of(standing.job.request, settings) < weight:
-        found |= {"weight_asked": weight, "weight_counts": settings.max_weight}
-    if state.intent is not None:
-        found["resize"] = state.intent.directive.id
-    if context.met:
-        first = context.met[0]
-        found |= {"for_job": first.need.job_id, "for_gpus": first.need.gpus}
-        found["for_jobs"] = [
-            {"job_id": met.need.job_id, "gpus": met.need.gpus, "given": met.givers[standing.job_id]}
-            for met in context.met
-        ]
-    return found
+def _age(reported_at: float | None, now: float) -> float | None:
+    return None if reported_at is None else max(0.0, round(now - reported_at, 3))
 
 
-def _speeds(standing: Standing, gpus: int, batch: int, member: Member | None) -> dict[str, Any]:
-    """Throughput and progress before and after, with the reports behind them."""
-    counts: dict[int, int] = {}
-    for seen in standing.state.observations:
-        counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
-    found: dict[str, Any] = {"reports_from": counts.get(standing.gpus, 0), "reports_to": counts.get(gpus, 0)}
-    model, speed = member.view.model if member else None, _throughput(member)
-    if member is None or model is None or speed is None:
-        return found
-    least = standing.job.request.min_gpus
-    least_batch = max(standing.job.request.batches(least), default=batch)
-    before, after, unit = speed(standing.gpus, standing.batch), speed(gpus, batch), speed(least, least_batch)
-    found |= {"samples_per_s_from": before, "samples_per_s_to": after, "modelled": gpus not in counts}
-    if gpus not in counts:
-        found["doubt"] = round(model.uncertainties([(gpus, nodes_at(member.view, gpus))])[0], 3)
-    return found | {"speedup_from": before / unit, "speedup_to": after / unit}
+def _room_for(standing: Standing, met: Sequence[Met]) -> tuple[RoomFor, ...]:
+    return tuple(RoomFor(job_id=one.need.job_id, gpus=one.need.gpus, given=one.givers[standing.job_id]) for one in met)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Throughput and progress before and after, with the reports behind them: these fields of Evidence."""
+
+    reports_from: int
+    reports_to: int
+    samples_per_s_from: float | None = None
+    samples_per_s_to: float | None = None
+    modelled: bool | None = None
+    doubt: float | None = None
+    speedup_from: float | None = None
+    speedup_to: float | None = None
+
+    @classmethod
+    def of(cls, standing: Standing, gpus: int, batch: int, member: Member | None) -> Speeds:
+        """From what a job has to so many GPUs and this batch."""
+        counts: dict[int, int] = {}
+        for seen in standing.state.observations:
+            counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
+        reports = counts.get(standing.gpus, 0), counts.get(gpus, 0)
+        model, speed = member.view.model if member else None, _throughput(member)
+        if member is None or model is None or speed is None:
+            return cls(*reports)
+        least = standing.job.request.min_gpus
+        least_batch = max(standing.job.request.batches(least), default=batch)
+        before, after, unit = speed(standing.gpus, standing.batch), speed(gpus, batch), speed(least, least_batch)
+        doubt = None
+        if gpus not in counts:
+            doubt = round(model.uncertainties([(gpus, nodes_at(member.view, gpus))])[0], 3)
+        return cls(*reports, before, after, gpus not in counts, doubt, before / unit, after / unit)
 
 
 def _throughput(member: Member | None) -> Callable[[int, int], float] | None:
@@ -212,18 +242,17 @@ def _throughput(member: Member | None) -> Callable[[int, int], float] | None:
     return lambda k, b: model.throughput(k, nodes.get(k) or max(1, round(k / dense)), max(1, b))
 
 
-def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[dict[str, Any]]:
+def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[OtherMove]:
     """Those who move, the largest changes first, as many as a row names beside its own job."""
-    found = []
-    for move in nsmallest(MOST_OTHERS + 1, moves, key=_by_change):
-        standing = move.wish.standing
-        job_id = standing.job_id
-        entry: dict[str, Any] = {"job_id": job_id, "gpus_from": standing.gpus, "gpus_to": move.gpus}
-        speeds = _speeds(standing, move.gpus, move.wish.batch, members.get(job_id))
-        if speeds.get("samples_per_s_from"):
-            entry["change"] = speeds["samples_per_s_to"] / speeds["samples_per_s_from"] - 1.0
-        found.append(entry)
-    return found
+    return [_other(move, members) for move in nsmallest(MOST_OTHERS + 1, moves, key=_by_change)]
+
+
+def _other(move: Move, members: Mapping[int, Member]) -> OtherMove:
+    standing = move.wish.standing
+    speeds = Speeds.of(standing, move.gpus, move.wish.batch, members.get(standing.job_id))
+    before, after = speeds.samples_per_s_from, speeds.samples_per_s_to
+    change = after / before - 1.0 if before and after is not None else None
+    return OtherMove(job_id=standing.job_id, gpus_from=standing.gpus, gpus_to=move.gpus, change=change)
 
 
 def _by_change(move: Move) -> tuple[int, int]:
@@ -231,28 +260,22 @@ def _by_change(move: Move) -> tuple[int, int]:
     return -abs(move.gpus - standing.gpus), standing.job_id
 
 
-def _alternatives(target: Target | None, member: Member | None) -> list[dict[str, Any]]:
+def _alternatives(target: Target | None, member: Member | None) -> list[Alternative]:
     if target is None:
         return []
     speed = _throughput(member)
     return [
-        {"gpus": gpus, "batch": batch, "value": value}
-        | ({"samples_per_s": round(speed(gpus, batch), 3)} if speed else {})
+        Alternative(gpus=gpus, batch=batch, value=value, samples_per_s=round(speed(gpus, batch), 3) if speed else None)
         for gpus, batch, value in target.alternatives
     ]
 
 
-def _kept_more(move: Move, met: Sequence[Met]) -> list[dict[str, Any]]:
+def _kept_more(move: Move, met: Sequence[Met]) -> list[Alternative]:
     """The next size above the one that is left to a job which makes room, and why it was not left that one."""
     standing = move.wish.standing
     if not met or not move.wish.forced:
         return []
     size = min((k for k in rests(standing, frozenset()) if move.gpus < k <= standing.gpus), default=standing.gpus)
     names = ", ".join(str(entry.need.job_id) for entry in met[:MOST_NAMED])
-    return [
-        {
-            "gpus": size,
-            "batch": nearest_batch(batches(standing.job.request, size), standing.batch),
-            "why": f"too few would be left for {names} to start",
-        }
-    ]
+    batch = nearest_batch(batches(standing.job.request, size), standing.batch)
+    return [Alternative(gpus=size, batch=batch, why=f"too few would be left for {names} to start")]

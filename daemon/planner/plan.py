@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.messages import Directive, Shape
 
 from ..capacity.make_room import Met, Room
+from ..reports.evidence import OtherMove
 from .context import Inputs
 from .decide import Decisions, decide
 from .decision_record import Context, others, row, row_of_frozen, row_of_waiting
@@ -75,14 +75,14 @@ def _running_rows(made: Decisions) -> list[DecisionRow]:
     return rows
 
 
-def _moved(made: Decisions) -> list[dict[str, Any]]:
+def _moved(made: Decisions) -> list[OtherMove]:
     """Read by every new row of a job that moves: made once a round, if at all."""
     known = {job_id: m for job_id, (m, _, _) in made.division.shared.items()}
     return others([move for move in made.moves.values() if move.changes], known)
 
 
 def _context(
-    made: Decisions, standing: Standing, makes_room: Sequence[Met], moved: Callable[[], Sequence[dict[str, Any]]]
+    made: Decisions, standing: Standing, makes_room: Sequence[Met], moved: Callable[[], Sequence[OtherMove]]
 ) -> Context:
     inputs, pool = made.situation.inputs, made.pools.get(standing.job_id)
     member, shared, target = made.division.shared.get(standing.job_id, (None, None, None))

@@ -1,4 +1,4 @@
-"""Queries over the store as plain objects, ready for JSON; the API serves them and the command line prints them.
+"""Queries over the store as typed records; the API serves them as JSON and the command line prints them.
 
 Promise: a viewer sees all of their own jobs, an admin of everybody's, anyone else an id, a state and a number of GPUs.
 Limit: read-only, and nothing here asks Slurm.
@@ -7,23 +7,11 @@ Limit: read-only, and nothing here asks Slurm.
 from __future__ import annotations
 
 from .acct import acct
-from .advise import advice
-from .common import PUBLIC, Viewer
+from .advise import advise
+from .common import Viewer
 from .explain import explain
 from .history import events, plan, plan_row
 from .status import job, status
-from .usage import course
+from .usage import usage
 
-__all__ = [
-    "PUBLIC",
-    "Viewer",
-    "acct",
-    "advice",
-    "course",
-    "events",
-    "explain",
-    "job",
-    "plan",
-    "plan_row",
-    "status",
-]
+__all__ = ["Viewer", "acct", "advise", "events", "explain", "job", "plan", "plan_row", "status", "usage"]

@@ -7,14 +7,78 @@ companion held before its workers were ready is in Slurm's accounting, not here.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .common import Viewer, may_see, reason_text, redacted
+from ..text.cells import moment, number
+from ..text.times import elapsed
+from .common import JobRecord, Viewer, may_see, of_job, reason_text
+from .record import Column, about, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import AllocationRow, JobRow
     from slurm_elastic.db.store import Store
+
+
+def _end(row: Allocation) -> str:
+    if row.end is None:
+        return "Unknown" if row.start is not None else ""
+    return moment(row.end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation(JobRecord):
+    """One size that a job has had, with what it cost and what it brought."""
+
+    name: str | None = field(metadata=about("job name", Column("Name", "JobName")))
+    state: str = field(
+        metadata=about("RESIZED or RESTARTED for what was left behind, else the job's state", Column("State"),
+                       public=True)
+    )  # fmt: skip
+    start: float | None = field(metadata=about("when this size began to train", Column("Start", form=moment)))
+    end: float | None = field(
+        metadata=about("when it ended", Column("End", help="when it ended; Unknown: it has this size now", cell=_end))
+    )
+    elapsed_s: float | None = field(
+        metadata=about(
+            "how long, in seconds",
+            Column("Elapsed", help="how long, [D-]HH:MM:SS", form=elapsed),
+            Column("ElapsedRaw", form=number(1)),
+        )
+    )
+    gpus: int = field(metadata=about("GPUs", Column("GPUs"), public=True))
+    nodes: int | None = field(metadata=about("nodes", Column("Nodes", "NNodes")))
+    node_list: str | None = field(metadata=about("names of the nodes", Column("NodeList")))
+    batch: int | None = field(metadata=about("global batch, in samples", Column("Batch")))
+    steps: int | None = field(metadata=about("optimizer steps done at this size", Column("Steps")))
+    samples: int | None = field(metadata=about("samples trained on at this size", Column("Samples")))
+    samples_per_s: float | None = field(
+        metadata=about("samples by elapsed time, the pause included", Column("Samples/s", form=number()))
+    )
+    gpu_hours: float | None = field(
+        metadata=about("GPUs times elapsed time, in hours", Column("GPUHours", form="{:.2f}".format))
+    )
+    # The first size of a job has no pause, and an unmeasured one is no zero.
+    pause_s: float | None = field(
+        metadata=about(
+            "what the resize that began this row cost the training, in seconds",
+            Column("Pause", form=lambda pause: f"{pause:.2f}" if pause else ""),
+        )
+    )
+    generation: int | None = field(metadata=about("number of the world of workers", Column("Generation", "Gen")))
+    directive: int | None = field(
+        metadata=about("number of the order that began this row; 0: none did", Column("Directive"))
+    )
+    reason: str | None = field(metadata=about("why it got this size, as a code", Column("Reason")))
+    reason_text: str | None = field(metadata=about("why it got this size, in words", Column("Because")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """Every size that jobs have had, by job and start."""
+
+    allocations: tuple[Allocation, ...]
 
 
 def acct(
@@ -25,8 +89,8 @@ def acct(
     start: float | None = None,
     end: float | None = None,
     user: str | None = None,
-    job: int | Iterable[int] | None = None,
-) -> list[dict[str, Any]]:
+    job: Iterable[int] = (),
+) -> list[Allocation]:
     """Rows by job and start. `start`, `end`: rows that touch this time; `user`: a name or a uid; `job`: ids.
 
     Another user's row keeps its id, state and GPUs only, and is left out when `user` is given.
@@ -48,18 +112,14 @@ def acct(
             continue
         if user and not (seen and user in (owner.user, str(owner.uid))):
             continue
-        state = _state(allocation, following, owner)
-        row = _row(allocation, owner, now) | {"own": viewer.uid == owner.uid, "state": state}
+        row = _row(allocation, owner, viewer, _state(allocation, following, owner), now)
         rows.append(row if seen else redacted(row))
     return rows
 
 
-def _allocations(store: Store, start: float | None, job: int | Iterable[int] | None) -> list[AllocationRow]:
-    if job is None:
-        rows = store.allocations(start=start)
-    else:
-        ids = [job] if isinstance(job, int) else sorted(set(job))
-        rows = [row for job_id in ids for row in store.allocations(job_id, start=start)]
+def _allocations(store: Store, start: float | None, job: Iterable[int]) -> list[AllocationRow]:
+    ids: Iterable[int | None] = sorted(set(job)) or [None]
+    rows = [row for job_id in ids for row in store.allocations(job_id, start=start)]
     return sorted(rows, key=lambda row: (row.job_id, row.start, row.generation))
 
 
@@ -71,30 +131,24 @@ def _state(allocation: AllocationRow, following: AllocationRow | None, job: JobR
     return "RESTARTED" if held == (following.gpus, following.node_list, following.batch) else "RESIZED"
 
 
-def _row(allocation: AllocationRow, job: JobRow, now: float) -> dict[str, Any]:
-    elapsed = max(0.0, (now if allocation.end is None else allocation.end) - allocation.start)
-    return {
-        "job_id": job.job_id,
-        "user": job.user,
-        "uid": job.uid,
-        "account": job.account,
-        "partition": job.partition,
-        "name": job.name,
-        "state": job.state,
-        "start": allocation.start,
-        "end": allocation.end,
-        "elapsed_s": elapsed,
-        "gpus": allocation.gpus,
-        "nodes": allocation.nodes,
-        "node_list": allocation.node_list,
-        "batch": allocation.batch,
-        "steps": allocation.steps,
-        "samples": allocation.samples,
-        "samples_per_s": allocation.samples / elapsed if allocation.steps and elapsed else None,
-        "gpu_hours": elapsed * allocation.gpus / 3600,
-        "pause_s": allocation.pause_s,
-        "generation": allocation.generation,
-        "directive": allocation.directive,
-        "reason": allocation.reason,
-        "reason_text": reason_text(allocation.reason),
-    }
+def _row(allocation: AllocationRow, job: JobRow, viewer: Viewer, state: str, now: float) -> Allocation:
+    elapsed_s = max(0.0, (now if allocation.end is None else allocation.end) - allocation.start)
+    return Allocation(
+        **of_job(job, viewer) | {"state": state},
+        start=allocation.start,
+        end=allocation.end,
+        elapsed_s=elapsed_s,
+        gpus=allocation.gpus,
+        nodes=allocation.nodes,
+        node_list=allocation.node_list,
+        batch=allocation.batch,
+        steps=allocation.steps,
+        samples=allocation.samples,
+        samples_per_s=allocation.samples / elapsed_s if allocation.steps and elapsed_s else None,
+        gpu_hours=elapsed_s * allocation.gpus / 3600,
+        pause_s=allocation.pause_s,
+        generation=allocation.generation,
+        directive=allocation.directive,
+        reason=allocation.reason,
+        reason_text=reason_text(allocation.reason),
+    )

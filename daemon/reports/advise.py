@@ -13,21 +13,127 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from . import evidence
-from .common import Viewer, may_see, reason_text
+from ..text.cells import moment, number
+from ..text.times import elapsed
+from .common import JobRecord, Viewer, may_see, of_job, reason_text
+from .evidence import Evidence
+from .record import Column, about, read
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow
     from slurm_elastic.db.store import Store
 
 
+def _percent(change: float) -> str:
+    return f"{100 * change:+.0f}%"
+
+
+def _mean(value: float) -> str:
+    """Whole numbers as they are, means with a digit."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceFigures:
+    """What following advice would have brought."""
+
+    seconds: float = field(
+        metadata=about("how long the job was seen, or the advice stood", Column("Time", form=elapsed))
+    )
+    moves: int = field(metadata=about("resizes that the daemon would have begun", Column("Moves")))
+    gpu_hours: float = field(metadata=about("GPU-hours that it had", Column("GPUHours", form=number())))
+    advised_gpu_hours: float = field(
+        metadata=about("GPU-hours that it would have had", Column("WouldGPUHours", "WOULD_GPUHOURS", form=number()))
+    )
+    change: float | None = field(
+        metadata=about("progress it would have made, against what it made; pauses charged",
+                       Column("Change", form=_percent))
+    )  # fmt: skip
+    progress_h: float | None = field(
+        metadata=about("the same difference in hours at its smallest size",
+                       Column("ProgressH", "PROGRESS_H", form=number()))
+    )  # fmt: skip
+    pause_s: float = field(metadata=about("pauses charged, in seconds", Column("Pause", form=number(2))))
+    unknown_s: float = field(metadata=about("time under advice of unknown effect", Column("Unknown", form=elapsed)))
+    modelled_s: float = field(metadata=about("time under advice to have a size that was never measured"))
+    doubt: float | None = field(
+        metadata=about(
+            "uncertainty of the advised sizes' predicted speed; empty where all were measured",
+            Column("Doubt", form=lambda doubt: f"{100 * doubt:.0f}%" if doubt else ""),
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAdvice(AdviceFigures, JobRecord):
+    """The advice on one job, all of it together."""
+
+    gpus: float = field(metadata=about("GPUs that it had; the mean over the time", Column("GPUs", form=_mean)))
+    advised_gpus: float = field(
+        metadata=about("GPUs that it was advised to have; the mean over the time",
+                       Column("WouldGPUs", "WOULD", form=_mean))
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveAdvice(AdviceFigures, JobRecord):
+    """One move that was advised."""
+
+    at: float = field(metadata=about("when the move was first advised (--moves)", Column("At", form=moment)))
+    gpus: int = field(metadata=about("GPUs that it had", Column("GPUs")))
+    advised_gpus: int = field(metadata=about("GPUs that it was advised to have", Column("WouldGPUs", "WOULD")))
+    batch: int = field(metadata=about("global batch that it had (--moves)", Column("Batch")))
+    advised_batch: int = field(
+        metadata=about("global batch that it was advised to have (--moves)", Column("WouldBatch", "WOULD_BATCH"))
+    )
+    gain: float | None = field(
+        metadata=about("gain of the move for all jobs, in jobs' worth of progress (--moves)",
+                       Column("Gain", form=number()))
+    )  # fmt: skip
+    mechanism: str = field(metadata=about("how it would have got there (--moves)", Column("Mechanism", "VIA")))
+    mode: str = field(metadata=about("the daemon's mode then (--moves)", Column("Mode")))
+    reason: str = field(metadata=about("why, as a code (--moves)", Column("Reason")))
+    reason_text: str = field(metadata=about("why, in words (--moves)", Column("Because")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterAdvice(AdviceFigures):
+    """The sums over all jobs."""
+
+    jobs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingAdvice:
+    """A waiting job that room would have been made for."""
+
+    job_id: int
+    gpus: int | None
+    at: float = field(metadata=about("when it would have had room"))
+    waited_s: float = field(metadata=about("how long it waited after that"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What the daemon would have done while it only advised."""
+
+    start: float
+    end: float
+    acted: int = field(metadata=about("decisions of this time that were acted on"))
+    cluster: ClusterAdvice
+    jobs: tuple[JobAdvice, ...]
+    moves: tuple[MoveAdvice, ...]
+    waited: tuple[WaitingAdvice, ...]
+
+
 @dataclass(slots=True)
-class Stretch:
+class StandingDecision:
     """Time over which one decision stood."""
 
     decision: DecisionRow
     start: float
     end: float
+    evidence: Evidence
     again: bool = False
     """It follows one that advised the same, so it would have begun no resize."""
 
@@ -45,20 +151,20 @@ class Stretch:
     @property
     def pause_s(self) -> float:
         """What beginning it would have cost."""
-        pause = evidence.number(self.decision.evidence, "pause_s") or 0.0
+        pause = self.evidence.pause_s or 0.0
         return 0.0 if self.again or not self.advises else min(self.seconds, pause)
 
     def progress(self) -> tuple[float, float] | None:
         """(as it was, as advised) in seconds of progress at the job's smallest size; None: not known."""
-        before = evidence.number(self.decision.evidence, "speedup_from")
-        after = evidence.number(self.decision.evidence, "speedup_to") if self.advises else before
+        before = self.evidence.speedup_from
+        after = self.evidence.speedup_to if self.advises else before
         if before is None or after is None:
             return None
         return before * self.seconds, after * (self.seconds - self.pause_s)
 
 
 @dataclass(slots=True)
-class Sum:
+class FigureSums:
     """Figures of a job, or of all of them."""
 
     seconds: float = 0.0
@@ -75,7 +181,7 @@ class Sum:
     was: float = 0.0
     would: float = 0.0
 
-    def add(self, stretch: Stretch) -> None:
+    def add(self, stretch: StandingDecision) -> None:
         """Count one stretch."""
         row = stretch.decision
         self.seconds += stretch.seconds
@@ -88,17 +194,17 @@ class Sum:
             self.was, self.would = self.was + known[0], self.would + known[1]
         elif stretch.advises:
             self.unknown_s += stretch.seconds
-        if known is not None and stretch.advises and row.evidence.get("modelled"):
+        if known is not None and stretch.advises and stretch.evidence.modelled:
             self.modelled_s += stretch.seconds
-            self.doubt_s += stretch.seconds * (evidence.number(row.evidence, "doubt") or 0.0)
+            self.doubt_s += stretch.seconds * (stretch.evidence.doubt or 0.0)
 
-    def merge(self, other: Sum) -> None:
+    def merge(self, other: FigureSums) -> None:
         """Count another's."""
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def told(self) -> dict[str, Any]:
-        """As an object; `change` is relative, `progress_h` in hours at the smallest size."""
+    def figures(self) -> dict[str, Any]:
+        """The fields of AdviceFigures; `change` is relative, `progress_h` in hours at the smallest size."""
         known = self.was > 0
         return {
             "seconds": self.seconds,
@@ -115,8 +221,8 @@ class Sum:
 
 
 @dataclass(slots=True)
-class Waited:
-    """A waiting job that room would have been made for."""
+class Wait:
+    """How long a waiting job would not have had to wait."""
 
     job_id: int
     gpus: int | None
@@ -124,13 +230,14 @@ class Waited:
     seconds: dict[int, float] = field(default_factory=dict)
     """How long each of the jobs that would have given GPUs was advised to."""
 
-    def told(self) -> dict[str, Any]:
-        return {"job_id": self.job_id, "gpus": self.gpus, "at": self.since, "waited_s": max(self.seconds.values())}
+    def record(self) -> WaitingAdvice:
+        waited_s = max(self.seconds.values())
+        return WaitingAdvice(job_id=self.job_id, gpus=self.gpus, at=self.since, waited_s=waited_s)
 
 
-def advice(
+def advise(
     store: Store, viewer: Viewer, now: float, *, start: float, end: float | None = None, job: Iterable[int] = ()
-) -> dict[str, Any]:
+) -> Advice:
     """`moves`, `jobs` and `waited` of the jobs that the viewer may see, `cluster`: the sums over all jobs.
 
     start, end: the window in unix seconds; job: only these ids (empty: all), also in the sums. The sums leave out
@@ -145,9 +252,9 @@ def advice(
         for stretch in stretched(store.decisions_within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
-    total, rows, moves, counted, acted = Sum(), list[dict[str, Any]](), list[dict[str, Any]](), 0, 0
+    total, rows, moves, counted, acted = FigureSums(), list[JobAdvice](), list[MoveAdvice](), 0, 0
     for job_id, some in groupby(stretches, key=lambda stretch: stretch.decision.job_id):
-        mine, whole = list(some), Sum()
+        mine, whole = list(some), FigureSums()
         for stretch in mine:
             whole.add(stretch)
         owner = jobs[job_id]
@@ -157,27 +264,33 @@ def advice(
             counted += 1
             acted += sum(stretch.decision.mode == "act" for stretch in mine)
         if seen:
-            who = _who(owner, viewer)
-            rows.append(who | whole.told() | _means(whole))
-            moves += [who | _move(run) for run in runs(mine)]
-    known = [entry.told() for entry in waited(stretches) if _visible(viewer, jobs.get(entry.job_id))]
-    cluster = total.told() | {"jobs": counted}
-    return {"start": start, "end": end, "acted": acted, "cluster": cluster, "jobs": rows, "moves": moves,
-            "waited": known}  # fmt: skip
+            rows.append(_job(owner, viewer, whole))
+            moves += [_move(owner, viewer, run) for run in runs(mine)]
+    return Advice(
+        start=start,
+        end=end,
+        acted=acted,
+        cluster=ClusterAdvice(**total.figures(), jobs=counted),
+        jobs=tuple(rows),
+        moves=tuple(moves),
+        waited=tuple(wait.record() for wait in waited(stretches) if _visible(viewer, jobs.get(wait.job_id))),
+    )
 
 
-def stretched(decisions: Sequence[DecisionRow], start: float, end: float, jobs: Mapping[int, JobRow]) -> list[Stretch]:
+def stretched(
+    decisions: Sequence[DecisionRow], start: float, end: float, jobs: Mapping[int, JobRow]
+) -> list[StandingDecision]:
     """Running jobs' decisions with the time that each stood within [start, end]; `decisions` by job, oldest first."""
-    found: list[Stretch] = []
+    found: list[StandingDecision] = []
     for job_id, some in groupby(decisions, key=lambda row: row.job_id):
         rows = list(some)
         owner = jobs.get(job_id)
         if owner is None:
             continue
         over = min(end, owner.end_time) if owner.end_time is not None else end
-        before: Stretch | None = None
+        before: StandingDecision | None = None
         for row, until in zip(rows, [row.at for row in rows[1:]] + [over], strict=True):
-            stretch = Stretch(row, max(row.at, start), min(until, over))
+            stretch = StandingDecision(row, max(row.at, start), min(until, over), read(Evidence, row.evidence))
             if stretch.seconds <= 0 or row.gpus_from < 1:
                 continue
             stretch.again = before is not None and before.advises and _same(before.decision, row)
@@ -192,9 +305,9 @@ def _same(one: DecisionRow, other: DecisionRow) -> bool:
     )
 
 
-def runs(stretches: Iterable[Stretch]) -> list[list[Stretch]]:
+def runs(stretches: Iterable[StandingDecision]) -> list[list[StandingDecision]]:
     """One job's advised moves: stretches that advise the same, one after another, belong together."""
-    found: list[list[Stretch]] = []
+    found: list[list[StandingDecision]] = []
     for stretch in stretches:
         if stretch.advises:
             if stretch.again and found:
@@ -204,19 +317,17 @@ def runs(stretches: Iterable[Stretch]) -> list[list[Stretch]]:
     return found
 
 
-def waited(stretches: Iterable[Stretch]) -> list[Waited]:
+def waited(stretches: Iterable[StandingDecision]) -> list[Wait]:
     """Waiting jobs that some job was advised to shrink for, by id."""
-    found: dict[int, Waited] = {}
+    found: dict[int, Wait] = {}
     for stretch in stretches:
         row = stretch.decision
         if not stretch.advises:
             continue
-        for need in evidence.objects(row.evidence, "for_jobs"):
-            job_id = evidence.whole(need, "job_id")
-            if job_id is not None:
-                entry = found.setdefault(job_id, Waited(job_id, evidence.whole(need, "gpus"), stretch.start))
-                entry.since = min(entry.since, stretch.start)
-                entry.seconds[row.job_id] = entry.seconds.get(row.job_id, 0.0) + stretch.seconds
+        for need in stretch.evidence.for_jobs or ():
+            wait = found.setdefault(need.job_id, Wait(need.job_id, need.gpus, stretch.start))
+            wait.since = min(wait.since, stretch.start)
+            wait.seconds[row.job_id] = wait.seconds.get(row.job_id, 0.0) + stretch.seconds
     return [found[job_id] for job_id in sorted(found)]
 
 
@@ -225,37 +336,31 @@ def _visible(viewer: Viewer, owner: JobRow | None) -> bool:
     return viewer.admin if owner is None else may_see(viewer, owner)
 
 
-def _who(job: JobRow, viewer: Viewer) -> dict[str, Any]:
-    return {
-        "job_id": job.job_id,
-        "own": viewer.uid == job.uid,
-        "user": job.user,
-        "uid": job.uid,
-        "name": job.name,
-        "account": job.account,
-        "partition": job.partition,
-        "state": job.state,
-    }
-
-
-def _means(whole: Sum) -> dict[str, Any]:
+def _job(job: JobRow, viewer: Viewer, whole: FigureSums) -> JobAdvice:
     hours = whole.seconds / 3600
-    return {"gpus": whole.gpu_hours / hours, "advised_gpus": whole.advised_gpu_hours / hours}
+    return JobAdvice(
+        **of_job(job, viewer),
+        **whole.figures(),
+        gpus=whole.gpu_hours / hours,
+        advised_gpus=whole.advised_gpu_hours / hours,
+    )
 
 
-def _move(run: Sequence[Stretch]) -> dict[str, Any]:
-    whole, first, last = Sum(), run[0].decision, run[-1].decision
+def _move(job: JobRow, viewer: Viewer, run: Sequence[StandingDecision]) -> MoveAdvice:
+    whole, first, last = FigureSums(), run[0].decision, run[-1].decision
     for stretch in run:
         whole.add(stretch)
-    return whole.told() | {
-        "at": run[0].start,
-        "gpus": first.gpus_from,
-        "advised_gpus": first.gpus_to,
-        "batch": first.batch_from,
-        "advised_batch": first.batch_to,
-        "mechanism": last.mechanism,
-        "mode": last.mode,
-        "gain": last.gain,
-        "reason": last.reason,
-        "reason_text": reason_text(last.reason),
-    }
+    return MoveAdvice(
+        **of_job(job, viewer),
+        **whole.figures(),
+        at=run[0].start,
+        gpus=first.gpus_from,
+        advised_gpus=first.gpus_to,
+        batch=first.batch_from,
+        advised_batch=first.batch_to,
+        gain=last.gain,
+        mechanism=last.mechanism,
+        mode=last.mode,
+        reason=last.reason,
+        reason_text=reason_text(last.reason),
+    )

@@ -1,26 +1,25 @@
-"""What every report shares: who may see what, the reason's words, a row per job.
+"""What every report shares: who may see what, the reason's words, whose job a record is about.
 
-Promise: a row of another user's job holds its id, its state and its number of GPUs, and None everywhere else; where
-Slurm's PrivateData hides jobs there is no such row.
+Promise: a record of another user's job holds its public fields (id, state, number of GPUs) and None everywhere else;
+where Slurm's PrivateData hides jobs there is no such record.
 Limit: the viewer is taken at its word; the API says who it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
 from ..text.reasons import Reason
+from .record import Column, about
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import JobRow
     from slurm_elastic.db.store import Store
-
-PUBLIC = ("job_id", "state", "gpus", "own")
-"""The keys of another user's row that keep their value."""
 
 BY_SUPERVISOR = {
     "": "its supervisor changed it without an order from the daemon",
@@ -29,6 +28,41 @@ BY_SUPERVISOR = {
     "restart": "its supervisor started the workers again, without an order from the daemon",
 }
 """Sizes that no decision stands behind: the reasons that the controller stores for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """Whose job it is: the first fields of each record about a job."""
+
+    job_id: int = field(metadata=about("job id", Column("JobID"), public=True))
+    partition: str | None = field(metadata=about("partition", Column("Partition")))
+    name: str | None = field(metadata=about("job name", Column("Name")))
+    user: str | None = field(metadata=about("user name", Column("User")))
+    uid: int | None = field(metadata=about("user id", Column("UID")))
+    account: str | None = field(metadata=about("account", Column("Account")))
+    state: str = field(metadata=about("the job's state", Column("State"), public=True))
+    own: bool = field(metadata=about("whether it is a job of who asks", public=True))
+
+
+def of_job(job: JobRow, viewer: HasUid) -> dict[str, Any]:
+    """The fields of JobRecord."""
+    return {
+        "job_id": job.job_id,
+        "partition": job.partition,
+        "name": job.name,
+        "user": job.user,
+        "uid": job.uid,
+        "account": job.account,
+        "state": job.state,
+        "own": viewer.uid == job.uid,
+    }
+
+
+class HasUid(Protocol):
+    """A viewer, or a job as its own owner."""
+
+    @property
+    def uid(self) -> int: ...
 
 
 class Viewer(Protocol):
@@ -49,20 +83,6 @@ class Viewer(Protocol):
 def may_see(viewer: Viewer, job: JobRow) -> bool:
     """Whether the viewer sees all of this job: its owner and admins do."""
     return viewer.admin or viewer.uid == job.uid
-
-
-def redacted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row as another user sees it."""
-    return {key: value if key in PUBLIC else None for key, value in row.items()}
-
-
-MOVED = ("job_id", "gpus_from", "gpus_to")
-"""What is told of a move of another user's job."""
-
-
-def moved(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan's row as those see it who may not see the job: its other values are None."""
-    return {key: value if key in MOVED else None for key, value in row.items()}
 
 
 def known_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:

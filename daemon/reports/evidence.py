@@ -1,75 +1,121 @@
-"""What `explain` understands of DecisionRow.evidence and DecisionRow.alternatives.
+"""Why a round decided what it decided: the record that the planner writes beside a decision's numbers, that the store
+keeps as JSON, and that `explain`, `advise`, `status` and `report` read back.
 
-Promise: every key is optional; a missing key, None, or a value of another type is "not known", and is said so.
-Limit: it reads, the planner writes; a key unknown here is shown by --json only.
-
-evidence
-    reports_from, reports_to    int    reports at the size left and at the target
-    last_report_age_s           float  age of the youngest report when the decision was taken, in seconds
-    speedup_from, speedup_to    float  progress against the job's smallest size
-    samples_per_s_from, samples_per_s_to   float   measured or modelled throughput
-    modelled                    bool   the throughput at the target comes from the model: that size was never measured
-    doubt                       float  relative 1-sigma of that model at the target: 0.2 is one fifth
-    prior                       str    what the model believes where nothing was measured, and from how many runs
-    unfitted                    str    why no model can be made of the reports, in words that follow a colon
-    idle_gpus                   int    GPUs of the pool that nobody held
-    pool                        str    the pool's name: nodes whose GPUs can be given to the same jobs
-    capacity_gpus               int    managed capacity of the pool
-    for_job, for_gpus           int    the waiting job that the GPUs were freed for, and how many it wants
-    others                      list   of {job_id, gpus_from, gpus_to, change}: jobs that moved in the same round;
-                                       change is relative (0.25: a quarter more progress)
-    pause_s                     float  what the resize is taken to cost;   pause_measured   bool
-    horizon_s                   float  over which the gain has to pay for the pause
-    cooldown_until, blocked_until   float  unix time before which no resize of this job is considered
-    resizes_in_hour             int    resizes of the job within an hour, where that is as many as the site allows
-    weight_asked, weight_counts float  the request's weight, where the site's max_weight counts less of it
-    pinned                      int    GPUs that the job is pinned to
-    next                        str    one sentence: what is tried next, or what stands in the way
-    passed_over                 list   of {mechanism, why}: the ways to resize it that were not taken
-    limit                       str    the limit of GPUs that keeps it from more, in words
-    slurm_reason                str    why Slurm lets the job wait, in its own word
-alternatives: a list of
-    gpus, batch                 int
-    value                       float  of this job at that size, in the objective's unit; what it takes from others is
-                                       not in it
-    samples_per_s               float  measured or modelled throughput there
-    why                         str    why it was not chosen
+Promise: every field may be None: not known, and said to be so; a value of another type reads as that. Limit: a key of a
+newer version is left out.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+
+from .record import about
 
 
-def number(evidence: Mapping[str, Any], key: str) -> float | None:
-    """A finite number, or None."""
-    value = evidence.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+@dataclass(frozen=True, kw_only=True)
+class OtherMove:
+    """A job that moved in the same round."""
+
+    job_id: int = field(metadata=about("job id", public=True))
+    gpus_from: int | None = field(default=None, metadata=about("GPUs that it had", public=True))
+    gpus_to: int | None = field(default=None, metadata=about("GPUs that it is to have", public=True))
+    change: float | None = field(
+        default=None, metadata=about("change of its progress, relative: 0.25 is a quarter more")
+    )
 
 
-def whole(evidence: Mapping[str, Any], key: str) -> int | None:
-    """A whole number, or None."""
-    value = number(evidence, key)
-    return None if value is None else int(value)
+@dataclass(frozen=True, kw_only=True)
+class RoomFor:
+    """A waiting job that GPUs were freed for."""
+
+    job_id: int = field(metadata=about("job id", public=True))
+    gpus: int | None = field(default=None, metadata=about("how many it wants", public=True))
+    given: int | None = field(default=None, metadata=about("how many of them this job gives", public=True))
 
 
-def flag(evidence: Mapping[str, Any], key: str) -> bool | None:
-    """True, False, or None for not known."""
-    value = evidence.get(key)
-    return value if isinstance(value, bool) else None
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """A mechanism that was not taken."""
+
+    mechanism: str = field(metadata=about("its name"))
+    why: str = field(metadata=about("why not"))
 
 
-def text(evidence: Mapping[str, Any], key: str) -> str:
-    """A text, empty when there is none."""
-    value = evidence.get(key)
-    return value if isinstance(value, str) else ""
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Another size that the job might have had."""
+
+    gpus: int | None = field(default=None, metadata=about("GPUs"))
+    batch: int | None = field(default=None, metadata=about("global batch"))
+    value: float | None = field(
+        default=None,
+        metadata=about("of this job at that size, in the objective's unit; what it takes from others is not in it"),
+    )
+    samples_per_s: float | None = field(default=None, metadata=about("measured or modelled throughput there"))
+    why: str | None = field(default=None, metadata=about("why it was not chosen"))
 
 
-def objects(evidence: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """A list of objects; whatever else stands there is left out."""
-    value = evidence.get(key)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, (list, tuple)) else []
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a decision was taken on."""
+
+    reports_from: int | None = field(default=None, metadata=about("reports at the size left"))
+    reports_to: int | None = field(default=None, metadata=about("reports at the target"))
+    last_report_age_s: float | None = field(
+        default=None, metadata=about("age of the youngest report when the decision was taken")
+    )
+    speedup_from: float | None = field(default=None, metadata=about("progress against the job's smallest size, before"))
+    speedup_to: float | None = field(default=None, metadata=about("progress against the job's smallest size, after"))
+    samples_per_s_from: float | None = field(default=None, metadata=about("measured or modelled throughput, before"))
+    samples_per_s_to: float | None = field(default=None, metadata=about("measured or modelled throughput, after"))
+    modelled: bool | None = field(
+        default=None, metadata=about("the throughput at the target is the model's: that size was never measured")
+    )
+    doubt: float | None = field(
+        default=None, metadata=about("relative 1-sigma of that model at the target: 0.2 is one fifth")
+    )
+    prior: str | None = field(
+        default=None, metadata=about("what the model believes where nothing was measured, and from how many runs")
+    )
+    unfitted: str | None = field(
+        default=None, metadata=about("why no model can be made of the reports, in words that follow a colon")
+    )
+    idle_gpus: int | None = field(default=None, metadata=about("GPUs of the pool that nobody held"))
+    pool: str | None = field(
+        default=None, metadata=about("the pool's name: nodes whose GPUs can be given to the same jobs")
+    )
+    capacity_gpus: int | None = field(default=None, metadata=about("managed capacity of the pool"))
+    for_job: int | None = field(default=None, metadata=about("the first waiting job that the GPUs were freed for"))
+    for_gpus: int | None = field(
+        default=None, metadata=about("how many that one wants; of a waiting job: how many it wants itself")
+    )
+    for_jobs: tuple[RoomFor, ...] | None = field(
+        default=None, metadata=about("the waiting jobs that the GPUs were freed for")
+    )
+    others: tuple[OtherMove, ...] | None = field(default=None, metadata=about("jobs that moved in the same round"))
+    starts: str | None = field(default=None, metadata=about("now or later: whether the move begins in this round"))
+    tried: bool | None = field(
+        default=None, metadata=about("the target is no part of the optimizer's plan: it is tried, to measure it")
+    )
+    pause_s: float | None = field(default=None, metadata=about("what the resize is taken to cost"))
+    pause_measured: bool | None = field(default=None, metadata=about("whether that was measured"))
+    horizon_s: float | None = field(default=None, metadata=about("time over which the gain has to pay for the pause"))
+    cooldown_until: float | None = field(
+        default=None, metadata=about("unix time before which no resize of this job is considered")
+    )
+    blocked_until: float | None = field(default=None, metadata=about("the same, after a resize that failed"))
+    resizes_in_hour: int | None = field(
+        default=None, metadata=about("resizes of the job within an hour, where that is as many as the site allows")
+    )
+    weight_asked: float | None = field(default=None, metadata=about("the request's weight, where less of it counts"))
+    weight_counts: float | None = field(default=None, metadata=about("what of it counts: the site's max_weight"))
+    pinned: int | None = field(default=None, metadata=about("GPUs that the job is pinned to"))
+    resize: int | None = field(default=None, metadata=about("number of the resize under way"))
+    next: str | None = field(
+        default=None, metadata=about("one sentence: what is tried next, or what stands in the way")
+    )
+    passed_over: tuple[PassedOver, ...] | None = field(
+        default=None, metadata=about("the mechanisms that were not taken")
+    )
+    limit: str | None = field(default=None, metadata=about("the limit of GPUs that keeps it from more, in words"))
+    slurm_reason: str | None = field(default=None, metadata=about("why Slurm lets the job wait, in its own word"))

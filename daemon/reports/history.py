@@ -6,18 +6,85 @@ not stored again, so its time is when the decision was first taken.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.errors import NotAllowed
 
-from .common import Viewer, may_see, moved, reason_text, visible_job
+from ..text.cells import moment, number
+from .common import Viewer, may_see, reason_text, visible_job
+from .record import Column, about, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow
     from slurm_elastic.db.store import Store
 
 
-def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> list[dict[str, Any]]:
+def one_line(detail: dict[str, object]) -> str:
+    """An event's detail in one line: key=value, objects inside it as compact JSON."""
+    parts = []
+    for key, item in detail.items():
+        if item is None or item == "":
+            continue
+        item = round(item, 3) if isinstance(item, float) else item
+        shown = item if isinstance(item, str) else json.dumps(item, separators=(",", ":"), ensure_ascii=False)
+        parts.append(f"{key}={shown}")
+    return " ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing done to a job."""
+
+    id: int = field(metadata=about("number of the event", Column("ID")))
+    job_id: int = field(metadata=about("job id", Column("JobID")))
+    at: float = field(metadata=about("when it happened", Column("Time", form=moment)))
+    kind: str = field(metadata=about("what was done", Column("Kind", "EVENT")))
+    who: str = field(metadata=about("uid:NUMBER, supervisor or selasticd", Column("Who")))
+    detail: dict[str, object] = field(metadata=about("with what", Column("Detail", form=one_line)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """What was done to a job, oldest first."""
+
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """What a round decided for one job."""
+
+    job_id: int = field(metadata=about("job id", Column("JobID"), public=True))
+    name: str | None = field(metadata=about("job name", Column("Name")))
+    user: str | None = field(metadata=about("user name", Column("User")))
+    own: bool | None = field(default=None, metadata=about("whether it is a job of who asks", public=True))
+    gpus_from: int = field(metadata=about("GPUs that it has", Column("From"), public=True))
+    gpus_to: int = field(metadata=about("GPUs that it is to have", Column("To"), public=True))
+    batch_from: int | None = field(metadata=about("global batch that it has", Column("BatchFrom", "BATCH")))
+    batch_to: int | None = field(metadata=about("global batch that it is to have", Column("BatchTo", "TO_BATCH")))
+    gain: float | None = field(
+        metadata=about("gain of the move against staying, in jobs' worth of progress",
+                       Column("Gain", form="{:+.2f}".format))
+    )  # fmt: skip
+    value: float | None = field(metadata=about("value of the target, same unit", Column("Value", form=number())))
+    mechanism: str | None = field(metadata=about("how it gets there", Column("Mechanism", "VIA")))
+    mode: str | None = field(metadata=about("off, observe, advise or act", Column("Mode")))
+    at: float | None = field(metadata=about("when it was decided", Column("At", form=moment)))
+    reason: str | None = field(metadata=about("why, as a code", Column("Reason")))
+    reason_text: str | None = field(metadata=about("why, in words", Column("Because")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the last rounds decided for every active job, or what a round would decide now."""
+
+    at: float | None = field(metadata=about("when the youngest row was decided"))
+    jobs: tuple[PlanRow, ...]
+
+
+def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> Events:
     """The last `limit` events of the job, oldest first; of job 0: the daemon's own, for admins. Raises NotFound or
     NotAllowed."""
     if job_id:
@@ -25,49 +92,46 @@ def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> list
     elif not viewer.admin:
         raise NotAllowed("the daemon's own events (job 0) are shown to admins only")
     rows = sorted(store.events(job_id, limit=limit), key=lambda row: (row.at, row.id))
-    return [
-        {"id": row.id, "job_id": row.job_id, "at": row.at, "kind": row.kind, "who": row.who, "detail": row.detail}
-        for row in rows
-    ]
+    return Events(
+        events=tuple(
+            Event(id=row.id, job_id=row.job_id, at=row.at, kind=row.kind, who=row.who, detail=row.detail)
+            for row in rows
+        )
+    )
 
 
-def plan_row(decision: DecisionRow, job: JobRow | None) -> dict[str, Any]:
+def plan_row(decision: DecisionRow, job: JobRow | None) -> PlanRow:
     """A decision as a row of a plan. User and name are None without the job's record, batches where it has none yet."""
-    return {
-        "job_id": decision.job_id,
-        "user": job.user if job else None,
-        "name": job.name if job else None,
-        "at": decision.at,
-        "gpus_from": decision.gpus_from,
-        "gpus_to": decision.gpus_to,
-        "batch_from": decision.batch_from or None,
-        "batch_to": decision.batch_to or None,
-        "reason": decision.reason,
-        "reason_text": reason_text(decision.reason),
-        "value": decision.value,
-        "gain": decision.gain,
-        "mechanism": decision.mechanism,
-        "mode": decision.mode,
-    }
+    return PlanRow(
+        job_id=decision.job_id,
+        name=job.name if job else None,
+        user=job.user if job else None,
+        gpus_from=decision.gpus_from,
+        gpus_to=decision.gpus_to,
+        batch_from=decision.batch_from or None,
+        batch_to=decision.batch_to or None,
+        gain=decision.gain,
+        value=decision.value,
+        mechanism=decision.mechanism,
+        mode=decision.mode,
+        at=decision.at,
+        reason=decision.reason,
+        reason_text=reason_text(decision.reason),
+    )
 
 
-def plan(store: Store, viewer: Viewer) -> dict[str, Any]:
-    """`jobs`: what the last rounds decided for every active job; `at`: the youngest of them, None without any.
-
-    Another user's row keeps its id and its GPUs before and after.
-    """
-    rows: list[dict[str, Any]] = []
-    times: list[float] = []
+def plan(store: Store, viewer: Viewer) -> Plan:
+    """`jobs`: what the last rounds decided for every active job; `at`: the youngest of them, None without any."""
     jobs = {job.job_id: job for job in store.jobs(active_only=True)}
-    for decision in store.current_decisions():
-        job = jobs.get(decision.job_id)
-        if job is None:
-            continue
-        if viewer.private and not may_see(viewer, job):
-            continue
-        times.append(decision.at)
-        row = plan_row(decision, job) | {"own": viewer.uid == job.uid}
-        if not may_see(viewer, job):
-            row = moved(row) | {"own": False}
-        rows.append(row)
-    return {"at": max(times, default=None), "jobs": rows}
+    decided = [(row, jobs[row.job_id]) for row in store.current_decisions() if row.job_id in jobs]
+    rows = tuple(seen for row, job in decided if (seen := plan_row_seen(plan_row(row, job), job, viewer)) is not None)
+    shown = {row.job_id for row in rows}
+    return Plan(at=max((row.at for row, _ in decided if row.job_id in shown), default=None), jobs=rows)
+
+
+def plan_row_seen(row: PlanRow, job: JobRow | None, viewer: Viewer) -> PlanRow | None:
+    """The row as this viewer may see it; None: not at all. Nobody's own is a job without a record."""
+    mine = replace(row, own=job is not None and job.uid == viewer.uid)
+    if viewer.admin if job is None else may_see(viewer, job):
+        return mine
+    return None if viewer.private else redacted(mine)

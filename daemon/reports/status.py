@@ -6,40 +6,158 @@ job is as old as the daemon's last round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import RequestError
 
+from ..text.cells import bounds, moment, number, share
 from ..text.reasons import bottleneck_text
-from . import evidence
-from .common import Viewer, known_job, may_see, reason_text, redacted, visible_job
+from ..text.times import elapsed
+from .common import HasUid, JobRecord, Viewer, known_job, may_see, of_job, reason_text, visible_job
+from .evidence import Evidence
+from .record import Column, about, read, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, JobRow
     from slurm_elastic.db.store import Store
+    from slurm_elastic.protocol.messages import Report
+
+SHORT_STATES = {
+    "BOOT_FAIL": "BF",
+    "CANCELLED": "CA",
+    "COMPLETED": "CD",
+    "CONFIGURING": "CF",
+    "COMPLETING": "CG",
+    "DEADLINE": "DL",
+    "ENDED": "EN",
+    "FAILED": "F",
+    "NODE_FAIL": "NF",
+    "OUT_OF_MEMORY": "OOM",
+    "PENDING": "PD",
+    "PREEMPTED": "PR",
+    "RUNNING": "R",
+    "REQUEUED": "RQ",
+    "RESTARTED": "RR",
+    "RESIZED": "RS",
+    "SUSPENDED": "S",
+    "TIMEOUT": "TO",
+}
 
 
-_PROGRESS = (
-    *("samples_per_s", "step_time_s", "step", "samples", "epoch", "reported_at"),
-    *("input_wait_share", "comm_share", "bottleneck", "bottleneck_text"),
-)
-"""What comes from a job's last report."""
-_MEASURED = tuple(key for key in _PROGRESS if key not in ("step", "samples", "epoch", "reported_at"))
-"""What of it holds for the size that it was measured at, and for no other."""
+def _short_state(state: str) -> str:
+    # Slurm may say CANCELLED by 1000.
+    state = state.split(" ")[0]
+    return SHORT_STATES.get(state, state)
 
 
-class HasUid(Protocol):
-    """A viewer, or a job as its own owner."""
+def _target(row: JobStatus) -> str:
+    """The GPUs it is to have, marked while that is not so: 8 in a resize is `8*`, one only advised is `(8)`."""
+    target = row.target_gpus
+    if target is None:
+        return ""
+    if row.resize:
+        return f"{target}*"
+    return str(target) if row.mode == "act" or target == row.gpus else f"({target})"
 
-    @property
-    def uid(self) -> int: ...
+
+@dataclass(frozen=True, kw_only=True)
+class HeldPiece:
+    """A part of what a job trains on: one Slurm job with its nodes."""
+
+    slurm_job_id: int
+    kind: str = field(metadata=about("base, component or companion"))
+    nodes: tuple[str, ...]
+    gpus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus(JobRecord):
+    """What a job has now, where it is to go, and why. Times in unix seconds, durations in seconds, rates over the whole
+    job."""
+
+    state: str = field(
+        metadata=about("state", Column("ST", help="state, short: R, PD, CD, ...", form=_short_state), Column("State"),
+                       public=True)
+    )  # fmt: skip
+    elapsed_s: float | None = field(
+        metadata=about("time since its start", Column("Time", form=partial(elapsed, short=True)))
+    )
+    submit_time: float | None = field(metadata=about("time of submission", Column("Submit", form=moment)))
+    start_time: float | None = field(metadata=about("time of its start", Column("Start", form=moment)))
+    end_time: float | None = field(metadata=about("time of its end", Column("End", form=moment)))
+    nodes: int | None = field(metadata=about("nodes that it trains on", Column("Nodes")))
+    gpus: int | None = field(metadata=about("GPUs that it trains on", Column("GPUs"), public=True))
+    target_gpus: int | None = field(
+        metadata=about(
+            "GPUs it is to have",
+            Column("Target", help="GPUs it is to have; 8*: resize under way, (8): only advised", cell=_target),
+        )
+    )
+    min_gpus: int | None = field(
+        metadata=about("least GPUs that it accepts",
+                       Column("Min-Max", help="GPUs that it accepts", cell=bounds("min_gpus", "max_gpus")))
+    )  # fmt: skip
+    max_gpus: int | None = field(metadata=about("most GPUs that it accepts"))
+    batch: int | None = field(metadata=about("global batch, in samples", Column("Batch")))
+    target_batch: int | None = field(
+        metadata=about("global batch it is to have", Column("TargetBatch", "TARGET_BATCH"))
+    )
+    min_batch: int | None = field(
+        metadata=about("least global batch that it accepts",
+                       Column("Batches", help="global batches that it accepts", cell=bounds("min_batch", "max_batch")))
+    )  # fmt: skip
+    max_batch: int | None = field(metadata=about("largest global batch that it accepts"))
+    samples_per_s: float | None = field(
+        metadata=about("throughput at this size, last report; - when not known", Column("Samples/s", form=number()))
+    )
+    speedup: float | None = field(
+        metadata=about("throughput against that at its smallest size; - when not known",
+                       Column("Speedup", form=number()))
+    )  # fmt: skip
+    step_time_s: float | None = field(metadata=about("median step time, last report"))
+    input_wait_share: float | None = field(
+        metadata=about("share of a step that waits for input, last report", Column("Input-wait", form=share))
+    )
+    comm_share: float | None = field(
+        metadata=about("share of a step in which gradients travel and nothing computes", Column("Comm", form=share))
+    )
+    bottleneck: str | None = field(metadata=about("what holds its steps back, as a code", Column("Bottleneck")))
+    bottleneck_text: str | None = field(
+        metadata=about("what holds its steps back, in words", Column("HeldBack", "HELD_BACK"))
+    )
+    step: int | None = field(metadata=about("optimizer steps since the start of the training", Column("Step")))
+    samples: int | None = field(metadata=about("samples since the start of the training", Column("Samples")))
+    epoch: int | None = field(metadata=about("epoch", Column("Epoch")))
+    generation: int | None = field(
+        metadata=about("number of its world of workers; each restart adds one", Column("Generation", "GEN"))
+    )
+    resize: str | None = field(metadata=about("how far a resize under way has come", Column("Resize")))
+    pinned: int | None = field(metadata=about("GPUs that it is pinned to", Column("Pinned")))
+    managed: bool | None = field(
+        metadata=about("yes or no", Column("Managed", form=lambda managed: "yes" if managed else "no"))
+    )
+    mode: str | None = field(metadata=about("mode of the last decision: off, observe, advise or act", Column("Mode")))
+    reported_at: float | None = field(metadata=about("time of the last report", Column("Reported", form=moment)))
+    node_list: str | None = field(metadata=about("names of its nodes", Column("NodeList")))
+    pieces: tuple[HeldPiece, ...] | None = field(metadata=about("the Slurm jobs that it trains on"))
+    request: str | None = field(metadata=about("elastic request as given", Column("Request")))
+    reason: str | None = field(metadata=about("why it has what it has, as a code", Column("Reason")))
+    reason_text: str | None = field(metadata=about("why it has what it has, in words", Column("Because")))
+    detail: str | None = field(metadata=about("the sentence behind the reason"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusTable:
+    """All jobs that have not ended."""
+
+    jobs: tuple[JobStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LastKnown:
     """What the store says of a job besides its record: read for all jobs at once, or for one."""
 
     used: InUse | None
@@ -47,38 +165,43 @@ class Standing:
     opened: IntentRow | None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestBounds:
+    """What a request accepts; None for all of one that cannot be read."""
+
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+    min_batch: int | None = None
+    max_batch: int | None = None
+
+
 @lru_cache(maxsize=8192)
-def _asked(text: str) -> dict[str, int | None]:
-    """Bounds of a request's text; it never changes, and thousands are shown at once."""
-    keys = ("min_gpus", "max_gpus", "min_batch", "max_batch")
+def _bounds(text: str) -> RequestBounds:
+    """Of a request's text; it never changes, and thousands are shown at once."""
     try:
         request = elastic_request.parse(text)
     except RequestError:
-        return dict.fromkeys(keys)
-    return {key: getattr(request, key) for key in keys}
+        return RequestBounds()
+    return RequestBounds(request.min_gpus, request.max_gpus, request.min_batch, request.max_batch)
 
 
-def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -> list[dict[str, Any]]:
-    """A row per job by job id; times in unix seconds, durations in seconds, rates over the whole job.
-
-    Another user's row keeps its id, state and GPUs only.
-    """
+def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -> list[JobStatus]:
+    """A record per job by job id. Another user's keeps its id, state and GPUs only."""
     return shown(whole(store, now, active_only), viewer)
 
 
-Board = list[tuple["JobRow", dict[str, Any]]]
-"""Every job with its row in full, for nobody's eyes yet."""
+Board = list[tuple["JobRow", JobStatus]]
+"""Every job with its record in full, for nobody's eyes yet: as its owner sees it."""
 
 
-def shown(board: Board, viewer: Viewer) -> list[dict[str, Any]]:
+def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
     """What of it this viewer may see."""
     found = []
     for job, row in board:
-        mine = row | {"own": viewer.uid == job.uid}
         if may_see(viewer, job):
-            found.append(mine)
+            found.append(replace(row, own=viewer.uid == job.uid))
         elif not viewer.private:
-            found.append(redacted(mine))
+            found.append(redacted(replace(row, own=False)))
     return found
 
 
@@ -90,48 +213,68 @@ def whole(store: Store, now: float, active_only: bool = True) -> Board:
     jobs = store.jobs(active_only=active_only)
     decided = store.standing([job.job_id for job in jobs]) if active_only else {}
     for job in jobs:
-        standing = Standing(
+        known = LastKnown(
             used.get(job.job_id),
             decided.get(job.job_id) if active_only else store.decision(job.job_id),
             opened.get(job.job_id),
         )
-        rows.append((job, job_row(store, job, job, now, standing)))
+        rows.append((job, job_row(store, job, job, now, known)))
     return rows
 
 
-def job(store: Store, job_id: int, viewer: Viewer, now: float) -> dict[str, Any]:
-    """The row of one job, ended or not. Raises NotFound."""
+def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:
+    """The record of one job, ended or not. Raises NotFound."""
     found = visible_job(store, job_id, viewer) if viewer.private else known_job(store, job_id, viewer)
     row = job_row(store, found, viewer, now)
     return row if may_see(viewer, found) else redacted(row)
 
 
-def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, standing: Standing | None = None) -> dict[str, Any]:
-    """Everything known about one job, in one object."""
-    standing = standing or Standing(store.in_use(job.job_id), store.decision(job.job_id), store.open_intent(job.job_id))
-    used, decision = standing.used, standing.decision
-    row: dict[str, Any] = {
-        "job_id": job.job_id,
-        "own": viewer.uid == job.uid,
-        "state": job.state,
-        "user": job.user,
-        "uid": job.uid,
-        "name": job.name,
-        "account": job.account,
-        "partition": job.partition,
-        "request": job.request,
-        "managed": job.managed,
-        "submit_time": job.submit_time,
-        "start_time": job.start_time,
-        "end_time": job.end_time,
-        "elapsed_s": _elapsed(job, now),
-        "detail": job.detail,
-        "pinned": store.pinned(job.job_id),
-    }
-    row |= _asked(job.request) | _held(job, used, decision) | _progress(store, job, used)
-    row |= _target(job, decision, standing.opened)
-    row["speedup"] = _speedup(store, job, decision, row)
-    return row
+def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, known: LastKnown | None = None) -> JobStatus:
+    """Everything known about one job, in one record."""
+    known = known or LastKnown(store.in_use(job.job_id), store.decision(job.job_id), store.open_intent(job.job_id))
+    used = known.used if job.end_time is None else None
+    asked, target, report = _bounds(job.request), _where_to(job, known), store.last_report(job.job_id)
+    measured = _measured(report, known.used)
+    gpus = _gpus(job, used, known.decision)
+    nodes = list(dict.fromkeys(node for piece in used.pieces for node in piece.nodes)) if used else None
+    return JobStatus(
+        **of_job(job, viewer),
+        elapsed_s=_elapsed(job, now),
+        submit_time=job.submit_time,
+        start_time=job.start_time,
+        end_time=job.end_time,
+        nodes=None if nodes is None else len(nodes),
+        gpus=gpus,
+        target_gpus=target.gpus,
+        min_gpus=asked.min_gpus,
+        max_gpus=asked.max_gpus,
+        batch=used.batch if used else None,
+        target_batch=target.batch,
+        min_batch=asked.min_batch,
+        max_batch=asked.max_batch,
+        samples_per_s=measured.samples_per_s if measured else None,
+        speedup=_speedup(store, job, known.decision, gpus, asked.min_gpus),
+        step_time_s=measured.step_time_median_s if measured else None,
+        input_wait_share=measured.input_wait_share if measured else None,
+        comm_share=(measured.comm_share or None) if measured else None,
+        bottleneck=(measured.bottleneck or None) if measured else None,
+        bottleneck_text=_held_back(measured) if measured else None,
+        step=report.step if report else None,
+        samples=report.samples if report else None,
+        epoch=report.epoch if report else None,
+        generation=used.generation if used else None,
+        resize=known.opened.state if known.opened else None,
+        pinned=store.pinned(job.job_id),
+        managed=job.managed,
+        mode=known.decision.mode if known.decision else None,
+        reported_at=report.at if report else None,
+        node_list=None if nodes is None else ",".join(nodes),
+        pieces=_pieces(used) if used else None,
+        request=job.request,
+        reason=target.reason,
+        reason_text=reason_text(target.reason),
+        detail=job.detail,
+    )
 
 
 def _elapsed(job: JobRow, now: float) -> float | None:
@@ -140,86 +283,72 @@ def _elapsed(job: JobRow, now: float) -> float | None:
     return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)
 
 
-def _held(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> dict[str, Any]:
+def _gpus(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> int | None:
     """GPUs that train now; without a supervisor's word what the last round saw the job hold."""
-    if used is None or job.end_time is not None:
-        seen = decision.gpus_from if decision is not None and job.end_time is None else None
-        return {"gpus": seen or None, "nodes": None, "node_list": None, "batch": None, "generation": None}
-    nodes = list(dict.fromkeys(node for piece in used.pieces for node in piece.nodes))
-    return {
-        "gpus": used.gpus,
-        "nodes": len(nodes),
-        "node_list": ",".join(nodes),
-        "batch": used.batch,
-        "generation": used.generation,
-        "pieces": [
-            {"slurm_job_id": piece.slurm_job_id, "kind": piece.kind, "nodes": list(piece.nodes), "gpus": piece.gpus}
-            for piece in used.pieces
-        ],
-    }
+    if used is not None:
+        return used.gpus
+    return (decision.gpus_from or None) if decision is not None and job.end_time is None else None
 
 
-def _progress(store: Store, job: JobRow, used: InUse | None) -> dict[str, Any]:
-    """What the last report says; what it has measured at another size than the job has now is not known."""
-    report = store.last_report(job.job_id)
-    if report is None:
-        return dict.fromkeys(_PROGRESS)
-    row = {
-        "samples_per_s": report.samples_per_s,
-        "step_time_s": report.step_time_median_s,
-        "step": report.step,
-        "samples": report.samples,
-        "epoch": report.epoch,
-        "reported_at": report.at,
-        "input_wait_share": report.input_wait_share,
-        "comm_share": report.comm_share or None,
-        "bottleneck": report.bottleneck or None,
-        "bottleneck_text": bottleneck_text(
-            report.bottleneck, report.bottleneck_share, report.bottleneck_rank, report.bottleneck_node
-        )
-        or None,
-    }
-    if used is not None and used.generation != report.generation and used.gpus != report.gpus:
-        row |= dict.fromkeys(_MEASURED)
-    return row
+def _pieces(used: InUse) -> tuple[HeldPiece, ...]:
+    return tuple(
+        HeldPiece(slurm_job_id=piece.slurm_job_id, kind=piece.kind, nodes=piece.nodes, gpus=piece.gpus)
+        for piece in used.pieces
+    )
 
 
-def _target(job: JobRow, decision: DecisionRow | None, opened: IntentRow | None) -> dict[str, Any]:
-    """Where the job is to go: an order under way speaks before the last decision, and that before the job's record."""
-    code = decision.reason if decision is not None and job.managed and job.end_time is None else job.reason
-    row = {
-        "target_gpus": decision.gpus_to or None if decision is not None else None,
-        "target_batch": decision.batch_to or None if decision is not None else None,
-        "mode": None if decision is None else decision.mode,
-        "resize": None,
-    }
+def _measured(report: Report | None, used: InUse | None) -> Report | None:
+    """The last report, where it was measured at the size that the job has now."""
+    if report is None or used is None or used.generation == report.generation or used.gpus == report.gpus:
+        return report
+    return None
+
+
+def _held_back(report: Report) -> str | None:
+    held = bottleneck_text(report.bottleneck, report.bottleneck_share, report.bottleneck_rank, report.bottleneck_node)
+    return held or None
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a job is to go, and why."""
+
+    gpus: int | None
+    batch: int | None
+    reason: str
+
+
+def _where_to(job: JobRow, known: LastKnown) -> Destination:
+    """A resize under way counts before the last decision, and that before the job's record."""
+    decision, opened = known.decision, known.opened
+    reason = decision.reason if decision is not None and job.managed and job.end_time is None else job.reason
     if opened is not None:
-        row |= {
-            "target_gpus": opened.directive.gpus,
-            "target_batch": opened.directive.batch,
-            "resize": opened.state,
-        }
-        code = opened.directive.reason or code
+        reason = opened.directive.reason or reason
     if job.end_time is not None:
-        row |= {"target_gpus": None, "target_batch": None}
-    return row | {"reason": code, "reason_text": reason_text(code)}
+        return Destination(None, None, reason)
+    if opened is not None:
+        return Destination(opened.directive.gpus, opened.directive.batch, reason)
+    if decision is not None:
+        return Destination(decision.gpus_to or None, decision.batch_to or None, reason)
+    return Destination(None, None, reason)
 
 
-def _speedup(store: Store, job: JobRow, decision: DecisionRow | None, row: dict[str, Any]) -> float | None:
+def _speedup(
+    store: Store, job: JobRow, decision: DecisionRow | None, gpus: int | None, least: int | None
+) -> float | None:
     """Throughput against that at the smallest size: as measured at both, else the planner's for the size held."""
-    gpus = row["gpus"]
     if gpus is None:
         return None
     best: dict[int, float] = {}
     for seen in store.observations(job.job_id):
         best[seen.gpus] = max(best.get(seen.gpus, 0.0), seen.samples_per_s)
-    smallest = best.get(row["min_gpus"] or 0)
+    smallest = best.get(least or 0)
     if smallest and gpus in best:
         return best[gpus] / smallest
     if decision is None:
         return None
-    for size, key in ((decision.gpus_from, "speedup_from"), (decision.gpus_to, "speedup_to")):
-        value = evidence.number(decision.evidence, key)
+    evidence = read(Evidence, decision.evidence)
+    for size, value in ((decision.gpus_from, evidence.speedup_from), (decision.gpus_to, evidence.speedup_to)):
         if size == gpus and value is not None:
             return value
     return None

@@ -8,16 +8,18 @@ is known for the moments at which a decision was stored, where Slurm hides other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import RequestError
 
-from . import evidence
-from .acct import acct
+from .acct import Allocation, acct
 from .common import Viewer, may_see
-from .status import job_row
+from .evidence import Evidence
+from .explain import Observation, observed
+from .record import about, extended, read
+from .status import JobStatus, job_row
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow
@@ -30,7 +32,48 @@ MOST_POINTS = 48
 """Sizes at which a curve is given."""
 
 
-def course(
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """The model's throughput at one size."""
+
+    gpus: int
+    nodes: int
+    batch: int
+    samples_per_s: float
+    uncertainty: float = field(metadata=about("relative 1-sigma"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageJob(JobStatus):
+    """A job with what was measured of it, and the model of that."""
+
+    measured: tuple[Observation, ...]
+    curve: tuple[CurvePoint, ...] = field(
+        metadata=about("at as many samples per GPU as were measured last; empty without a model")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityPoint:
+    """GPUs that elastic jobs might hold, from a moment on."""
+
+    at: float
+    gpus: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """How jobs have gone over a window."""
+
+    now: float
+    start: float
+    end: float
+    jobs: tuple[UsageJob, ...]
+    allocations: tuple[Allocation, ...] = field(metadata=about("those of the jobs that touch the window"))
+    capacity: tuple[CapacityPoint, ...]
+
+
+def usage(
     store: Store,
     viewer: Viewer,
     now: float,
@@ -39,60 +82,56 @@ def course(
     end: float | None = None,
     job: Iterable[int] = (),
     prior: Callable[[int], Prior | None] = lambda job_id: None,
-) -> dict[str, Any]:
-    """`jobs` (with `measured` and `curve`), `allocations` (the rows of acct that touch the window) and `capacity`.
-
-    start, end: unix seconds; job: only these ids (empty: every job with an allocation in the window); prior: what the
-    planner believes of a job before it is measured (None: the shipped one).
-    """
+) -> Usage:
+    """start, end: unix seconds; job: only these ids (empty: every job with an allocation in the window); prior: what
+    the planner believes of a job before it is measured (None: the shipped one)."""
     end = now if end is None else min(end, now)
-    wanted = set(job)
-    rows = acct(store, viewer, now, start=start, end=end, job=sorted(wanted) or None)
+    rows = acct(store, viewer, now, start=start, end=end, job=job)
     shown: dict[int, JobRow] = {}
-    for job_id in dict.fromkeys(row["job_id"] for row in rows):
+    for job_id in dict.fromkeys(row.job_id for row in rows):
         owner = store.job(job_id)
         if owner is not None and may_see(viewer, owner):
             shown[job_id] = owner
-    jobs = [
-        job_row(store, owner, viewer, now)
-        | scaling(owner.request, store.observations(owner.job_id), prior(owner.job_id))
-        for owner in shown.values()
-    ]
     decided = store.decisions_within(start, end)
-    return {
-        "now": now,
-        "start": start,
-        "end": end,
-        "jobs": jobs,
-        "allocations": [row for row in rows if row["job_id"] in shown],
-        "capacity": capacity((row for row in decided if row.job_id in shown or not viewer.private), start),
-    }
+    return Usage(
+        now=now,
+        start=start,
+        end=end,
+        jobs=tuple(_job(store, owner, viewer, now, prior(owner.job_id)) for owner in shown.values()),
+        allocations=tuple(row for row in rows if row.job_id in shown),
+        capacity=capacity((row for row in decided if row.job_id in shown or not viewer.private), start),
+    )
 
 
-def capacity(decisions: Iterable[DecisionRow], start: float) -> list[dict[str, float]]:
-    """Managed capacity over time, all pools together: {at, gpus} at each change, none before `start`."""
+def _job(store: Store, job: JobRow, viewer: Viewer, now: float, prior: Prior | None) -> UsageJob:
+    observations = store.observations(job.job_id)
+    return extended(
+        UsageJob,
+        job_row(store, job, viewer, now),
+        measured=observed(observations),
+        curve=tuple(curve(job.request, observations, prior)),
+    )
+
+
+def capacity(decisions: Iterable[DecisionRow], start: float) -> tuple[CapacityPoint, ...]:
+    """Managed capacity over time, all pools together: at each change, none before `start`."""
     pools: dict[str, int] = {}
-    found: list[dict[str, float]] = []
+    found: list[CapacityPoint] = []
     for row in sorted(decisions, key=lambda row: row.at):
-        pool, gpus = evidence.text(row.evidence, "pool"), evidence.whole(row.evidence, "capacity_gpus")
-        if not pool or gpus is None:
+        evidence = read(Evidence, row.evidence)
+        if not evidence.pool or evidence.capacity_gpus is None:
             continue
-        pools[pool] = gpus
-        point = {"at": max(row.at, start), "gpus": float(sum(pools.values()))}
-        if found and found[-1]["at"] == point["at"]:
+        pools[evidence.pool] = evidence.capacity_gpus
+        point = CapacityPoint(at=max(row.at, start), gpus=float(sum(pools.values())))
+        if found and found[-1].at == point.at:
             found[-1] = point
-        elif not found or found[-1]["gpus"] != point["gpus"]:
+        elif not found or found[-1].gpus != point.gpus:
             found.append(point)
-    return found
+    return tuple(found)
 
 
-def scaling(request: str, observations: list[ObservationRow], prior: Prior | None) -> dict[str, Any]:
-    """`measured`: a row per configuration; `curve`: the model's throughput at each size, with as many samples per GPU
-    as were measured last; [] without a model."""
-    return {"measured": [asdict(row) for row in observations], "curve": _curve(request, observations, prior)}
-
-
-def _curve(text: str, observations: list[ObservationRow], prior: Prior | None) -> list[dict[str, Any]]:
+def curve(text: str, observations: list[ObservationRow], prior: Prior | None) -> list[CurvePoint]:
+    """The model's throughput at each size, with as many samples per GPU as were measured last; [] without a model."""
     # The command line imports this package too, and needs no optimizer.
     from ..models import cache
     from ..optimizer.errors import PlanInputError
@@ -116,12 +155,12 @@ def _curve(text: str, observations: list[ObservationRow], prior: Prior | None) -
     return points
 
 
-def _point(model: ThroughputModel, gpus: int, batch: int) -> dict[str, Any]:
+def _point(model: ThroughputModel, gpus: int, batch: int) -> CurvePoint:
     nodes = next((n for k, n, _ in model.seen if k == gpus), max(1, -(-gpus // model.gpus_per_node)))
-    return {
-        "gpus": gpus,
-        "nodes": nodes,
-        "batch": batch,
-        "samples_per_s": model.throughput(gpus, nodes, batch),
-        "uncertainty": model.uncertainty(gpus, nodes),
-    }
+    return CurvePoint(
+        gpus=gpus,
+        nodes=nodes,
+        batch=batch,
+        samples_per_s=model.throughput(gpus, nodes, batch),
+        uncertainty=model.uncertainty(gpus, nodes),
+    )

@@ -21,7 +21,9 @@ from ..api.metrics import RoundState
 from ..api.waiters import Waiters
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
-from ..reports import plan_row
+from ..reports.answers import Health, ModelsInUse
+from ..reports.history import Plan, plan_row
+from ..reports.record import read
 from ..slurm.model import Job
 from ..slurm.snapshot_cache import SnapshotCache
 from .job_registry import JobRegistry
@@ -147,11 +149,10 @@ class DaemonController:
             finally:
                 self.waiters.remove(job_id, waiter)
 
-    def dry_plan(self) -> dict[str, Any]:
-        """A plan made now and not stored, in the form of reports.plan."""
-        plan = self.rounds.dry_run()
-        rows = [plan_row(row, self.store.job(row.job_id)) for row in plan.rows]
-        return {"at": self.clock(), "jobs": rows}
+    def dry_plan(self) -> Plan:
+        """A plan made now and not stored."""
+        rows = (plan_row(row, self.store.job(row.job_id)) for row in self.rounds.dry_run().rows)
+        return Plan(at=self.clock(), jobs=tuple(rows))
 
     def prior(self, job_id: int) -> Prior:
         """The prior of the job: what plans assume before it is measured."""
@@ -162,18 +163,17 @@ class DaemonController:
         log.debug("woken: %s", why)
         self._wake()
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Health:
         """Whether rounds succeed; for anyone."""
         rounds = self.rounds
-        age = round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None
-        return {
-            "mode": rounds.mode,
-            "rounds": rounds.count,
-            "last_round_age_s": age,
-            "trouble": bool(rounds.trouble),
-            "tripped": bool(rounds.executor.tripped),
-            "models": rounds.priors.summary(),
-        }
+        return Health(
+            mode=rounds.mode,
+            rounds=rounds.count,
+            last_round_age_s=round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None,
+            trouble=bool(rounds.trouble),
+            tripped=bool(rounds.executor.tripped),
+            models=read(ModelsInUse, rounds.priors.summary()),
+        )
 
     def state(self) -> RoundState:
         """The state of the rounds, for the metrics."""

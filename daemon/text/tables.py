@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from slurm_elastic.protocol.errors import ConfigError
 
-Row = Mapping[str, Any]
+Row = Any
+"""Any object that the columns know how to read."""
 Cell = Callable[[Row], str]
 """Makes a column's text from a row; empty when the row does not know it."""
 UNKNOWN = "-"

@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import subprocess
+from dataclasses import asdict
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("store")
     with Store.open(f"sqlite:///{folder}/a.db") as store:
         sample_history.acted(store)
-        return page(reports.course(store, Viewer(0, True), sample_history.END, start=sample_history.START))
+        return page(asdict(reports.usage(store, Viewer(0, True), sample_history.END, start=sample_history.START)))
 
 
 @pytest.fixture(scope="module")

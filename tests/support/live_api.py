@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
@@ -18,6 +17,8 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.auth import Viewer
 from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
+from slurm_elastic.daemon.reports.history import Plan
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.shared_secret import Verifier
@@ -34,7 +35,7 @@ class StoredController:
         job = self.store.job(job_id)
         return None if job is None or job.end_time is not None else (job.uid, job.user)
 
-    def dry_plan(self) -> dict[str, Any]:
+    def dry_plan(self) -> Plan:
         return reports.plan(self.store, Viewer(0, admin=True))
 
     def prior(self, job_id: int) -> None:
@@ -43,8 +44,9 @@ class StoredController:
     def wake(self, why: str) -> None:
         self.woken.append(why)
 
-    def health(self) -> dict[str, Any]:
-        return {"models": {"prior": "9 earlier runs of this cluster", "runs": 9, "programs": 2, "learned_at": 0.0}}
+    def health(self) -> Health:
+        models = ModelsInUse(prior="9 earlier runs of this cluster", runs=9, programs=2, learned_at=0.0)
+        return Health(mode="advise", models=models)
 
 
 class Caller:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ElasticError
 
+from ...reports.answers import Health
+from ...reports.record import read
 from ...text.times import format_time
 from .. import options
 
@@ -79,16 +81,15 @@ def in_use() -> list[str]:
 
     client = Client(timeout=ASK_S)
     try:
-        models = (client.call(routes.HEALTH) or {}).get("models")
+        models = read(Health, client.call(routes.HEALTH)).models
         url = client.url
     except ElasticError:
         return []
-    if not isinstance(models, dict) or not isinstance(models.get("prior"), str):
+    if models is None:
         return []
-    learned = models.get("learned_at")
-    when = f", learned {format_time(float(learned), 0.0)}" if learned else ""
-    own = f"; programs with one of their own: {models['programs']}" if models.get("programs") else ""
-    return [f"# selasticd at {url} models what was not measured from {models['prior']}{when}{own}."]
+    when = f", learned {format_time(models.learned_at, 0.0)}" if models.learned_at else ""
+    own = f"; programs with one of their own: {models.programs}" if models.programs else ""
+    return [f"# selasticd at {url} models what was not measured from {models.prior}{when}{own}."]
 
 
 def plain(settings: Settings) -> dict[str, Any]:

@@ -5,44 +5,15 @@ Slurm has forgotten the job. Of job 0 it is the daemon's own timeline, for admin
 from __future__ import annotations
 
 import argparse
-import json
-from typing import Any
 
-from slurm_elastic.protocol import routes
-
-from ...text.tables import Field, Row
+from ...reports.history import Event, Events
+from ...reports.record import columns
 from .. import options
-from .status import moment, text
 
 DEFAULT = "Time,Kind,Who,Detail"
 
 
-def words(value: Any) -> str:
-    """An event's detail in one line: key=value, objects inside it as compact JSON."""
-    if not isinstance(value, dict):
-        return "" if value is None else str(value)
-    parts = []
-    for key, item in value.items():
-        if item is None or item == "":
-            continue
-        item = round(item, 3) if isinstance(item, float) else item
-        shown = item if isinstance(item, str) else json.dumps(item, separators=(",", ":"), ensure_ascii=False)
-        parts.append(f"{key}={shown}")
-    return " ".join(parts)
-
-
-def _detail(row: Row) -> str:
-    return words(row.get("detail"))
-
-
-FIELDS = (
-    Field("ID", "ID", text("id"), "number of the event"),
-    Field("JobID", "JOBID", text("job_id"), "job id"),
-    Field("Time", "TIME", moment("at"), "when it happened"),
-    Field("Kind", "EVENT", text("kind"), "what was done", left=True),
-    Field("Who", "WHO", text("who"), "uid:NUMBER, supervisor or selasticd", left=True),
-    Field("Detail", "DETAIL", _detail, "with what", left=True),
-)
+FIELDS = columns(Event, capitals=True)
 
 
 def _job_or_daemon(text: str) -> int:
@@ -57,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the events, oldest first."""
-    columns = options.check_format(args, FIELDS, DEFAULT)
-    rows = options.ask(routes.EVENTS, args.job).get("events", [])
+    chosen = options.check_format(args, FIELDS, DEFAULT)
+    found = options.ask(Events, args.job)
     if args.json:
-        options.print_json({"events": rows})
+        options.print_json(found)
     else:
-        options.print_table(columns, rows, args)
+        options.print_table(chosen, found.events, args)
     return 0

@@ -11,25 +11,43 @@ import argparse
 import shutil
 import sys
 import textwrap
+from dataclasses import dataclass, field, replace
 
-from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
-from ...reports import evidence as known
-from ...text.tables import Field, Row, clean
+from ...reports.evidence import Evidence
+from ...reports.explain import Decision, Explain, Order
+from ...reports.record import Column, about, columns
+from ...text.tables import clean
 from .. import options
 from ..explanation import phrases as words
 from ..explanation import sections as parts
-from ..explanation.phrases import Facts
 
 LABEL_WIDTH = 14
 WIDTH, LEAST_WIDTH = 110, 50
 """Characters of a line: at most, and on the narrowest terminal."""
 DEFAULT = "Label,Text"
-FIELDS = (
-    Field("Label", "LABEL", lambda row: str(row["label"]), "Outcome, Why, Gain, From, How, Cost, ...", left=True),
-    Field("Text", "TEXT", lambda row: str(row["text"]), "what is said under that label, in words", left=True),
-)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that is told."""
+
+    label: str = field(metadata=about("Outcome, Why, Gain, From, How, Cost, ...", Column("Label")))
+    text: str = field(metadata=about("what is said under that label, in words", Column("Text")))
+
+
+@dataclass(frozen=True)
+class SizeChange:
+    """From one size and batch to another; None: not known."""
+
+    gpus_from: int | None
+    gpus_to: int | None
+    batch_from: int | None
+    batch_to: int | None
+
+
+FIELDS = columns(Line, capitals=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the explanation: as text, or as rows where a form of rows is asked for. Another user's or an unknown job
     ends with exit status 1."""
-    columns = options.check_format(args, FIELDS, DEFAULT)
-    facts = options.ask(routes.EXPLAIN, args.job)
+    chosen = options.check_format(args, FIELDS, DEFAULT)
+    facts = options.ask(Explain, args.job)
     if args.json:
         options.print_json(facts)
         return 0
     if args.parsable or args.parsable2 or args.format is not None:
-        options.print_table(columns, rows(facts), args)
+        options.print_table(chosen, rows(facts), args)
         return 0
     narrow = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     first, *rest = render(facts, max(LEAST_WIDTH, min(WIDTH, narrow)))
@@ -57,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def render(facts: Facts, width: int = WIDTH) -> list[str]:
+def render(facts: Explain, width: int = WIDTH) -> list[str]:
     """The printed lines of the facts, wrapped at this width."""
     lines = [clean(_outcome(facts))]
     for label, text in _sections(facts):
@@ -67,91 +85,85 @@ def render(facts: Facts, width: int = WIDTH) -> list[str]:
     return lines
 
 
-def rows(facts: Facts) -> list[Row]:
+def rows(facts: Explain) -> list[Line]:
     """A row for each thing that is told, every one with its `label`; the outcome first."""
-    told: list[Row] = [{"label": "Outcome", "text": _outcome(facts)}]
+    told = [Line("Outcome", _outcome(facts))]
     for label, text in _sections(facts):
-        told.append({"label": label or told[-1]["label"], "text": text})
+        told.append(Line(label or told[-1].label, text))
     return told
 
 
-def _outcome(facts: Facts) -> str:
-    job = facts["job"]
-    name = f"Job {job['job_id']}"
+def _outcome(facts: Explain) -> str:
+    job = facts.job
+    name = f"Job {job.job_id}"
     if words.is_over(job):
-        ended = f" since {words.clock(facts, job['end_time'])}" if job.get("end_time") else ""
-        story = _sizes(facts) if job["managed"] else f"; it was not managed: {_unmanaged(facts)}"
-        return f"{name} is over ({job['state']}){ended}{story}."
-    if not job["managed"]:
+        ended = f" since {words.clock(facts, job.end_time)}" if job.end_time else ""
+        story = _sizes(facts) if job.managed else f"; it was not managed: {_unmanaged(facts)}"
+        return f"{name} is over ({job.state}){ended}{story}."
+    if not job.managed:
         return f"{name} is not managed: {_unmanaged(facts)}."
-    if job["state"] == "PENDING":
-        wanted = known.whole((facts.get("decision") or {}).get("evidence") or {}, "for_gpus")
+    if job.state == "PENDING":
+        wanted = facts.decision.evidence.for_gpus if facts.decision is not None else None
         start = f" for {words.gpus(wanted)}" if wanted else ""
-        return f"{name} waits in Slurm's queue{start}; it accepts {job['min_gpus']}-{job['max_gpus']} GPUs."
-    if facts.get("resize"):
-        return _under_way(facts, name)
-    if facts.get("last_resize"):
-        last = facts["last_resize"]
-        at = words.clock(facts, last["at"])
+        return f"{name} waits in Slurm's queue{start}; it accepts {job.min_gpus}-{job.max_gpus} GPUs."
+    if facts.resize:
+        return _under_way(facts, facts.resize, name)
+    if facts.last_resize:
+        last = facts.last_resize
+        at = words.clock(facts, last.at)
         return f"{name} {words.moved(last, 'shrank', 'grew', 'changed its batch')} at {at}{words.batch(last)}."
     return _never_resized(facts, name)
 
 
-def _unmanaged(facts: Facts) -> str:
-    return words.because(facts["job"]["record_reason"], facts)
+def _unmanaged(facts: Explain) -> str:
+    return words.because(facts.job.record_reason, facts)
 
 
-def _never_resized(facts: Facts, name: str) -> str:
-    job, decision = facts["job"], facts.get("decision")
-    held = words.gpus(job["gpus"]) if job.get("gpus") else "what Slurm gave it"
-    if decision and words.is_move(decision):
-        move = decision | {"gpus_from": None} if decision["gpus_from"] != decision["gpus_to"] else decision
-        would = "is to" if decision["mode"] == "act" else "would"
-        verb = "grow" if decision["gpus_to"] > decision["gpus_from"] else "shrink"
-        advised = "" if decision["mode"] == "act" else f" (mode {decision['mode']}: the daemon only says so)"
+def _never_resized(facts: Explain, name: str) -> str:
+    job, decision = facts.job, facts.decision
+    held = words.gpus(job.gpus) if job.gpus else "what Slurm gave it"
+    if decision is not None and decision.moves:
+        move = replace(decision, gpus_from=None) if decision.gpus_from != decision.gpus_to else decision
+        would = "is to" if decision.mode == "act" else "would"
+        verb = "grow" if (decision.gpus_to or 0) > (decision.gpus_from or 0) else "shrink"
+        advised = "" if decision.mode == "act" else f" (mode {decision.mode}: the daemon only says so)"
         plan = f"{would} {words.moved(move, verb, verb, 'change its batch')}{words.batch(decision)}{advised}"
         return f"{name} has {held}{words.at_batch(job)}, and {plan}."
     return f"{name} has kept {held} since it started{words.at_batch(job)}."
 
 
-def _sizes(facts: Facts) -> str:
-    sizes = [str(size) for index, size in enumerate(facts["sizes"]) if not index or size != facts["sizes"][index - 1]]
-    never = "trained under selastic run" if facts["job"].get("start_time") else "started"
+def _sizes(facts: Explain) -> str:
+    sizes = [str(size) for index, size in enumerate(facts.sizes) if not index or size != facts.sizes[index - 1]]
+    never = "trained under selastic run" if facts.job.start_time else "started"
     return f"; it trained on {' -> '.join(sizes)} GPUs" if sizes else f"; it never {never}"
 
 
-def _under_way(facts: Facts, name: str) -> str:
-    order, job = facts["resize"], facts["job"]
-    move = {
-        "gpus_from": job["gpus"],
-        "gpus_to": order["gpus"],
-        "batch_from": job["batch"],
-        "batch_to": order["batch"],
-    }
-    since = words.clock(facts, order["created"])
-    return (
-        f"{name} is {words.moved(move, 'shrinking', 'growing', 'changing its batch')} since {since}{words.batch(move)}."
-    )
+def _under_way(facts: Explain, order: Order, name: str) -> str:
+    job = facts.job
+    change = SizeChange(job.gpus, order.gpus, job.batch, order.batch)
+    since = words.clock(facts, order.created)
+    verb = words.moved(change, "shrinking", "growing", "changing its batch")
+    return f"{name} is {verb} since {since}{words.batch(change)}."
 
 
-def _sections(facts: Facts) -> list[tuple[str, str]]:
-    job = facts["job"]
-    if not job["managed"]:
+def _sections(facts: Explain) -> list[tuple[str, str]]:
+    job = facts.job
+    if not job.managed:
         return _not_managed(facts)
-    if job["state"] == "PENDING":
+    if job.state == "PENDING":
         return _waiting(facts)
     sections: list[tuple[str, str]] = []
     cause = _cause(facts)
     if words.is_over(job):
-        last = facts.get("last_resize")
+        last = facts.last_resize
         if not last:
             return [("Next", text) for text in parts.next_steps(facts)]
         moved = words.moved(last, "shrank", "grew", "changed its batch")
-        sections.append(("Last", f"{moved} at {words.clock(facts, last['at'])}{words.batch(last)}"))
+        sections.append(("Last", f"{moved} at {words.clock(facts, last.at)}{words.batch(last)}"))
     sections += _decided(facts, cause) if cause else _undecided(facts)
     sections += [("How", text) for text in parts.how(cause)]
     sections += [("Cost", text) for text in parts.cost(facts, cause)]
-    sections += [("Considered", text) for text in parts.considered(cause or facts.get("decision") or {})]
+    sections += [("Considered", text) for text in parts.considered(cause or facts.decision)]
     sections += [("Now", text) for text in parts.now(facts, cause)]
     sections += [("Held back", text) for text in parts.held_back(facts)]
     sections += [("Next", text) for text in parts.next_steps(facts)]
@@ -163,41 +175,36 @@ def _without_repeated_labels(sections: list[tuple[str, str]]) -> list[tuple[str,
     return [("" if label == labels[index] else label, text) for index, (label, text) in enumerate(sections)]
 
 
-def _cause(facts: Facts) -> Facts | None:
+def _cause(facts: Explain) -> Decision | None:
     """The decision that the outcome came from: of the resize under way, of the last one, else the last taken."""
-    if facts.get("resize"):
-        order = facts["resize"]
-        return order.get("cause") or {"reason": order["reason"], "reason_text": order["reason_text"]}
-    last = facts.get("last_resize")
-    if last:
-        return last.get("cause") or {"reason": last["reason"], "reason_text": last["reason_text"]}
-    return facts.get("decision")
+    resize = facts.resize or facts.last_resize
+    if resize is None:
+        return facts.decision
+    return resize.cause or Decision(reason=resize.reason, reason_text=resize.reason_text)
 
 
-def _undecided(facts: Facts) -> list[tuple[str, str]]:
-    job = facts["job"]
-    text = words.because(job["reason"], facts) if job.get("reason") else "no round has decided about it yet"
-    return [("Why", words.sentence(text)), *([("", words.sentence(job["detail"]))] if job.get("detail") else [])]
+def _undecided(facts: Explain) -> list[tuple[str, str]]:
+    job = facts.job
+    text = words.because(job.reason, facts) if job.reason else "no round has decided about it yet"
+    return [("Why", words.sentence(text)), *([("", words.sentence(job.detail))] if job.detail else [])]
 
 
-def _decided(facts: Facts, cause: Facts) -> list[tuple[str, str]]:
-    evidence = cause.get("evidence") or {}
-    sections = [("Why", parts.why(facts, cause, evidence))]
-    gain = parts.gain(facts, cause, evidence)
+def _decided(facts: Explain, cause: Decision) -> list[tuple[str, str]]:
+    sections = [("Why", parts.why(facts, cause))]
+    gain = parts.gain(facts, cause)
     sections += [("Gain", gain)] if gain else []
-    sections.append(("From", parts.source(facts, cause, evidence)))
-    believed = parts.prior(evidence)
+    sections.append(("From", parts.source(facts, cause)))
+    believed = parts.prior(cause.evidence)
     sections += [("Prior", believed)] if believed else []
     return sections
 
 
-def _waiting(facts: Facts) -> list[tuple[str, str]]:
-    decision, job = facts.get("decision") or {}, facts["job"]
-    evidence = decision.get("evidence") or {}
-    slurm, coming = known.text(evidence, "slurm_reason"), known.text(evidence, "next")
+def _waiting(facts: Explain) -> list[tuple[str, str]]:
+    evidence = facts.decision.evidence if facts.decision is not None else Evidence()
+    slurm, coming = evidence.slurm_reason or "", evidence.next
     sections = [("Why", f"Slurm says: {slurm}")] if slurm and slurm != "None" else []
     sections += [("Now", coming)] if coming else []
-    to_do = _TO_START.get(slurm, "when Slurm expects to start it: squeue --start -j {}").format(job["job_id"])
+    to_do = _TO_START.get(slurm, "when Slurm expects to start it: squeue --start -j {}").format(facts.job.job_id)
     return [*sections, ("Next", f"it is managed once it runs; {to_do}")]
 
 
@@ -210,9 +217,9 @@ _TO_START = {
 """What helps a waiting job, by Slurm's reason."""
 
 
-def _not_managed(facts: Facts) -> list[tuple[str, str]]:
-    job, code = facts["job"], facts["job"]["record_reason"]
-    waits = "waits in Slurm's queue" if job.get("state") == "PENDING" else "runs on"
+def _not_managed(facts: Explain) -> list[tuple[str, str]]:
+    job, code = facts.job, facts.job.record_reason
+    waits = "waits in Slurm's queue" if job.state == "PENDING" else "runs on"
     ordinary = f"it {'ran' if words.is_over(job) else waits} as an ordinary job"
     remedies = {
         "malformed": f"{ordinary}; correct the request at the next submission"
@@ -221,6 +228,6 @@ def _not_managed(facts: Facts) -> list[tuple[str, str]]:
         "impossible": f"{ordinary}; ask for sizes that the partition can hold",
         "not_allowed": f"{ordinary}; ask the admin which partitions and accounts are open",
     }
-    why = job.get("detail") or _unmanaged(facts)
-    request = [("Request", job["request"])] if job.get("request") else []
+    why = job.detail or _unmanaged(facts)
+    request = [("Request", job.request)] if job.request else []
     return [("Why", words.sentence(why)), *request, ("Next", remedies.get(code, ordinary))]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 
-from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.messages import Pin
 
+from ...reports.answers import Pinned
+from ...reports.status import JobStatus
 from .. import options
 
 
@@ -40,16 +41,16 @@ def run(args: argparse.Namespace) -> int:
     """Pin the job."""
     gpus = args.gpus
     if gpus is None:
-        row = options.ask(routes.JOB, args.job)
-        if row.get("end_time"):
+        row = options.ask(JobStatus, args.job)
+        if row.end_time:
             raise ElasticError(f"job {args.job} has ended; accepted: a job that is pending or running")
-        gpus = row.get("gpus")
+        gpus = row.gpus
         if not gpus:
             raise ElasticError(
                 f"the size of job {args.job} is not known yet (it has not registered); "
                 f"name one: selastic pin {args.job} GPUS"
             )
-    answer = options.ask(routes.PIN, args.job, message=Pin(gpus))
+    answer = options.ask(Pinned, args.job, message=Pin(gpus))
     if args.json:
         options.print_json(answer)
     else:
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_unpin(args: argparse.Namespace) -> int:
     """Let the job go."""
-    answer = options.ask(routes.PIN, args.job, message=Pin(None))
+    answer = options.ask(Pinned, args.job, message=Pin(None))
     if args.json:
         options.print_json(answer)
     else:

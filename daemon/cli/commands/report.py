@@ -10,12 +10,13 @@ import argparse
 import contextlib
 import secrets
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.routes import WindowQuery
 
+from ...reports.usage import Usage
 from ...text.times import ACCEPTED, check_window, parse_time
 from .. import options
 
@@ -44,17 +45,18 @@ def run(args: argparse.Namespace) -> int:
     if args.html == "-" and not args.json and sys.stdout.isatty():
         raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
     query = WindowQuery(max(0.0, start), end, tuple(args.jobs or ()))
-    told = options.ask(routes.USAGE, query=query, timeout=options.LONG_S)
-    _, unknown = options.named(args, told["jobs"])
-    told["jobs"] = options.matching(told["jobs"], args)
-    kept = {job["job_id"] for job in told["jobs"]}
-    told["allocations"] = [row for row in told["allocations"] if row["job_id"] in kept]
+    usage = options.ask(Usage, query=query, timeout=options.LONG_S)
+    _, unknown = options.named(args, usage.jobs)
+    jobs = options.matching(usage.jobs, args)
+    kept = {job.job_id for job in jobs}
+    rows = tuple(row for row in usage.allocations if row.job_id in kept)
+    usage = replace(usage, jobs=tuple(jobs), allocations=rows)
     if args.json:
-        options.print_json(told)
+        options.print_json(usage)
     else:
         from ...html.report_page import page
 
-        _write(page(told), args.html)
+        _write(page(asdict(usage)), args.html)
     options.refuse(unknown)
     return 0
 

@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import DaemonUnreachable
 
+from ...reports.status import JobStatus
 from ...text import tables
-from ...text.tables import Row
 from ...text.times import format_time
 from .. import options
-from .status import DEFAULT, FIELDS
+from .status import DEFAULT, FIELDS, current
 
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -81,20 +80,19 @@ def fitted(lines: Sequence[str], columns: int, rows: int) -> list[str]:
     return [tables.cut(line, columns) for line in kept]
 
 
-def _rows(args: argparse.Namespace) -> list[Row]:
-    rows = options.ask(routes.STATUS).get("jobs", [])
-    ended, unknown = options.named(args, rows)
+def _rows(args: argparse.Namespace) -> list[JobStatus]:
+    rows, unknown = current(args)
     options.refuse(unknown)
-    return list(options.matching(sorted([*rows, *ended], key=lambda row: row["job_id"]), args))
+    return rows
 
 
-def picture(rows: Sequence[Row], now: float) -> list[str]:
+def picture(rows: Sequence[JobStatus], now: float) -> list[str]:
     """Totals, an empty line, the status table; plain text."""
-    running = [row for row in rows if row.get("state") == "RUNNING"]
-    waiting = sum(row.get("state") == "PENDING" for row in rows)
-    gpus = sum(row.get("gpus") or 0 for row in running)
-    moving = sum(bool(row.get("resize")) for row in rows)
-    rates = [row["samples_per_s"] for row in running if row.get("samples_per_s") is not None]
+    running = [row for row in rows if row.state == "RUNNING"]
+    waiting = sum(row.state == "PENDING" for row in rows)
+    gpus = sum(row.gpus or 0 for row in running)
+    moving = sum(bool(row.resize) for row in rows)
+    rates = [row.samples_per_s for row in running if row.samples_per_s is not None]
     rate = f"{tables.number(sum(rates))} samples/s from {len(rates)} jobs" if rates else "no throughput reported"
     totals = (
         f"{format_time(now, now)}  {len(running)} running on {gpus} GPUs, {waiting} waiting, {moving} resizing, {rate}"

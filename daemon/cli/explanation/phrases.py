@@ -5,13 +5,13 @@ Promise: 1 GPU and 2 GPUs, a reason in the words of the one enumeration. Limit: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 from ...reports.common import reason_text
+from ...reports.explain import Explain
+from ...reports.status import JobStatus
 from ...text.times import format_time
 
-Facts = Mapping[str, Any]
 OVER = (
     *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"),
     *("BOOT_FAIL", "REVOKED", "LAUNCH_FAILED"),
@@ -27,16 +27,25 @@ ORDERED = {
 """What goes on while an order is in a state; of a requeue other states are told by their detail."""
 
 
-def is_over(job: Facts) -> bool:
+class Change(Protocol):
+    """A size and a batch, before and after."""
+
+    @property
+    def gpus_from(self) -> int | None: ...
+
+    @property
+    def gpus_to(self) -> int | None: ...
+
+    @property
+    def batch_from(self) -> int | None: ...
+
+    @property
+    def batch_to(self) -> int | None: ...
+
+
+def is_over(job: JobStatus) -> bool:
     """Whether the job has ended."""
-    return bool(job.get("end_time")) or job["state"].split(" ")[0] in OVER
-
-
-def is_move(decision: Facts) -> bool:
-    """Whether the decision is for another size or batch."""
-    return bool(decision["gpus_from"]) and (
-        decision["gpus_to"] != decision["gpus_from"] or decision["batch_to"] != decision["batch_from"]
-    )
+    return bool(job.end_time) or job.state.split(" ")[0] in OVER
 
 
 def gpus(count: object) -> str:
@@ -49,9 +58,9 @@ def reports(count: int | None, size: object) -> str:
     return f"{count or 'no'} report{'' if count == 1 else 's'} at {gpus(size)}"
 
 
-def moved(move: Facts, shrank: str, grew: str, changed: str) -> str:
+def moved(change: Change, shrank: str, grew: str, changed: str) -> str:
     """The verb that fits, with both sizes: shrank from 4 to 2 GPUs."""
-    before, after = move["gpus_from"], move["gpus_to"]
+    before, after = change.gpus_from, change.gpus_to or 0
     if before == after:
         return f"{changed} at {gpus(after)}"
     if not before:
@@ -59,28 +68,29 @@ def moved(move: Facts, shrank: str, grew: str, changed: str) -> str:
     return f"{grew if after > before else shrank} from {before} to {gpus(after)}"
 
 
-def batch(move: Facts) -> str:
+def batch(change: Change) -> str:
     """What became of the batch, as the end of a sentence; empty when it is not known."""
-    before, after = move.get("batch_from"), move.get("batch_to")
+    before, after = change.batch_from, change.batch_to
     if not after or before == after:
         return f", batch {after} as before" if after else ""
     return f", batch {before} -> {after}" if before else f", batch {after}"
 
 
-def at_batch(job: Facts) -> str:
+def at_batch(job: JobStatus) -> str:
     """The batch it trains with, as the end of a sentence."""
-    return f", batch {job['batch']}" if job.get("batch") else ""
+    return f", batch {job.batch}" if job.batch else ""
 
 
-def clock(facts: Facts, at: float) -> str:
+def clock(facts: Explain, at: float) -> str:
     """A time as seen from when the facts were gathered: 13:20:41 today, the day with it otherwise."""
-    return format_time(at, facts["now"], default="relative")
+    return format_time(at, facts.now, default="relative")
 
 
-def because(code: str, facts: Facts) -> str:
+def because(code: str, facts: Explain) -> str:
     """The words of a reason's code: the daemon's own, which may be newer than this command, else ours."""
-    job, decision = facts["job"], facts.get("decision") or {}
-    texts = {job.get("reason"): job.get("reason_text"), decision.get("reason"): decision.get("reason_text")}
+    texts = {facts.job.reason: facts.job.reason_text}
+    if facts.decision is not None:
+        texts[facts.decision.reason] = facts.decision.reason_text
     return texts.get(code) or reason_text(code) or f"reason '{code}', which this version does not know"
 
 

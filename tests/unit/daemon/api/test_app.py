@@ -68,7 +68,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_health_needs_no_credential(world: World) -> None:
     """Anyone may see that the daemon is there and in which mode."""
-    assert world.http.get("/v1/health").json() == {"status": "ok", "version": 1, "mode": "advise"}
+    health = world.http.get("/v1/health").json()
+    assert (health["status"], health["version"], health["mode"], health["rounds"]) == ("ok", 1, "advise", 1)
 
 
 def test_registration_gives_a_token_for_that_job_alone(world: World) -> None:

@@ -27,6 +27,7 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.auth import Authenticator, Viewer
 from slurm_elastic.daemon.api.slurm_roles import SlurmRoles
 from slurm_elastic.daemon.config.settings import Settings, check
+from slurm_elastic.daemon.reports.history import Plan
 from slurm_elastic.daemon.service.listeners import shows_all_uids, unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.rows import DecisionRow
@@ -231,12 +232,12 @@ def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
         store.set_in_use(8, 1, (), 64, 10.0)
         store.save_decisions(1.0, [DecisionRow(8, 1.0, 4, 8, 64, 64, "grow_idle", None, None, mode="advise")])
         hidden, seen = Viewer(ADA, False, True), Viewer(ADA)
-        assert [row["job_id"] for row in reports.status(store, hidden, 9.0)] == [7]
-        assert [row["job_id"] for row in reports.status(store, seen, 9.0)] == [7, 8]
+        assert [row.job_id for row in reports.status(store, hidden, 9.0)] == [7]
+        assert [row.job_id for row in reports.status(store, seen, 9.0)] == [7, 8]
         assert reports.acct(store, hidden, 9.0) == [] and len(reports.acct(store, seen, 9.0)) == 1
-        assert reports.plan(store, hidden) == {"at": None, "jobs": []}
-        assert reports.advice(store, hidden, 9.0, start=0.0)["cluster"]["jobs"] == 0
-        assert reports.advice(store, seen, 9.0, start=0.0)["cluster"]["jobs"] == 1
+        assert reports.plan(store, hidden) == Plan(at=None, jobs=())
+        assert reports.advise(store, hidden, 9.0, start=0.0).cluster.jobs == 0
+        assert reports.advise(store, seen, 9.0, start=0.0).cluster.jobs == 1
         for report in (reports.job, reports.explain):
             with pytest.raises(NotFound, match="job 8 is not known"):
                 report(store, 8, hidden, 9.0)

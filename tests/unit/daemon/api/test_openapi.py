@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from api_harness import ADA, BASE, BOB, DIRECTIVE, FakeController, Named, job
+from api_harness import ADA, BASE, BOB, DIRECTIVE, REPORT, FakeController, Named, job
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection
@@ -21,6 +21,8 @@ from schemathesis.specs.openapi.checks import negative_data_rejection
 from slurm_elastic.daemon.api import openapi
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.reports.answers import ANSWERS
+from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.routes import ROUTES
@@ -37,14 +39,38 @@ class Quick(FakeController):
         return None if after else DIRECTIVE
 
 
+def decision(at: float, before: int, after: int, reason: str = "grow_idle") -> DecisionRow:
+    """With everything that evidence can hold, so that no part of an answer is left out of the checks."""
+    known = {"samples_per_s_from": 1.0, "samples_per_s_to": 2.0, "modelled": True, "doubt": 0.1, "pool": "gpu"}
+    named = {"job_id": 8, "gpus_from": 2, "gpus_to": 1, "change": 0.5}, {"job_id": 99, "gpus": 2, "given": 2}
+    evidence = {
+        **known, "capacity_gpus": 16, "idle_gpus": 0, "for_job": 99, "for_gpus": 2, "for_jobs": [named[1]],
+        "others": [named[0]], "passed_over": [{"mechanism": "requeue", "why": "it is not named"}], "next": "later",
+    }  # fmt: skip
+    row = DecisionRow(7, at, before, after, 16 * before, 16 * after, reason, 1.0, 0.5, evidence, mode="advise")
+    return dataclasses.replace(
+        row, alternatives=[{"gpus": 2, "batch": 64, "value": 0.5}, {"gpus": 1, "why": "too few"}]
+    )
+
+
 STORE = Store.open(SETTINGS.database_url)
 STORE.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
 STORE.set_in_use(7, 1, (BASE,), 64, 10.0)
+STORE.set_in_use(7, 2, (BASE, dataclasses.replace(BASE, slurm_job_id=9, kind="companion")), 128, 20.0, 1.5, "grow_idle")
+STORE.save_decisions(19.0, [decision(19.0, 4, 8), decision(25.0, 8, 4, "shrink_for_job")])
+STORE.new_intent(dataclasses.replace(DIRECTIVE, id=0), 25.0)
+STORE.submit_reports(7, [dataclasses.replace(REPORT, generation=2, gpus=8)], 30.0).result()
+STORE.add_event(7, "pinned", f"uid:{ADA}", {"gpus": 4}, 31.0)
 TOKEN = STORE.mint_token(7, ADA)
 APP = create_app(STORE, Quick(), SETTINGS, Named(SETTINGS))
 # Too long (413) is a refusal of what is not accepted as good as 400.
 REFUSALS = ["400", "401", "403", "404", "405", "409", "413", "5xx"]
-CONFIG = schemathesis.Config.from_dict({"checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}}})
+CHECKS = {
+    "negative_data_rejection": {"expected-statuses": REFUSALS},
+    # A message of very many reports is valid and still too long.
+    "positive_data_acceptance": {"expected-statuses": ["2xx", "401", "403", "404", "409", "413", "429", "5xx"]},
+}
+CONFIG = schemathesis.Config.from_dict({"checks": CHECKS})
 SCHEMA = schemathesis.openapi.from_asgi("/v1/openapi.json", APP, config=CONFIG)
 
 
@@ -93,3 +119,14 @@ def test_the_document_describes_the_messages() -> None:
     """What the shim sends is valid by the document, field for field."""
     for kind in (messages.Registration, messages.Report, messages.Phase, messages.Directive, messages.Grant):
         assert set(openapi.schema(kind)["properties"]) == {item.name for item in dataclasses.fields(kind)}
+
+
+def test_every_answer_is_described_field_by_field() -> None:
+    """No answer but the document itself and the metrics is an object of which nothing is said; what a record's field
+    means is said where the record is."""
+    paths = openapi.document()
+    described = {kind.__name__ for kind in ANSWERS.values()} | {"Evidence", "HeldPiece", "JobAdvice", "CurvePoint"}
+    assert described <= set(paths["components"]["schemas"])
+    assert {route.name for route in ROUTES if route not in ANSWERS} == {"openapi", "metrics"}
+    evidence = paths["components"]["schemas"]["Evidence"]["properties"]
+    assert all(evidence[name]["description"] for name in ("idle_gpus", "others", "for_job"))

@@ -127,7 +127,8 @@ def test_everyone_sees_what_they_may(store: Store, viewer: Viewer) -> None:
     made = StatusCache(store, lambda: 100.0)
     for asking in (Viewer(ROOT, admin=True), Viewer(5), viewer, viewer):
         said = json.loads(made.json(asking))["jobs"]
-        assert said == json.loads(json.dumps(reports.status(store, asking, 100.0)))
+        shown = [dataclasses.asdict(row) for row in reports.status(store, asking, 100.0)]
+        assert said == json.loads(json.dumps(shown))
 
 
 def test_a_rate_of_another_size_is_not_shown(store: Store) -> None:
@@ -135,8 +136,8 @@ def test_a_rate_of_another_size_is_not_shown(store: Store) -> None:
     A world that was only started again, at the same size, keeps it."""
 
     def rate() -> tuple[object, object, object]:
-        (row,) = [row for row in reports.status(store, Viewer(ADA), 100.0) if row["job_id"] == 7]
-        return row["gpus"], row["samples_per_s"], row["step"]
+        (row,) = [row for row in reports.status(store, Viewer(ADA), 100.0) if row.job_id == 7]
+        return row.gpus, row.samples_per_s, row.step
 
     store.set_in_use(7, 1, (BASE,), 64, 10.0)
     store.submit_reports(7, [REPORT], 10.0).result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.cli.commands.explain import render, rows
+from slurm_elastic.daemon.reports.evidence import Alternative, Evidence
+from slurm_elastic.daemon.reports.explain import Decision
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
@@ -63,11 +65,16 @@ def test_a_shrink_is_told_outcome_first(told: Callable[[int], str]) -> None:
 def test_a_gain_is_told_in_samples_per_second(story: Store, viewer: Callable[..., Any]) -> None:
     """Where throughputs are known they say what no ratio says; where they contradict the value, it is told instead."""
     facts = reports.explain(story, 1215, viewer(0, admin=True), NOW)
-    cause = facts["last_resize"]["cause"]
-    cause["evidence"] |= {"samples_per_s_from": 800.0, "samples_per_s_to": 500.0, "modelled": True}
-    for other, speed in zip(cause["alternatives"], (800.0, 260.0), strict=True):
-        other["samples_per_s"] = speed
-    cause["alternatives"].append({"gpus": 3, "batch": 384, "value": 1.7, "samples_per_s": 650.0})
+    cause = facts.last_resize.cause
+    evidence = replace(cause.evidence, samples_per_s_from=800.0, samples_per_s_to=500.0, modelled=True)
+    first, second = cause.alternatives
+    alternatives = (
+        replace(first, samples_per_s=800.0),
+        replace(second, samples_per_s=260.0),
+        Alternative(gpus=3, batch=384, value=1.7, samples_per_s=650.0),
+    )
+    cause = replace(cause, evidence=evidence, alternatives=alternatives)
+    facts = replace(facts, last_resize=replace(facts.last_resize, cause=cause))
     text = " ".join("\n".join(render(facts)).split())
     assert "(1215: 800 -> 500 samples/s predicted, -38%, 1218: +100%)" in text
     assert "4 GPUs, batch 512: 60% more samples/s, not worth it for all jobs together 1 GPU" in text
@@ -77,11 +84,16 @@ def test_a_gain_is_told_in_samples_per_second(story: Store, viewer: Callable[...
 def test_a_job_that_stays_says_that_there_is_nothing_to_have(story: Store, viewer: Callable[..., Any]) -> None:
     """Without a GPU idle there is no size to compare: that is the reason, not a lack of worth."""
     facts = reports.explain(story, 1221, viewer(0, admin=True), NOW)
-    kept = DecisionRow(1221, NOW, 2, 2, 256, 256, Reason.KEEP_BEST.value, 1.0, None, {"idle_gpus": 0}, mode="act")
-    facts["decision"] = asdict(kept) | {"reason_text": "no other size is worth a resize"}
-    assert "No other size is worth a resize; no GPU is idle." in "\n".join(render(facts))
-    facts["decision"]["evidence"] = {"idle_gpus": 4}
-    assert "No other size is worth a resize." in "\n".join(render(facts))
+    for idle, said in (
+        (0, "No other size is worth a resize; no GPU is idle."),
+        (4, "No other size is worth a resize."),
+    ):
+        kept = Decision(
+            **{"at": NOW, "gpus_from": 2, "gpus_to": 2, "batch_from": 256, "batch_to": 256, "mode": "act"},
+            **{"reason": Reason.KEEP_BEST.value, "reason_text": "no other size is worth a resize"},
+            evidence=Evidence(idle_gpus=idle),
+        )
+        assert said in "\n".join(render(replace(facts, decision=kept)))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +107,8 @@ def test_a_job_that_stays_says_that_there_is_nothing_to_have(story: Store, viewe
 def test_a_waiting_job_is_told_what_helps(story: Store, viewer: Callable[..., Any], reason: str, help: str) -> None:
     """A job that is held is not started by Slurm at any time: what its owner can do differs with the reason."""
     facts = reports.explain(story, 1218, viewer(0, admin=True), NOW)
-    facts["decision"]["evidence"]["slurm_reason"] = reason
+    evidence = replace(facts.decision.evidence, slurm_reason=reason)
+    facts = replace(facts, decision=replace(facts.decision, evidence=evidence))
     assert help in " ".join("\n".join(render(facts)).split())
 
 
@@ -120,10 +133,10 @@ def test_what_holds_the_steps_back_is_told(
     )
     story.submit_reports(1215, [named], last.at + 1).result()
     assert sentence in " ".join(told(1215).split("Held back")[1].split())
-    row = next(row for row in reports.status(story, viewer(0, admin=True), NOW) if row["job_id"] == 1215)
-    assert (row["bottleneck"], row["comm_share"]) == (kind, 0.02)
-    other = next(row for row in reports.status(story, viewer(4711), NOW) if row["job_id"] == 1215)
-    assert other["bottleneck_text"] is None
+    row = next(row for row in reports.status(story, viewer(0, admin=True), NOW) if row.job_id == 1215)
+    assert (row.bottleneck, row.comm_share) == (kind, 0.02)
+    other = next(row for row in reports.status(story, viewer(4711), NOW) if row.job_id == 1215)
+    assert other.bottleneck_text is None
 
 
 def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> None:
@@ -177,7 +190,7 @@ def test_a_job_cancelled_in_the_queue_never_started(story: Store, told: Callable
 
 def test_rows_have_every_label_and_text(story: Store, viewer: Callable[..., Any]) -> None:
     """The explanation as rows: the outcome first, and no row whose label stands only in the row before."""
-    told = [(row["label"], row["text"]) for row in rows(reports.explain(story, 1215, viewer(1000), NOW))]
+    told = [(row.label, row.text) for row in rows(reports.explain(story, 1215, viewer(1000), NOW))]
     assert told[0] == ("Outcome", "Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.")
     assert [label for label, _ in told] == [
         *("Outcome", "Why", "Gain", "From", "How", "How", "Cost", "Considered", "Considered", "Now", "Next", "Next")
@@ -306,7 +319,7 @@ def test_what_a_resize_forbade_is_not_told_after_it(story: Store, viewer: Callab
         at("13:20:42"), [DecisionRow(1215, at("13:20:42"), 2, 2, 256, 256, "keep_resizing", None, None, mode="act")]
     )
     facts = reports.explain(story, 1215, viewer(1000), NOW)
-    facts["decision"]["reason"] = "keep_resizing"
+    facts = replace(facts, decision=replace(facts.decision, reason="keep_resizing"))
     assert "under way" not in " ".join(render(facts))
 
 
@@ -328,10 +341,9 @@ KEYS = (
 @pytest.mark.parametrize("junk", ["junk", None, float("nan"), [1], {"junk": 1}, True])
 def test_evidence_of_another_form_is_not_known(junk: object, store: Store, viewer: Callable[..., Any]) -> None:
     """A planner of another version cannot break the explanation, nor have its value printed as a number."""
-    steady(store, gpus_to=4, batch_to=512, gain=0.5)
-    facts = reports.explain(store, 7, viewer(1000), NOW)
-    facts["decision"] |= {"evidence": dict.fromkeys(KEYS, junk), "alternatives": [{"gpus": 1, "value": junk}, junk]}
-    text = "\n".join(render(facts))
+    other = {"evidence": dict.fromkeys(KEYS, junk), "alternatives": [{"gpus": 1, "value": junk}, junk]}
+    steady(store, gpus_to=4, batch_to=512, gain=0.5, **other)
+    text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
     assert "cluster +0.50 jobs' worth of progress" in text
     assert "1 GPU: value n/a" in text
     assert not re.search("nan|True|None|junk", text)

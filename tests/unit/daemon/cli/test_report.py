@@ -18,28 +18,29 @@ from slurm_elastic.daemon.cli.commands import advise
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.throughput import fit
+from slurm_elastic.daemon.reports.advise import Advice, WaitingAdvice
+from slurm_elastic.daemon.reports.usage import CurvePoint, Usage
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.routes import Route, WindowQuery
+from slurm_elastic.protocol.routes import WindowQuery
 
 
 @pytest.fixture
-def course(store: Store, viewer: Callable[..., Any]) -> dict[str, Any]:
+def course(store: Store, viewer: Callable[..., Any]) -> Usage:
     """The facts of the page, for an admin."""
     sample_history.acted(store)
-    return reports.course(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    return reports.usage(store, viewer(0, True), sample_history.END, start=sample_history.START)
 
 
-def test_a_curve_passes_through_its_measurements(course: dict[str, Any]) -> None:
+def test_a_curve_passes_through_its_measurements(course: Usage) -> None:
     """The model's line is that of the same batches, so it lies within a tenth of what was measured."""
-    (chars,) = (job for job in course["jobs"] if job["job_id"] == 11)
-    curve = {point["gpus"]: point["samples_per_s"] for point in chars["curve"]}
-    assert max(curve) == 32 and len(chars["measured"]) == 5
-    for seen in chars["measured"]:
-        if seen["gpus"] >= 8:
-            assert curve[seen["gpus"]] == pytest.approx(seen["samples_per_s"], rel=0.1)
+    (chars,) = (job for job in course.jobs if job.job_id == 11)
+    curve = {point.gpus: point.samples_per_s for point in chars.curve}
+    assert max(curve) == 32 and len(chars.measured) == 5
+    for seen in chars.measured:
+        if seen.gpus >= 8:
+            assert curve[seen.gpus] == pytest.approx(seen.samples_per_s, rel=0.1)
 
 
 def test_a_curve_is_that_of_the_plans_own_prior(store: Store, viewer: Callable[..., Any]) -> None:
@@ -48,59 +49,59 @@ def test_a_curve_is_that_of_the_plans_own_prior(store: Store, viewer: Callable[.
     slower = replace(DEFAULT, mean=tuple(x + 1.0 for x in DEFAULT.mean))
     priors = {13: slower}
 
-    def drawn(**prior: Any) -> dict[int, list[dict[str, Any]]]:
-        told = reports.course(store, viewer(0, True), sample_history.END, start=sample_history.START, **prior)
-        return {job["job_id"]: job["curve"] for job in told["jobs"]}
+    def drawn(**prior: Any) -> dict[int, tuple[CurvePoint, ...]]:
+        told = reports.usage(store, viewer(0, True), sample_history.END, start=sample_history.START, **prior)
+        return {job.job_id: job.curve for job in told.jobs}
 
     shipped, learned = drawn(), drawn(prior=priors.get)
     assert learned[11] == shipped[11] and learned[13] != shipped[13]
     model = fit([observation(row) for row in store.observations(13)], slower)
     for point in learned[13]:
-        assert point["samples_per_s"] == model.throughput(point["gpus"], point["nodes"], point["batch"])
+        assert point.samples_per_s == model.throughput(point.gpus, point.nodes, point.batch)
 
 
 def test_the_report_shows_ones_own(store: Store, viewer: Callable[..., Any]) -> None:
     """Another user's jobs are not on the page at all."""
     sample_history.acted(store)
-    told = reports.course(store, viewer(sample_history.ALICE), sample_history.END, start=sample_history.START)
-    assert [job["job_id"] for job in told["jobs"]] == [11, 13]
-    assert {row["job_id"] for row in told["allocations"]} == {11, 13}
+    told = reports.usage(store, viewer(sample_history.ALICE), sample_history.END, start=sample_history.START)
+    assert [job.job_id for job in told.jobs] == [11, 13]
+    assert {row.job_id for row in told.allocations} == {11, 13}
 
 
 def test_advice_against_what_was(store: Store, viewer: Callable[..., Any]) -> None:
     """The same advice in two decisions is one move with one pause; what would have been is held against what was."""
     sample_history.advised(store)
-    told = reports.advice(store, viewer(0, True), sample_history.END, start=sample_history.START)
-    chars, digits = told["jobs"]
-    assert (chars["moves"], chars["gpu_hours"], chars["advised_gpu_hours"]) == (2, 12.0, 34.0)
-    assert (chars["gpus"], chars["advised_gpus"], chars["pause_s"]) == (4.0, pytest.approx(34 / 3), 2.0)
+    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    chars, digits = told.jobs
+    assert (chars.moves, chars.gpu_hours, chars.advised_gpu_hours) == (2, 12.0, 34.0)
+    assert (chars.gpus, chars.advised_gpus, chars.pause_s) == (4.0, pytest.approx(34 / 3), 2.0)
     was, would = 2.0 * 10_800, 6.0 * 7199 + 1.0 * 3599
-    assert chars["change"] == pytest.approx(would / was - 1)
-    assert (digits["moves"], digits["unknown_s"], digits["change"]) == (1, 3600.0, 0.0)
-    first, last = (move for move in told["moves"] if move["job_id"] == 11)
-    assert (first["at"], first["seconds"], first["advised_gpus"], first["reason"]) == (
+    assert chars.change == pytest.approx(would / was - 1)
+    assert (digits.moves, digits.unknown_s, digits.change) == (1, 3600.0, 0.0)
+    first, last = (move for move in told.moves if move.job_id == 11)
+    assert (first.at, first.seconds, first.advised_gpus, first.reason) == (
         *(sample_history.START, 7200.0, 16, "grow_share"),
     )
-    assert (last["advised_gpus"], last["reason"]) == (2, "shrink_for_job")
-    assert told["cluster"]["moves"] == 3 and told["cluster"]["jobs"] == 2 and told["acted"] == 0
-    assert told["waited"] == [{"job_id": 99, "gpus": 2, "at": sample_history.START + 7200, "waited_s": 3600.0}]
+    assert (last.advised_gpus, last.reason) == (2, "shrink_for_job")
+    assert told.cluster.moves == 3 and told.cluster.jobs == 2 and told.acted == 0
+    assert told.waited == (WaitingAdvice(job_id=99, gpus=2, at=sample_history.START + 7200, waited_s=3600.0),)
 
 
 def test_advice_within_a_window(store: Store, viewer: Callable[..., Any]) -> None:
     """What stood at the window's beginning counts from there, and one's own jobs are all that a user sees."""
     sample_history.advised(store)
     window = {"start": sample_history.START + 1800, "end": sample_history.START + 5400}
-    told = reports.advice(store, viewer(sample_history.ALICE), sample_history.END, **window)
-    assert [(job["job_id"], job["seconds"], job["moves"]) for job in told["jobs"]] == [(11, 3600.0, 1)]
-    assert told["cluster"]["jobs"] == 2 and told["waited"] == []
-    assert reports.advice(store, viewer(0, True), sample_history.END, start=0.0, end=5.0)["jobs"] == []
+    told = reports.advise(store, viewer(sample_history.ALICE), sample_history.END, **window)
+    assert [(job.job_id, job.seconds, job.moves) for job in told.jobs] == [(11, 3600.0, 1)]
+    assert told.cluster.jobs == 2 and told.waited == ()
+    assert reports.advise(store, viewer(0, True), sample_history.END, start=0.0, end=5.0).jobs == ()
 
 
 def test_what_was_done_is_no_advice(store: Store, viewer: Callable[..., Any]) -> None:
     """Decisions that were acted on are counted, and not as advice."""
     sample_history.acted(store)
-    told = reports.advice(store, viewer(0, True), sample_history.END, start=sample_history.START)
-    assert told["acted"] == 3 and told["cluster"]["moves"] == 0 and told["moves"] == []
+    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    assert told.acted == 3 and told.cluster.moves == 0 and told.moves == ()
 
 
 def test_the_commands_print_what_they_were_told(
@@ -112,10 +113,10 @@ def test_the_commands_print_what_they_were_told(
 ) -> None:
     """`advise` ends with the cluster's sums in words; `report --html FILE` leaves a page and nothing else there."""
     sample_history.advised(store)
-    answers = {routes.ADVICE: reports.advice, routes.USAGE: reports.course}
+    answers = {Advice: reports.advise, Usage: reports.usage}
 
-    def ask(route: Route, query: WindowQuery, **_: object) -> object:
-        return answers[route](store, viewer(0, True), sample_history.END, start=query.start)
+    def ask(kind: type, query: WindowQuery, **_: object) -> object:
+        return answers[kind](store, viewer(0, True), sample_history.END, start=query.start)
 
     monkeypatch.setattr(options, "ask", ask)
     monkeypatch.setattr(options, "clock", lambda: sample_history.END)
@@ -151,8 +152,8 @@ def test_a_page_without_jinja2_is_one_sentence(
         monkeypatch.delitem(sys.modules, f"slurm_elastic.daemon.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     (tmp_path / "trace").write_text("job_id,submit_s,program,gpus,duration_s\n1,0,a,1,60\n")
-    monkeypatch.setattr(options, "get", lambda *_, **__: {"jobs": [], "allocations": [], "missing": []})
-    monkeypatch.setattr(options, "named", lambda args, jobs: (jobs, []))
+    nothing = Usage(now=2.0, start=1.0, end=2.0, jobs=(), allocations=(), capacity=())
+    monkeypatch.setattr(options, "ask", lambda *_, **__: nothing)
     for words in (["report", "-a", "--html"], ["simulate", str(tmp_path / "trace"), "--html"]):
         assert main.main([*words, str(tmp_path / "page.html")]) == 1
         out, said = capsys.readouterr()
@@ -179,24 +180,24 @@ def test_a_month_of_jobs_is_waited_for(command: str, monkeypatch: pytest.MonkeyP
 def test_advice_says_what_of_it_is_only_predicted(store: Store, viewer: Callable[..., Any]) -> None:
     """A job is never measured at a size that it was only advised: how long that was, and how sure the model is."""
     sample_history.advised(store)
-    told = reports.advice(store, viewer(0, True), sample_history.END, start=sample_history.START)
-    assert told["cluster"]["doubt"] is None and "predicts" not in advise.summary(told, sample_history.END)[1]
+    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    assert told.cluster.doubt is None and "predicts" not in advise.summary(told, sample_history.END)[1]
     guess = {"speedup_from": 1.0, "speedup_to": 2.0, "modelled": True, "doubt": 0.5}
     at = sample_history.END - 1800
     store.save_decisions(
         at, [sample_history._decision(12, at, 8, 24, guess), sample_history._decision(11, at, 4, 4, guess)]
     )
-    told = reports.advice(store, viewer(0, True), sample_history.END, start=sample_history.START)
-    assert (told["cluster"]["modelled_s"], told["cluster"]["doubt"]) == (1800.0, 0.5)
+    told = reports.advise(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    assert (told.cluster.modelled_s, told.cluster.doubt) == (1800.0, 0.5)
     said = advise.summary(told, sample_history.END)[1]
     assert said.endswith("30 min of it at sizes never measured, as the model predicts them, give or take 50%")
-    assert {move["job_id"]: move["doubt"] for move in told["moves"]}[12] == 0.5
+    assert {move.job_id: move.doubt for move in told.moves}[12] == 0.5
 
 
-def test_no_advice_is_said() -> None:
+def test_no_advice_is_said(store: Store, viewer: Callable[..., Any]) -> None:
     """Nothing to resize, and nobody there, are sentences too."""
-    empty = {"start": 0.0, "end": 60.0, "acted": 0, "waited": [], "cluster": {"jobs": 0}}
+    empty = reports.advise(store, viewer(0, True), 60.0, start=0.0)
     assert advise.summary(empty, 60.0)[0].startswith("no elastic job ran from ")
-    quiet = empty | {"acted": 2, "cluster": {"jobs": 1, "moves": 0}}
+    quiet = replace(empty, acted=2, cluster=replace(empty.cluster, jobs=1))
     (said,) = advise.summary(quiet, 60.0)
     assert "nothing would have been resized; 2 decisions of this time were acted on" in said

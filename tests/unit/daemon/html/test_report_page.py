@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree
@@ -23,7 +24,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def report(store: Store, viewer: Callable[..., Any]) -> dict[str, Any]:
     """What the page is made from, for an admin."""
     sample_history.acted(store)
-    return reports.course(store, viewer(0, True), sample_history.END, start=sample_history.START)
+    return asdict(reports.usage(store, viewer(0, True), sample_history.END, start=sample_history.START))
 
 
 def test_the_page_is_well_formed_and_fetches_nothing(report: dict[str, Any]) -> None:
@@ -81,7 +82,7 @@ def test_a_hundred_thousand_changes_are_drawn_as_few() -> None:
 
 def test_an_empty_time_is_a_page_too(store: Store, viewer: Callable[..., Any]) -> None:
     """Before any job there is nothing to draw, which is said."""
-    text = page(reports.course(store, viewer(0, True), 5.0, start=1.0))
+    text = page(asdict(reports.usage(store, viewer(0, True), 5.0, start=1.0)))
     ElementTree.fromstring(text)
     assert "No elastic job has trained" in text
 

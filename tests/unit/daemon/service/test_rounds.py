@@ -241,7 +241,7 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
     world.round()
     assert world.rounds.mode == "advise"
     assert [event.kind for event in world.store.events(0)] == ["tripped"]
-    assert world.controller.health()["tripped"] is True
+    assert world.controller.health().tripped is True
     monkeypatch.undo()
     world.slurm.now += world.settings.trip_s
     world.round()
@@ -255,7 +255,7 @@ def test_a_dry_plan_stores_nothing(world: World) -> None:
     world.slurm.now += 5
     job.step()
     plan = world.controller.dry_plan()
-    assert [(row["job_id"], row["gpus_to"]) for row in plan["jobs"]] == [(job.job_id, 24)]
+    assert [(row.job_id, row.gpus_to) for row in plan.jobs] == [(job.job_id, 24)]
     assert world.store.decision(job.job_id) is None and world.store.open_intents() == []
 
 

@@ -1,0 +1,169 @@
+"""Records: what the reports are made of. A record is a frozen dataclass whose fields say, in their metadata, what they
+mean, who may see them and under which columns the command line prints them; the API's JSON and its OpenAPI document,
+the redaction, the tables and --json are made from the same classes.
+
+Promise: what is not there, or not of its type, is read as None: not known. Limit: standard library only, since the
+command line imports it in users' environments; fields are numbers, text, flags, records, and tuples of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar
+
+from slurm_elastic.protocol.errors import ElasticError
+
+from ..text.tables import Field
+
+R = TypeVar("R")
+Reader = Callable[[Any], Any]
+
+
+class UnreadableRecord(ElasticError):
+    """JSON that is no such record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a field is printed; a field may have several columns."""
+
+    name: str
+    """In --format."""
+    heading: str = ""
+    """Empty: the name."""
+    help: str = ""
+    """Empty: the field's."""
+    form: Callable[[Any], str] = str
+    """Text of the field's value, where it is known."""
+    cell: Callable[[Any], str] | None = None
+    """Text of a whole record, for a column that needs more than the one field; None: `form` of the field."""
+
+
+def about(help: str, *columns: Column, public: bool = False) -> dict[str, Any]:
+    """A field's metadata. `public`: everybody may see it of everybody's job; all else is its owner's and admins'."""
+    return {"help": help, "columns": columns, "public": public}
+
+
+def columns(kind: type[Any], capitals: bool = False) -> tuple[Field, ...]:
+    """The columns of a record, in the order of its fields. `capitals`: headings as squeue has them, not as sacct."""
+    return tuple(
+        Field(
+            column.name,
+            (column.heading or column.name).upper() if capitals else column.heading or column.name,
+            column.cell or functools.partial(_text, item.name, column.form),
+            column.help or item.metadata["help"],
+            left=str(item.type).startswith(("str", "dict")),
+        )
+        for item in fields(kind)
+        for column in item.metadata.get("columns", ())
+    )
+
+
+def _text(name: str, form: Callable[[Any], str], record: Any) -> str:
+    value = getattr(record, name, None)  # a record of another class may stand in the same table
+    return "" if value is None else form(value)
+
+
+def redacted(record: R) -> R:
+    """The record as somebody else than its owner sees it: None for all that is not public."""
+    return type(record)(
+        **{
+            item.name: getattr(record, item.name) if item.metadata.get("public") else None
+            for item in fields(record)  # type: ignore[arg-type]  # a record
+        }
+    )
+
+
+def extended(kind: type[R], record: Any, **more: Any) -> R:
+    """A record of a class with more fields than this one's."""
+    return kind(**{item.name: getattr(record, item.name) for item in fields(record)}, **more)
+
+
+def known_values(record: Any) -> dict[str, Any]:
+    """A record as JSON values, without what is not known: as the store keeps it."""
+    found = ((item.name, getattr(record, item.name)) for item in fields(record))
+    return {name: _json(value) for name, value in found if value is not None}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    return known_values(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+def read(kind: type[R], data: object) -> R:
+    """A record from JSON values. Keys of a newer version are left out. Raises UnreadableRecord when a field is missing
+    that has to be there."""
+    readers, unknown = _form(kind)  # type: ignore[arg-type]  # a class is hashable
+    try:
+        given = data.items()  # type: ignore[attr-defined]  # refused below
+        return kind(**{**unknown, **{name: readers[name](value) for name, value in given if name in readers}})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnreadableRecord(f"{kind.__name__}: {str(data)[:60]} is not of its form ({error})") from None
+
+
+def read_all(kind: type[R], values: object) -> tuple[R, ...]:
+    """Records from a list of JSON values; what is no such record is left out."""
+    return _tuple(functools.partial(read, kind), values)
+
+
+@functools.cache
+def _form(kind: Any) -> tuple[dict[str, Reader], dict[str, Any]]:
+    hints = typing.get_type_hints(kind)
+    readers = {item.name: _reader(hints[item.name]) for item in fields(kind)}
+    optional = [item for item in fields(kind) if type(None) in typing.get_args(hints[item.name])]
+    return readers, {item.name: None for item in optional if item.default is MISSING}
+
+
+def _reader(hint: Any) -> Reader:
+    parts = typing.get_args(hint)
+    if type(None) in parts:
+        return functools.partial(_or_none, _reader(parts[0]))
+    if typing.get_origin(hint) is tuple:
+        return functools.partial(_tuple, _reader(parts[0]))
+    if typing.get_origin(hint) is dict:
+        return dict
+    return _SCALARS[hint] if hint in _SCALARS else functools.partial(read, hint)
+
+
+def _or_none(reader: Reader, value: Any) -> Any:
+    try:
+        return None if value is None else reader(value)
+    except (TypeError, ValueError, UnreadableRecord):
+        return None
+
+
+def _tuple(reader: Reader, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        return ()
+    found = (_or_none(reader, item) for item in value)
+    return tuple(item for item in found if item is not None)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("not true or false")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise TypeError("not a finite number")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int else int(_number(value))
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+_SCALARS: dict[Any, Reader] = {bool: _flag, float: _number, int: _whole, str: _words}
