@@ -58,7 +58,7 @@ class Allocations(Part):
         at: float,
         pause_s: float = 0.0,
         reason: str = "",
-        directive: int = 0,
+        resize: int = 0,
         *,
         step: int | None = None,
         samples: int | None = None,
@@ -93,7 +93,7 @@ class Allocations(Part):
                         steps=0,
                         pause_s=pause_s,
                         reason=reason,
-                        directive=directive,
+                        resize=resize,
                         first_step=begin.step,
                         first_samples=begin.samples,
                     )
@@ -159,8 +159,8 @@ class Allocations(Part):
             return [AllocationRow(**{n: row._mapping[n] for n in _FIELDS}) for row in connection.execute(query)]
 
     def resized_since(self, start: float) -> dict[int, tuple[float, ...]]:
-        """When jobs were resized by order after `start`, by job, the earliest first."""
-        query = select(_ROWS.c.job_id, _ROWS.c.start).where(_ROWS.c.start > start, _ROWS.c.directive > 0)
+        """When a resize of ours began to train after `start`, by job, the earliest first."""
+        query = select(_ROWS.c.job_id, _ROWS.c.start).where(_ROWS.c.start > start, _ROWS.c.resize > 0)
         found: dict[int, tuple[float, ...]] = {}
         with self._db.read() as connection:
             for row in connection.execute(query.order_by(_ROWS.c.start)):

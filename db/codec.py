@@ -1,11 +1,11 @@
-"""Pieces and directives as JSON values and back. The wire's strict decoder reads them, so a damaged row is refused."""
+"""Pieces and shapes as JSON values and back. The messages' strict decoder reads them, so a damaged row is refused."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from slurm_elastic.protocol.messages import Directive, Piece, decode
+from slurm_elastic.protocol.messages import Piece, Shape, decode
 
 
 def pieces_out(pieces: tuple[Piece, ...]) -> list[dict[str, Any]]:
@@ -18,15 +18,11 @@ def pieces_in(value: Any) -> tuple[Piece, ...]:
     return tuple(decode(Piece, item, "stored piece") for item in value)
 
 
-def directive_out(directive: Directive) -> dict[str, Any]:
-    """A directive as JSON values, without its id: the row's own."""
-    value = asdict(directive)
-    value["keep"] = pieces_out(directive.keep)
-    value["add"] = [{**asdict(shape), "node_list": list(shape.node_list)} for shape in directive.add]
-    del value["id"]
-    return value
+def shapes_out(shapes: tuple[Shape, ...]) -> list[dict[str, Any]]:
+    """Shapes as JSON values."""
+    return [{**asdict(shape), "node_list": list(shape.node_list)} for shape in shapes]
 
 
-def directive_in(number: int, value: Any) -> Directive:
-    """The reverse of `directive_out`."""
-    return decode(Directive, {**value, "id": number}, "stored directive")
+def shapes_in(value: Any) -> tuple[Shape, ...]:
+    """The reverse of `shapes_out`."""
+    return tuple(decode(Shape, item, "stored shape") for item in value)

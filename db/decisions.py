@@ -1,27 +1,22 @@
-"""What each round decided, the resizes that were ordered, and the record of all that was done.
+"""What each round decided, and the record of all that was done.
 
-Decisions and intents are on the disk before the call returns, so before anyone acts on them. Events are only appended.
+Decisions are on the disk before the call returns, so before anyone acts on them. Events are only appended.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
-
-from slurm_elastic.protocol.errors import NotFound, StoreError
-from slurm_elastic.protocol.messages import Directive
+from sqlalchemy import func, insert, select
 
 from . import schema
-from .codec import directive_in, directive_out
 from .engine import Database
-from .part import Part, now
-from .rows import CLOSED_STATES, INTENT_STATES, DecisionRow, EventRow, IntentRow, Mark
+from .part import Part
+from .rows import DecisionRow, EventRow, Mark
 
-_INTENTS, _DECISIONS, _EVENTS = schema.intents, schema.decisions, schema.events
+_DECISIONS, _EVENTS = schema.decisions, schema.events
 _FIELDS = tuple(DecisionRow.__dataclass_fields__)
 BRIEF = ("speedup_from", "speedup_to")
 """What is remembered of a standing decision's evidence."""
@@ -30,13 +25,12 @@ CHUNK = 500
 
 
 class Decisions(Part):
-    """Decisions, intents, events."""
+    """Decisions and events."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._marks: dict[int, Mark] = {}
         self._standing: dict[int, DecisionRow | None] = {}
-        self._closed: dict[int, IntentRow | None] | None = None
 
     def decision_marks(self, job_ids: Collection[int]) -> Mapping[int, Mark]:
         """The marks of these jobs' last decisions; others may be among them. Not to be changed by the caller."""
@@ -123,88 +117,6 @@ class Decisions(Part):
         with self._db.lock:
             self._marks.pop(job_id, None)
             self._standing.pop(job_id, None)
-            if self._closed is not None:
-                self._closed.pop(job_id, None)
-
-    def new_intent(self, directive: Directive, at: float) -> Directive:
-        """Order a resize: the directive (id 0) comes back with its number. Raises StoreError when one is open."""
-        job_id = directive.job_id
-        with self._db.write() as connection:
-            taken = connection.execute(select(_INTENTS.c.id).where(_INTENTS.c.open_job == job_id)).scalar()
-            if taken is not None:
-                raise StoreError(f"job {job_id} has resize {taken} under way; it ends before the next is ordered")
-            values: dict[str, Any] = {"state": "issued", "detail": "", "created": at, "updated": at}
-            values |= {"job_id": job_id, "open_job": job_id, "directive": directive_out(directive)}
-            key = connection.execute(insert(_INTENTS).values(values)).inserted_primary_key
-        return dataclasses.replace(directive, id=int(key[0] if key else 0))
-
-    def open_intents(self) -> list[IntentRow]:
-        """Resizes under way, by number."""
-        return self._intents(_INTENTS.c.open_job.is_not(None))
-
-    def open_intent(self, job_id: int) -> IntentRow | None:
-        """The job's resize under way."""
-        return next(iter(self._intents(_INTENTS.c.open_job == job_id)), None)
-
-    def intent(self, number: int) -> IntentRow:
-        """One resize. Raises NotFound."""
-        found = self._intents(_INTENTS.c.id == number)
-        if not found:
-            raise NotFound(f"there is no resize {number}")
-        return found[0]
-
-    def last_closed_intent(self, job_id: int) -> IntentRow | None:
-        """The job's last resize that is over, however it ended."""
-        known = self._closed
-        with suppress(KeyError):
-            if known is not None:
-                return known[job_id]
-        with self._db.lock:
-            if self._closed is None:
-                # All jobs at once: one by one they would take seconds.
-                with self._db.read() as connection:
-                    none: dict[int, IntentRow | None] = dict.fromkeys(connection.execute(_active()).scalars())
-                self._closed = none | self._load_closed(_INTENTS.c.job_id.in_(_active()))
-            if job_id not in self._closed:
-                self._closed |= {job_id: None, **self._load_closed(_INTENTS.c.job_id == job_id)}
-            return self._closed[job_id]
-
-    def _load_closed(self, where: Any) -> dict[int, IntentRow | None]:
-        # A job's resizes come one after the other, so the highest number is the last.
-        last = select(func.max(_INTENTS.c.id)).where(where, _INTENTS.c.open_job.is_(None)).group_by(_INTENTS.c.job_id)
-        return {row.directive.job_id: row for row in self._intents(_INTENTS.c.id.in_(last))}
-
-    def move_intent(self, number: int, state: str, detail: str = "", at: float | None = None) -> IntentRow:
-        """The resize has come to `state`; returns where it stands. Raises NotFound.
-
-        States only go forward, in the order of INTENT_STATES, and what is closed stays closed: a phase that arrives
-        twice or late changes nothing.
-        """
-        if state not in INTENT_STATES:
-            raise StoreError(f"resize state '{state}' is not known; accepted: {', '.join(INTENT_STATES)}")
-        closed = state in CLOSED_STATES
-        earlier = [name for name in INTENT_STATES if name not in CLOSED_STATES]
-        if not closed:
-            earlier = earlier[: earlier.index(state)]
-        values: dict[str, Any] = {"state": state, "detail": detail, "updated": now() if at is None else at}
-        if closed:
-            values["open_job"] = None
-        with self._db.lock:
-            with self._db.write() as connection:
-                moving = update(_INTENTS).where(_INTENTS.c.id == number, _INTENTS.c.state.in_(earlier))
-                connection.execute(moving, values)
-            row = self.intent(number)
-            if not row.open and self._closed is not None:
-                self._closed.pop(row.directive.job_id, None)
-            return row
-
-    def _intents(self, where: Any) -> list[IntentRow]:
-        with self._db.read() as connection:
-            rows = connection.execute(select(_INTENTS).where(where).order_by(_INTENTS.c.id)).all()
-        return [
-            IntentRow(directive_in(row.id, row.directive), row.state, row.detail, row.created, row.updated)
-            for row in rows
-        ]
 
     def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, Any], at: float) -> None:
         """Append to the record of what was done; job 0 is the daemon itself."""
@@ -217,10 +129,6 @@ class Decisions(Part):
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         return [EventRow(r.id, r.job_id, r.at, r.kind, r.who, r.detail) for r in reversed(rows)]
-
-
-def _active() -> Any:
-    return select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
 
 
 def _brief(row: DecisionRow, at: float) -> DecisionRow:

@@ -13,6 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from slurm_elastic.protocol.resize_state import ResizeState
+
 from . import schema
 from .engine import Database
 from .part import Part, now, upsert
@@ -73,7 +75,7 @@ class Jobs(Part):
             return [JobRow(*row) for row in connection.execute(query)]
 
     def end_job(self, job_id: int, state: str, at: float) -> None:
-        """The job has ended: its allocation closes, its token, pin and open intent die. The first end counts."""
+        """The job has ended: its allocation closes, token and pin go, its resize is withdrawn. The first end counts."""
         table = schema.jobs
         where = (table.c.job_id == job_id) & table.c.ended.is_(False)
         values: dict[str, Any] = {"ended": True, "state": state, "end_time": at}
@@ -167,9 +169,13 @@ def _job_row(row: Any) -> JobRow:
 
 
 def _end_what_belongs(connection: Connection, job_id: int, at: float) -> None:
-    rows, intents = schema.allocations, schema.intents
+    rows, resizes = schema.allocations, schema.resizes
     connection.execute(update(rows).where(rows.c.job_id == job_id, rows.c.end.is_(None)).values(end=at))
     for table in (schema.in_use, schema.tokens, schema.pins):
         connection.execute(delete(table).where(table.c.job_id == job_id))
-    closed: dict[str, Any] = {"open_job": None, "state": "withdrawn", "detail": "the job has ended", "updated": at}
-    connection.execute(update(intents).where(intents.c.open_job == job_id).values(closed))
+    held = connection.execute(select(resizes.c.phases).where(resizes.c.open_job == job_id)).scalar()
+    if held is not None:
+        state = ResizeState.WITHDRAWN.value
+        closed: dict[str, Any] = {"open_job": None, "state": state, "detail": "the job has ended"}
+        closed["phases"] = [*held, [state, at]]
+        connection.execute(update(resizes).where(resizes.c.open_job == job_id).values(closed))

@@ -1,7 +1,8 @@
 """Brings a database to this code's schema with Alembic, in one transaction where the database can.
 
 Never goes back: a database newer than the code is refused, since it may hold what this code would destroy. Alembic is
-loaded only when there is something to upgrade: a daemon started on its own database does without it.
+loaded only when there is something to upgrade: a daemon started on its own database does without it. Limit: what 0.1.0
+wrote is not read; from 0.2.0 on every schema is upgraded. A revision's first two digits are those of the release.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 SCRIPTS = Path(__file__).resolve().parent / "migrations"
+OF_0_1_0 = ("0001", "0002", "0003", "0004")
+"""The revisions of slurm-elastic 0.1.0."""
 
 
 def migrate(database: Database) -> None:
@@ -35,7 +38,7 @@ def migrate(database: Database) -> None:
     config = alembic_config()
     with database.write() as connection:
         config.attributes["connection"] = connection
-        _refuse_newer(database, connection)
+        _refuse_foreign(database, connection)
         command.upgrade(config, "head")
 
 
@@ -51,6 +54,7 @@ def alembic_config() -> Config:
 def prepare(database: Database) -> None:
     """Make sure that there is a table for the lease, so that the rest is upgraded by its holder alone."""
     with database.read() as connection:
+        _refuse_foreign(database, connection)
         there = inspect(connection).has_table(lease.name)
     if not there:
         migrate(database)
@@ -59,7 +63,7 @@ def prepare(database: Database) -> None:
 def check(database: Database) -> None:
     """Raise StoreError unless the schema is exactly this code's."""
     with database.read() as connection:
-        _refuse_newer(database, connection)
+        _refuse_foreign(database, connection)
         found = _revision(connection)
     if found != head():
         raise StoreError(f"database {database.name} has schema {found or 'none'}, not {head()}; start selasticd once")
@@ -113,7 +117,7 @@ def _peek(database: Database) -> str | None:
     address = f"file:{quote(str(path.resolve()))}?{how}"
     engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(address, uri=True), poolclass=NullPool)
     with database.errors(), engine.connect() as connection:
-        _refuse_newer(database, connection)
+        _refuse_foreign(database, connection)
         return _revision(connection)
 
 
@@ -140,10 +144,23 @@ def _revision(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-def _refuse_newer(database: Database, connection: Connection) -> None:
+def _refuse_foreign(database: Database, connection: Connection) -> None:
+    """Refuse what an older version wrote that is not upgraded any more, and what a newer one wrote."""
     found = _revision(connection)
+    if found in OF_0_1_0:
+        raise StoreError(
+            f"the database {database.name} was written by slurm-elastic 0.1.0, which 0.2.0 does not read: "
+            f"{_way_out(database)} and start selasticd again; jobs that run with 0.1.0 keep their size until they end"
+        )
     if found is not None and found not in _revisions():
         raise StoreError(
             f"database {database.name} has schema {found}, newer than this version of slurm-elastic ({head()}); "
             "install the newer version again, or choose another database_url"
         )
+
+
+def _way_out(database: Database) -> str:
+    if not database.sqlite:
+        return "give database_url an empty one"
+    old = Path(database.name).parent / "0.1.0"
+    return f"move it away (mkdir {old} && mv {database.name}* {old}/)"

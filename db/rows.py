@@ -5,20 +5,15 @@ Times are unix seconds. A row is a value: it does not follow later changes of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
-INTENT_STATES = (
-    *("issued", "accepted", "saved", "submitted", "granted", "ready", "running"),
-    *("done", "failed", "withdrawn", "overtaken"),
-)
 REQUEUE = "requeue"
 """Reason of an allocation that began with the job's restart at another size: its pause is of another kind."""
 Mark = tuple[int, int, int, int, str, str, str]
-CLOSED_STATES = ("done", "failed", "withdrawn", "overtaken")
-"""An intent in one of these never changes again; all others are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +78,8 @@ class AllocationRow:
     pause_s: float
     """What the resize that began this row cost the training."""
     reason: str
-    directive: int
-    """The intent that began this row; 0: none did."""
+    resize: int
+    """The resize that began this row; 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,19 +153,58 @@ class DecisionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class IntentRow:
-    """A resize ordered from a supervisor, and how far it has come."""
+class ResizeRow:
+    """One resize of one job: what is wanted, and how far it has come."""
 
-    directive: Directive
-    state: str
-    """One of INTENT_STATES."""
-    detail: str
-    created: float
-    updated: float
+    id: int
+    job_id: int
+    keep: tuple[Piece, ...]
+    """What stays of the allocation; all else is dropped."""
+    add: tuple[Shape, ...]
+    gpus: int
+    batch: int
+    reason: str
+    wait_s: float
+    state: ResizeState
+    phases: tuple[tuple[ResizeState, float], ...]
+    """The states it has come to and when, the first one first."""
+    detail: str = ""
+
+    @classmethod
+    def issued(cls, wanted: Directive, at: float) -> ResizeRow:
+        """The resize that this directive begins."""
+        return cls(
+            *(wanted.id, wanted.job_id, wanted.keep, wanted.add, wanted.gpus, wanted.batch, wanted.reason),
+            *(wanted.wait_s, ResizeState.ISSUED, ((ResizeState.ISSUED, at),)),
+        )
+
+    def come_to(self, state: ResizeState, at: float, detail: str = "") -> ResizeRow:
+        """The resize once it is in this state."""
+        return replace(self, state=state, phases=(*self.phases, (state, at)), detail=detail)
 
     @property
     def open(self) -> bool:
-        return self.state not in CLOSED_STATES
+        return not self.state.closed
+
+    @property
+    def created(self) -> float:
+        return self.phases[0][1]
+
+    @property
+    def updated(self) -> float:
+        return self.phases[-1][1]
+
+    @property
+    def directive(self) -> Directive:
+        """What its supervisor is told."""
+        return Directive(
+            self.id, self.job_id, self.keep, self.add, self.gpus, self.batch, self.reason, self.wait_s
+        )  # fmt: skip
+
+    @property
+    def requeues(self) -> bool:
+        """See Directive.requeues."""
+        return not self.keep
 
 
 @dataclass(frozen=True, slots=True)

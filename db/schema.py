@@ -119,7 +119,7 @@ allocations = Table(
     Column("steps", BigInteger, nullable=False),
     Column("pause_s", Double, nullable=False),
     Column("reason", String(64), nullable=False),
-    Column("directive", BigInteger, nullable=False),
+    Column("resize", BigInteger, nullable=False),
     # The training's counters when the row began; NULL until they are known.
     Column("first_step", BigInteger),
     Column("first_samples", BigInteger),
@@ -150,12 +150,11 @@ reports = Table(
     Column("noise_scale", Double, nullable=False),
     Column("input_wait_share", Double, nullable=False),
     Column("memory_peak_mb", Double, nullable=False),
-    # Reports from before these columns have none.
-    Column("comm_share", Double, nullable=False, server_default="0"),
-    Column("bottleneck", String(32), nullable=False, server_default=""),
-    Column("bottleneck_share", Double, nullable=False, server_default="0"),
-    Column("bottleneck_rank", BigInteger, nullable=False, server_default="0"),
-    Column("bottleneck_node", String(255), nullable=False, server_default=""),
+    Column("comm_share", Double, nullable=False),
+    Column("bottleneck", String(32), nullable=False),
+    Column("bottleneck_share", Double, nullable=False),
+    Column("bottleneck_rank", BigInteger, nullable=False),
+    Column("bottleneck_node", String(255), nullable=False),
     sqlite_with_rowid=False,
 )
 Index(None, reports.c.at)
@@ -201,22 +200,28 @@ decisions = Table(
 Index(None, decisions.c.job_id, decisions.c.id)
 Index(None, decisions.c.at)
 
-intents = Table(
-    "intents",
+resizes = Table(
+    "resizes",
     metadata,
     Column("id", Serial, primary_key=True),
     _job(),
-    # The job while the intent is open, NULL afterwards: unique, so a job has one open intent on every database.
+    # The job while the resize is open, NULL afterwards: unique, so a job has one open resize on every database.
     Column("open_job", BigInteger, unique=True),
-    Column("directive", JSON, nullable=False),
     Column("state", String(16), nullable=False),
+    # The states it has come to, each with its time.
+    Column("phases", JSON, nullable=False),
     Column("detail", Text, nullable=False),
-    Column("created", Double, nullable=False),
-    Column("updated", Double, nullable=False),
+    # Pieces that stay, and shapes of the companions that come.
+    Column("keep", JSON, nullable=False),
+    Column("add", JSON, nullable=False),
+    Column("gpus", BigInteger, nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("wait_s", Double, nullable=False),
     # An id names one resize for ever: a supervisor ignores ids that it has seen.
     sqlite_autoincrement=True,
 )
-Index(None, intents.c.job_id, intents.c.id)
+Index(None, resizes.c.job_id, resizes.c.id)
 
 # Bound to no job: the record of what was done outlives it, and job 0 is the daemon itself.
 events = Table(

@@ -14,10 +14,11 @@ from .history import History
 from .jobs import Jobs
 from .lease import guard
 from .migrate import check, migrate
+from .resizes import Resizes
 from .retention import Retention
 
 
-class Store(Jobs, Retention, Decisions, History):
+class Store(Jobs, Retention, Decisions, Resizes, History):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str, fence: int | None = None) -> None:

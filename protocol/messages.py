@@ -1,7 +1,12 @@
-"""The messages between a job's supervisor (or the command line) and selasticd, version 1.
+"""The messages between a job's supervisor (or the command line) and selasticd.
 
 Plain frozen dataclasses and one strict decoder: an unknown field, a missing one, a wrong type, a number that is not
 finite or outside its bounds is refused with one sentence. Standard library only; nothing here does I/O.
+
+Supervisor and daemon may be one release apart, in both directions. A message says of which version it is. Of a newer
+version than this code's, fields that this code does not know are ignored; of any other version they are refused, for
+then they are mistakes. So whoever changes a message adds a field with a default, and raises VERSION; nothing is
+renamed, and no field goes away before OLDEST has passed the last version that has it.
 """
 
 from __future__ import annotations
@@ -14,8 +19,11 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 from .errors import ElasticError
+from .resize_state import ResizeState
 
-VERSION = 1
+VERSION = 2
+OLDEST = 2
+"""The oldest version that is understood; 1 was slurm-elastic 0.1.0's."""
 MAX_BODY = 1 << 20
 """Largest accepted message, in bytes."""
 MAX_NUMBER = 1e15
@@ -98,6 +106,15 @@ class Registration:
     max_micro_batch: int = 0
     """Largest micro batch per GPU; 0: unknown."""
 
+    def refusal(self) -> str:
+        """Why this version is not spoken here; empty when it is. A newer one is: see the module."""
+        if self.version >= OLDEST:
+            return ""
+        return (
+            f"version={self.version} of the messages is not spoken any more; accepted: {OLDEST} and newer: "
+            "start the job again with the shim of the daemon's version of slurm-elastic"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -108,6 +125,7 @@ class Grant:
     reason: str
     report_interval_s: float
     request: str = ""
+    version: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +166,12 @@ class Report:
 @dataclass(frozen=True, slots=True)
 class Reports:
     reports: tuple[Report, ...]
+    version: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One resize that selasticd wants: keep these pieces, add companions of these shapes, use this batch.
+    """What tells a supervisor to carry out a resize: keep these pieces, add companions of these shapes, use this batch.
 
     The same id always means the same resize; taking it twice is harmless.
     """
@@ -167,26 +186,34 @@ class Directive:
     wait_s: float
     """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
     withdrawn: bool = False
+    version: int = VERSION
 
     @property
     def requeues(self) -> bool:
-        """It keeps nothing: the job is put back into Slurm's queue and starts anew in the one shape that is added.
+        """It keeps nothing: the job is put back into Slurm's queue and starts again in the one shape that is added.
 
         The supervisor writes a checkpoint and says `saved`; the daemon does the rest, and the job is told to end.
         """
         return not self.keep
 
 
-PHASES = ("accepted", "saved", "submitted", "granted", "ready", "running", "failed", "withdrawn", "finished")
+FINISHED = "finished"
+"""The phase that is of no resize: the training has ended."""
+PHASES = (
+    *(ResizeState.ACCEPTED, ResizeState.SAVED, ResizeState.SUBMITTED, ResizeState.GRANTED, ResizeState.READY),
+    *(ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED),
+)
+"""What a supervisor may say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """How far a resize has come. `pieces` are those whose GPUs train now; with `running` they are the new ones."""
 
-    directive: int
-    """0: not because of a directive (a restart, the end of the training)."""
+    resize: int
+    """Its id; 0: not because of a resize (a restart, the end of the training)."""
     phase: str
+    """One of PHASES."""
     generation: int
     pieces: tuple[Piece, ...]
     batch: int
@@ -200,6 +227,7 @@ class Phase:
     detail: str = ""
     exit_code: int = 0
     """With `finished`: what the supervisor is about to exit with; 128 + N after signal N."""
+    version: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +253,17 @@ def from_json(kind: type[T], body: bytes) -> T:
     return decode(kind, data)
 
 
-def decode(kind: type[T], data: object, where: str = "") -> T:
-    """Build a message from parsed JSON, strictly. Raises WireError naming the field."""
+def decode(kind: type[T], data: object, where: str = "", newer: bool = False) -> T:
+    """Build a message from parsed JSON, strictly. Raises WireError naming the field.
+
+    newer: it is part of a message of a newer version, whose unknown fields are ignored.
+    """
     where = where or kind.__name__
     if not isinstance(data, dict):
         raise WireError(f"{where}: {_short(data)} is not an object")
     fields_of = form(kind)  # type: ignore[arg-type]  # a class is hashable
-    unknown = sorted(data.keys() - fields_of.keys())
+    newer = newer or _is_newer(fields_of, data)
+    unknown = [] if newer else sorted(data.keys() - fields_of.keys())
     if unknown:
         raise WireError(f"{where}: unknown field {_short(unknown[0])}; accepted: {', '.join(fields_of)}")
     values: dict[str, Any] = {}
@@ -240,10 +272,15 @@ def decode(kind: type[T], data: object, where: str = "") -> T:
             value = data[name]
             # Most fields are plain numbers, and this is the daemon's busiest line: nan fails the comparison.
             plain = type(value) is hint and hint in _NUMBERS and within.low <= value <= within.high
-            values[name] = value if plain else _value(hint, within, value, f"{where}.{name}")
+            values[name] = value if plain else _value(hint, within, value, f"{where}.{name}", newer)
         elif required:
             raise WireError(f"{where}: field {name} is missing")
     return kind(**values)
+
+
+def _is_newer(fields_of: dict[str, Any], data: dict[str, Any]) -> bool:
+    version = data.get("version", 0) if "version" in fields_of else 0
+    return type(version) is int and version > VERSION
 
 
 @functools.cache
@@ -266,14 +303,14 @@ def _bounded(hint: Any) -> tuple[Any, Within]:
     return hint, _ANY
 
 
-def _value(kind: Any, within: Within, value: object, where: str) -> Any:
+def _value(kind: Any, within: Within, value: object, where: str, newer: bool) -> Any:
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         if not isinstance(value, list) or len(value) > MAX_ITEMS:
             raise WireError(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS} items")
-        return tuple(_value(item, within, entry, f"{where}[{index}]") for index, entry in enumerate(value))
+        return tuple(_value(item, within, entry, f"{where}[{index}]", newer) for index, entry in enumerate(value))
     if isinstance(kind, type) and is_dataclass(kind):
-        return decode(kind, value, where)
+        return decode(kind, value, where, newer)
     inner = or_none(kind)
     if inner is not None and value is None:
         return None

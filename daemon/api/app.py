@@ -130,8 +130,8 @@ class Api:
     async def register(self, call: Call[NoQuery, Registration]) -> object:
         """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""
         registration, job_id, viewer = call.message, call.job_id, call.viewer
-        if registration.version != messages.VERSION:
-            raise Refused(400, f"version={registration.version} is not spoken here; accepted: {messages.VERSION}")
+        if why := registration.refusal():
+            raise Refused(400, why)
         await self._own(job_id, viewer)
 
         def store() -> Grant:
@@ -157,8 +157,8 @@ class Api:
             raise Refused(400, f"phase={phase.phase[:40]} is not known; accepted: {', '.join(messages.PHASES)}")
 
         def store() -> None:
-            if phase.directive and self.store.intent(phase.directive).directive.job_id != job_id:
-                raise NotAllowed(f"directive {phase.directive} is another job's; accepted: those of job {job_id}")
+            if phase.resize and self.store.resize(phase.resize).job_id != job_id:
+                raise NotAllowed(f"resize {phase.resize} is another job's; accepted: those of job {job_id}")
             self.controller.phase(job_id, phase)
 
         await run_sync(store)

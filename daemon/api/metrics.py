@@ -81,7 +81,7 @@ class Metrics:
 
     def phase(self, phase: Phase) -> None:
         """A supervisor has said how far a resize has come. One said twice counts twice."""
-        if phase.directive and phase.phase in ENDS:
+        if phase.resize and phase.phase in ENDS:
             self._resizes.labels(phase.phase).inc()
             if phase.phase == "running":
                 self._pauses.observe(phase.pause_s)
@@ -171,7 +171,7 @@ class _FromStore(_Lazy):
         return standing
 
     def _resizes(self) -> Iterator[Metric]:
-        intents = self._store.open_intents()
+        intents = self._store.open_resizes()
         opened = GaugeMetricFamily(PREFIX + "resizes_open", "Resizes under way, by state", labels=["state"])
         for state, count in sorted(Tally(intent.state for intent in intents).items()):
             opened.add_metric([state], count)

@@ -44,7 +44,9 @@ def _decoder() -> msgspec.json.Decoder[Any]:
     ]
     one = msgspec.defstruct("OneReport", parts, forbid_unknown_fields=True, gc=False)
     several = Annotated[list[one], msgspec.Meta(max_length=messages.MAX_ITEMS)]  # type: ignore[valid-type]
-    return msgspec.json.Decoder(msgspec.defstruct("AllReports", [("reports", several)], forbid_unknown_fields=True))
+    whole = Annotated[int, msgspec.Meta(ge=0, le=int(messages.MAX_NUMBER))]
+    form_of_all: list[Any] = [("reports", several), ("version", whole, messages.VERSION)]
+    return msgspec.json.Decoder(msgspec.defstruct("AllReports", form_of_all, forbid_unknown_fields=True))
 
 
 def _within(kind: Any, within: messages.Within) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
 from ..capacity.ledger import Ledger
@@ -142,7 +142,7 @@ class Mechanism(ABC):
         return False
 
     def next_actions(
-        self, job: ElasticJob | None, use: InUse | None, intent: IntentRow, now: float, bounds: Bounds
+        self, job: ElasticJob | None, use: InUse | None, intent: ResizeRow, now: float, bounds: Bounds
     ) -> list[Action]:
         """What to do now about an open resize that it leads; releases come on top, unless it restarts the job."""
         if job is not None and job.running:
@@ -162,7 +162,7 @@ class Mechanism(ABC):
             return Cancel(job.job_id, slurm_job_id, why)
         return None if kept == nodes else Shrink(job.job_id, slurm_job_id, kept, why)
 
-    def awaits(self, job: ElasticJob, intent: IntentRow) -> tuple[Shape, ...]:
+    def awaits(self, job: ElasticJob, intent: ResizeRow) -> tuple[Shape, ...]:
         """The shapes of an open resize whose nodes nobody holds for it yet."""
         return ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_elastic.db.rows import IntentRow
+from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
 from ..capacity.placement import Like, place, take
@@ -48,7 +48,7 @@ class CompanionJob(Mechanism):
     def carries(self, directive: Directive) -> bool:
         return bool(directive.keep and directive.add)
 
-    def awaits(self, job: ElasticJob, intent: IntentRow) -> tuple[Shape, ...]:
+    def awaits(self, job: ElasticJob, intent: ResizeRow) -> tuple[Shape, ...]:
         if intent.state != "submitted":
             return ()
         queued = [set(asked.required_nodes) for asked, tag in job.queued if tag.directive == intent.directive.id]

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from .actions import Act, Action, Close, SlurmWrites
 
@@ -27,7 +28,9 @@ class Records(Protocol):
 
     def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> object: ...
 
-    def move_intent(self, intent_id: int, state: str, detail: str = "", at: float | None = None) -> object: ...
+    def advance_resize(
+        self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None
+    ) -> object: ...
 
 
 @dataclass(slots=True)
@@ -83,14 +86,14 @@ class Executor:
         if isinstance(action, Close):
             self._close(action)
         else:
-            self.store.move_intent(action.intent, action.state, at=self.clock())
+            self.store.advance_resize(action.intent, ResizeState(action.state), at=self.clock())
         return True
 
     def _close(self, action: Close) -> None:
         now = self.clock()
         detail: dict[str, object] = {"resize": action.intent, "state": action.state, "detail": action.detail}
         self.store.add_event(action.job_id, f"resize_{action.state}", "selasticd", detail, now)
-        self.store.move_intent(action.intent, action.state, action.detail, at=now)
+        self.store.advance_resize(action.intent, ResizeState(action.state), action.detail, at=now)
         log.info("job %d: resize %d %s%s", action.job_id, action.intent, action.state, _because(action.detail))
 
     def _ask(self, action: Act) -> bool:

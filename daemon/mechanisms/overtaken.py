@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slurm_elastic.db.rows import IntentRow
+from slurm_elastic.db.rows import ResizeRow
 
 from ..capacity.ledger import Amount, free, per_node, unexplained
 from ..capacity.roster import ElasticJob, Roster
@@ -19,7 +19,7 @@ from .registry import carrier
 NOTHING = Amount()
 
 
-def overtaken(snapshot: Snapshot, roster: Roster, intents: Iterable[IntentRow]) -> dict[int, str]:
+def overtaken(snapshot: Snapshot, roster: Roster, intents: Iterable[ResizeRow]) -> dict[int, str]:
     """By resize, why it is to be given up: a node that it waits for is lost. Only while that does no harm."""
     found = {}
     for intent in intents:
@@ -34,7 +34,7 @@ def overtaken(snapshot: Snapshot, roster: Roster, intents: Iterable[IntentRow]) 
     return found
 
 
-def _awaited(job: ElasticJob, intent: IntentRow) -> list[tuple[str, Amount]]:
+def _awaited(job: ElasticJob, intent: ResizeRow) -> list[tuple[str, Amount]]:
     """The nodes that a resize waits for, and what it needs on each."""
     return [
         (node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))

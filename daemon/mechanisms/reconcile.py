@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.db.rows import InUse, ResizeRow
 
 from ..capacity.roster import ElasticJob, HeldPiece, Roster
 from ..capacity.shrink_options import Unit, units_of
@@ -22,7 +22,7 @@ from .timeouts import Bounds
 def next_actions(
     roster: Roster,
     in_use: Mapping[int, InUse],
-    intents: Iterable[IntentRow],
+    intents: Iterable[ResizeRow],
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
@@ -51,7 +51,7 @@ def next_actions(
 
 
 def unused(
-    roster: Roster, in_use: Mapping[int, InUse], intents: Iterable[IntentRow], before: Mapping[Unit, float], now: float
+    roster: Roster, in_use: Mapping[int, InUse], intents: Iterable[ResizeRow], before: Mapping[Unit, float], now: float
 ) -> dict[Unit, float]:
     """Since when each unit that Slurm holds has been neither trained on nor part of an open resize."""
     by_job = {intent.directive.job_id: intent for intent in intents}
@@ -70,7 +70,7 @@ def unused(
 def _for_job(
     job: ElasticJob,
     use: InUse | None,
-    intent: IntentRow | None,
+    intent: ResizeRow | None,
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
@@ -92,7 +92,7 @@ def _release(
     job: ElasticJob,
     held: HeldPiece,
     use: InUse,
-    intent: IntentRow | None,
+    intent: ResizeRow | None,
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
@@ -107,7 +107,7 @@ def _release(
     return dropping(held.piece.kind).release(job, held, due, why)
 
 
-def _wanted(use: InUse | None, intent: IntentRow | None, held: HeldPiece) -> set[Unit]:
+def _wanted(use: InUse | None, intent: ResizeRow | None, held: HeldPiece) -> set[Unit]:
     """Units of a piece that must stay: trained on, or part of a resize that has not switched yet."""
     if use is None:
         return units_of((held.piece,))
@@ -125,7 +125,7 @@ def _leaked_queued(job: ElasticJob, unused_since: Mapping[Unit, float], now: flo
     return COMPANION.undo(job.job_id, leaked, "waits for a resize that is over")
 
 
-def _overdue(job: ElasticJob, intent: IntentRow, now: float, bounds: Bounds) -> Close | None:
+def _overdue(job: ElasticJob, intent: ResizeRow, now: float, bounds: Bounds) -> Close | None:
     directive, quiet = intent.directive, now - intent.updated
     wait = directive.wait_s + bounds.margin_s
     limit = {

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from slurm_elastic.db.rows import EventRow, IntentRow, InUse
+from slurm_elastic.db.rows import EventRow, InUse, ResizeRow
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
 from ..capacity.ledger import Amount
@@ -70,7 +70,7 @@ class RequeueResized(Mechanism):
         return directive.requeues
 
     def next_actions(
-        self, job: ElasticJob | None, use: InUse | None, intent: IntentRow, now: float, bounds: Bounds
+        self, job: ElasticJob | None, use: InUse | None, intent: ResizeRow, now: float, bounds: Bounds
     ) -> list[Action]:
         number, quiet = intent.directive.id, now - intent.updated
         if job is None:
@@ -86,7 +86,7 @@ class RequeueResized(Mechanism):
             return _close(job.base, intent, "failed", f"state {intent.state} is none of a requeue")
         return step(job, use, intent, quiet, bounds)
 
-    def awaits(self, job: ElasticJob, intent: IntentRow) -> tuple[Shape, ...]:
+    def awaits(self, job: ElasticJob, intent: ResizeRow) -> tuple[Shape, ...]:
         return intent.directive.add if intent.state in ("issued", "accepted", "saved") else ()
 
     def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
@@ -127,14 +127,14 @@ def bound_by_a_shrink(job: Job, shrinks: Iterable[EventRow]) -> bool:
     )
 
 
-def _until_told(base: Job, intent: IntentRow, quiet: float, most_s: float, end: str, missing: str) -> list[Action]:
+def _until_told(base: Job, intent: ResizeRow, quiet: float, most_s: float, end: str, missing: str) -> list[Action]:
     """Wait for the supervisor's word as long as the job runs, `most_s` seconds at most."""
     if not base.running:
         return _close(base, intent, "withdrawn", "the job does not run any more")
     return _close(base, intent, end, f"{missing} within {quiet:.0f} s") if quiet >= most_s else []
 
 
-def _saved(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+def _saved(job: ElasticJob, use: InUse | None, intent: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
     base, number = job.base, intent.directive.id
     if base.pending:
         return [Advance(job.job_id, number, "submitted")]
@@ -146,7 +146,7 @@ def _saved(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, 
     return [_requeue(base, intent)] if base.running else []
 
 
-def _submitted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+def _submitted(job: ElasticJob, use: InUse | None, intent: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
     base, number = job.base, intent.directive.id
     if base.running:
         return [Advance(job.job_id, number, "granted"), _free(base)]
@@ -160,7 +160,7 @@ def _submitted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: flo
     return [Resume(job.job_id, base.job_id, number, size, f"requeued at another size by resize {number}")]
 
 
-def _granted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float, bounds: Bounds) -> list[Action]:
+def _granted(job: ElasticJob, use: InUse | None, intent: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
     base, number = job.base, intent.directive.id
     if not base.running:
         return _close(base, intent, "failed", "it ended again before it trained")
@@ -171,7 +171,7 @@ def _granted(job: ElasticJob, use: InUse | None, intent: IntentRow, quiet: float
     return []
 
 
-def size_of(intent: IntentRow) -> Size:
+def size_of(intent: ResizeRow) -> Size:
     """The size that a resize by requeue leads to."""
     shape = intent.directive.add[0]
     return Size(shape.nodes, shape.gpus_per_node)
@@ -184,7 +184,7 @@ def _has(base: Job, size: Size, now: float) -> bool:
     )
 
 
-def _requeue(base: Job, intent: IntentRow) -> Requeue:
+def _requeue(base: Job, intent: ResizeRow) -> Requeue:
     shape, number = intent.directive.add[0], intent.directive.id
     return Requeue(base.job_id, base.job_id, number, shape.node_list, base.user, f"another size by resize {number}")
 
@@ -193,5 +193,5 @@ def _free(base: Job) -> Free:
     return Free(base.job_id, base.job_id, f"it has its nodes ({reservation_of(base.job_id)})")
 
 
-def _close(base: Job, intent: IntentRow, state: str, detail: str) -> list[Action]:
+def _close(base: Job, intent: ResizeRow, state: str, detail: str) -> list[Action]:
     return [_free(base), Close(base.job_id, intent.directive.id, state, detail)]

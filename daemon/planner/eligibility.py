@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
-from slurm_elastic.db.rows import IntentRow, InUse, ObservationRow
+from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.bottleneck import SLOW_RANK
 from slurm_elastic.protocol.messages import Piece, Report
 from slurm_elastic.protocol.request import ElasticRequest
@@ -29,9 +29,9 @@ class JobState:
     """What the store knows of a job."""
 
     in_use: InUse | None = None
-    intent: IntentRow | None = None
+    intent: ResizeRow | None = None
     """Its open resize."""
-    last: IntentRow | None = None
+    last: ResizeRow | None = None
     """Its last closed one."""
     pinned: int | None = None
     observations: tuple[ObservationRow, ...] = ()

@@ -67,7 +67,7 @@ class Allocation(JobRecord):
         )
     )
     generation: int | None = field(metadata=about("number of the world of workers", Column("Generation", "Gen")))
-    directive: int | None = field(
+    resize: int | None = field(
         metadata=about("number of the order that began this row; 0: none did", Column("Directive"))
     )
     reason: str | None = field(metadata=about("why it got this size, as a code", Column("Reason")))
@@ -148,7 +148,7 @@ def _row(allocation: AllocationRow, job: JobRow, viewer: Viewer, state: str, now
         gpu_hours=elapsed_s * allocation.gpus / 3600,
         pause_s=allocation.pause_s,
         generation=allocation.generation,
-        directive=allocation.directive,
+        resize=allocation.resize,
         reason=allocation.reason,
         reason_text=reason_text(allocation.reason),
     )

@@ -17,7 +17,7 @@ from .status import JobStatus, job_row
 from .visibility import seen
 
 if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, IntentRow, ObservationRow
+    from slurm_elastic.db.rows import DecisionRow, ObservationRow, ResizeRow
     from slurm_elastic.db.store import Store
 
 DECISIONS = 50
@@ -61,7 +61,7 @@ class PastResize:
     pause_s: float
     reason: str
     reason_text: str
-    directive: int = field(metadata=about("number of its order; 0: none did"))
+    id: int = field(metadata=about("its id; 0: the supervisor changed by itself"))
     cause: Decision | None = field(metadata=about("the decision behind it"))
 
 
@@ -140,10 +140,10 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     job = visible_job(store, job_id, viewer)
     rows = sorted(store.decisions(job_id, DECISIONS), key=lambda row: -row.at)
     decisions = _Decisions(store, viewer, rows)
-    opened = store.open_intent(job_id)
+    opened = store.resize_of(job_id)
     if opened is not None and opened.state == "running":
         opened = None  # the training has switched; what is left is to give back what it no longer uses
-    closed = store.last_closed_intent(job_id)
+    closed = store.last_closed_resize(job_id)
     return Explain(
         now=now,
         job=extended(ExplainedJob, job_row(store, job, viewer, now), record_reason=job.reason),
@@ -212,19 +212,19 @@ def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize
             pause_s=after.pause_s,
             reason=after.reason,
             reason_text=reason_text(after.reason),
-            directive=after.directive,
+            id=after.resize,
             cause=decisions.cause(after.gpus, after.batch, after.reason, after.start),
         )
     return None
 
 
-def _behind(intent: IntentRow, decisions: _Decisions) -> Decision | None:
+def _behind(intent: ResizeRow, decisions: _Decisions) -> Decision | None:
     order = intent.directive
     # The order is written down in the same round as its decision, a moment later or earlier.
     return decisions.cause(order.gpus, order.batch, order.reason, intent.created + 1)
 
 
-def _order(intent: IntentRow) -> Order:
+def _order(intent: ResizeRow) -> Order:
     return Order(
         id=intent.directive.id,
         gpus=intent.directive.gpus,

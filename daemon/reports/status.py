@@ -21,7 +21,7 @@ from .evidence import Evidence
 from .record import Column, about, read, redacted
 
 if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, JobRow
+    from slurm_elastic.db.rows import DecisionRow, InUse, JobRow, ResizeRow
     from slurm_elastic.db.store import Store
     from slurm_elastic.protocol.messages import Report
 
@@ -162,7 +162,7 @@ class LastKnown:
 
     used: InUse | None
     decision: DecisionRow | None
-    opened: IntentRow | None
+    opened: ResizeRow | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
 def whole(store: Store, now: float, active_only: bool = True) -> Board:
     """The rows of `status`, in full."""
     rows: Board = []
-    opened = {intent.directive.job_id: intent for intent in store.open_intents()}
+    opened = {intent.directive.job_id: intent for intent in store.open_resizes()}
     used = store.all_in_use()
     jobs = store.jobs(active_only=active_only)
     decided = store.standing([job.job_id for job in jobs]) if active_only else {}
@@ -231,7 +231,7 @@ def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:
 
 def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, known: LastKnown | None = None) -> JobStatus:
     """Everything known about one job, in one record."""
-    known = known or LastKnown(store.in_use(job.job_id), store.decision(job.job_id), store.open_intent(job.job_id))
+    known = known or LastKnown(store.in_use(job.job_id), store.decision(job.job_id), store.resize_of(job.job_id))
     used = known.used if job.end_time is None else None
     asked, target, report = _bounds(job.request), _where_to(job, known), store.last_report(job.job_id)
     measured = _measured(report, known.used)

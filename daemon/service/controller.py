@@ -16,6 +16,7 @@ from slurm_elastic.db.rows import REQUEUE
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..api.metrics import RoundState
 from ..api.waiters import Waiters
@@ -94,7 +95,7 @@ class DaemonController:
         """A resize has reached a phase, or the training has changed without one (directive 0)."""
         now = self.clock()
         at = phase.at if abs(phase.at - now) < SKEW_S else now
-        intent = self.store.intent(phase.directive) if phase.directive else None
+        intent = self.store.resize(phase.resize) if phase.resize else None
         if phase.phase in ("running", "finished") and phase.pieces:
             job = self.jobs.find(job_id)[0]
             if job is not None:
@@ -104,7 +105,7 @@ class DaemonController:
             reason = intent.directive.reason if intent else self._restart_reason(job_id)
             step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
             self.store.set_in_use(
-                job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.directive,
+                job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.resize,
                 step=step, samples=samples,
             )  # fmt: skip
             if step is not None and samples is not None:
@@ -115,17 +116,17 @@ class DaemonController:
             self.store.clear_in_use(job_id, at)
             self.registry.finished(job_id, phase.exit_code)
         if intent is not None and phase.phase != "finished":
-            self.store.move_intent(phase.directive, phase.phase, phase.detail, at=now)
+            self.store.advance_resize(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
         if phase.phase in ("saved", "running", "failed", "withdrawn", "finished"):
             self.wake(phase.phase)
 
     def directive(self, job_id: int) -> Directive | None:
         """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""
-        intent = self.store.open_intent(job_id)
+        intent = self.store.resize_of(job_id)
         if intent is not None:
             return intent.directive if intent.state in _to_do(intent.directive) else None
-        last = self.store.last_closed_intent(job_id)
+        last = self.store.last_closed_resize(job_id)
         if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < WITHDRAWAL_S:
             return replace(last.directive, withdrawn=True)
         return None
@@ -202,7 +203,7 @@ class DaemonController:
 
         The pause is the time from the last step before the requeue to the first step after it.
         """
-        intent = self.store.open_intent(job_id)
+        intent = self.store.resize_of(job_id)
         if intent is None or not intent.directive.requeues or intent.state in ("issued", "accepted", "saved"):
             return 0.0, "registered", 0
         ends = [row.end for row in self.store.allocations(job_id) if row.end is not None]
@@ -215,7 +216,7 @@ class DaemonController:
 
     def _record(self, job_id: int, phase: Phase, now: float) -> None:
         detail: dict[str, Any] = {
-            "resize": phase.directive,
+            "resize": phase.resize,
             "generation": phase.generation,
             "gpus": sum(piece.gpus for piece in phase.pieces),
             "batch": phase.batch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.db.store import Store
 
 from ..models.cache import Fitted
@@ -30,7 +30,7 @@ class JobInputs:
         self._logged: dict[int, str] = {}
 
     def collect(
-        self, job_ids: Iterable[int], in_use: Mapping[int, InUse], intents: Mapping[int, IntentRow], now: float
+        self, job_ids: Iterable[int], in_use: Mapping[int, InUse], intents: Mapping[int, ResizeRow], now: float
     ) -> dict[int, JobState]:
         """The inputs of these jobs, which must be all that run."""
         store, wanted = self._store, list(job_ids)
@@ -45,7 +45,7 @@ class JobInputs:
             found[job_id] = JobState(
                 in_use=in_use[job_id],
                 intent=intents.get(job_id),
-                last=store.last_closed_intent(job_id),
+                last=store.last_closed_resize(job_id),
                 pinned=store.pinned(job_id),
                 observations=seen[job_id],
                 model=models.get(job_id),

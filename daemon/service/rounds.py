@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, Mark
+from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import SlurmError, StoreError
 from slurm_elastic.protocol.messages import Directive
@@ -51,7 +51,7 @@ class Observed:
 
     snapshot: Snapshot
     roster: Roster
-    intents: Mapping[int, IntentRow]
+    intents: Mapping[int, ResizeRow]
     in_use: Mapping[int, InUse]
 
 
@@ -187,7 +187,7 @@ class Rounds:
     def _read_store(self, snapshot: Snapshot, roster: Roster) -> Observed:
         # Intents before allocations: a supervisor's `running` stores the allocation first, so an intent read as
         # running is never paired with the allocation from before its switch.
-        intents = {intent.directive.job_id: intent for intent in self.store.open_intents()}
+        intents = {intent.directive.job_id: intent for intent in self.store.open_resizes()}
         return Observed(snapshot, roster, intents, self.store.all_in_use())
 
     def _reconcile(self, seen: Observed, now: float) -> bool:
@@ -241,7 +241,7 @@ class Rounds:
             return
         for directive in directives:
             try:
-                ordered = self.store.new_intent(directive, now)
+                ordered = self.store.begin_resize(directive, now)
             except StoreError as error:
                 log.warning("job %d: no resize is ordered: %s", directive.job_id, error)
                 continue

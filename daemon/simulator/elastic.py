@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_elastic.db.rows import IntentRow
+from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.roster import Roster
 from ..optimizer.plan import Solver, plan_pools
@@ -109,7 +110,7 @@ class Elastic(Simulation):
             self.cluster.grow(i, order.add, order.id)
         job.held = order.gpus
         job.resized_before = job.resize
-        job.resize = IntentRow(order, "issued", "", self.now, self.now)
+        job.resize = ResizeRow.issued(order, self.now)
         self.changes.append((self.now, job.trace.job_id, order.gpus, order.batch))
         if order.add and self.settings.grow_wait_s > 0:
             self._set_rate(i)
@@ -126,7 +127,7 @@ class Elastic(Simulation):
         order = job.resize.directive
         job.gpus, job.batch = order.gpus, order.batch
         self._pause(i)
-        job.resize = replace(job.resize, state="done", updated=job.resume_at)
+        job.resize = job.resize.come_to(ResizeState.DONE, job.resume_at)
         job.resized_at = [*job.resized_at[-self.rules.max_resizes_per_job_hour :], job.resume_at]
         self.states.trains(i + 1, self.cluster.elastic[i + 1].pieces, job.batch, self.now)
         self._want_decision()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_elastic.db.rows import IntentRow
+from slurm_elastic.db.rows import ResizeRow
 
 from ..config.settings import Settings as PlannerSettings
 from ..optimizer.models.goodput import nearest
@@ -93,9 +93,9 @@ class Job:
     resume_at: float = 0.0
     version: int = 0
     moves: int = 0
-    resize: IntentRow | None = None
+    resize: ResizeRow | None = None
     """Its last resize, which is open while its growth waits."""
-    resized_before: IntentRow | None = None
+    resized_before: ResizeRow | None = None
     resized_at: list[float] = field(default_factory=list)
     start_s: float = -1.0
     end_s: float = -1.0

@@ -1,6 +1,6 @@
 """Writes the next revision from the difference between schema.py and the revisions so far.
 
-    python -m slurm_elastic.db.migrations.new 0002 "jobs know their QOS"
+    python -m slurm_elastic.db.migrations.new 0201 "jobs know their QOS"
 
 A start, to be read and corrected by hand: Alembic sees no renames.
 """

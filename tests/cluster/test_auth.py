@@ -32,7 +32,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.client import Client, TokenRefused
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import Piece, Registration, Report, Reports, to_json
+from slurm_elastic.protocol.messages import VERSION, Piece, Registration, Report, Reports, to_json
 
 
 @dataclasses.dataclass
@@ -87,7 +87,7 @@ def world(
 def _trained_on(daemon: Daemon, job_id: int) -> Registration:
     """What the job's supervisor says at its start: that it trains on what Slurm gave it."""
     job = daemon.jobs.latest().jobs[job_id]
-    return Registration(1, 1, (Piece(job_id, "base", job.nodes, job.gpus_per_node),), 64, "train.py")
+    return Registration(VERSION, 1, (Piece(job_id, "base", job.nodes, job.gpus_per_node),), 64, "train.py")
 
 
 @contextlib.contextmanager

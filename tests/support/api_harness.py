@@ -20,12 +20,12 @@ from slurm_elastic.daemon.service.listeners import unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.daemon.service.systemd import Notifier
 from slurm_elastic.db.rows import JobRow
-from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration, Report, to_json
+from slurm_elastic.protocol.messages import VERSION, Directive, Grant, Phase, Piece, Registration, Report, to_json
 
 ADA, BOB, ROOT = 1000, 2000, 0
 BASE = Piece(7, "base", ("n1",), 4)
 DIRECTIVE = Directive(3, 7, (BASE,), (), 4, 64, "shrink_share", 60.0)
-REGISTRATION = to_json(Registration(1, 1, (BASE,), 64, "train.py"))
+REGISTRATION = to_json(Registration(VERSION, 1, (BASE,), 64, "train.py"))
 REPORT = Report(1, 5.0, 4, 1, 64, 16, 1, 10, 0.1, 0.1, 640.0, 10, 640, 0)
 
 

@@ -85,9 +85,9 @@ class World:
             now = self.picture()
             quiet = quiet + 1 if now == before else 0
             before = now
-            if quiet > 8 and not self.store.open_intents():
+            if quiet > 8 and not self.store.open_resizes():
                 return number
-        raise AssertionError(f"not settled after {rounds} rounds: {self.picture()}, {self.store.open_intents()}")
+        raise AssertionError(f"not settled after {rounds} rounds: {self.picture()}, {self.store.open_resizes()}")
 
     def snapshot(self) -> Snapshot:
         """What there is, whether or not slurmctld answers."""

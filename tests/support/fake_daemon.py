@@ -97,7 +97,7 @@ class FakeDaemon:
         """The first such phase, once it has come."""
 
         def find() -> Phase | None:
-            return next((p for p in list(self.phases) if (p.directive, p.phase) == (directive, phase)), None)
+            return next((p for p in list(self.phases) if (p.resize, p.phase) == (directive, phase)), None)
 
         found = wait_until(find, timeout, lambda: f"{phase} of {directive}; seen: {self.told()}")
         assert found is not None
@@ -109,7 +109,7 @@ class FakeDaemon:
 
     def told(self) -> list[tuple[int, str]]:
         """(directive, phase) in the order of arrival."""
-        return [(phase.directive, phase.phase) for phase in self.phases]
+        return [(phase.resize, phase.phase) for phase in self.phases]
 
     def _answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         url = urlsplit(request.path)

@@ -167,7 +167,7 @@ class Campaign:
         finally:
             connection.close()
 
-    def open_intents(self) -> dict[int, str]:
+    def open_resizes(self) -> dict[int, str]:
         return dict(self.rows("select open_job, state from intents where open_job is not null"))
 
     def problems(self) -> list[str]:
@@ -180,7 +180,7 @@ class Campaign:
         wrong = [f"daemon: {health}"] if health.get("trouble") or health.get("mode") != "act" else []
         used = dict(self.rows("select job_id, pieces from in_use"))
         plan = dict(self.rows("select job_id, gpus_to from decisions order by id"))
-        opened = self.open_intents()
+        opened = self.open_resizes()
         live = {job.job_id for job in self.jobs}
         for job in self.jobs:
             held = queue.get(job.job_id)

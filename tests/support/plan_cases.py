@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cluster_snapshots import Cluster
+from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
@@ -14,7 +15,7 @@ from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.memory import Memory
-from slurm_elastic.db.rows import DecisionRow, IntentRow, InUse, Mark, ObservationRow
+from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ObservationRow, ResizeRow
 from slurm_elastic.protocol.messages import Directive
 
 REQUEST = "elastic:gpus=2-16,batch=240-256"
@@ -100,5 +101,5 @@ def order(plan: Plan, job_id: int) -> Directive:
     return next(directive for directive in plan.directives if directive.job_id == job_id)
 
 
-def closed(state: str, at: float, job_id: int = 1) -> IntentRow:
-    return IntentRow(Directive(1, job_id, (), (), 4, 256, "grow_idle", 60.0), state, "", at, at)
+def closed(state: str, at: float, job_id: int = 1) -> ResizeRow:
+    return resize_row(Directive(1, job_id, (), (), 4, 256, "grow_idle", 60.0), state, at, at)

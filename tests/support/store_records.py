@@ -7,9 +7,10 @@ from dataclasses import fields
 from sqlalchemy import select
 
 from slurm_elastic.db import schema
-from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.db.rows import DecisionRow, JobRow, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Directive, Piece, Report, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 JOB = JobRow(
     job_id=7,
@@ -61,6 +62,11 @@ def report(
         samples=step * batch,
         epoch=0,
     )
+
+
+def resize_row(directive: Directive, state: str, created: float, updated: float) -> ResizeRow:
+    """A resize as the store gives it: stored at one time, in its state since the other."""
+    return ResizeRow.issued(directive, created).come_to(ResizeState(state), updated)
 
 
 def kept_reports(store: Store, job_id: int) -> list[Report]:

@@ -65,7 +65,7 @@ class Drive:
         return [action for action in self.fresh if isinstance(action, kind)]
 
     def phases(self, directive: int) -> list[str]:
-        return [action.phase.phase for action in self.every(ReportPhase) if action.phase.directive == directive]
+        return [action.phase.phase for action in self.every(ReportPhase) if action.phase.resize == directive]
 
     def worlds(self, generation: int) -> dict[str, dict[str, Any]]:
         """worker -> its world message of that generation."""

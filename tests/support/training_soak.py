@@ -165,7 +165,7 @@ class Soak:
         )
 
     def _phases(self, directive: int) -> list[Phase]:
-        return [phase for phase in list(self.daemon.phases) if phase.directive == directive]
+        return [phase for phase in list(self.daemon.phases) if phase.resize == directive]
 
     def _wait(self, predicate: Callable[[], T], what: str) -> T:
         def looked() -> T:

@@ -19,6 +19,7 @@ from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Directive, Piece, Report, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 ALICE, BOB = 1000, 1001
 
@@ -117,7 +118,7 @@ def _resized(store: Store) -> None:
     ).result()
     for clock, directive in (("13:20:35", 7),):
         order = Directive(0, 1215, (base(1215, "n1"),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 120)
-        assert store.new_intent(order, at(clock)).id == directive - 6
+        assert store.begin_resize(order, at(clock)).id == directive - 6
     store.save_decisions(
         at("13:20:35"),
         [
@@ -156,8 +157,8 @@ def _resized(store: Store) -> None:
         step=1850,
         samples=947200,
     )
-    store.move_intent(1, "running", at=at("13:20:41"))
-    store.move_intent(1, "done", at=at("13:20:44"))
+    store.advance_resize(1, ResizeState.RUNNING, at=at("13:20:41"))
+    store.advance_resize(1, ResizeState.DONE, at=at("13:20:44"))
     store.submit_reports(
         1215,
         [report(f"13:{minute}:00", 2, 256, 496, 1850 + 90 * (minute - 20), 2) for minute in range(21, 25)],
@@ -173,7 +174,7 @@ def _resized(store: Store) -> None:
             )
         ],
     )
-    store.add_event(1215, "directive", "selasticd", {"directive": 1, "gpus": 2, "batch": 256}, at("13:20:35"))
+    store.add_event(1215, "resize_issued", "selasticd", {"resize": 1, "gpus": 2, "batch": 256}, at("13:20:35"))
     store.add_event(1215, "running", "supervisor", {"generation": 2, "pause_s": 0.8}, at("13:20:41"))
 
 
@@ -189,10 +190,10 @@ def _growing(store: Store) -> None:
     )
     store.save_decisions(at("13:24:30"), [decision])
     order = Directive(0, 1207, (base(1207, "n3"),), (Shape(1, 2),), 4, 512, Reason.GROW_IDLE.value, 120)
-    made = store.new_intent(order, at("13:24:30"))
+    made = store.begin_resize(order, at("13:24:30"))
     resizing = DecisionRow(1207, at("13:24:40"), 2, 4, 256, 512, Reason.KEEP_RESIZING.value, None, None, mode="act")
     store.save_decisions(at("13:24:40"), [resizing])
-    store.move_intent(made.id, "submitted", "companion 1222 is pending", at("13:24:31"))
+    store.advance_resize(made.id, ResizeState.SUBMITTED, "companion 1222 is pending", at("13:24:31"))
 
 
 def _others(store: Store) -> None:

@@ -29,6 +29,7 @@ import dataclasses, os, sys, threading, itertools
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Directive, Report
+from slurm_elastic.protocol.resize_state import ResizeState
 
 url, begin = sys.argv[1], int(sys.argv[2])
 store = Store.open(url)
@@ -47,13 +48,13 @@ def decide():
     for i in itertools.count(begin):
         store.save_decisions(float(i), [DecisionRow(7, float(i), i, i + 1, 64, 64, "grow_idle", None, None)])
         said("decision", i)
-        number = store.new_intent(Directive(0, 7, (), (), 4, 64, "grow_idle", 60.0), float(i)).id
-        said("intent", number)
-        store.move_intent(number, "done", "", float(i))
+        number = store.begin_resize(Directive(0, 7, (), (), 4, 64, "grow_idle", 60.0), float(i)).id
+        said("resize", number)
+        store.advance_resize(number, ResizeState.DONE, "", float(i))
         said("closed", number)
 
-for intent in store.open_intents():
-    store.move_intent(intent.directive.id, "failed", "the daemon was killed", 0.0)
+for resize in store.open_resizes():
+    store.advance_resize(resize.id, ResizeState.FAILED, "the daemon was killed", 0.0)
 said("ready")
 threads = [threading.Thread(target=report, args=(part,), daemon=True) for part in range(4)]
 for thread in threads: thread.start()
@@ -66,7 +67,7 @@ def report(step: int) -> Report:
 
 
 def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
-    """A writer under load is killed at random moments, again and again: every report, decision and order that it was
+    """A writer under load is killed at random moments, again and again: every report, decision and resize that it was
     told is stored, is; the file is whole; and what was open can be closed by the next one."""
     with Store.open(url) as store:
         store.upsert_job(JOB)
@@ -77,7 +78,7 @@ def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
         assert lines and lines[0] == ["ready"], f"seed {seed}: the writer did not start"
         said += lines[1:]
     told = {
-        kind: {int(word) for what, word in said if what == kind} for kind in ("report", "decision", "intent", "closed")
+        kind: {int(word) for what, word in said if what == kind} for kind in ("report", "decision", "resize", "closed")
     }
     assert all(len(numbers) > ROUNDS for numbers in told.values())
     check = sqlite3.connect(url.removeprefix("sqlite:///"))
@@ -87,9 +88,9 @@ def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
     with Store(url) as store:
         assert told["report"] <= {row.step for row in kept_reports(store, 7)}, f"seed {seed}"
         assert told["decision"] <= {row.gpus_from for row in store.decisions(7, 10**9)}, f"seed {seed}"
-        states = {intent: store.intent(intent).state for intent in told["intent"]}
-        assert all(states[intent] == "done" for intent in told["closed"]), f"seed {seed}"
-        assert len(store.open_intents()) <= 1
+        states = {number: store.resize(number).state for number in told["resize"]}
+        assert all(states[number] == "done" for number in told["closed"]), f"seed {seed}"
+        assert len(store.open_resizes()) <= 1
 
 
 def _killed_after(url: str, begin: int, seconds: float) -> list[list[str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
+import subprocess
 import tempfile
 import threading
 import time
@@ -12,10 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from slurm_elastic.db import engine, migrate
 from slurm_elastic.db.migrate import head
+from slurm_elastic.db.schema import metadata
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
@@ -82,6 +87,34 @@ def test_the_files_of_the_migrations_are_named_by_their_revisions() -> None:
     scripts = ScriptDirectory.from_config(migrate.alembic_config())
     assert [head()] == scripts.get_heads()
     assert migrate._revisions() == tuple(script.revision for script in scripts.walk_revisions())
+
+
+def test_the_first_migration_makes_the_schema(store: Store) -> None:
+    """What the migrations have made is what schema.py says: Alembic finds nothing to change."""
+    with store._db.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+
+
+@pytest.mark.parametrize("revision", migrate.OF_0_1_0)
+def test_a_database_of_0_1_0_is_refused_with_the_way_out(tmp_path: Path, revision: str) -> None:
+    """Nothing in it is touched, and the sentence is the command: carried out, the daemon starts on an empty one."""
+    path = tmp_path / "selastic.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute("CREATE TABLE intents (id INTEGER)")
+        connection.execute("INSERT INTO alembic_version VALUES (?)", [revision])
+    connection.close()
+    before, url = path.read_bytes(), f"sqlite:///{path}"
+    for opening in (Store.open, Store, migrate.probe, lambda address: migrate.prepare(engine.Database(address))):
+        with pytest.raises(StoreError, match=r"was written by slurm-elastic 0\.1\.0, which 0\.2\.0 does not") as caught:
+            opening(url)
+    assert path.read_bytes() == before or sqlite3.connect(path).execute("SELECT * FROM intents").fetchall() == []
+    command = re.search(r"\((mkdir .*)\)", str(caught.value))
+    assert command is not None
+    subprocess.run(["sh", "-c", command[1]], check=True)
+    Store.open(url).close()
+    assert (tmp_path / "0.1.0" / "selastic.db").exists()
 
 
 def test_a_newer_schema_is_refused(store: Store, url: str) -> None:

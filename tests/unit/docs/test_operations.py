@@ -10,7 +10,7 @@ import pytest
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.reconcile import Bounds
 from slurm_elastic.daemon.text.reasons import Reason
-from slurm_elastic.db.rows import CLOSED_STATES, INTENT_STATES
+from slurm_elastic.protocol.resize_state import ResizeState
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "how-to" / "operations.md").read_text()
@@ -47,5 +47,5 @@ def test_the_bounds_are_the_settings(name: str) -> None:
 def test_every_open_state_has_a_bound() -> None:
     """No state of a resize is without a row."""
     rows = re.findall(r"^\| `(\w+)`", section("What a resize may take, and its way back"), re.MULTILINE)
-    assert set(rows) == set(INTENT_STATES) - set(CLOSED_STATES)
+    assert set(rows) == {state.value for state in ResizeState if not state.closed}
     assert f"+ {Bounds().margin_s:.0f} s" in TEXT

@@ -84,6 +84,43 @@ def test_any_parsed_json_is_either_a_phase_or_refused(data: object) -> None:
     assert isinstance(phase, messages.Phase)
 
 
+PIECE = messages.Piece(12, "base", ("n1", "n2"), 4, "a100")
+MESSAGES = (
+    messages.Registration(messages.VERSION, 1, (PIECE,), 64, "train.py"),
+    messages.Grant("token", True, "", 10.0),
+    messages.Reports((messages.decode(messages.Report, REPORT),)),
+    messages.Directive(7, 12, (PIECE,), (messages.Shape(1, 4),), 12, 768, "grow_idle", 60.0),
+    messages.Phase(7, "running", 2, (PIECE,), 64, 1.5),
+)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_fields_of_a_newer_version_are_ignored(message: Any) -> None:
+    """In every message of either direction, and in what lies inside; of our own version they are mistakes."""
+    data = json.loads(messages.to_json(message))
+    data |= {"tomorrow": 1}
+    with pytest.raises(messages.WireError, match="unknown field 'tomorrow'"):
+        messages.decode(type(message), data)
+    for inner in ("pieces", "reports", "keep", "add"):
+        for entry in data.get(inner, []):
+            entry["tomorrow"] = {"x": 1}
+    data["version"] = messages.VERSION + 1
+    assert dataclasses.replace(messages.decode(type(message), data), version=messages.VERSION) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_fields_that_an_older_version_lacks_have_defaults(message: Any) -> None:
+    """Whoever does not know an optional field yet is understood."""
+    optional = {field.name for field in dataclasses.fields(message) if field.default is not dataclasses.MISSING}
+    data = {key: value for key, value in json.loads(messages.to_json(message)).items() if key not in optional}
+    assert messages.decode(type(message), data) == message
+
+
+def test_messages_carry_their_version() -> None:
+    """All but the parts of others."""
+    assert all(json.loads(messages.to_json(message))["version"] == messages.VERSION for message in MESSAGES)
+
+
 def test_a_phase_without_an_exit_code_is_one_of_zero() -> None:
     """Supervisors that do not know the field yet are understood; a code that is no whole number from 0 is refused."""
     phase = messages.Phase(0, "finished", 3, (), 64, 1.5, exit_code=143)

@@ -278,7 +278,7 @@ class SupervisorContext:
         self.do(
             ReportPhase(
                 Phase(
-                    directive=directive,
+                    resize=directive,
                     phase=phase,
                     generation=self.world.generation if self.world else self.generation,
                     pieces=self.pieces,

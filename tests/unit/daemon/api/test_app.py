@@ -27,7 +27,7 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import SlurmUnreachable, StoreError
-from slurm_elastic.protocol.messages import MAX_BODY, Phase, Registration, Reports, to_json
+from slurm_elastic.protocol.messages import MAX_BODY, VERSION, Phase, Registration, Reports, to_json
 from slurm_elastic.protocol.munge import MungeError
 
 
@@ -69,7 +69,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_health_needs_no_credential(world: World) -> None:
     """Anyone may see that the daemon is there and in which mode."""
     health = world.http.get("/v1/health").json()
-    assert (health["status"], health["version"], health["mode"], health["rounds"]) == ("ok", 1, "advise", 1)
+    assert (health["status"], health["version"], health["mode"], health["rounds"]) == ("ok", VERSION, "advise", 1)
 
 
 def test_registration_gives_a_token_for_that_job_alone(world: World) -> None:
@@ -291,8 +291,8 @@ def test_pin(world: World) -> None:
 def test_phases_are_the_jobs_own(world: World) -> None:
     """A phase of another job's directive is refused before the daemon hears of it."""
     headers = with_token(world.token())
-    own = world.store.new_intent(dataclasses.replace(DIRECTIVE, id=0), 1.0).id
-    others = world.store.new_intent(dataclasses.replace(DIRECTIVE, id=0, job_id=8), 1.0).id
+    own = world.store.begin_resize(dataclasses.replace(DIRECTIVE, id=0), 1.0).id
+    others = world.store.begin_resize(dataclasses.replace(DIRECTIVE, id=0, job_id=8), 1.0).id
 
     def send(directive: int, phase: str = "accepted") -> int:
         body = to_json(Phase(directive, phase, 1, (BASE,), 64, 5.0))
@@ -300,7 +300,7 @@ def test_phases_are_the_jobs_own(world: World) -> None:
 
     assert send(own) == 200 and send(0, "finished") == 200
     assert send(others) == 403 and send(404) == 404 and send(own, "exploded") == 400
-    assert [call[2].directive for call in world.controller.calls if call[0] == "phase"] == [own, 0]
+    assert [call[2].resize for call in world.controller.calls if call[0] == "phase"] == [own, 0]
 
 
 def test_directive_is_waited_for(world: World) -> None:
@@ -357,11 +357,23 @@ def test_a_fault_of_ours_tells_nothing(world: World) -> None:
     assert answer.status_code == 500 and "hunter2" not in answer.text
 
 
-def test_another_version_is_refused(world: World) -> None:
-    """A supervisor of another protocol version is told which one is spoken."""
-    body = to_json(Registration(2, 1, (BASE,), 64, "train.py"))
+def test_a_shim_of_0_1_0_is_refused(world: World) -> None:
+    """Its user is told what to do; the training goes on at the size it has."""
+    body = to_json(Registration(1, 1, (BASE,), 64, "train.py"))
     answer = world.http.post("/v1/jobs/7/register", content=body, headers=as_uid(ADA))
-    assert answer.status_code == 400 and answer.json()["error"] == "version=2 is not spoken here; accepted: 1"
+    assert answer.status_code == 400 and "start the job again with the shim of the daemon" in answer.json()["error"]
+
+
+def test_a_newer_supervisor_is_taken(world: World) -> None:
+    """What this daemon does not know of its messages is ignored; the grant says which version the daemon has."""
+    data = json.loads(REGISTRATION) | {"version": VERSION + 1, "tomorrow": 1}
+    grant = world.http.post("/v1/jobs/7/register", content=json.dumps(data), headers=as_uid(ADA))
+    assert grant.status_code == 200 and grant.json()["version"] == VERSION
+    headers = with_token(grant.json()["token"])
+    phase = json.loads(to_json(Phase(0, "finished", 1, (BASE,), 64, 5.0)))
+    for sent, status in (({"version": VERSION + 1}, 200), ({}, 400)):
+        body = json.dumps(phase | {"tomorrow": 1} | sent)
+        assert world.http.post("/v1/jobs/7/phases", content=body, headers=headers).status_code == status
 
 
 def test_views_of_the_past_leave_threads_to_supervisors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

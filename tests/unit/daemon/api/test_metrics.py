@@ -33,7 +33,7 @@ def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
         store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 4, 64, 64, "keep_best", None, None)])
-        store.new_intent(DIRECTIVE, 1.0)
+        store.begin_resize(DIRECTIVE, 1.0)
         http = TestClient(app)
         headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202

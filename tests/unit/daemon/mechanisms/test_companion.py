@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from cluster_snapshots import Cluster
 from resizable_jobs import free_nodes, resizable
+from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.ledger import Amount
 from slurm_elastic.daemon.capacity.roster import sort_jobs
@@ -17,7 +18,6 @@ from slurm_elastic.daemon.mechanisms.companion import CompanionJob
 from slurm_elastic.daemon.mechanisms.in_place import ShrinkInPlace
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
 from slurm_elastic.daemon.slurm.site import Site
-from slurm_elastic.db.rows import IntentRow
 from slurm_elastic.protocol.messages import Directive, Shape
 
 COMPANION = CompanionJob()
@@ -111,7 +111,7 @@ def test_an_open_resize_waits_for_the_companions_in_the_queue() -> None:
     world.wait(5, 1, 4, "selastic:companion-of=1;directive=7", name="selastic-1", required_nodes=("n2",))
     job = sort_jobs(world.snapshot(), accepted={1}).elastic[1]
     queued, granted = Shape(1, 4, node_list=("n2",)), Shape(1, 4, node_list=("n3",))
-    intent = IntentRow(Directive(7, 1, job.pieces, (queued, granted), 12, 256, "r", 60.0), "submitted", "", 0.0, 0.0)
+    intent = resize_row(Directive(7, 1, job.pieces, (queued, granted), 12, 256, "r", 60.0), "submitted", 0.0, 0.0)
     assert COMPANION.awaits(job, intent) == (queued,)
     assert COMPANION.awaits(job, replace(intent, state="accepted")) == ()
 

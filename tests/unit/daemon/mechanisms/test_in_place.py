@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from cluster_snapshots import Cluster
 from resizable_jobs import free_nodes, resizable
+from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
@@ -17,7 +18,6 @@ from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import Site
-from slurm_elastic.db.rows import IntentRow
 from slurm_elastic.protocol.messages import Directive, Piece
 
 SHRINK, EXPAND = ShrinkInPlace(), ExpandInPlace()
@@ -84,7 +84,7 @@ def test_an_open_resize_needs_the_job_to_run() -> None:
     """Its releases follow from what is held and not used; a job that is gone ends it."""
     job = sort_jobs(snapshot(), accepted={1}).elastic[1]
     keep = (Piece(1, "base", ("n1",), 4),)
-    intent = IntentRow(Directive(7, 1, keep, (), 4, 256, "r", 60.0), "accepted", "", 0.0, 0.0)
+    intent = resize_row(Directive(7, 1, keep, (), 4, 256, "r", 60.0), "accepted", 0.0, 0.0)
     assert SHRINK.next_actions(job, None, intent, 1.0, Bounds()) == []
     assert SHRINK.next_actions(None, None, intent, 1.0, Bounds()) == [
         Close(1, 7, "withdrawn", "the job does not run any more")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_snapshots import TYPE, Cluster
 from daemon_harness import World
+from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.actions import Close, Free
@@ -15,7 +16,6 @@ from slurm_elastic.daemon.mechanisms.overtaken import overtaken
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.slurm.model import Snapshot
-from slurm_elastic.db.rows import IntentRow
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
 REQUEST = "elastic:gpus=4-12,step=4,batch=240-3840"
@@ -34,7 +34,7 @@ def cluster() -> Cluster:
 
 
 def found(snapshot: Snapshot, state: str = "submitted", *, keep: tuple[Piece, ...] = (BASE,)) -> dict[int, str]:
-    intent = IntentRow(Directive(7, 1, keep, (SHAPE,), 8, 240, "grow_idle", 60.0), state, "", 900.0, 950.0)
+    intent = resize_row(Directive(7, 1, keep, (SHAPE,), 8, 240, "grow_idle", 60.0), state, 900.0, 950.0)
     return overtaken(snapshot, sort_jobs(snapshot, accepted={1}), [intent])
 
 
@@ -91,7 +91,7 @@ def test_the_nodes_of_a_requeue_are_kept_no_longer() -> None:
     at = cluster()
     at.run(4, "n2", 1)
     snapshot = at.snapshot()
-    intent = IntentRow(Directive(7, 1, (), (SHAPE,), 4, 240, "grow_idle", 60.0), "saved", "", 900.0, 950.0)
+    intent = resize_row(Directive(7, 1, (), (SHAPE,), 4, 240, "grow_idle", 60.0), "saved", 900.0, 950.0)
     roster = sort_jobs(snapshot, accepted={1})
     actions = next_actions(roster, {}, [intent], {}, 960.0, Bounds(), overtaken(snapshot, roster, [intent]))
     assert actions[-2:] == [Free(1, 1, LOST[7]), Close(1, 7, "overtaken", LOST[7])]
@@ -105,14 +105,14 @@ def test_the_daemon_plans_anew_at_once(tmp_path: Path) -> None:
     job = world.elastic(comment=REQUEST)
     first = world.snapshot().jobs[1]
     assert first.nodes == ("n1",)
-    while not (intents := world.store.open_intents()):
+    while not (intents := world.store.open_resizes()):
         world.round()
     world.rigid()
     assert world.snapshot().nodes["n3"].gpus_used == 4
     world.slurm.finish(1)
     for _ in range(3):
         world.round()
-    lost = world.store.intent(intents[0].directive.id)
+    lost = world.store.resize(intents[0].directive.id)
     assert (lost.state, lost.detail) == ("overtaken", "node n3 is no longer free")
     world.settle()
     assert job.gpus == 8 and len(world.companions()) == 1

@@ -8,15 +8,17 @@ from itertools import pairwise
 
 import pytest
 from cluster_snapshots import TYPE, Cluster
+from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.actions import Action, Advance, Cancel, Close, Shrink
 from slurm_elastic.daemon.mechanisms.executor import Executor
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions, unused
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
-from slurm_elastic.db.rows import CLOSED_STATES, INTENT_STATES, IntentRow, InUse
+from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
 BOUNDS = Bounds()
@@ -37,12 +39,12 @@ def use(*pieces: Piece) -> dict[int, InUse]:
     return {1: InUse(1, 1, pieces, 256, 0.0, 0.0)}
 
 
-def intent(state: str, keep: tuple[Piece, ...] = (BASE,), add: tuple[Shape, ...] = (), age: float = 0.0) -> IntentRow:
-    return IntentRow(Directive(7, 1, keep, add, 8, 256, "r", 60.0), state, "", NOW - age, NOW - age)
+def intent(state: str, keep: tuple[Piece, ...] = (BASE,), add: tuple[Shape, ...] = (), age: float = 0.0) -> ResizeRow:
+    return resize_row(Directive(7, 1, keep, add, 8, 256, "r", 60.0), state, NOW - age, NOW - age)
 
 
 def act(
-    world: Cluster, in_use: dict[int, InUse], intents: Sequence[IntentRow] = (), idle_for: float = 1000.0
+    world: Cluster, in_use: dict[int, InUse], intents: Sequence[ResizeRow] = (), idle_for: float = 1000.0
 ) -> list[Action]:
     """The next actions, when whatever is unused has been so for `idle_for` seconds."""
     roster = sort_jobs(world.snapshot(), accepted={1})
@@ -68,7 +70,7 @@ def test_an_unused_companion_has_a_moment_of_grace() -> None:
     assert act(cluster(), use(BASE), idle_for=BOUNDS.leak_s - 1) == []
 
 
-@pytest.mark.parametrize("state", [state for state in INTENT_STATES if state not in CLOSED_STATES])
+@pytest.mark.parametrize("state", [state for state in ResizeState if not state.closed])
 @pytest.mark.parametrize("keep", [(BASE,), ()], ids=["resize", "requeue"])
 def test_every_state_that_a_supervisor_can_claim_comes_to_an_end(state: str, keep: tuple[Piece, ...]) -> None:
     """Also one that its kind of resize does not have: one supervisor's word must not end the round of all jobs."""
@@ -228,7 +230,7 @@ class Script:
     def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> None:
         self.log.append(f"event {kind}")
 
-    def move_intent(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
+    def advance_resize(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
         self.log.append(f"intent {number} {state}")
 
     def executor(self, **more: object) -> Executor:

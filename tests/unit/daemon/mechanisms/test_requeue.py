@@ -9,6 +9,7 @@ import pytest
 from cluster_snapshots import TYPE, Cluster
 from daemon_harness import World
 from resizable_jobs import Resizable, free_nodes, resizable
+from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
 from slurm_elastic.daemon.capacity.placement import Like
@@ -29,7 +30,7 @@ from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.slurm.fake import Component, FakeClient
 from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.site import Site
-from slurm_elastic.db.rows import REQUEUE, IntentRow, InUse
+from slurm_elastic.db.rows import REQUEUE, InUse
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
@@ -48,7 +49,7 @@ def actions(at: str, /, age: float = 5.0, use: InUse | None = None, **base: obje
         world.wait(1, 1, 4, VIA, **{"asked_per_node": 4, "restarts": 1, **base})
     else:
         world.run(1, "n1", 4, VIA, **{"asked_per_node": 4, **base})
-    intent = IntentRow(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), at, "", NOW - 100, NOW - age)
+    intent = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), at, NOW - 100, NOW - age)
     roster = sort_jobs(world.snapshot(), accepted={1})
     return next_actions(roster, {1: use} if use else {}, [intent], {}, NOW, Bounds())
 
@@ -100,7 +101,7 @@ def test_it_keeps_nothing_and_is_placed_on_its_own_nodes_first() -> None:
 
 def test_it_waits_for_its_nodes_until_it_was_put_back() -> None:
     """From then on they are kept for it, or it waits like any other job."""
-    intent = IntentRow(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", "", NOW, NOW)
+    intent = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", NOW, NOW)
     job = holder()[0].job
     assert REQUEUEING.awaits(job, intent) == (SHAPE,)
     assert REQUEUEING.awaits(job, replace(intent, state="submitted")) == ()
@@ -151,7 +152,7 @@ def test_each_state_has_a_bound(state: str, age: float, base: dict[str, object],
 
 def test_a_job_that_ended_is_forgotten() -> None:
     """Of a job that Slurm does not list any more, cancelled meanwhile for example, only the kept nodes are let go."""
-    intent = IntentRow(Directive(7, 9, (), (SHAPE,), 2, 240, "r", 60.0), "accepted", "", NOW, NOW)
+    intent = resize_row(Directive(7, 9, (), (SHAPE,), 2, 240, "r", 60.0), "accepted", NOW, NOW)
     done = next_actions(sort_jobs(Cluster(1).snapshot()), {}, [intent], {}, NOW, Bounds())
     assert done == [Free(9, 9, "the job has ended"), Close(9, 7, "withdrawn", "the job has ended")]
 
@@ -172,7 +173,7 @@ def test_a_refused_requeue_keeps_no_nodes(tmp_path: Path, monkeypatch: pytest.Mo
     for _ in range(6):
         world.round(2.0)
     assert kept == [True], "asked once, with its nodes kept"
-    assert not world.slurm._reserved and not world.store.open_intents()
+    assert not world.slurm._reserved and not world.store.open_resizes()
     base = world.snapshot().jobs[job.job_id]
     assert base.running and base.restarts == 0 and job.gpus == 4
 
@@ -296,8 +297,8 @@ def test_a_job_that_writes_no_checkpoint_is_not_put_back(tmp_path: Path) -> None
     job.silent = True
     for _ in range(int(Bounds().stop_s / 5.0) + 2):
         world.round()
-    assert not world.store.open_intents() and world.snapshot().jobs[job.job_id].restarts == 0
-    last = world.store.last_closed_intent(job.job_id)
+    assert not world.store.open_resizes() and world.snapshot().jobs[job.job_id].restarts == 0
+    last = world.store.last_closed_resize(job.job_id)
     assert last is not None and last.state == "failed" and "no checkpoint" in last.detail
     assert job.gpus == 4 and not world.slurm._reserved
 

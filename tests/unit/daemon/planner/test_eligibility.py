@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
+from store_records import resize_row
 
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.eligibility import weight_of
 from slurm_elastic.daemon.text.reasons import Reason
-from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.db.rows import InUse
 from slurm_elastic.protocol.messages import Directive, Piece
 from slurm_elastic.protocol.request import parse
 
@@ -115,7 +116,7 @@ def test_one_resize_at_a_time() -> None:
     """A job whose resize is under way gets no second one."""
     world = World(4)
     world.job(1, "n1")
-    intent = IntentRow(Directive(5, 1, (), (), 8, 256, "grow_idle", 60.0), "granted", "", NOW, NOW)
+    intent = resize_row(Directive(5, 1, (), (), 8, 256, "grow_idle", 60.0), "granted", NOW, NOW)
     world.state(1, intent=intent)
     assert world.plan().directives == ()
 
@@ -217,7 +218,7 @@ def test_the_batch_alone_can_change_and_waits_for_the_cooldown_too() -> None:
 def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
     """Jobs begin by taking a faster batch: GPUs that are idle then are not left idle for ten minutes."""
     ended = closed("done", NOW - 10)
-    ended = replace(ended, directive=replace(ended.directive, reason=Reason.BATCH.value))
+    ended = replace(ended, reason=Reason.BATCH.value)
     world = World(4)
     world.job(1, "n1")
     world.state(1, last=ended)

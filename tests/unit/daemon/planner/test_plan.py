@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plan_cases import NOW, REQUEST, SETTINGS, World, order, row, seen
+from store_records import resize_row
 
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.eligibility import slow_nodes
 from slurm_elastic.daemon.text.reasons import Reason
-from slurm_elastic.db.rows import IntentRow, InUse
+from slurm_elastic.db.rows import InUse
 from slurm_elastic.protocol.messages import Directive, Piece, Report, Shape
 
 # --- what the reports say of a node --------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def test_room_already_on_its_way_is_not_made_twice() -> None:
     world.job(2, "n3 n4")
     world.cluster.wait(9, 1)
     keep = (Piece(1, "base", ("n1",), 4, "a100"),)
-    intent = IntentRow(Directive(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", "", NOW, NOW)
+    intent = resize_row(Directive(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", NOW, NOW)
     world.state(1, intent=intent)
     plan = world.plan()
     assert plan.directives == () and plan.met[0].waits
@@ -179,7 +180,7 @@ def test_companions_under_way_are_not_promised_again() -> None:
     world.job(1, "n1")
     world.job(2, "n2")
     shape = Shape(1, 4, node_list=("n3",))
-    intent = IntentRow(Directive(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", "", NOW, NOW)
+    intent = resize_row(Directive(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", NOW, NOW)
     world.state(1, intent=intent)
     assert world.plan().directives == ()
 

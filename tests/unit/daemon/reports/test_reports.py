@@ -217,7 +217,7 @@ def test_explain_and_events_refuse_strangers_and_the_unknown(story: Store, viewe
 def test_events_are_oldest_first(story: Store, viewer: Callable[..., Any]) -> None:
     """The timeline reads downwards, each with who and what; a limit keeps the youngest."""
     rows = reports.events(story, 1215, viewer(1000)).events
-    assert [(row.kind, row.who) for row in rows] == [("directive", "selasticd"), ("running", "supervisor")]
+    assert [(row.kind, row.who) for row in rows] == [("resize_issued", "selasticd"), ("running", "supervisor")]
     assert rows[1].detail == {"generation": 2, "pause_s": 0.8}
     assert [row.kind for row in reports.events(story, 1215, viewer(1000), 1).events] == ["running"]
 

@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
         for job in snapshot.jobs.values():
             if job.name.startswith("selastic-"):
                 assert int(job.name.removeprefix("selastic-")) in bases
-        assert world.store.open_intents() == []
+        assert world.store.open_resizes() == []
 
 
 Machine.TestCase.settings = settings(

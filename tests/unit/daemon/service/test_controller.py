@@ -13,6 +13,7 @@ from daemon_harness import REQUEST, World
 from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration
+from slurm_elastic.protocol.resize_state import ResizeState
 
 
 @pytest.fixture
@@ -77,14 +78,14 @@ def test_a_phase_told_twice_changes_nothing(world: World) -> None:
     job = world.elastic()
     world.settle()
     rows = len(world.store.allocations(job.job_id))
-    last = world.store.last_closed_intent(job.job_id)
+    last = world.store.last_closed_resize(job.job_id)
     assert last is not None
     again = Phase(last.directive.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
     world.controller.phase(job.job_id, again)
     late = Phase(last.directive.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
     world.controller.phase(job.job_id, late)
     assert len(world.store.allocations(job.job_id)) == rows
-    assert world.store.intent(last.directive.id).state == "done"
+    assert world.store.resize(last.directive.id).state == "done"
 
 
 def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
@@ -184,7 +185,7 @@ def test_a_directive_is_handed_out_while_it_can_be_carried_out(world: World) -> 
     world.rounds.run()
     directive = world.controller.directive(job.job_id)
     assert directive is not None and not directive.withdrawn
-    world.store.move_intent(directive.id, "withdrawn", "test", at=world.slurm.now)
+    world.store.advance_resize(directive.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
     taken_back = world.controller.directive(job.job_id)
     assert taken_back == replace(directive, withdrawn=True)
     world.slurm.now += 61
@@ -216,7 +217,7 @@ def test_a_directive_already_seen_is_waited_past(world: World) -> None:
     seen = world.controller.directive(job.job_id)
     assert seen is not None
     assert asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 0.05)) is None
-    world.store.move_intent(seen.id, "withdrawn", "test", at=world.slurm.now)
+    world.store.advance_resize(seen.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
     told = asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 5))
     assert told is not None and told.withdrawn
     assert asyncio.run(world.controller.wait_directive(job.job_id, 0, 0.05)) is None

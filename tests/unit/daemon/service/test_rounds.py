@@ -33,7 +33,7 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
     job = world.elastic()
     world.settle()
     assert job.gpus == 24
-    assert world.store.last_closed_intent(job.job_id) is not None
+    assert world.store.last_closed_resize(job.job_id) is not None
     assert "ordered" in kinds(world, job.job_id)
 
 
@@ -129,7 +129,7 @@ def test_an_ended_job_leaves_nothing_behind(world: World) -> None:
     assert world.companions() == []
     row = world.store.job(job.job_id)
     assert row is not None and row.end_time is not None
-    assert world.store.open_intents() == []
+    assert world.store.open_resizes() == []
 
 
 def test_survivors_grow_when_one_finishes(world: World) -> None:
@@ -164,9 +164,9 @@ def test_a_supervisor_that_falls_silent_is_given_up_on_and_its_companion_cancell
     job.silent = True
     for _ in range(60):
         world.round()
-    assert world.store.open_intents() == []
+    assert world.store.open_resizes() == []
     assert world.companions() == []
-    last = world.store.last_closed_intent(job.job_id)
+    last = world.store.last_closed_resize(job.job_id)
     assert last is not None and last.state == "withdrawn"
 
 
@@ -176,7 +176,7 @@ def test_a_withdrawn_resize_is_told_to_a_supervisor_that_comes_back(world: World
     while job.stage != "submitted":
         world.round()
     job.silent = True
-    while world.store.open_intents():
+    while world.store.open_resizes():
         world.round()
     job.silent = False
     world.round()
@@ -219,7 +219,7 @@ def test_without_acting_nothing_is_changed(tmp_path: Path, mode: str) -> None:
     job = world.elastic()
     for _ in range(10):
         world.round()
-    assert job.gpus == 4 and world.store.open_intents() == []
+    assert job.gpus == 4 and world.store.open_resizes() == []
     decision = world.store.decision(job.job_id)
     if mode == "advise":
         assert decision is not None and decision.gpus_to == 24 and decision.mode == "advise"
@@ -256,7 +256,7 @@ def test_a_dry_plan_stores_nothing(world: World) -> None:
     job.step()
     plan = world.controller.dry_plan()
     assert [(row.job_id, row.gpus_to) for row in plan.jobs] == [(job.job_id, 24)]
-    assert world.store.decision(job.job_id) is None and world.store.open_intents() == []
+    assert world.store.decision(job.job_id) is None and world.store.open_resizes() == []
 
 
 def test_a_waiting_job_that_does_not_take_its_room_is_passed_over(

@@ -130,7 +130,7 @@ def test_joiner_dies_where_others_leave() -> None:
     drive.die_when_killed()
     drive.wait(1000.0)
     assert (drive.context.mode, drive.context.pieces, len(drive.every(Spawn))) == (Mode.RUNNING, (BASE,), spawned)
-    assert [tell.phase.phase for tell in drive.every(ReportPhase) if tell.phase.directive == 1].count("failed") == 1
+    assert [tell.phase.phase for tell in drive.every(ReportPhase) if tell.phase.resize == 1].count("failed") == 1
     drive(WorkerExit("10.n2.0", 0, 9))
     assert drive.context.mode is Mode.RESTARTING
 

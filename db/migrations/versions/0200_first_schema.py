@@ -1,11 +1,11 @@
-"""The first schema."""
+"""The first schema that is upgraded: that of 0.2.0."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0001"
+revision: str = "0200"
 down_revision: str | None = None
 branch_labels: None = None
 depends_on: None = None
@@ -48,6 +48,27 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_jobs_ended"), "jobs", ["ended"])
     op.create_table(
+        "lease",
+        sa.Column("name", sa.String(length=16), nullable=False),
+        sa.Column("fence", sa.BigInteger(), nullable=False),
+        sa.Column("beat", sa.BigInteger(), nullable=False),
+        sa.Column("place", sa.String(length=255), nullable=False),
+        sa.Column("who", sa.String(length=255), nullable=False),
+        sa.Column("lease_s", sa.Double(), nullable=False),
+        sa.Column("renewed", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_lease")),
+    )
+    op.create_table(
+        "priors",
+        sa.Column("id", Serial, nullable=False),
+        sa.Column("program", sa.String(length=255), nullable=False),
+        sa.Column("gpu_type", sa.String(length=255), nullable=False),
+        sa.Column("learned_at", sa.Double(), nullable=False),
+        sa.Column("runs", sa.BigInteger(), nullable=False),
+        sa.Column("prior", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_priors")),
+    )
+    op.create_table(
         "allocations",
         sa.Column("id", Serial, nullable=False),
         sa.Column("job_id", sa.BigInteger(), nullable=False),
@@ -62,7 +83,7 @@ def upgrade() -> None:
         sa.Column("steps", sa.BigInteger(), nullable=False),
         sa.Column("pause_s", sa.Double(), nullable=False),
         sa.Column("reason", sa.String(length=64), nullable=False),
-        sa.Column("directive", sa.BigInteger(), nullable=False),
+        sa.Column("resize", sa.BigInteger(), nullable=False),
         sa.Column("first_step", sa.BigInteger(), nullable=True),
         sa.Column("first_samples", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_allocations_job_id"), ondelete="CASCADE"),
@@ -105,27 +126,19 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_in_use")),
     )
     op.create_table(
-        "intents",
-        sa.Column("id", Serial, nullable=False),
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("open_job", sa.BigInteger(), nullable=True),
-        sa.Column("directive", sa.JSON(), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("detail", sa.Text(), nullable=False),
-        sa.Column("created", sa.Double(), nullable=False),
-        sa.Column("updated", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_intents_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_intents")),
-        sa.UniqueConstraint("open_job", name=op.f("uq_intents_open_job")),
-        sqlite_autoincrement=True,
-    )
-    op.create_index(op.f("ix_intents_job_id_id"), "intents", ["job_id", "id"])
-    op.create_table(
         "pins",
         sa.Column("job_id", sa.BigInteger(), nullable=False),
         sa.Column("gpus", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_pins_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_pins")),
+    )
+    op.create_table(
+        "programs",
+        sa.Column("job_id", sa.BigInteger(), nullable=False),
+        sa.Column("program", sa.String(length=255), nullable=False),
+        sa.Column("gpu_type", sa.String(length=255), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_programs_job_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_programs")),
     )
     op.create_table(
         "reports",
@@ -147,11 +160,36 @@ def upgrade() -> None:
         sa.Column("noise_scale", sa.Double(), nullable=False),
         sa.Column("input_wait_share", sa.Double(), nullable=False),
         sa.Column("memory_peak_mb", sa.Double(), nullable=False),
+        sa.Column("comm_share", sa.Double(), nullable=False),
+        sa.Column("bottleneck", sa.String(length=32), nullable=False),
+        sa.Column("bottleneck_share", sa.Double(), nullable=False),
+        sa.Column("bottleneck_rank", sa.BigInteger(), nullable=False),
+        sa.Column("bottleneck_node", sa.String(length=255), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_reports_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_id", "at", "generation", "step", name=op.f("pk_reports")),
         sqlite_with_rowid=False,
     )
     op.create_index(op.f("ix_reports_at"), "reports", ["at"])
+    op.create_table(
+        "resizes",
+        sa.Column("id", Serial, nullable=False),
+        sa.Column("job_id", sa.BigInteger(), nullable=False),
+        sa.Column("open_job", sa.BigInteger(), nullable=True),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("phases", sa.JSON(), nullable=False),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("keep", sa.JSON(), nullable=False),
+        sa.Column("add", sa.JSON(), nullable=False),
+        sa.Column("gpus", sa.BigInteger(), nullable=False),
+        sa.Column("batch", sa.BigInteger(), nullable=False),
+        sa.Column("reason", sa.String(length=64), nullable=False),
+        sa.Column("wait_s", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_resizes_job_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_resizes")),
+        sa.UniqueConstraint("open_job", name=op.f("uq_resizes_open_job")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(op.f("ix_resizes_job_id_id"), "resizes", ["job_id", "id"])
     op.create_table(
         "rollups",
         sa.Column("job_id", sa.BigInteger(), nullable=False),
@@ -188,12 +226,15 @@ def downgrade() -> None:
     for table in (
         "tokens",
         "rollups",
+        "resizes",
         "reports",
+        "programs",
         "pins",
-        "intents",
         "in_use",
         "decisions",
         "allocations",
+        "priors",
+        "lease",
         "jobs",
         "events",
     ):

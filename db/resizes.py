@@ -1,0 +1,136 @@
+"""Resizes: at most one of a job is open, and its id names it for ever.
+
+Promise: a resize is on the disk before the call returns, so before its supervisor can hear of it. States only go
+forward, and what is closed stays closed. Limit: which resize is wanted, and when it is overdue, is not decided here.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from slurm_elastic.protocol.errors import NotFound, StoreError
+from slurm_elastic.protocol.messages import Directive
+from slurm_elastic.protocol.resize_state import ResizeState
+
+from . import schema
+from .codec import pieces_in, pieces_out, shapes_in, shapes_out
+from .engine import Database
+from .part import Part, now
+from .rows import ResizeRow
+
+_ROWS = schema.resizes
+
+
+class Resizes(Part):
+    """The resizes of all jobs."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._closed: dict[int, ResizeRow | None] | None = None
+
+    def begin_resize(self, directive: Directive, at: float) -> ResizeRow:
+        """Store a resize; the directive's own id is not looked at. Raises StoreError when the job has one open."""
+        job_id = directive.job_id
+        with self._db.write() as connection:
+            taken = connection.execute(select(_ROWS.c.id).where(_ROWS.c.open_job == job_id)).scalar()
+            if taken is not None:
+                raise StoreError(f"job {job_id} has resize {taken} under way; it ends before the next begins")
+            values: dict[str, Any] = {name: getattr(directive, name) for name in ("gpus", "batch", "reason", "wait_s")}
+            values |= {"keep": pieces_out(directive.keep), "add": shapes_out(directive.add)}
+            values |= {"job_id": job_id, "open_job": job_id, "detail": ""}
+            values |= {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
+            key = connection.execute(insert(_ROWS).values(values)).inserted_primary_key
+        return self.resize(int(key[0] if key else 0))
+
+    def open_resizes(self) -> list[ResizeRow]:
+        """Resizes under way, by id."""
+        return self._load(_ROWS.c.open_job.is_not(None))
+
+    def resize_of(self, job_id: int) -> ResizeRow | None:
+        """The job's resize under way."""
+        return next(iter(self._load(_ROWS.c.open_job == job_id)), None)
+
+    def resize(self, resize_id: int) -> ResizeRow:
+        """One resize. Raises NotFound."""
+        found = self._load(_ROWS.c.id == resize_id)
+        if not found:
+            raise NotFound(f"there is no resize {resize_id}")
+        return found[0]
+
+    def last_closed_resize(self, job_id: int) -> ResizeRow | None:
+        """The job's last resize that is over, however it ended."""
+        known = self._closed
+        with suppress(KeyError):
+            if known is not None:
+                return known[job_id]
+        with self._db.lock:
+            if self._closed is None:
+                # All jobs at once: one by one they would take seconds.
+                with self._db.read() as connection:
+                    none: dict[int, ResizeRow | None] = dict.fromkeys(connection.execute(_active()).scalars())
+                self._closed = none | self._load_closed(_ROWS.c.job_id.in_(_active()))
+            if job_id not in self._closed:
+                self._closed |= {job_id: None, **self._load_closed(_ROWS.c.job_id == job_id)}
+            return self._closed[job_id]
+
+    def advance_resize(
+        self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None
+    ) -> ResizeRow:
+        """The resize has come to `state`; returns where it stands. Raises NotFound.
+
+        A phase that arrives twice or late changes nothing.
+        """
+        with self._db.lock:
+            with self._db.write() as connection:
+                row = self._load(_ROWS.c.id == resize_id, connection)
+                if row and row[0].open and row[0].state.comes_before(state):
+                    moved = row[0].come_to(state, now() if at is None else at, detail)
+                    values: dict[str, Any] = {"state": state.value, "detail": detail, "phases": moved.phases}
+                    if state.closed:
+                        values["open_job"] = None
+                    connection.execute(update(_ROWS).where(_ROWS.c.id == resize_id), values)
+            resize = self.resize(resize_id)
+            if not resize.open and self._closed is not None:
+                self._closed.pop(resize.job_id, None)
+            return resize
+
+    def _load_closed(self, where: Any) -> dict[int, ResizeRow | None]:
+        # A job's resizes come one after the other, so the highest id is the last.
+        last = select(func.max(_ROWS.c.id)).where(where, _ROWS.c.open_job.is_(None)).group_by(_ROWS.c.job_id)
+        return {row.job_id: row for row in self._load(_ROWS.c.id.in_(last))}
+
+    def _load(self, where: Any, connection: Connection | None = None) -> list[ResizeRow]:
+        query = select(_ROWS).where(where).order_by(_ROWS.c.id)
+        if connection is not None:
+            return [_row(row) for row in connection.execute(query)]
+        with self._db.read() as reading:
+            return [_row(row) for row in reading.execute(query).all()]
+
+    def _forget(self, job_id: int) -> None:
+        super()._forget(job_id)
+        with self._db.lock:
+            if self._closed is not None:
+                self._closed.pop(job_id, None)
+
+
+def _active() -> Any:
+    return select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
+
+
+def _row(row: Row[Any]) -> ResizeRow:
+    return ResizeRow(
+        id=row.id,
+        job_id=row.job_id,
+        keep=pieces_in(row.keep),
+        add=shapes_in(row.add),
+        gpus=row.gpus,
+        batch=row.batch,
+        reason=row.reason,
+        wait_s=row.wait_s,
+        state=ResizeState(row.state),
+        phases=tuple((ResizeState(state), at) for state, at in row.phases),
+        detail=row.detail,
+    )
