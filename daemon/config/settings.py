@@ -77,9 +77,9 @@ class Settings:
     and explains what it would do. `act`: it does it. Stay with `advise` for a day before you choose `act`."""
 
     listen: str = text("127.0.0.1:6850", r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}", "HOST:PORT, or [IPv6]:PORT")
-    """Address that the jobs and the command line reach. The compute nodes must be able to: give the address of the
-    cluster's internal network. `auto:6850` finds it: the address of this host from which Slurm's nodes are reached.
-    Port 0 takes a free one. client.json in state_dir tells what it came to."""
+    """Address that the jobs and the command line reach. Compute nodes must reach it too: give the address of the
+    cluster's internal network. `auto:6850` finds the address of this host from which Slurm's nodes are reached. Port 0
+    takes a free one. client.json in state_dir has the result."""
 
     url: str = text("", r"|https?://\S+", "a URL such as http://head.cluster:6850, or nothing")
     """Where clients find the daemon, as written to client.json. Empty: made from `listen`."""
@@ -103,19 +103,19 @@ class Settings:
     """Directory of the database and of client.json, owned by the daemon's user, on a local disk."""
 
     database_url: str = text("", r"|[\w+]+://.*", "an SQLAlchemy URL, or nothing")
-    """Where everything is remembered. Empty: SQLite, in selastic.db under state_dir. Any SQLAlchemy URL is accepted,
+    """Where everything is stored. Empty: SQLite, in selastic.db under state_dir. Any SQLAlchemy URL is accepted,
     such as `postgresql+psycopg://selastic@db/selastic`; its driver has to be installed beside the daemon."""
 
     lease_s: float = number(30.0, 1, 3600)
-    """How long selasticd has the database to itself without saying so again. One that runs on another host with the
-    same database stands by, and takes over a little after the first has been silent for this time."""
+    """How long selasticd's lease on the database lasts without renewal. Another selasticd on the same database stands
+    by, and takes over when the lease has expired."""
 
     slurm_conf: str = text("", *_PATH)
     """Path of slurm.conf. Empty: the environment's SLURM_CONF, or Slurm's own default."""
 
     slurm_client: str = choice("auto", "auto", "commands", "pyslurm")
     """How selasticd talks to Slurm. `auto`: through pyslurm where a build for the installed Slurm is found, else by
-    Slurm's commands. `selastic config show` says which it is, and why. `pyslurm`: it does not start without."""
+    Slurm's commands. `selastic config show` says which it is, and why. `pyslurm`: selasticd does not start without."""
 
     munge_socket: str = text("", *_PATH)
     """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
@@ -182,7 +182,7 @@ class Settings:
     size, and after a requeue from its start to that step. Longer than the slowest start of any training here."""
 
     release_s: float = number(300.0, 1, 86400)
-    """How long Slurm may take to free what a resize has given up, before the resize is closed with a word on it."""
+    """How long Slurm may take to free what a resize has given up, before the resize is closed with a note."""
 
     unused_s: float = number(30.0, 1, 3600)
     """How long a job may hold something that it does not train on and that no resize adds, before it is released."""
@@ -191,13 +191,13 @@ class Settings:
     """How long the checkpoint before a requeue may take, and then how long the job may take to end."""
 
     requeue_start_s: float = number(90.0, 5, 86400)
-    """How long it may then wait for its new size, before it is looked for another that fits."""
+    """How long a requeued job may wait for its new size, before selasticd looks for another size that fits."""
 
     trip_after: int = number(5, 1, 1000)
     """After so many actions in a row that Slurm refuses, selasticd falls back to `advise` for a while."""
 
     trip_s: float = number(600.0, 1, 86400)
-    """How long that while is. It doubles, up to a day, as long as the next action is refused as well."""
+    """How long selasticd then stays at `advise`. It doubles, up to a day, each time the next action is refused too."""
 
     max_resizes_per_round: int = number(16, 1, 10000)
     """Most resizes that one round begins."""

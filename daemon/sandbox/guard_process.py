@@ -9,7 +9,7 @@ from .lifecycle import take_down
 
 
 def main(name: str, identity: str) -> None:
-    """Wait for the starter's word on standard input; take the sandbox down where it died without one."""
+    """Wait until the starter dismisses this process; take the sandbox down when the starter died before that."""
     if sys.stdin.buffer.read(1) != DISMISS:
         take_down(name, identity)
 

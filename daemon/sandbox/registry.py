@@ -44,7 +44,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All sandboxes on this host; files that cannot be read are passed over."""
+    """All sandboxes on this host; files that cannot be read are skipped."""
     found = []
     for file in sorted(registry_dir().glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
