@@ -16,7 +16,7 @@ from math import inf
 
 from ..slurm.model import Snapshot
 from .ledger import Amount, Ledger
-from .pending_jobs import Need, Part, meets
+from .pending_jobs import Need, NeedPart, meets
 from .shrink_options import Giver, Unit, droppable, shrinks
 
 _Rank = tuple[bool, int, int, float, float, int, str, tuple[Unit, ...]]
@@ -100,7 +100,7 @@ class _Maker:
                 self.bundles[unit] = (giver.job_id, bundle)
                 self.on_node.setdefault(unit[1], []).append(unit)
         self._ok: dict[tuple[int, frozenset[Unit]], bool] = {}
-        self._nodes: dict[Part, list[str]] = {}
+        self._nodes: dict[NeedPart, list[str]] = {}
 
     def attempt(self, state: _Try, need: Need) -> _Try | None:
         """The state after reserving the need's whole shape; None when it cannot be completed."""
@@ -110,7 +110,7 @@ class _Maker:
                 return None
         return trial
 
-    def _reserve(self, trial: _Try, part: Part) -> bool:
+    def _reserve(self, trial: _Try, part: NeedPart) -> bool:
         heap = []
         for name in self._candidates(trial, part):
             ranked = self._rank(trial, part, name)
@@ -134,13 +134,13 @@ class _Maker:
             chosen += 1
         return chosen == part.nodes and part.required <= set(trial.nodes)
 
-    def _candidates(self, trial: _Try, part: Part) -> list[str]:
+    def _candidates(self, trial: _Try, part: NeedPart) -> list[str]:
         """Nodes that would do for the part were they free. Waiting jobs are often alike: looked for once."""
         if part not in self._nodes:
             self._nodes[part] = self._large_enough(trial, part)
         return self._nodes[part]
 
-    def _large_enough(self, trial: _Try, part: Part) -> list[str]:
+    def _large_enough(self, trial: _Try, part: NeedPart) -> list[str]:
         return [
             name
             for name, node in self.snapshot.nodes.items()
@@ -152,7 +152,7 @@ class _Maker:
             and Amount(node.gpus, node.cpus, node.mem_mb).covers(part.amount)
         ]
 
-    def _rank(self, trial: _Try, part: Part, name: str) -> _Rank | None:
+    def _rank(self, trial: _Try, part: NeedPart, name: str) -> _Rank | None:
         """What a node costs for a part, the cheapest first; None: it cannot be made large enough."""
         have = trial.ledger.total(name)
         late = 0 if trial.ledger.now[name].covers(part.amount) else 1
@@ -238,7 +238,7 @@ class _Maker:
             latest = max(latest, ends[part.nodes - 1])
         return latest
 
-    def _free_at(self, state: _Try, name: str, part: Part) -> float:
+    def _free_at(self, state: _Try, name: str, part: NeedPart) -> float:
         if self._rank(state, part, name) is not None:
             return 0.0
         return self._ends.get(name, 0.0)

@@ -23,7 +23,7 @@ NOTICE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NeedPart:
     """Equal nodes that a job needs at the same moment."""
 
     nodes: int
@@ -41,7 +41,7 @@ class Need:
     """A waiting job: what it takes for it to start."""
 
     job_id: int
-    parts: tuple[Part, ...]
+    parts: tuple[NeedPart, ...]
     elastic: bool
     """Whether it is an elastic job that waits for its starting size."""
     priority: float
@@ -101,7 +101,7 @@ def _tier(snapshot: Snapshot, job: Job) -> int:
     return max((snapshot.partitions[name].tier for name in names), default=1)
 
 
-def _part(snapshot: Snapshot, job: Job) -> Part:
+def _part(snapshot: Snapshot, job: Job) -> NeedPart:
     partitions = frozenset(job.partition.split(","))
     nodes, amount = max(1, job.num_nodes), per_node(job)
     there = [node for node in snapshot.nodes.values() if partitions & set(node.partitions)]
@@ -114,7 +114,7 @@ def _part(snapshot: Snapshot, job: Job) -> Part:
         amount = replace(
             amount, cpus=max((n.cpus for n in snapshot.nodes.values() if partitions & set(n.partitions)), default=0)
         )
-    return Part(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes), job.features)
+    return NeedPart(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes), job.features)
 
 
 def meets(constraint: str, features: Collection[str]) -> bool:

@@ -33,7 +33,7 @@ class Tag:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPiece:
+class RunningPiece:
     """One running Slurm job that belongs to an elastic job: its piece, and on whose order a companion came."""
 
     job: Job
@@ -47,7 +47,7 @@ class ElasticJob:
 
     base: Job
     request: ElasticRequest
-    held: tuple[HeldPiece, ...] = ()
+    held: tuple[RunningPiece, ...] = ()
     """Empty while the base waits."""
     components: tuple[Job, ...] = ()
     """Of a heterogeneous job that waits or runs, without the base."""
@@ -216,11 +216,11 @@ def _components(snapshot: Snapshot) -> dict[int, list[Job]]:
     return found
 
 
-def _held(base: Job, parts: tuple[Job, ...]) -> tuple[HeldPiece, ...]:
+def _held(base: Job, parts: tuple[Job, ...]) -> tuple[RunningPiece, ...]:
     if base.state != "RUNNING":
         return ()
     kinds = [(base, "base"), *((part, "component") for part in parts if part.state == "RUNNING")]
-    return tuple(HeldPiece(job, piece_of(job, kind)) for job, kind in kinds)
+    return tuple(RunningPiece(job, piece_of(job, kind)) for job, kind in kinds)
 
 
 def piece_of(job: Job, kind: str) -> Piece:
@@ -243,7 +243,7 @@ def _attach_companions(snapshot: Snapshot, scope: Scope, elastic: dict[int, Elas
         elif owner is None:
             continue  # its base runs and is left alone, and so is this
         elif job.state == "RUNNING":
-            held = (*owner.held, HeldPiece(job, piece_of(job, "companion"), tag.directive))
+            held = (*owner.held, RunningPiece(job, piece_of(job, "companion"), tag.directive))
             elastic[tag.base] = ElasticJob(owner.base, owner.request, held, owner.components, owner.queued)
         else:
             queued = (*owner.queued, (job, tag))

@@ -16,7 +16,7 @@ from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 
 from ..capacity.ledger import Ledger
-from ..capacity.roster import ElasticJob, HeldPiece
+from ..capacity.roster import ElasticJob, RunningPiece
 from ..capacity.shrink_options import DropRule, Giver, Unit
 from ..config.settings import Settings
 from ..slurm.site import Site
@@ -149,7 +149,7 @@ class Mechanism(ABC):
             return []
         return [Close(intent.directive.job_id, intent.directive.id, "withdrawn", "the job does not run any more")]
 
-    def release(self, job: ElasticJob, held: HeldPiece, due: Collection[Unit], why: str) -> Action | None:
+    def release(self, job: ElasticJob, held: RunningPiece, due: Collection[Unit], why: str) -> Action | None:
         """How the due units of a piece of its kind are given up; None when none of them can go."""
         if self.drops is None:
             return None

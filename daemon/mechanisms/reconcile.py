@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 
-from ..capacity.roster import ElasticJob, HeldPiece, Roster
+from ..capacity.roster import ElasticJob, Roster, RunningPiece
 from ..capacity.shrink_options import Unit, units_of
 from .actions import Action, Close
 from .registry import COMPANION, carrier, dropping
@@ -90,7 +90,7 @@ def _for_job(
 
 def _release(
     job: ElasticJob,
-    held: HeldPiece,
+    held: RunningPiece,
     use: InUse,
     intent: ResizeRow | None,
     unused_since: Mapping[Unit, float],
@@ -107,7 +107,7 @@ def _release(
     return dropping(held.piece.kind).release(job, held, due, why)
 
 
-def _wanted(use: InUse | None, intent: ResizeRow | None, held: HeldPiece) -> set[Unit]:
+def _wanted(use: InUse | None, intent: ResizeRow | None, held: RunningPiece) -> set[Unit]:
     """Units of a piece that must stay: trained on, or part of a resize that has not switched yet."""
     if use is None:
         return units_of((held.piece,))

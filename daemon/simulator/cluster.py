@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from slurm_elastic.protocol.messages import Piece, Shape
 
-from ..capacity.roster import ElasticJob, HeldPiece, piece_of
+from ..capacity.roster import ElasticJob, RunningPiece, piece_of
 from ..capacity.shrink_options import units_of
 from ..slurm.model import Job as SlurmJob
 from ..slurm.model import Node, Partition, Snapshot
@@ -62,12 +62,12 @@ class Cluster:
         held = self.allocated.held[i]
         most = max(held.values())
         shares = [[node for node, gpus in held.items() if gpus == most], [n for n, gpus in held.items() if gpus < most]]
-        running = list[HeldPiece]()
+        running = list[RunningPiece]()
         for number, places in zip(self._parts[i], shares, strict=False):
             names = tuple(self.names[node] for node in sorted(places))
             job = replace(self.jobs[number], state="RUNNING", reason="", nodes=names, batch_host=names[0])
             self.jobs[number] = job
-            running.append(HeldPiece(job, piece_of(job, "component" if running else "base")))
+            running.append(RunningPiece(job, piece_of(job, "component" if running else "base")))
         if i + 1 in self.elastic:
             components = tuple(one.job for one in running[1:])
             self.elastic[i + 1] = ElasticJob(running[0].job, self.elastic[i + 1].request, tuple(running), components)
@@ -89,7 +89,7 @@ class Cluster:
                 gpus=shape.gpus, gpus_per_node=shape.gpus_per_node, cpus=shape.gpus, het_job_id=0,
             )  # fmt: skip
             self.jobs[self._last] = companion
-            added.append(HeldPiece(companion, piece_of(companion, "companion"), directive))
+            added.append(RunningPiece(companion, piece_of(companion, "companion"), directive))
             for name in shape.node_list:
                 self.allocated.take(i, self.place[name], shape.gpus_per_node)
         self.elastic[i + 1] = replace(job, held=(*job.held, *added))
