@@ -1,10 +1,9 @@
-"""What is released, cancelled and closed, and when; and how refusals are remembered."""
+"""What is released, cancelled and closed, and when."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from cluster_snapshots import TYPE, Cluster
@@ -12,11 +11,9 @@ from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.actions import Action, Advance, Cancel, Close, Shrink
-from slurm_elastic.daemon.mechanisms.executor import Executor
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions, unused
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.db.rows import InUse, ResizeRow
-from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 from slurm_elastic.protocol.messages import Directive, Piece, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -202,132 +199,3 @@ def test_unused_time_is_counted_from_when_it_was_first_seen() -> None:
     assert first == {(5, "n3"): 10.0, (5, "n4"): 10.0}
     assert unused(roster, use(BASE), [], first, 20.0) == first
     assert unused(roster, use(BASE, COMPANION), [], first, 30.0) == {}
-
-
-# --- carrying out -------------------------------------------------------------------------------------------------
-
-
-class Script:
-    """A Slurm that answers as told, and a store that remembers the order of things."""
-
-    def __init__(self, *answers: Exception | None) -> None:
-        self.answers = list(answers)
-        self.log: list[str] = []
-        self.now = NOW
-
-    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        self._answer(f"shrink {job_id} {','.join(nodes)}")
-
-    def cancel(self, job_id: int) -> None:
-        self._answer(f"cancel {job_id}")
-
-    def _answer(self, what: str) -> None:
-        self.log.append(what)
-        answer = self.answers.pop(0) if self.answers else None
-        if answer is not None:
-            raise answer
-
-    def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> None:
-        self.log.append(f"event {kind}")
-
-    def advance_resize(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
-        self.log.append(f"intent {number} {state}")
-
-    def executor(self, **more: object) -> Executor:
-        return Executor(self, self, lambda: self.now, **more)  # type: ignore[arg-type]
-
-
-CANCEL = Cancel(1, 5, "why")
-
-
-def test_the_event_is_stored_before_the_act() -> None:
-    """What was about to be done is known even if the daemon dies doing it."""
-    script = Script()
-    assert script.executor().run([CANCEL, Shrink(1, 1, ("n1",), "why")], act=True) == 2
-    assert script.log == ["event cancel", "cancel 5", "event shrink", "shrink 1 n1"]
-
-
-def test_a_refused_action_is_not_hammered() -> None:
-    """It is asked again after its backoff, which doubles."""
-    script = Script(SlurmRefused("no"), SlurmRefused("no"))
-    executor = script.executor(backoff_s=60.0)
-    executor.run([CANCEL], act=True)
-    executor.run([CANCEL], act=True)
-    assert script.log == ["event cancel", "cancel 5", "event refused"]
-    script.now += 61
-    executor.run([CANCEL], act=True)
-    script.now += 61
-    executor.run([CANCEL], act=True)
-    assert script.log.count("cancel 5") == 2
-    script.now += 61
-    assert executor.run([CANCEL], act=True) == 1
-
-
-def test_an_unreachable_slurm_proves_nothing() -> None:
-    """No backoff, no failure counted: the next round looks again."""
-    script = Script(SlurmUnreachable("no answer"), None)
-    executor = script.executor(trip_after=1)
-    assert executor.run([CANCEL], act=True) == 0
-    assert executor.tripped == "" and executor.failures == 0
-    assert executor.run([CANCEL], act=True) == 1
-
-
-def test_what_slurm_took_without_effect_is_not_hammered() -> None:
-    """Rounds may follow each other ten times a second: the same act is asked again ever less often, at last once a
-    minute; after a quiet time it is another occasion, and at once."""
-    script = Script()
-    executor = script.executor()
-    asked = []
-    for tenth in range(6000):
-        if executor.run([CANCEL], act=True):
-            asked.append(tenth / 10)
-        script.now += 0.1
-    gaps = [round(b - a, 1) for a, b in pairwise(asked)]
-    assert len(asked) < 20 and gaps == sorted(gaps) and 50 <= gaps[-1] <= 61
-    assert executor.run([Cancel(1, 6, "another")], act=True) == 1
-    script.now += 300
-    assert executor.run([CANCEL], act=True) == 1
-    script.now += 1
-    assert executor.run([CANCEL], act=True) == 1
-
-
-def test_refusals_in_a_row_trip_it() -> None:
-    """Something is wrong that repeating does not mend: it changes nothing more, and says why."""
-    script = Script(*[SlurmRefused(f"no {n}") for n in range(3)])
-    executor = script.executor(trip_after=3)
-    executor.run([Cancel(1, number, "why") for number in (5, 6, 7, 8)], act=True)
-    assert "no 2" in executor.tripped
-    assert "cancel 8" not in script.log
-
-
-def test_it_tries_again_after_a_while_and_longer_after_each_refusal() -> None:
-    """One action is tried; refused, everything rests for twice the time; taken, all is as before."""
-    script = Script(*[SlurmRefused(f"no {n}") for n in range(4)])
-    executor = script.executor(trip_after=3, trip_s=100.0)
-    executor.run([Cancel(1, number, "why") for number in (5, 6, 7)], act=True)
-    assert not executor.recover()
-    script.now += 101
-    assert executor.recover() and executor.tripped == ""
-    executor.run([Cancel(1, number, "why") for number in (8, 9)], act=True)
-    assert "no 3" in executor.tripped and "cancel 9" not in script.log
-    script.now += 101
-    assert not executor.recover()
-    script.now += 100
-    assert executor.recover()
-    assert executor.run([Cancel(1, 10, "why")], act=True) == 1
-    assert executor.failures == 0
-
-
-def test_a_success_ends_the_row_of_refusals() -> None:
-    """Single refusals are a matter of single jobs."""
-    script = Script(SlurmRefused("no"), None, SlurmRefused("no"))
-    executor = script.executor(trip_after=2)
-    executor.run([Cancel(1, number, "why") for number in (5, 6, 7)], act=True)
-    assert executor.tripped == "" and executor.failures == 1
-
-
-def test_without_acting_slurm_is_left_alone() -> None:
-    """In advisory mode resizes are closed, and nothing is asked of Slurm."""
-    script = Script()
-    assert script.executor().run([CANCEL, Close(1, 7, "withdrawn", "why")], act=False) == 1
-    assert script.log == ["event resize_withdrawn", "intent 7 withdrawn"]
