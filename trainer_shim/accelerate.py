@@ -129,7 +129,7 @@ class _Hold:
     def backward(self, loss: torch.Tensor, **_: Any) -> None:
         voted = self.job._epoch_loop.learn(loss)
         if voted is not None and not self.job._session.world_switch.settle():
-            voted = None  # the world that this step began in is no more: it comes anew
+            voted = None  # the world that this step began in is gone: the step comes again
             self.accelerator.sync_gradients = False
         self.voted = voted
 

@@ -203,7 +203,7 @@ class Job(JobProperties):
         """Backward, and with the last micro batch of a step: clip, optimizer step, zero_grad, schedule.
 
         loss: the mean over the batch that the loader just gave (a scalar). clip_norm: as clip_grad_norm_.
-        Returns whether an optimizer step was taken: a step that failed with a new world is done anew by the old one.
+        Returns whether an optimizer step was taken: a step that failed with a new world is done again by the old one.
         A resize, when there is one, comes with the loader's next batch.
         """
         session = self._session

@@ -33,7 +33,7 @@ from .adapters.transformers_checks import check
 from .job import Job, join
 
 OWN = ("is_local_process_zero", "is_world_process_zero", "max_steps", "stateful_callbacks")
-"""What of the Trainer's state belongs to one worker, or is computed anew."""
+"""Parts of the Trainer's state that belong to one worker, or are computed again."""
 COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 
 

@@ -84,7 +84,7 @@ class Connection:
             self._closed(self)
 
     def forget(self) -> None:
-        """After a fork, in the child: drop the descriptor without a word to the peer."""
+        """After a fork, in the child: drop the descriptor without sending anything to the peer."""
         self.open = False
         self._sock.close()
 

@@ -161,7 +161,7 @@ class WorkerClient:
             )
 
     def close(self) -> None:
-        """Send what is queued, then close. The supervisor being gone afterwards is nobody's concern."""
+        """Send what is queued, then close. It does not matter if the supervisor is gone afterwards."""
         self.flush()
         self._closing = True
         self._wake()

@@ -1,6 +1,6 @@
 """A module whose parameters are cut up over ranks, resized in place: fully_shard (FSDP2), tensor parallelism, or both.
 
-At a resize the module is taken back to its whole form, cut up anew over the new ranks, and every rank gets the parts
+At a resize the module is taken back to its whole form, sharded again over the new ranks, and every rank gets the parts
 that it is to hold (handover.py). Limits: a rank's old parts stay in host memory until the new world's first step;
 submodules become new objects (the root stays the same object).
 """
@@ -164,7 +164,7 @@ class Sharded:
             self.module.set_requires_gradient_sync(micro.last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
-        # fully_shard reduces inside its own streams, where a word of ours cannot ride along.
+        # fully_shard reduces inside its own streams, where a vote cannot travel with it.
         if self.void:
             return None
         return attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)

@@ -33,7 +33,7 @@ class Strategy(Protocol):
     on_error: OnError
     """Asked about an error in a pass that includes communication: see OnError."""
     void: bool
-    """The step under way is to be done anew in another world: until the next micro batch nothing is communicated."""
+    """The step under way is to be done again in another world: until the next micro batch nothing is communicated."""
 
     def connect(self, world: World) -> None:
         """Take part in a world."""

@@ -28,7 +28,7 @@ _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 TAG = "selastic:companion-of="
 STEP_S = 5
 """Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
-that was started again meanwhile does not owe it, and asks anew only after SlurmctldTimeout."""
+that was started again meanwhile does not owe it, and asks again only after SlurmctldTimeout."""
 _NO_STEP = ("Unable to create step", "Unable to confirm allocation")
 _FOR_NOW = ("busy", "prolog", "temporarily", "contact slurm controller", "timed out", "Zero Bytes")
 

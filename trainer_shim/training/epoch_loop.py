@@ -50,7 +50,7 @@ class EpochLoop:
             feed = Feed(dataset, self._session.tuning.seed, options)
             if feed.lanes and self._session.tuning.shards:
                 raise TrainingError("join(deterministic=True) needs a dataset with __len__ and __getitem__")
-            while len(self._feeds) >= MAX_FEEDS:  # a dataset made anew for every epoch: the oldest's workers end
+            while len(self._feeds) >= MAX_FEEDS:  # a new dataset for every epoch: the oldest's workers end
                 del self._feeds[next(iter(self._feeds))]
             self._feeds[key] = feed
         return feed

@@ -1,7 +1,7 @@
 """Between two passes the script's own code runs. After a restart it runs again: its effects are to be there once.
 
 Schedulers stepped by epoch, rates set by hand, counters of patience, averages of weights: a checkpoint written between
-two passes holds them as they were when that code began, and the code does its work anew. Where the training goes on
+two passes holds them as they were when that code began, and the code does its work again. Where the training goes on
 inside a pass, the code in front of that pass has run before: what it does to the state of a worker that begins there
 (after a restart, or as a joiner) is undone. Limit: what such code does to the model itself, or to an optimizer's
 averages, is neither copied nor undone.

@@ -1,13 +1,13 @@
 """From one world into the next, and back into the old one where the next does not come about.
 
 Until every rank has the gradients of the new world's first step nothing is final: the members of the old world go on
-holding their state, buffers and position of that moment. When a communication fails before (a joiner has died, or does
-not answer in time) they form their old world again, in their processes, and do that step anew; nothing is lost but
-time. Whoever leaves waits for that moment in their process. Between two passes over the data the script's own code
-comes before the next step, so a change that somebody joins is put off until a step has been done. Limits: a rank of the
-old world that dies, and one that dies in the instant of the last agreement, end in a restart from the state saved; so
-does, where passes are one step long, one that dies in that step. Over NCCL a step that hangs is ended by its watchdog,
-with the process. Where a framework steps the optimizer, only the time before the first step is covered.
+holding their state, buffers and position of that moment. When a communication fails before (a joiner has died, or
+does not answer in time) they form their old world again, in their processes, and do that step again; nothing is lost
+but time. A worker that leaves waits for that moment in its process. Between two passes over the data the script's own
+code comes before the next step, so a change that somebody joins is put off until a step has been done. Limits: a rank
+of the old world that dies, and one that dies in the instant of the last agreement, end in a restart from the state
+saved; so does, where passes are one step long, one that dies in that step. Over NCCL a step that hangs is ended by
+its watchdog, with the process. Where a framework steps the optimizer, only the time before the first step is covered.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WorldSwitch:
         self._on_trial = False
         self._put_off = 0
         self.repeats_steps = False
-        """Whether a step that failed can be done anew: where the loop is the job's own."""
+        """Whether a step that failed can be done again: where the loop is the job's own."""
 
     # -- into a world ----------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class WorldSwitch:
             if not again:
                 raise
         if again:
-            membership.fail(way.coming.generation, f"{problem}; the old world is not to be had any more: {again}")
+            membership.fail(way.coming.generation, f"{problem}; the old world cannot be formed again: {again}")
         self._final()
         membership.stayed(way.coming, problem)
         session.note({"undone": way.coming.generation})

@@ -225,7 +225,7 @@ class Membership:
             time.sleep(worlds.LOOK_S)
 
     def stayed(self, coming: ComingWorld, reason: str) -> None:
-        """Say that the coming world is not to be had, and that the old one goes on."""
+        """Report that the coming world cannot be formed, and that the old one goes on."""
         if self.link is not None:
             fields = {"generation": coming.generation, "error": reason, "survived": True}
             self.link.send({"type": "failed", **fields})
@@ -238,7 +238,7 @@ class Membership:
             leave_lost()
 
     def fail(self, generation: int, error: str) -> NoReturn:
-        """This worker's world is not to be had: say so and leave; the supervisor starts another generation."""
+        """This worker's world cannot be formed: report it and leave; the supervisor starts another generation."""
         sys.stderr.write(f"selastic: {self.worker}: {error}\n")
         if self.link is None:
             raise TrainingError(error)

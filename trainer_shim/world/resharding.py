@@ -1,4 +1,4 @@
-"""Which rank sends which part of a tensor to whom, when the ranks that hold its parts change. Pure.
+"""Which rank sends which part of a tensor to which rank, when the ranks that hold its parts change. Pure.
 
 A part is a box: along every dimension from where to where. Ranks hold contiguous chunks (torch.chunk's), or whole
 tensors; those that hold the same box are replicas, and any other two boxes do not overlap.
