@@ -144,7 +144,7 @@ class Settings:
     """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
     some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples
     weighed with its measured gradient noise scale (goodput), any other by samples. `log-throughput` and `log-goodput`
-    take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/optimizer.md."""
+    take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/explanation/optimizer.md."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time from any resize of a job until it may grow, one of its batch alone excepted. Ten minutes hides the
@@ -232,7 +232,7 @@ class Settings:
     """When, each day by this host's clock, the jobs that have ended are learned from: what a job is taken to do before
     it is measured then comes from this cluster and from earlier runs of the same program on the same kind of GPU.
     Empty: never; what was learned before stays in use, and without any the prior that is shipped. See
-    docs/models.md."""
+    docs/explanation/models.md."""
 
     history_keep_days: float = number(400.0, 1, 36500)
     """How long ended jobs, with all that is known of them, and the record of actions are kept. Of a job's decisions all

@@ -54,7 +54,7 @@ companion_wait_s = 40
 
 @dataclass
 class Elastic:
-    """An elastic job of the demo and what it was told to train."""
+    """An elastic job of the demo and what it is to train."""
 
     job_id: int
     name: str
@@ -71,7 +71,8 @@ class Demo:
     started: float = field(default_factory=time.monotonic)
     jobs: list[Elastic] = field(default_factory=list)
     daemon: subprocess.Popen[bytes] | None = None
-    told: dict[int, int] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
+    """The last event of each job that was printed."""
     client: Client | None = None
     ordered: dict[int, int] = field(default_factory=dict)
     """GPUs that the last resize of each job is to bring it to."""
@@ -208,10 +209,10 @@ class Demo:
         """Print the events that were not printed yet."""
         for job in self.jobs:
             for event in self.events(job):
-                if event["id"] > self.told.get(job.job_id, 0):
-                    self.told[job.job_id] = event["id"]
+                if event["id"] > self.seen.get(job.job_id, 0):
+                    self.seen[job.job_id] = event["id"]
                     self.note(job, event["kind"], event["detail"])
-                    if text := told(event["kind"], event["detail"]):
+                    if text := phrase(event["kind"], event["detail"]):
                         self.say(f"  {job.name} ({job.job_id}): {text}")
 
     def selastic(self, *args: str) -> None:
@@ -220,11 +221,11 @@ class Demo:
         subprocess.run([BIN / "selastic", *args], env=self.env, check=True)
 
 
-def told(kind: str, detail: dict[str, Any]) -> str:
+def phrase(kind: str, detail: dict[str, Any]) -> str:
     """An event as a sentence; empty for those that a spectator need not see."""
     match kind:
         case "ordered":
-            return f"shall have {detail['gpus']} GPUs, batch {detail['batch']}: {Reason(detail['reason']).text}"
+            return f"is resized to {detail['gpus']} GPUs, batch {detail['batch']}: {Reason(detail['reason']).text}"
         case "submitted":
             return "has asked Slurm for a companion; trains on meanwhile"
         case "ready":

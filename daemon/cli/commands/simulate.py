@@ -32,7 +32,7 @@ EPILOG = """trace formats: our own CSV (job_id,submit_s,program,gpus[,batch,samp
 min_batch,max_batch,weight,wait_s,until]), sacct's (-P or --json), and the workloads of adaptdl, ElasticFlow and
 Tiresias.
 policies: recorded (the trace's own start times, shown where it has them), static (first come, first served), backfill
-(the same with backfill, run times known in advance: what Slurm does), and the daemon's (docs/optimizer.md).
+(the same with backfill, run times known in advance: what Slurm does), and the daemon's (docs/explanation/optimizer.md).
 
 What would have come of last month, were every job elastic, on 16 nodes of 4 GPUs:
   {COMMAND} > jobs.txt

@@ -3,7 +3,7 @@
 Every job runs at the size and batch that it asked for, or not at all. Its priority falls with the GPU-seconds that it
 has had (discretised least attained service); within a queue the first submitted is the first. A job that others pass
 keeps its progress, and pays a pause when it goes on. Ours, after the paper's description, without its promotion of
-jobs that waited long: on the workload of docs/optimizer.md that only costs.
+jobs that waited long: on the workload of benchmarks/RESULTS.md that only costs.
 """
 
 from __future__ import annotations
