@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.daemon.cli.commands.events import words
+from slurm_elastic.daemon.reports.history import one_line
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.daemon.text.reasons import Reason
@@ -244,7 +244,7 @@ def phrase(kind: str, detail: dict[str, Any]) -> str:
         case "ended":
             return f"has ended: {detail['state']}"
         case "withdrawn" | "refused" | "failed":
-            return f"{kind} {words(detail)}"
+            return f"{kind} {one_line(detail)}"
     return ""
 
 
