@@ -1,8 +1,8 @@
 """Several pools under limits that cross them (a user's GPUs everywhere): exact, and as cheap as the limits allow.
 
-Every pool is solved alone first. A limit that this breaks joins the pools it reaches into one problem: by folding
-where the pool is one and the limits nest (caps.py), else as one more capacity beside the pools' own (pools.py). An
-optimum of the relaxed problem that keeps every limit is an optimum of the whole.
+Every pool is solved alone first. A limit that this breaks joins the pools that it reaches into one problem: by folding
+(nested_caps.py) where the pool is one and the limits nest, else as one more capacity beside the pools' own
+(multi_pool.py). An optimum of the relaxed problem that keeps every limit is an optimum of the whole.
 Promise: no limit is exceeded; values and bounds are those of the solvers used. Limit: many broken limits that cross
 pools are as hard as many linked pools.
 """

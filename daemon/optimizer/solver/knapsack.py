@@ -62,6 +62,11 @@ def solve(
     if not options:
         return Solution((), 0.0, 0.0)
     memo = {} if memo is None else memo
+    if max(map(len, options)) == 1:  # everyone stays
+        least = [read(row, labels, j, memo).gpus[0] for j, row in enumerate(options)]
+        check_feasible(least, capacity, labels)
+        value = fsum([row[0].value for row in options])
+        return Solution((0,) * len(options), value, value)
     sharers = by_list(options)
     distinct = sum(len(options[jobs[0]]) for jobs in sharers.values())
     if distinct < ARRAYS_FROM or FEWER * len(sharers) <= len(options):

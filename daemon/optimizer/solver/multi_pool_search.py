@@ -76,7 +76,7 @@ def open_choices(
 
 
 class _Search:
-    """Deepening search as in core.py, over vectors of change."""
+    """Deepening search as in exact_core.py, over vectors of change."""
 
     def __init__(self, moves: list[Move], slack: Vector, prices: Vector, capacity: Sequence[int], work: int) -> None:
         self.all, self.slack, self.prices, self.work = moves, slack, prices, work
