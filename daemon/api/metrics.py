@@ -171,12 +171,12 @@ class _FromStore(_Lazy):
         return standing
 
     def _resizes(self) -> Iterator[Metric]:
-        intents = self._store.open_resizes()
+        resizes = self._store.open_resizes()
         opened = GaugeMetricFamily(PREFIX + "resizes_open", "Resizes under way, by state", labels=["state"])
-        for state, count in sorted(Tally(intent.state for intent in intents).items()):
+        for state, count in sorted(Tally(resize.state for resize in resizes).items()):
             opened.add_metric([state], count)
         yield opened
-        oldest = max((time.time() - intent.created for intent in intents), default=0.0)
+        oldest = max((time.time() - resize.created for resize in resizes), default=0.0)
         yield GaugeMetricFamily(
             PREFIX + "resize_oldest_seconds", "Age of the oldest resize under way", max(0.0, oldest)
         )

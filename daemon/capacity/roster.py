@@ -18,7 +18,7 @@ from slurm_elastic.protocol.request import ElasticRequest, check_start, find, pa
 from ..slurm.model import Job, Snapshot
 from ..text.reasons import Reason
 
-_TAG = re.compile(r"(?:^|[\s;])selastic:companion-of=([0-9]{1,10});directive=([0-9]{1,10})(?:$|[\s;])")
+_TAG = re.compile(r"(?:^|[\s;])selastic:companion-of=([0-9]{1,10});resize=([0-9]{1,10})(?:$|[\s;])")
 
 ALIVE = ("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPED")
 """States of a base in which its companions are still wanted."""
@@ -26,10 +26,10 @@ ALIVE = ("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPE
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What a companion's comment says: for which base job, on which directive."""
+    """What a companion's comment says: for which base job, for which resize."""
 
     base: int
-    directive: int
+    resize: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RunningPiece:
 
     job: Job
     piece: Piece
-    directive: int = 0
+    resize: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ def _attach_companions(snapshot: Snapshot, scope: Scope, elastic: dict[int, Elas
         elif owner is None:
             continue  # its base runs and is left alone, and so is this
         elif job.state == "RUNNING":
-            held = (*owner.held, RunningPiece(job, piece_of(job, "companion"), tag.directive))
+            held = (*owner.held, RunningPiece(job, piece_of(job, "companion"), tag.resize))
             elastic[tag.base] = ElasticJob(owner.base, owner.request, held, owner.components, owner.queued)
         else:
             queued = (*owner.queued, (job, tag))

@@ -174,8 +174,8 @@ class Settings:
     """How long a job whose resize failed is left alone. One whose resize was withdrawn, as when its companion was not
     granted, only does not grow for so long."""
 
-    order_taken_s: float = number(60.0, 1, 3600)
-    """How long an order may wait for the job's supervisor to take it, before it is withdrawn."""
+    resize_taken_s: float = number(60.0, 1, 3600)
+    """How long a resize may wait for the job's supervisor to take it, before it is withdrawn."""
 
     switch_s: float = number(300.0, 1, 86400)
     """How long a job may take from there, or from its companions' workers being ready, to its first step at the new
@@ -253,6 +253,8 @@ class Settings:
 
 
 FIELDS = {item.name: item for item in dataclasses.fields(Settings)}
+RENAMED = {"order_taken_s": "resize_taken_s"}
+"""Settings of slurm-elastic 0.1.0 that have another name since 0.2.0."""
 
 
 def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings:
@@ -274,6 +276,8 @@ def load(path: str | Path | None = None, *, user_mode: bool = False) -> Settings
 def check(values: Mapping[str, Any]) -> Settings:
     """Build the settings from plain values. Raises ConfigError naming the setting, the value and what is accepted."""
     for key in values:
+        if key in RENAMED:
+            raise ConfigError(f"setting {key} of slurm-elastic 0.1.0 is {RENAMED[key]} since 0.2.0: rename it")
         if key not in FIELDS:
             close = get_close_matches(key, FIELDS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(FIELDS)}"

@@ -112,15 +112,15 @@ class Free(Act):
 class _OfResize(Act):
     """A step of a resize that fails when Slurm refuses it."""
 
-    intent: int
+    resize: int
     """0: it was put back by Slurm or its owner, not by a resize of ours."""
 
     def if_refused(self, error: str) -> tuple[Action, ...]:
         """What was done before it stays, but for the nodes kept; what fits is looked at again in the next round."""
-        if not self.intent:
+        if not self.resize:
             return ()
         free = Free(self.job_id, self.slurm_job_id, "its resize was refused")
-        return (free, Close(self.job_id, self.intent, "failed", error))
+        return (free, Close(self.job_id, self.resize, "failed", error))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Resume(_OfResize):
     why: str
 
     def ask(self, client: SlurmWrites) -> None:
-        client.resize_waiting(self.slurm_job_id, self.size, reservation_of(self.slurm_job_id) if self.intent else "")
+        client.resize_waiting(self.slurm_job_id, self.size, reservation_of(self.slurm_job_id) if self.resize else "")
 
     def sentence(self) -> str:
         size = f"{self.size.nodes} x {self.size.gpus_per_node} GPUs"
@@ -166,7 +166,7 @@ class Advance:
     """Write down how far a resize that the daemon itself carries out has come, before what follows is done."""
 
     job_id: int
-    intent: int
+    resize: int
     state: str
 
 
@@ -175,7 +175,7 @@ class Close:
     """Bring an open resize to its end."""
 
     job_id: int
-    intent: int
+    resize: int
     state: str
     """done, failed, withdrawn or overtaken."""
     detail: str

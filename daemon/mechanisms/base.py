@@ -142,12 +142,12 @@ class Mechanism(ABC):
         return False
 
     def next_actions(
-        self, job: ElasticJob | None, use: InUse | None, intent: ResizeRow, now: float, bounds: Bounds
+        self, job: ElasticJob | None, use: InUse | None, resize: ResizeRow, now: float, bounds: Bounds
     ) -> list[Action]:
         """What to do now about an open resize that it leads; releases come on top, unless it restarts the job."""
         if job is not None and job.running:
             return []
-        return [Close(intent.directive.job_id, intent.directive.id, "withdrawn", "the job does not run any more")]
+        return [Close(resize.job_id, resize.id, "withdrawn", "the job does not run any more")]
 
     def release(self, job: ElasticJob, held: RunningPiece, due: Collection[Unit], why: str) -> Action | None:
         """How the due units of a piece of its kind are given up; None when none of them can go."""
@@ -162,7 +162,7 @@ class Mechanism(ABC):
             return Cancel(job.job_id, slurm_job_id, why)
         return None if kept == nodes else Shrink(job.job_id, slurm_job_id, kept, why)
 
-    def awaits(self, job: ElasticJob, intent: ResizeRow) -> tuple[Shape, ...]:
+    def awaits(self, job: ElasticJob, resize: ResizeRow) -> tuple[Shape, ...]:
         """The shapes of an open resize whose nodes nobody holds for it yet."""
         return ()
 

@@ -48,11 +48,11 @@ class CompanionJob(Mechanism):
     def carries(self, directive: Directive) -> bool:
         return bool(directive.keep and directive.add)
 
-    def awaits(self, job: ElasticJob, intent: ResizeRow) -> tuple[Shape, ...]:
-        if intent.state != "submitted":
+    def awaits(self, job: ElasticJob, resize: ResizeRow) -> tuple[Shape, ...]:
+        if resize.state != "submitted":
             return ()
-        queued = [set(asked.required_nodes) for asked, tag in job.queued if tag.directive == intent.directive.id]
-        return tuple(shape for shape in intent.directive.add if set(shape.node_list) in queued)
+        queued = [set(asked.required_nodes) for asked, tag in job.queued if tag.resize == resize.id]
+        return tuple(shape for shape in resize.add if set(shape.node_list) in queued)
 
     def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
         return [Cancel(job_id, slurm_job_id, why) for slurm_job_id in left]

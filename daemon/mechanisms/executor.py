@@ -86,15 +86,15 @@ class Executor:
         if isinstance(action, Close):
             self._close(action)
         else:
-            self.store.advance_resize(action.intent, ResizeState(action.state), at=self.clock())
+            self.store.advance_resize(action.resize, ResizeState(action.state), at=self.clock())
         return True
 
     def _close(self, action: Close) -> None:
         now = self.clock()
-        detail: dict[str, object] = {"resize": action.intent, "state": action.state, "detail": action.detail}
+        detail: dict[str, object] = {"resize": action.resize, "state": action.state, "detail": action.detail}
         self.store.add_event(action.job_id, f"resize_{action.state}", "selasticd", detail, now)
-        self.store.advance_resize(action.intent, ResizeState(action.state), action.detail, at=now)
-        log.info("job %d: resize %d %s%s", action.job_id, action.intent, action.state, _because(action.detail))
+        self.store.advance_resize(action.resize, ResizeState(action.state), action.detail, at=now)
+        log.info("job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail))
 
     def _ask(self, action: Act) -> bool:
         key, now = action.question(), self.clock()

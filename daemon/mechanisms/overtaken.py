@@ -19,26 +19,26 @@ from .registry import carrier
 NOTHING = Amount()
 
 
-def overtaken(snapshot: Snapshot, roster: Roster, intents: Iterable[ResizeRow]) -> dict[int, str]:
+def overtaken(snapshot: Snapshot, roster: Roster, resizes: Iterable[ResizeRow]) -> dict[int, str]:
     """By resize, why it is to be given up: a node that it waits for is lost. Only while that does no harm."""
     found = {}
-    for intent in intents:
-        job = roster.elastic.get(intent.directive.job_id)
+    for resize in resizes:
+        job = roster.elastic.get(resize.job_id)
         if job is None or not job.running:
             continue
-        own = _own(job) if carrier(intent.directive).restarts else {}
-        for node, need in _awaited(job, intent):
+        own = _own(job) if carrier(resize.directive).restarts else {}
+        for node, need in _awaited(job, resize):
             if _gone(snapshot, node, need, own.get(node, NOTHING)):
-                found[intent.directive.id] = f"node {node} is no longer free"
+                found[resize.id] = f"node {node} is no longer free"
                 break
     return found
 
 
-def _awaited(job: ElasticJob, intent: ResizeRow) -> list[tuple[str, Amount]]:
+def _awaited(job: ElasticJob, resize: ResizeRow) -> list[tuple[str, Amount]]:
     """The nodes that a resize waits for, and what it needs on each."""
     return [
         (node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
-        for shape in carrier(intent.directive).awaits(job, intent)
+        for shape in carrier(resize.directive).awaits(job, resize)
         for node in shape.node_list
     ]
 

@@ -22,7 +22,7 @@ from .timeouts import Bounds
 def next_actions(
     roster: Roster,
     in_use: Mapping[int, InUse],
-    intents: Iterable[ResizeRow],
+    resizes: Iterable[ResizeRow],
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
@@ -30,20 +30,20 @@ def next_actions(
 ) -> list[Action]:
     """What to do now, in the order in which to do it; at most one action per Slurm job.
 
-    `intents`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name.
+    `resizes`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name.
     """
     actions: list[Action] = []
     for orphan in roster.orphans:
         why = "the job that this companion belongs to does not run"
         actions += COMPANION.undo(_base_of(orphan.name), (orphan.job_id,), why)
-    by_job = {intent.directive.job_id: intent for intent in intents}
+    by_job = {resize.job_id: resize for resize in resizes}
     for number, why in (overtaken or {}).items():
-        job_id = next(j for j, intent in by_job.items() if intent.directive.id == number)
+        job_id = next(j for j, resize in by_job.items() if resize.id == number)
         actions += carrier(by_job.pop(job_id).directive).undo(job_id, (), why)
         actions.append(Close(job_id, number, "overtaken", why))
-    led = {job_id: carrier(intent.directive) for job_id, intent in by_job.items()}
-    for job_id, intent in by_job.items():
-        actions += led[job_id].next_actions(roster.elastic.get(job_id), in_use.get(job_id), intent, now, bounds)
+    led = {job_id: carrier(resize.directive) for job_id, resize in by_job.items()}
+    for job_id, resize in by_job.items():
+        actions += led[job_id].next_actions(roster.elastic.get(job_id), in_use.get(job_id), resize, now, bounds)
     for job_id, job in roster.elastic.items():
         if job.running and not (job_id in led and led[job_id].restarts):
             actions += _for_job(job, in_use.get(job_id), by_job.get(job_id), unused_since, now, bounds)
@@ -51,18 +51,18 @@ def next_actions(
 
 
 def unused(
-    roster: Roster, in_use: Mapping[int, InUse], intents: Iterable[ResizeRow], before: Mapping[Unit, float], now: float
+    roster: Roster, in_use: Mapping[int, InUse], resizes: Iterable[ResizeRow], before: Mapping[Unit, float], now: float
 ) -> dict[Unit, float]:
     """Since when each unit that Slurm holds has been neither trained on nor part of an open resize."""
-    by_job = {intent.directive.job_id: intent for intent in intents}
+    by_job = {resize.job_id: resize for resize in resizes}
     found: dict[Unit, float] = {}
     for job_id, job in roster.elastic.items():
-        intent = by_job.get(job_id)
+        resize = by_job.get(job_id)
         for held in job.held:
-            for unit in units_of((held.piece,)) - _wanted(in_use.get(job_id), intent, held):
+            for unit in units_of((held.piece,)) - _wanted(in_use.get(job_id), resize, held):
                 found[unit] = before.get(unit, now)
         for queued, tag in job.queued:
-            if intent is None or tag.directive != intent.directive.id:
+            if resize is None or tag.resize != resize.id:
                 found[(queued.job_id, "")] = before.get((queued.job_id, ""), now)
     return found
 
@@ -70,21 +70,21 @@ def unused(
 def _for_job(
     job: ElasticJob,
     use: InUse | None,
-    intent: ResizeRow | None,
+    resize: ResizeRow | None,
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
 ) -> list[Action]:
-    overdue = _overdue(job, intent, now, bounds) if intent else None
+    overdue = _overdue(job, resize, now, bounds) if resize else None
     if overdue:
         return [overdue]  # what it leaves behind is unused from now on, and released in its time
     actions: list[Action] = _leaked_queued(job, unused_since, now, bounds)
     if use is None or not _base_in_use(job, use):
         return actions  # nobody has said what this job trains on: nothing of it is known to be unused
-    releases = [_release(job, held, use, intent, unused_since, now, bounds) for held in job.held]
+    releases = [_release(job, held, use, resize, unused_since, now, bounds) for held in job.held]
     actions += [action for action in releases if action]
-    if intent and intent.state == "running" and not any(releases):
-        actions.append(Close(job.job_id, intent.directive.id, "done", ""))
+    if resize and resize.state == "running" and not any(releases):
+        actions.append(Close(job.job_id, resize.id, "done", ""))
     return actions
 
 
@@ -92,29 +92,29 @@ def _release(
     job: ElasticJob,
     held: RunningPiece,
     use: InUse,
-    intent: ResizeRow | None,
+    resize: ResizeRow | None,
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
 ) -> Action | None:
     """The release of what is unused of one piece, if it is time."""
-    idle = units_of((held.piece,)) - _wanted(use, intent, held)
-    switched = intent is not None and intent.state == "running"
+    idle = units_of((held.piece,)) - _wanted(use, resize, held)
+    switched = resize is not None and resize.state == "running"
     due = {unit for unit in idle if switched or now - unused_since.get(unit, now) >= bounds.leak_s}
     if not due:
         return None
-    why = f"given up by resize {intent.directive.id}" if intent and switched else "held, but not trained on"
+    why = f"given up by resize {resize.id}" if resize and switched else "held, but not trained on"
     return dropping(held.piece.kind).release(job, held, due, why)
 
 
-def _wanted(use: InUse | None, intent: ResizeRow | None, held: RunningPiece) -> set[Unit]:
+def _wanted(use: InUse | None, resize: ResizeRow | None, held: RunningPiece) -> set[Unit]:
     """Units of a piece that must stay: trained on, or part of a resize that has not switched yet."""
     if use is None:
         return units_of((held.piece,))
     wanted = units_of(use.pieces)
-    if intent is not None and intent.state != "running":
-        wanted |= units_of(intent.directive.keep)
-        if held.directive == intent.directive.id:
+    if resize is not None and resize.state != "running":
+        wanted |= units_of(resize.keep)
+        if held.resize == resize.id:
             wanted |= units_of((held.piece,))
     return wanted
 
@@ -125,8 +125,8 @@ def _leaked_queued(job: ElasticJob, unused_since: Mapping[Unit, float], now: flo
     return COMPANION.undo(job.job_id, leaked, "waits for a resize that is over")
 
 
-def _overdue(job: ElasticJob, intent: ResizeRow, now: float, bounds: Bounds) -> Close | None:
-    directive, quiet = intent.directive, now - intent.updated
+def _overdue(job: ElasticJob, resize: ResizeRow, now: float, bounds: Bounds) -> Close | None:
+    directive, quiet = resize.directive, now - resize.updated
     wait = directive.wait_s + bounds.margin_s
     limit = {
         "issued": bounds.issued_s,
@@ -136,12 +136,12 @@ def _overdue(job: ElasticJob, intent: ResizeRow, now: float, bounds: Bounds) -> 
         "granted": wait,
         "ready": bounds.switch_s,
         "running": bounds.release_s,
-    }[intent.state]
+    }[resize.state]
     if quiet < limit:
         return None
-    if intent.state == "running":
+    if resize.state == "running":
         return Close(job.job_id, directive.id, "done", f"not everything given up was released within {limit:.0f} s")
-    return Close(job.job_id, directive.id, "withdrawn", f"no progress for {quiet:.0f} s after '{intent.state}'")
+    return Close(job.job_id, directive.id, "withdrawn", f"no progress for {quiet:.0f} s after '{resize.state}'")
 
 
 def _base_in_use(job: ElasticJob, use: InUse) -> bool:

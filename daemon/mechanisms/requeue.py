@@ -1,6 +1,6 @@
 """Requeue at another size, step by step: what to do next for a job that a resize puts back into the queue. Pure.
 
-    issued     its supervisor takes the order                       -> accepted (its word)
+    issued     its supervisor takes the resize                      -> accepted (its word)
     accepted   it writes a checkpoint                               -> saved (its word)
     saved      keep its new nodes, put it back; it ends, waits      -> submitted
     submitted  it waits: give it its size; it starts                -> granted
@@ -70,24 +70,24 @@ class RequeueResized(Mechanism):
         return directive.requeues
 
     def next_actions(
-        self, job: ElasticJob | None, use: InUse | None, intent: ResizeRow, now: float, bounds: Bounds
+        self, job: ElasticJob | None, use: InUse | None, resize: ResizeRow, now: float, bounds: Bounds
     ) -> list[Action]:
-        number, quiet = intent.directive.id, now - intent.updated
+        number, quiet = resize.id, now - resize.updated
         if job is None:
-            why, gone = "the job has ended", intent.directive.job_id
+            why, gone = "the job has ended", resize.job_id
             return [*self.undo(gone, (), why), Close(gone, number, "withdrawn", why)]
-        if intent.state == "issued":
+        if resize.state == "issued":
             missing = "its supervisor has not taken it"
-            return _until_told(job.base, intent, quiet, bounds.issued_s, "withdrawn", missing)
-        if intent.state == "accepted":
-            return _until_told(job.base, intent, quiet, bounds.stop_s, "failed", "no checkpoint was written")
-        step = {"saved": _saved, "submitted": _submitted, "granted": _granted}.get(intent.state)
+            return _until_told(job.base, resize, quiet, bounds.issued_s, "withdrawn", missing)
+        if resize.state == "accepted":
+            return _until_told(job.base, resize, quiet, bounds.stop_s, "failed", "no checkpoint was written")
+        step = {"saved": _saved, "submitted": _submitted, "granted": _granted}.get(resize.state)
         if step is None:
-            return _close(job.base, intent, "failed", f"state {intent.state} is none of a requeue")
-        return step(job, use, intent, quiet, bounds)
+            return _close(job.base, resize, "failed", f"state {resize.state} is none of a requeue")
+        return step(job, use, resize, quiet, bounds)
 
-    def awaits(self, job: ElasticJob, intent: ResizeRow) -> tuple[Shape, ...]:
-        return intent.directive.add if intent.state in ("issued", "accepted", "saved") else ()
+    def awaits(self, job: ElasticJob, resize: ResizeRow) -> tuple[Shape, ...]:
+        return resize.add if resize.state in ("issued", "accepted", "saved") else ()
 
     def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
         """Its nodes may be kept already where nobody heard whether it was put back."""
@@ -127,53 +127,53 @@ def bound_by_a_shrink(job: Job, shrinks: Iterable[EventRow]) -> bool:
     )
 
 
-def _until_told(base: Job, intent: ResizeRow, quiet: float, most_s: float, end: str, missing: str) -> list[Action]:
+def _until_told(base: Job, resize: ResizeRow, quiet: float, most_s: float, end: str, missing: str) -> list[Action]:
     """Wait for the supervisor's word as long as the job runs, `most_s` seconds at most."""
     if not base.running:
-        return _close(base, intent, "withdrawn", "the job does not run any more")
-    return _close(base, intent, end, f"{missing} within {quiet:.0f} s") if quiet >= most_s else []
+        return _close(base, resize, "withdrawn", "the job does not run any more")
+    return _close(base, resize, end, f"{missing} within {quiet:.0f} s") if quiet >= most_s else []
 
 
-def _saved(job: ElasticJob, use: InUse | None, intent: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
-    base, number = job.base, intent.directive.id
+def _saved(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, resize.id
     if base.pending:
         return [Advance(job.job_id, number, "submitted")]
-    if base.running and base.start_time is not None and base.start_time > intent.updated:
-        return _close(base, intent, "failed", "it started again before its new size was set")
+    if base.running and base.start_time is not None and base.start_time > resize.updated:
+        return _close(base, resize, "failed", "it started again before its new size was set")
     if quiet >= bounds.stop_s:
-        return _close(base, intent, "failed", f"it had not ended {quiet:.0f} s after it was put back")
+        return _close(base, resize, "failed", f"it had not ended {quiet:.0f} s after it was put back")
     # Again where it is not known whether Slurm has heard: putting back what is ending is refused, and harmless.
-    return [_requeue(base, intent)] if base.running else []
+    return [_requeue(base, resize)] if base.running else []
 
 
-def _submitted(job: ElasticJob, use: InUse | None, intent: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
-    base, number = job.base, intent.directive.id
+def _submitted(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, resize.id
     if base.running:
         return [Advance(job.job_id, number, "granted"), _free(base)]
     if not base.pending:
         return []  # it starts, or has failed to
     if quiet >= bounds.restart_s:
-        return _close(base, intent, "failed", f"it waits in Slurm's queue ({base.reason or 'no reason given'})")
-    size = size_of(intent)
-    if quiet < SETTLE_S or _has(base, size, quiet + intent.updated):
+        return _close(base, resize, "failed", f"it waits in Slurm's queue ({base.reason or 'no reason given'})")
+    size = size_of(resize)
+    if quiet < SETTLE_S or _has(base, size, quiet + resize.updated):
         return []
     return [Resume(job.job_id, base.job_id, number, size, f"requeued at another size by resize {number}")]
 
 
-def _granted(job: ElasticJob, use: InUse | None, intent: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
-    base, number = job.base, intent.directive.id
+def _granted(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
+    base, number = job.base, resize.id
     if not base.running:
-        return _close(base, intent, "failed", "it ended again before it trained")
-    if use is not None and use.registered_at > intent.created and units_of(use.pieces) & units_of(job.pieces):
+        return _close(base, resize, "failed", "it ended again before it trained")
+    if use is not None and use.registered_at > resize.created and units_of(use.pieces) & units_of(job.pieces):
         return [Close(job.job_id, number, "done", "")]
     if quiet >= bounds.switch_s:
-        return _close(base, intent, "failed", f"its supervisor has not registered within {quiet:.0f} s")
+        return _close(base, resize, "failed", f"its supervisor has not registered within {quiet:.0f} s")
     return []
 
 
-def size_of(intent: ResizeRow) -> Size:
+def size_of(resize: ResizeRow) -> Size:
     """The size that a resize by requeue leads to."""
-    shape = intent.directive.add[0]
+    shape = resize.add[0]
     return Size(shape.nodes, shape.gpus_per_node)
 
 
@@ -184,8 +184,8 @@ def _has(base: Job, size: Size, now: float) -> bool:
     )
 
 
-def _requeue(base: Job, intent: ResizeRow) -> Requeue:
-    shape, number = intent.directive.add[0], intent.directive.id
+def _requeue(base: Job, resize: ResizeRow) -> Requeue:
+    shape, number = resize.add[0], resize.id
     return Requeue(base.job_id, base.job_id, number, shape.node_list, base.user, f"another size by resize {number}")
 
 
@@ -193,5 +193,5 @@ def _free(base: Job) -> Free:
     return Free(base.job_id, base.job_id, f"it has its nodes ({reservation_of(base.job_id)})")
 
 
-def _close(base: Job, intent: ResizeRow, state: str, detail: str) -> list[Action]:
-    return [_free(base), Close(base.job_id, intent.directive.id, state, detail)]
+def _close(base: Job, resize: ResizeRow, state: str, detail: str) -> list[Action]:
+    return [_free(base), Close(base.job_id, resize.id, state, detail)]

@@ -31,7 +31,7 @@ class Bounds:
     def of(cls, settings: Settings) -> Bounds:
         """Those that an admin has set."""
         return cls(
-            issued_s=settings.order_taken_s,
+            issued_s=settings.resize_taken_s,
             switch_s=settings.switch_s,
             release_s=settings.release_s,
             leak_s=settings.unused_s,

@@ -124,15 +124,15 @@ def _next(move: Move, begun: bool, context: Context) -> str | None:
 
 def row_of_frozen(standing: Standing, context: Context) -> DecisionRow:
     """The decision on a job that is left as it is."""
-    intent = standing.state.intent
+    resize = standing.state.resize
     reason = standing.frozen or Reason.KEEP_BEST
     made = DecisionRow(
         job_id=standing.job_id,
         at=context.now,
         gpus_from=standing.gpus,
-        gpus_to=intent.directive.gpus if intent else standing.gpus,
+        gpus_to=resize.gpus if resize else standing.gpus,
         batch_from=standing.batch,
-        batch_to=intent.directive.batch if intent else standing.batch,
+        batch_to=resize.batch if resize else standing.batch,
         reason=reason.value,
         value=None,
         gain=None,
@@ -185,7 +185,7 @@ def _common(standing: Standing, context: Context) -> Evidence:
         resizes_in_hour=len(state.resized) if len(state.resized) >= settings.max_resizes_per_job_hour else None,
         weight_asked=weight if counts < weight else None,
         weight_counts=settings.max_weight if counts < weight else None,
-        resize=state.intent.directive.id if state.intent is not None else None,
+        resize=state.resize.id if state.resize is not None else None,
         for_job=first.job_id if first is not None else None,
         for_gpus=first.gpus if first is not None else None,
         for_jobs=_room_for(standing, context.met) if context.met else None,

@@ -29,7 +29,7 @@ class JobState:
     """What the store knows of a job."""
 
     in_use: InUse | None = None
-    intent: ResizeRow | None = None
+    resize: ResizeRow | None = None
     """Its open resize."""
     last: ResizeRow | None = None
     """Its last closed one."""
@@ -124,7 +124,7 @@ def stand(job: ElasticJob, state: JobState, settings: Settings, now: float, site
         job=job,
         state=state,
         pieces=pieces,
-        loose=_loose(job, state, used) if registered and (held != used or state.intent is not None) else {},
+        loose=_loose(job, state, used) if registered and (held != used or state.resize is not None) else {},
         frozen=frozen or rest.frozen,
         may_grow=rest.may_grow,
         may_shrink=rest.may_shrink,
@@ -165,7 +165,7 @@ def batches(request: ElasticRequest, size: int) -> tuple[int, ...]:
 def _frozen(job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], registered: bool) -> Reason | None:
     if not registered:
         return Reason.KEEP_UNREGISTERED
-    if state.intent is not None:
+    if state.resize is not None:
         return Reason.KEEP_RESIZING
     if state.pinned is not None:
         there = state.pinned == sum(piece.gpus for piece in pieces)
@@ -217,7 +217,7 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
         ahead = [t for t in (grow, shrink) if t > now]
         if not ahead:
             return _Rest()
-        if last.directive.reason == Reason.BATCH:
+        if last.reason == Reason.BATCH:
             # It took a pause and no node: most jobs begin with it, and GPUs may be idle that they could grow onto.
             return _Rest(may_rebatch=False, fresh_until=min(ahead))
         return _Rest(now >= grow, now >= shrink, until=max(ahead), fresh_until=min(ahead))
@@ -232,11 +232,11 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
 def _loose(job: ElasticJob, state: JobState, trained_on: tuple[Piece, ...]) -> dict[tuple[int, str], Amount]:
     used = units_of(trained_on)
     wanted = set(used)
-    if state.intent is not None and state.intent.state != "running":
-        wanted |= units_of(h.piece for h in job.held if h.directive == state.intent.directive.id)
-        wanted |= units_of(state.intent.directive.keep)
+    if state.resize is not None and state.resize.state != "running":
+        wanted |= units_of(h.piece for h in job.held if h.resize == state.resize.id)
+        wanted |= units_of(state.resize.keep)
         # Given up by the resize under way: still trained on, and on its way out.
-        wanted -= used - units_of(state.intent.directive.keep)
+        wanted -= used - units_of(state.resize.keep)
     base = job.held[0]
     wanted.add((base.job.job_id, base.job.batch_host))
     return {

@@ -28,13 +28,13 @@ def free_ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
         for unit, amount in standing.loose.items():
             ledger.release(unit[1], amount)
     for standing in standings:
-        intent = standing.state.intent
-        if intent is None or intent.state == "running":
+        resize = standing.state.resize
+        if resize is None or resize.state == "running":
             continue
-        number = intent.directive.id
-        granted = {node for held in standing.job.held if held.directive == number for node in held.piece.nodes}
-        granted |= set(standing.job.base.nodes) if intent.directive.requeues else set()
-        for shape in intent.directive.add:
+        number = resize.id
+        granted = {node for held in standing.job.held if held.resize == number for node in held.piece.nodes}
+        granted |= set(standing.job.base.nodes) if resize.requeues else set()
+        for shape in resize.add:
             for node in shape.node_list:
                 if node not in granted and ledger.usable(node):
                     ledger.take(node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))

@@ -92,8 +92,8 @@ def _cap(members: Sequence[Member], inside: list[int], gpus: int, label: str) ->
 
 
 def _spoken_for(standing: Standing) -> int:
-    intent = standing.state.intent
-    return max(standing.gpus, intent.directive.gpus if intent is not None else 0)
+    resize = standing.state.resize
+    return max(standing.gpus, resize.gpus if resize is not None else 0)
 
 
 def _limits(settings: Sequence[str], standings: Sequence[Standing]) -> list[Limit]:

@@ -67,9 +67,7 @@ class Allocation(JobRecord):
         )
     )
     generation: int | None = field(metadata=about("number of the world of workers", Column("Generation", "Gen")))
-    resize: int | None = field(
-        metadata=about("number of the order that began this row; 0: none did", Column("Directive"))
-    )
+    resize: int | None = field(metadata=about("id of the resize that began this row; 0: none did", Column("Resize")))
     reason: str | None = field(metadata=about("why it got this size, as a code", Column("Reason")))
     reason_text: str | None = field(metadata=about("why it got this size, in words", Column("Because")))
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
 BY_SUPERVISOR = {
-    "": "its supervisor changed it without an order from the daemon",
+    "": "its supervisor changed it without a resize from the daemon",
     "registered": "its supervisor registered with this size",
     "requeue": "it was requeued at this size",
-    "restart": "its supervisor started the workers again, without an order from the daemon",
+    "restart": "its supervisor started the workers again, without a resize from the daemon",
 }
 """Sizes that no decision stands behind: the reasons that the controller stores for them."""
 

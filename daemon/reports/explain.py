@@ -67,15 +67,15 @@ class PastResize:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedNodes:
-    """A companion that an order asks for."""
+    """A companion that a resize asks for."""
 
     nodes: int
     gpus: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """A resize that was ordered, and how far it has come."""
+class Resize:
+    """A resize, and how far it has come."""
 
     id: int
     gpus: int
@@ -91,7 +91,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenOrder(Order):
+class OpenResize(Resize):
     """One that is under way."""
 
     cause: Decision | None = field(metadata=about("the decision behind it"))
@@ -129,8 +129,8 @@ class Explain:
     sizes: tuple[int, ...] = field(metadata=about("GPUs of every size that it has had, in order"))
     last_resize: PastResize | None
     decision: Decision | None = field(metadata=about("the last one"))
-    resize: OpenOrder | None = field(metadata=about("an order under way"))
-    last_order: Order | None = field(metadata=about("the last one that ended"))
+    resize: OpenResize | None = field(metadata=about("the resize under way"))
+    last_closed_resize: Resize | None = field(metadata=about("the last one that ended"))
     observations: tuple[Observation, ...]
     mean_pause_s: float | None
 
@@ -150,8 +150,8 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         sizes=tuple(row.gpus for row in sorted(store.allocations(job_id), key=lambda row: row.start)),
         last_resize=_last_resize(store, job_id, decisions),
         decision=decisions.seen(rows[0]) if rows else None,
-        resize=None if opened is None else extended(OpenOrder, _order(opened), cause=_behind(opened, decisions)),
-        last_order=None if closed is None else _order(closed),
+        resize=None if opened is None else extended(OpenResize, _resize(opened), cause=_behind(opened, decisions)),
+        last_closed_resize=None if closed is None else _resize(closed),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
     )
@@ -218,23 +218,22 @@ def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize
     return None
 
 
-def _behind(intent: ResizeRow, decisions: _Decisions) -> Decision | None:
-    order = intent.directive
-    # The order is written down in the same round as its decision, a moment later or earlier.
-    return decisions.cause(order.gpus, order.batch, order.reason, intent.created + 1)
+def _behind(resize: ResizeRow, decisions: _Decisions) -> Decision | None:
+    # The resize is written down in the same round as its decision, a moment later or earlier.
+    return decisions.cause(resize.gpus, resize.batch, resize.reason, resize.created + 1)
 
 
-def _order(intent: ResizeRow) -> Order:
-    return Order(
-        id=intent.directive.id,
-        gpus=intent.directive.gpus,
-        batch=intent.directive.batch,
-        adds=tuple(AddedNodes(nodes=shape.nodes, gpus=shape.gpus) for shape in intent.directive.add),
-        reason=intent.directive.reason,
-        reason_text=reason_text(intent.directive.reason),
-        wait_s=intent.directive.wait_s,
-        state=intent.state,
-        detail=intent.detail,
-        created=intent.created,
-        updated=intent.updated,
+def _resize(resize: ResizeRow) -> Resize:
+    return Resize(
+        id=resize.id,
+        gpus=resize.gpus,
+        batch=resize.batch,
+        adds=tuple(AddedNodes(nodes=shape.nodes, gpus=shape.gpus) for shape in resize.add),
+        reason=resize.reason,
+        reason_text=reason_text(resize.reason),
+        wait_s=resize.wait_s,
+        state=resize.state,
+        detail=resize.detail,
+        created=resize.created,
+        updated=resize.updated,
     )

@@ -208,7 +208,7 @@ def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
 def whole(store: Store, now: float, active_only: bool = True) -> Board:
     """The rows of `status`, in full."""
     rows: Board = []
-    opened = {intent.directive.job_id: intent for intent in store.open_resizes()}
+    opened = {resize.job_id: resize for resize in store.open_resizes()}
     used = store.all_in_use()
     jobs = store.jobs(active_only=active_only)
     decided = store.standing([job.job_id for job in jobs]) if active_only else {}
@@ -323,11 +323,11 @@ def _where_to(job: JobRow, known: LastKnown) -> Destination:
     decision, opened = known.decision, known.opened
     reason = decision.reason if decision is not None and job.managed and job.end_time is None else job.reason
     if opened is not None:
-        reason = opened.directive.reason or reason
+        reason = opened.reason or reason
     if job.end_time is not None:
         return Destination(None, None, reason)
     if opened is not None:
-        return Destination(opened.directive.gpus, opened.directive.batch, reason)
+        return Destination(opened.gpus, opened.batch, reason)
     if decision is not None:
         return Destination(decision.gpus_to or None, decision.batch_to or None, reason)
     return Destination(None, None, reason)

@@ -95,14 +95,14 @@ class DaemonController:
         """A resize has reached a phase, or the training has changed without one (directive 0)."""
         now = self.clock()
         at = phase.at if abs(phase.at - now) < SKEW_S else now
-        intent = self.store.resize(phase.resize) if phase.resize else None
+        resize = self.store.resize(phase.resize) if phase.resize else None
         if phase.phase in ("running", "finished") and phase.pieces:
             job = self.jobs.find(job_id)[0]
             if job is not None:
                 self._check_pieces(job, phase.pieces)
         if phase.phase == "running":
-            # The allocation before the intent: see Rounds._look.
-            reason = intent.directive.reason if intent else self._restart_reason(job_id)
+            # The allocation before the resize: see Rounds._look.
+            reason = resize.reason if resize else self._restart_reason(job_id)
             step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
             self.store.set_in_use(
                 job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.resize,
@@ -115,7 +115,7 @@ class DaemonController:
                 self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
             self.store.clear_in_use(job_id, at)
             self.registry.finished(job_id, phase.exit_code)
-        if intent is not None and phase.phase != "finished":
+        if resize is not None and phase.phase != "finished":
             self.store.advance_resize(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
         if phase.phase in ("saved", "running", "failed", "withdrawn", "finished"):
@@ -123,9 +123,9 @@ class DaemonController:
 
     def directive(self, job_id: int) -> Directive | None:
         """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""
-        intent = self.store.resize_of(job_id)
-        if intent is not None:
-            return intent.directive if intent.state in _to_do(intent.directive) else None
+        resize = self.store.resize_of(job_id)
+        if resize is not None:
+            return resize.directive if resize.state in _to_do(resize.directive) else None
         last = self.store.last_closed_resize(job_id)
         if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < WITHDRAWAL_S:
             return replace(last.directive, withdrawn=True)
@@ -203,12 +203,12 @@ class DaemonController:
 
         The pause is the time from the last step before the requeue to the first step after it.
         """
-        intent = self.store.resize_of(job_id)
-        if intent is None or not intent.directive.requeues or intent.state in ("issued", "accepted", "saved"):
+        resize = self.store.resize_of(job_id)
+        if resize is None or not resize.requeues or resize.state in ("issued", "accepted", "saved"):
             return 0.0, "registered", 0
         ends = [row.end for row in self.store.allocations(job_id) if row.end is not None]
-        since = max(ends, default=intent.created)
-        return max(0.0, now - max(since, intent.created)), REQUEUE, intent.directive.id
+        since = max(ends, default=resize.created)
+        return max(0.0, now - max(since, resize.created)), REQUEUE, resize.id
 
     def _restart_reason(self, job_id: int) -> str:
         """Why training starts again without a resize. A job that was not managed has no allocation yet."""

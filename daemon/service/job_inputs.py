@@ -30,7 +30,7 @@ class JobInputs:
         self._logged: dict[int, str] = {}
 
     def collect(
-        self, job_ids: Iterable[int], in_use: Mapping[int, InUse], intents: Mapping[int, ResizeRow], now: float
+        self, job_ids: Iterable[int], in_use: Mapping[int, InUse], resizes: Mapping[int, ResizeRow], now: float
     ) -> dict[int, JobState]:
         """The inputs of these jobs, which must be all that run."""
         store, wanted = self._store, list(job_ids)
@@ -39,12 +39,12 @@ class JobInputs:
         seen = {job_id: tuple(store.observations(job_id)) for job_id in known}
         models = self._fitted.of({job_id: (seen[job_id], prior.prior) for job_id, prior in known.items()})
         self._log_unfitted()
-        found = {job_id: JobState(intent=intents.get(job_id), resized=resized.get(job_id, ())) for job_id in wanted}
+        found = {job_id: JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ())) for job_id in wanted}
         for job_id, prior in known.items():
             report = store.last_report(job_id)
             found[job_id] = JobState(
                 in_use=in_use[job_id],
-                intent=intents.get(job_id),
+                resize=resizes.get(job_id),
                 last=store.last_closed_resize(job_id),
                 pinned=store.pinned(job_id),
                 observations=seen[job_id],

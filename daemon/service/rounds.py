@@ -1,6 +1,6 @@
 """One round of the daemon: observe, store, reconcile, plan, order. Every decision is made elsewhere.
 
-Promise: a job is changed only after the intent or the event that says so is on the disk; a round that cannot observe
+Promise: a job is changed only after the resize or the event that says so is on the disk; a round that cannot observe
 Slurm changes nothing; a round that fails is logged, and the next one starts from the store and Slurm.
 Limit: one instance, one round at a time; it keeps only times between rounds, so a restart costs at most a delay.
 """
@@ -51,7 +51,7 @@ class Observed:
 
     snapshot: Snapshot
     roster: Roster
-    intents: Mapping[int, ResizeRow]
+    resizes: Mapping[int, ResizeRow]
     in_use: Mapping[int, InUse]
 
 
@@ -159,7 +159,7 @@ class Rounds:
             return False
         with self.times.part("plan"):
             if changed:
-                seen = self._read_store(snapshot, roster)  # some intents were just closed
+                seen = self._read_store(snapshot, roster)  # some resizes were just closed
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
         self._nonstarters.record({met.need.job_id for met in plan.met if not met.waits}, now)
@@ -170,10 +170,10 @@ class Rounds:
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
         with self.times.part("order"):
-            self._order_resizes(plan.directives, now)
+            self._begin_resizes(plan.directives, now)
             resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
         # A job that is being requeued does not train: its next step should not wait for the interval.
-        back = (i for i in seen.intents.values() if i.directive.requeues and i.state not in ("issued", "accepted"))
+        back = (i for i in seen.resizes.values() if i.requeues and i.state not in ("issued", "accepted"))
         return changed or resumed > 0 or any(back)
 
     def _bound(self, plan: Plan, snapshot: Snapshot) -> set[int]:
@@ -185,24 +185,24 @@ class Rounds:
         }
 
     def _read_store(self, snapshot: Snapshot, roster: Roster) -> Observed:
-        # Intents before allocations: a supervisor's `running` stores the allocation first, so an intent read as
+        # Resizes before allocations: a supervisor's `running` stores the allocation first, so a resize read as
         # running is never paired with the allocation from before its switch.
-        intents = {intent.directive.job_id: intent for intent in self.store.open_resizes()}
-        return Observed(snapshot, roster, intents, self.store.all_in_use())
+        resizes = {resize.job_id: resize for resize in self.store.open_resizes()}
+        return Observed(snapshot, roster, resizes, self.store.all_in_use())
 
     def _reconcile(self, seen: Observed, now: float) -> bool:
-        intents = list(seen.intents.values())
-        self._unused = unused(seen.roster, seen.in_use, intents, self._unused, now)
+        resizes = list(seen.resizes.values())
+        self._unused = unused(seen.roster, seen.in_use, resizes, self._unused, now)
         actions: Sequence[Action] = next_actions(
-            *(seen.roster, seen.in_use, intents, self._unused, now, self.bounds),
-            overtaken=overtaken(seen.snapshot, seen.roster, intents),
+            *(seen.roster, seen.in_use, resizes, self._unused, now, self.bounds),
+            overtaken=overtaken(seen.snapshot, seen.roster, resizes),
         )
         act = self.mode == "act"
         if not act:
             actions = [
-                Close(intent.directive.job_id, intent.directive.id, "withdrawn", f"the daemon's mode is {self.mode}")
-                for intent in intents
-                if intent.state != "running"
+                Close(resize.job_id, resize.id, "withdrawn", f"the daemon's mode is {self.mode}")
+                for resize in resizes
+                if resize.state != "running"
             ]
         before = self.executor.tripped
         done = self.executor.run(actions, act)
@@ -219,12 +219,12 @@ class Rounds:
 
     def _plan(self, seen: Observed, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
         running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]
-        back = {job_id: i.directive.add[0] for job_id, i in seen.intents.items() if i.directive.requeues}
+        back = {job_id: i.add[0] for job_id, i in seen.resizes.items() if i.requeues}
         return plan_round(
             Inputs(
                 seen.snapshot,
                 seen.roster,
-                self._job_inputs.collect(running, seen.in_use, seen.intents, now),
+                self._job_inputs.collect(running, seen.in_use, seen.resizes, now),
                 replace(self.settings, mode=self.mode),
                 now,
                 self._nonstarters.excluded(now),
@@ -235,19 +235,19 @@ class Rounds:
             )
         )
 
-    def _order_resizes(self, directives: Sequence[Directive], now: float) -> None:
-        """Order the resizes of a plan; each is on the disk before its supervisor can see it."""
+    def _begin_resizes(self, directives: Sequence[Directive], now: float) -> None:
+        """Begin the resizes of a plan; each is on the disk before its supervisor can see it."""
         if self.mode != "act":
             return
         for directive in directives:
             try:
-                ordered = self.store.begin_resize(directive, now)
+                begun = self.store.begin_resize(directive, now)
             except StoreError as error:
-                log.warning("job %d: no resize is ordered: %s", directive.job_id, error)
+                log.warning("job %d: no resize begins: %s", directive.job_id, error)
                 continue
-            detail = {"resize": ordered.id, "gpus": ordered.gpus, "batch": ordered.batch, "reason": ordered.reason}
-            self.store.add_event(ordered.job_id, "ordered", "selasticd", detail, now)
-            self.waiters.notify(ordered.job_id)
+            detail = {"resize": begun.id, "gpus": begun.gpus, "batch": begun.batch, "reason": begun.reason}
+            self.store.add_event(begun.job_id, "resize_issued", "selasticd", detail, now)
+            self.waiters.notify(begun.job_id)
 
     def _failed(self, sentence: str) -> None:
         if sentence != self.trouble:

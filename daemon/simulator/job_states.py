@@ -107,7 +107,7 @@ class JobStates:
             rows = self._observations(job)
             self.of[job_id] = JobState(
                 in_use=self._use[job_id],
-                intent=job.resize if job.resize is not None and job.resize.open else None,
+                resize=job.resize if job.resize is not None and job.resize.open else None,
                 last=job.resize if job.resize is None or not job.resize.open else job.resized_before,
                 observations=rows,
                 model=(job.model if self.settings.learned else self._curve(job.program)) if rows else None,

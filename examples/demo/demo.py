@@ -95,7 +95,7 @@ class Demo:
 
     def note(self, job: Elastic, kind: str, detail: dict[str, Any]) -> None:
         """Record what an event says of the GPUs that the job trains on, and of those where its workers start."""
-        if kind == "ordered":
+        if kind == "resize_issued":
             self.ordered[job.job_id] = detail["gpus"]
         elif kind in ("granted", "running", "withdrawn", "failed", "finished"):
             trains = 0 if kind == "finished" else detail["gpus"]
@@ -175,7 +175,7 @@ class Demo:
 
     def gave_way(self, job: Elastic) -> bool:
         """Whether the job's last resize made room for an ordinary job."""
-        ordered = [event["detail"]["reason"] for event in self.events(job) if event["kind"] == "ordered"]
+        ordered = [event["detail"]["reason"] for event in self.events(job) if event["kind"] == "resize_issued"]
         return ordered[-1:] == [Reason.SHRINK_FOR_JOB.value]
 
     def ask(self, path: str) -> dict[str, Any] | None:
@@ -224,7 +224,7 @@ class Demo:
 def phrase(kind: str, detail: dict[str, Any]) -> str:
     """An event as a sentence; empty for those that a spectator need not see."""
     match kind:
-        case "ordered":
+        case "resize_issued":
             return f"is resized to {detail['gpus']} GPUs, batch {detail['batch']}: {Reason(detail['reason']).text}"
         case "submitted":
             return "has asked Slurm for a companion; trains on meanwhile"

@@ -166,7 +166,7 @@ def test_malformed_requests_are_told_and_the_job_is_left_alone(
     selasticd.settles_at(other, 12)
     left = selasticd.jobs()[job]
     assert left.running and (left.nodes, left.gpus) == (host, 4)
-    assert not {"managed", "ordered", "released"} & set(selasticd.events(job))
+    assert not {"managed", "resize_issued", "released"} & set(selasticd.events(job))
     assert {companion.name for companion in selasticd.companions()} == {f"selastic-{other}"}
     selasticd.finish(job)
     wait_until(lambda: "ended" in selasticd.events(job), 60, selasticd.log)

@@ -360,7 +360,7 @@ def test_jobs_that_preempt_give_notice(lua_site: Site) -> None:
     assert 590 <= waits_s("-p", "debug") <= 610
     assert 590 <= waits_s("-p", "main,debug") <= 610
     assert waits_s("-p", "debug", "--begin=now+2hours") > 7000
-    assert waits_s("-p", "main") == waits_s("-p", "debug", "--comment=selastic:companion-of=1;directive=1") == 0.0
+    assert waits_s("-p", "main") == waits_s("-p", "debug", "--comment=selastic:companion-of=1;resize=1") == 0.0
 
 
 def test_a_rule_that_is_met_lets_the_job_through(lua_site: Site) -> None:

@@ -119,7 +119,7 @@ def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., Job], tm
         grown = daemon.wait_phase(1, "running")
         companion = grown.pieces[1]
         assert job.field("JobName", companion.slurm_job_id) == f"selastic-{job.id}"
-        assert job.field("Comment", companion.slurm_job_id) == f"selastic:companion-of={job.id};directive=1"
+        assert job.field("Comment", companion.slurm_job_id) == f"selastic:companion-of={job.id};resize=1"
         left = Piece(job.id, "base", base.nodes[:1], 1)
         daemon.order(2, job.id, (left,), batch=32)
         assert daemon.wait_phase(2, "running").pieces[0].nodes == left.nodes

@@ -137,9 +137,7 @@ def test_impossible_shrinks_are_refused_and_change_nothing(cluster: Cluster, kep
 def test_allocation_without_a_script_can_give_up_any_node(cluster: Cluster) -> None:
     """A companion (salloc --no-shell) has no batch host: any of its nodes may go; it can be cancelled."""
     client = cluster.client()
-    job_id = cluster.submit(
-        Component(2, 4), batch=False, name="selastic-7", comment="selastic:companion-of=7;directive=3"
-    )
+    job_id = cluster.submit(Component(2, 4), batch=False, name="selastic-7", comment="selastic:companion-of=7;resize=3")
     job = running(client, job_id).jobs[job_id]
     assert (job.nodes, job.batch_host, job.gpus) == (("n1", "n2"), "", 8)
     client.shrink(job_id, ["n2"])

@@ -115,7 +115,7 @@ def test_pieces_of_another_user_cannot_be_claimed(selasticd: Selasticd, games: S
 def test_a_forged_companion_tag_is_no_companion(selasticd: Selasticd, games: SecondUser) -> None:
     """A job of games that calls itself root's companion is an ordinary one: not counted, not given up for others."""
     root = roots_job(selasticd)
-    tag = f"--comment=selastic:companion-of={root};directive=1"
+    tag = f"--comment=selastic:companion-of={root};resize=1"
     forged, _ = games_job(selasticd, tag, f"--job-name=selastic-{root}")
     with nothing_moves(selasticd, root):
         selasticd.client().get("/v1/plan?dry_run=1")
@@ -133,7 +133,7 @@ def test_a_phase_of_anothers_resize_is_refused(selasticd: Selasticd, games: Seco
     log = selasticd.stubs / f"{root}.log"
     wait_until(lambda: log.exists() and "holds at accepted" in log.read_text(), 30, selasticd.log)
     told = selasticd.client().get(f"/v1/jobs/{root}/events") or {}
-    [order] = [event["detail"]["resize"] for event in told["events"] if event["kind"] == "ordered"]
+    [order] = [event["detail"]["resize"] for event in told["events"] if event["kind"] == "resize_issued"]
     before = queue(selasticd)
     for phase in ("running", "failed", "withdrawn", "finished"):
         forged = Phase(order, phase, 2, (own,), 240, time.time())

@@ -40,9 +40,9 @@ class Cluster:
         """A waiting job, for resources unless told otherwise."""
         return self._add(job_id, "PENDING", (), num_nodes, gpus_per_node, comment, {"reason": "Resources", **more})
 
-    def companion(self, job_id: int, base: int, nodes: str, gpus_per_node: int = 4, directive: int = 1) -> Job:
+    def companion(self, job_id: int, base: int, nodes: str, gpus_per_node: int = 4, resize: int = 1) -> Job:
         """A running companion of `base`."""
-        comment = f"selastic:companion-of={base};directive={directive}"
+        comment = f"selastic:companion-of={base};resize={resize}"
         return self.run(job_id, nodes, gpus_per_node, comment, name=f"selastic-{base}", batch_host="")
 
     def drain(self, node: str) -> None:

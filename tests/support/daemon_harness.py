@@ -257,7 +257,7 @@ class Supervisor:
 
     def _submit(self, shape: Shape) -> int:
         assert self.active is not None
-        comment = f"selastic:companion-of={self.job_id};directive={self.active.id}"
+        comment = f"selastic:companion-of={self.job_id};resize={self.active.id}"
         want = Component(shape.nodes, shape.gpus_per_node, shape.node_list)
         return self.world.slurm.submit(want, user=USER, name=f"selastic-{self.job_id}", comment=comment, batch=False)
 

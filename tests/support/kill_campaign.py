@@ -168,7 +168,7 @@ class Campaign:
             connection.close()
 
     def open_resizes(self) -> dict[int, str]:
-        return dict(self.rows("select open_job, state from intents where open_job is not null"))
+        return dict(self.rows("select open_job, state from resizes where open_job is not null"))
 
     def problems(self) -> list[str]:
         """What is not right now, one sentence each."""
@@ -319,13 +319,13 @@ class Campaign:
 
     def provoke(self, stage: str) -> str:
         """Make a resize happen, and come back when one is at this stage or past it, or when all is over."""
-        before = self.rows("select coalesce(max(id), 0) from intents")[0][0]
+        before = self.rows("select coalesce(max(id), 0) from resizes")[0][0]
         self.toggle_rigid()
         seen = ""
 
         def reached() -> bool:
             nonlocal seen
-            rows = self.rows(f"select state, open_job from intents where id > {before} order by id desc limit 1")
+            rows = self.rows(f"select state, open_job from resizes where id > {before} order by id desc limit 1")
             seen = rows[0][0] if rows else ""
             return bool(rows) and (rows[0][1] is None or STAGES.index(seen) >= STAGES.index(stage))
 

@@ -108,12 +108,12 @@ def worth_again(tail: Sequence[str]) -> bool:
     return any(any(word in line for word in _NO_STEP) and any(word in line for word in _FOR_NOW) for line in tail[-2:])
 
 
-def comment(base: int, directive: int) -> str:
+def comment(base: int, resize_id: int) -> str:
     """The tag by which a companion is known as one."""
-    return f"{TAG}{base};directive={directive}"
+    return f"{TAG}{base};resize={resize_id}"
 
 
-def salloc(shape: Shape, base: SlurmJob, directive: int, minutes: int | None) -> list[str]:
+def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) -> list[str]:
     """Ask for a companion: an allocation that no process holds. `minutes`: rest of the base's time; None: no limit."""
     words = [
         "salloc",
@@ -122,7 +122,7 @@ def salloc(shape: Shape, base: SlurmJob, directive: int, minutes: int | None) ->
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, shape.cpus_per_node)}",
         f"--job-name=selastic-{base.job_id}",
-        f"--comment={comment(base.job_id, directive)}",
+        f"--comment={comment(base.job_id, resize_id)}",
         "--nice=1000",
         f"--time={'UNLIMITED' if minutes is None else max(1, minutes)}",
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
 from ...reports.evidence import Evidence
-from ...reports.explain import Decision, Explain, Order
+from ...reports.explain import Decision, Explain, Resize
 from ...reports.record import Column, about, columns
 from ...text.tables import clean
 from .. import options
@@ -138,10 +138,10 @@ def _sizes(facts: Explain) -> str:
     return f"; it trained on {' -> '.join(sizes)} GPUs" if sizes else f"; it never {never}"
 
 
-def _under_way(facts: Explain, order: Order, name: str) -> str:
+def _under_way(facts: Explain, resize: Resize, name: str) -> str:
     job = facts.job
-    change = SizeChange(job.gpus, order.gpus, job.batch, order.batch)
-    since = words.clock(facts, order.created)
+    change = SizeChange(job.gpus, resize.gpus, job.batch, resize.batch)
+    since = words.clock(facts, resize.created)
     verb = words.moved(change, "shrinking", "growing", "changing its batch")
     return f"{name} is {verb} since {since}{words.batch(change)}."
 

@@ -7,7 +7,7 @@ daemon/reports/explain.py hold.
 from __future__ import annotations
 
 from ...reports.evidence import Alternative, Evidence
-from ...reports.explain import Decision, Explain, ExplainedJob, Order
+from ...reports.explain import Decision, Explain, ExplainedJob, Resize
 from ...text.reasons import Reason, bottleneck_remedy
 from ...text.tables import number
 from ...text.times import span
@@ -167,13 +167,13 @@ def _why_not(other: Alternative, chosen: float | None, chosen_speed: float | Non
 
 
 def now(facts: Explain, cause: Decision | None) -> list[str]:
-    """What the last decision says, where that is not already told, and how far an order has come."""
+    """What the last decision says, where that is not already told, and how far a resize has come."""
     if words.is_over(facts.job):
         return []
-    order, decision = facts.resize, facts.decision
-    if order:
-        meaning = words.ORDERED.get(order.state)
-        return [_progress(facts, order), *([meaning] if meaning else [])]
+    resize, decision = facts.resize, facts.decision
+    if resize:
+        meaning = words.RESIZING.get(resize.state)
+        return [_progress(facts, resize), *([meaning] if meaning else [])]
     if decision is None or (decision.moves and not facts.last_resize):
         return []  # the outcome says it
     if decision.moves and (decision.gpus_to, decision.batch_to) != (facts.job.gpus, facts.job.batch):
@@ -181,7 +181,7 @@ def now(facts: Explain, cause: Decision | None) -> list[str]:
         advised = "" if decision.mode == "act" else f"; the daemon only says so (mode {decision.mode})"
         return [f"it is to {move}{words.batch(decision)}: {decision.reason_text}{advised}"]
     if decision.reason == Reason.KEEP_RESIZING.value:
-        return []  # no order is under way any more: what it said is over
+        return []  # no resize is under way any more: what it said is over
     if cause is not None and decision.at != cause.at:
         return [f"stays at {words.gpus(decision.gpus_to)}: {decision.reason_text or decision.reason}"]
     return []
@@ -196,14 +196,14 @@ def held_back(facts: Explain) -> list[str]:
     return [job.bottleneck_text + (f"; {remedy}" if remedy else "")]
 
 
-def _progress(facts: Explain, order: Order) -> str:
-    """How far an order has come."""
+def _progress(facts: Explain, resize: Resize) -> str:
+    """How far a resize has come."""
     wants = ", ".join(
-        f"{words.gpus(added.gpus)} on {added.nodes} node{'s' * (added.nodes > 1)}" for added in order.adds
+        f"{words.gpus(added.gpus)} on {added.nodes} node{'s' * (added.nodes > 1)}" for added in resize.adds
     )
-    detail = f" ({order.detail})" if order.detail else ""
+    detail = f" ({resize.detail})" if resize.detail else ""
     asked = f"; companions asked for: {wants}" if wants else ""
-    return f"order {order.id} is {order.state}{detail}{asked}, since {words.clock(facts, order.updated)}"
+    return f"resize {resize.id} is {resize.state}{detail}{asked}, since {words.clock(facts, resize.updated)}"
 
 
 def next_steps(facts: Explain) -> list[str]:
@@ -220,9 +220,9 @@ def next_steps(facts: Explain) -> list[str]:
     asked, counts = evidence.weight_asked, evidence.weight_counts
     if asked and counts:
         lines.append(f"its weight={asked:g} counts as {counts:g}, the most that the site allows (max_weight)")
-    failed = facts.last_order
+    failed = facts.last_closed_resize
     if failed and failed.state == "failed":
-        lines.append(f"order {failed.id} for {words.gpus(failed.gpus)} failed: {failed.detail or 'no cause was given'}")
+        lines.append(f"resize {failed.id} to {words.gpus(failed.gpus)} failed: {failed.detail or 'no cause was given'}")
     if blocked and blocked > facts.now:
         lines.append(f"left alone until {words.clock(facts, blocked)}")
     return [*lines, _can_do(job)]

@@ -102,14 +102,14 @@ def test_a_database_of_0_1_0_is_refused_with_the_way_out(tmp_path: Path, revisio
     path = tmp_path / "selastic.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
-        connection.execute("CREATE TABLE intents (id INTEGER)")
+        connection.execute("CREATE TABLE resizes (id INTEGER)")
         connection.execute("INSERT INTO alembic_version VALUES (?)", [revision])
     connection.close()
     before, url = path.read_bytes(), f"sqlite:///{path}"
     for opening in (Store.open, Store, migrate.probe, lambda address: migrate.prepare(engine.Database(address))):
         with pytest.raises(StoreError, match=r"was written by slurm-elastic 0\.1\.0, which 0\.2\.0 does not") as caught:
             opening(url)
-    assert path.read_bytes() == before or sqlite3.connect(path).execute("SELECT * FROM intents").fetchall() == []
+    assert path.read_bytes() == before or sqlite3.connect(path).execute("SELECT * FROM resizes").fetchall() == []
     command = re.search(r"\((mkdir .*)\)", str(caught.value))
     assert command is not None
     subprocess.run(["sh", "-c", command[1]], check=True)

@@ -37,7 +37,7 @@ def test_every_reason_has_its_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["order_taken_s", "switch_s", "release_s", "unused_s", "requeue_stop_s", "requeue_start_s"]
+    "name", ["resize_taken_s", "switch_s", "release_s", "unused_s", "requeue_stop_s", "requeue_start_s"]
 )
 def test_the_bounds_are_the_settings(name: str) -> None:
     """The times that an admin reads are the settings' names and defaults."""

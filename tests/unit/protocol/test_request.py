@@ -76,7 +76,7 @@ def test_a_range_that_excludes_the_starting_size_is_refused_with_the_nearest() -
         ("inelastic:gpus=2", None),
         ("an elastic band", None),
         ("", None),
-        ("selastic:companion-of=7;directive=1", None),
+        ("selastic:companion-of=7;resize=1", None),
     ],
 )
 def test_a_request_is_found_inside_a_comment(comment: str, found: str | None) -> None:

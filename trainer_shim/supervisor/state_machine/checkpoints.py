@@ -52,7 +52,7 @@ class Checkpoints:
     def _save_for_requeue(self, event: SaveForRequeue) -> None:
         context, directive = self._context, event.directive
         context.report_phase(directive.id, "accepted")
-        context.do(Print(f"directive {directive.id}: writing a checkpoint, to start again on {directive.gpus} GPUs"))
+        context.do(Print(f"resize {directive.id}: writing a checkpoint, to start again on {directive.gpus} GPUs"))
         self._requeue, self._from_step = directive.id, context.reported_step
         context.ask_for_checkpoint()
 

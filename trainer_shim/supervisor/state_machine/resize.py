@@ -73,7 +73,7 @@ class Resizes:
             self._last_id = directive.id
             self._waiting = directive
             if running is not None and not running.agreed:
-                self._undo(f"directive {directive.id} came instead", "withdrawn")
+                self._undo(f"resize {directive.id} came instead", "withdrawn")
             self._begin_waiting()
 
     def _withdrawn(self, directive: int) -> None:

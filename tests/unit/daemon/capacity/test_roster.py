@@ -20,8 +20,8 @@ def test_elastic_job_has_its_pieces_in_order() -> None:
     """Base, components by offset, companions by job id: what everything else builds on."""
     cluster = Cluster(6)
     cluster.run(10, "n1", comment=REQUEST)
-    cluster.companion(15, 10, "n4", directive=3)
-    cluster.companion(12, 10, "n3", directive=2)
+    cluster.companion(15, 10, "n4", resize=3)
+    cluster.companion(12, 10, "n3", resize=2)
     cluster.run(11, "n2", het_job_id=10, het_offset=1)
     cluster.change(10, het_job_id=10)
     job = sort_jobs(cluster.snapshot()).elastic[10]
@@ -31,7 +31,7 @@ def test_elastic_job_has_its_pieces_in_order() -> None:
         (12, "companion"),
         (15, "companion"),
     ]
-    assert [held.directive for held in job.held] == [0, 0, 2, 3]
+    assert [held.resize for held in job.held] == [0, 0, 2, 3]
     assert job.gpus == 16
 
 
@@ -133,7 +133,7 @@ def test_another_users_tag_gains_nothing() -> None:
 def test_a_comment_alone_is_no_companion() -> None:
     """Comment and name must both say it: a user's own job with a copied comment is not cancelled."""
     cluster = Cluster()
-    job = cluster.run(5, "n2", comment="selastic:companion-of=4;directive=1", name="mine")
+    job = cluster.run(5, "n2", comment="selastic:companion-of=4;resize=1", name="mine")
     assert companion_tag(job) is None
     assert sort_jobs(cluster.snapshot()).orphans == ()
 

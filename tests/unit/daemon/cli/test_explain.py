@@ -147,7 +147,7 @@ def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> No
     assert "GPUs were idle and no waiting job could use them (2 idle)." in text
     assert "Gain        n/a (measured so far: 2 GPUs)" in text
     assert "1 report at 2 GPUs up to now" in text
-    assert "order 2 is submitted (companion 1222 is pending); companions asked for: 2 GPUs on 1 node" in text
+    assert "resize 2 is submitted (companion 1222 is pending); companions asked for: 2 GPUs on 1 node" in text
     assert "Slurm is to grant what was asked for; training goes on meanwhile" in text
     assert "1 s pause (assumed; none measured yet)" in text
 
@@ -357,7 +357,7 @@ def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., A
     store.advance_resize(order.id, ResizeState.FAILED, "the companion did not start within 60 s", at("13:11:00"))
     store.pin(7, 2)
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
-    assert f"order {order.id} for 4 GPUs failed: the companion did not start within 60 s" in text
+    assert f"resize {order.id} to 4 GPUs failed: the companion did not start within 60 s" in text
     assert "left alone until 13:40:00" in text
     assert "pinned to 2 GPUs; to let it be resized again: selastic unpin 7" in text
 
@@ -382,8 +382,8 @@ def test_a_hostile_detail_cannot_steer_the_terminal(store: Store, viewer: Callab
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("", "Its supervisor changed it without an order from the daemon."),
-        ("restart", "Its supervisor started the workers again, without an order from the daemon."),
+        ("", "Its supervisor changed it without a resize from the daemon."),
+        ("restart", "Its supervisor started the workers again, without a resize from the daemon."),
         ("of_tomorrow", "Reason 'of_tomorrow', which this version does not know."),
     ],
 )

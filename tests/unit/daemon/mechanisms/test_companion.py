@@ -85,7 +85,7 @@ def test_why_it_was_passed_over() -> None:
         return COMPANION.why_not(resizable(world.snapshot()), Site(), ChosenWay(gpus, by, 1.0), Settings())
 
     holding = cluster()
-    holding.companion(5, 1, "n3", directive=7)
+    holding.companion(5, 1, "n3", resize=7)
     assert why(cluster(), 8, restart=True) == "no free nodes for one"
     assert why(cluster(), 2) == "it holds none that it could give up"
     assert why(holding, 6) == "others give up enough"
@@ -100,7 +100,7 @@ def test_why_it_was_passed_over() -> None:
 def test_any_of_its_nodes_can_be_released(due: set[tuple[int, str]], action: object) -> None:
     """Part of them by a shrink, all of them by ending it."""
     world = cluster()
-    world.companion(5, 1, "n3 n4", directive=7)
+    world.companion(5, 1, "n3 n4", resize=7)
     job = sort_jobs(world.snapshot(), accepted={1}).elastic[1]
     assert COMPANION.release(job, job.held[1], due, "why") == action
 
@@ -108,12 +108,12 @@ def test_any_of_its_nodes_can_be_released(due: set[tuple[int, str]], action: obj
 def test_an_open_resize_waits_for_the_companions_in_the_queue() -> None:
     """For one that runs, or was not submitted yet, no nodes can be lost."""
     world = cluster()
-    world.wait(5, 1, 4, "selastic:companion-of=1;directive=7", name="selastic-1", required_nodes=("n2",))
+    world.wait(5, 1, 4, "selastic:companion-of=1;resize=7", name="selastic-1", required_nodes=("n2",))
     job = sort_jobs(world.snapshot(), accepted={1}).elastic[1]
     queued, granted = Shape(1, 4, node_list=("n2",)), Shape(1, 4, node_list=("n3",))
-    intent = resize_row(Directive(7, 1, job.pieces, (queued, granted), 12, 256, "r", 60.0), "submitted", 0.0, 0.0)
-    assert COMPANION.awaits(job, intent) == (queued,)
-    assert COMPANION.awaits(job, replace(intent, state="accepted")) == ()
+    resize = resize_row(Directive(7, 1, job.pieces, (queued, granted), 12, 256, "r", 60.0), "submitted", 0.0, 0.0)
+    assert COMPANION.awaits(job, resize) == (queued,)
+    assert COMPANION.awaits(job, replace(resize, state="accepted")) == ()
 
 
 def test_what_it_leaves_behind_is_cancelled() -> None:

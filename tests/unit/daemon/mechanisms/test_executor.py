@@ -36,7 +36,7 @@ class Script:
         self.log.append(f"event {kind}")
 
     def advance_resize(self, number: int, state: str, detail: str = "", at: float | None = None) -> None:
-        self.log.append(f"intent {number} {state}")
+        self.log.append(f"resize {number} {state}")
 
     def executor(self, **more: object) -> Executor:
         return Executor(self, self, lambda: self.now, **more)  # type: ignore[arg-type]
@@ -135,4 +135,4 @@ def test_without_acting_slurm_is_left_alone() -> None:
     """In advisory mode resizes are closed, and nothing is asked of Slurm."""
     script = Script()
     assert script.executor().run([CANCEL, Close(1, 7, "withdrawn", "why")], act=False) == 1
-    assert script.log == ["event resize_withdrawn", "intent 7 withdrawn"]
+    assert script.log == ["event resize_withdrawn", "resize 7 withdrawn"]

@@ -148,7 +148,7 @@ def test_whatever_goes_wrong_wherever(begin: Callable[[World], Supervisor], even
     for point in range(0 if EVERY else EVENTS.index(event) % 3, HALF_STEPS, 1 if EVERY else 3):
         with world() as at:
             job = begin(at)
-            [intent] = at.store.open_resizes()
+            [resize] = at.store.open_resizes()
             for number in range(point):
                 half_step(at, number)
             event(at, job)
@@ -156,10 +156,10 @@ def test_whatever_goes_wrong_wherever(begin: Callable[[World], Supervisor], even
             longest = bounds.issued_s + 2 * (60.0 + bounds.margin_s) + bounds.switch_s + bounds.release_s
             # A clock that was set back is waited for: times of the future are no times to count from.
             for _ in range(int((longest + (3600.0 if event is clock_goes_back else 0.0)) / ROUND_S) + 2):
-                if not at.store.resize(intent.directive.id).open:
+                if not at.store.resize(resize.id).open:
                     break
                 at.round(ROUND_S)
-            ended = at.store.resize(intent.directive.id)
+            ended = at.store.resize(resize.id)
             assert not ended.open, f"{event.__name__} at half step {point}: still {ended.state}"
             came_to_rest(at, job, f"{event.__name__} at half step {point}")
 
@@ -182,10 +182,10 @@ def test_the_half_steps_reach_every_state() -> None:
     """The enumeration is one: without anything going wrong, a grow has passed through all its states and is over."""
     with world() as at:
         job = begin_grow(at)
-        [intent] = at.store.open_resizes()
+        [resize] = at.store.open_resizes()
         seen = set()
         for number in range(HALF_STEPS):
-            seen.add(at.store.resize(intent.directive.id).state)
+            seen.add(at.store.resize(resize.id).state)
             half_step(at, number)
         # The in-memory supervisor takes an order and asks for the companion in one step.
         assert seen == {"issued", "submitted", "granted", "ready", "running", "done"}

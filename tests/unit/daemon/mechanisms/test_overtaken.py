@@ -28,14 +28,14 @@ def cluster() -> Cluster:
     """Job 1 on n1, its companion 2 waiting for n2 by order of resize 7; n3 is idle."""
     made = Cluster(3)
     made.run(1, "n1", 4, REQUEST)
-    comment = "selastic:companion-of=1;directive=7"
+    comment = "selastic:companion-of=1;resize=7"
     made.wait(2, 1, 4, comment, name="selastic-1", required_nodes=("n2",))
     return made
 
 
 def found(snapshot: Snapshot, state: str = "submitted", *, keep: tuple[Piece, ...] = (BASE,)) -> dict[int, str]:
-    intent = resize_row(Directive(7, 1, keep, (SHAPE,), 8, 240, "grow_idle", 60.0), state, 900.0, 950.0)
-    return overtaken(snapshot, sort_jobs(snapshot, accepted={1}), [intent])
+    resize = resize_row(Directive(7, 1, keep, (SHAPE,), 8, 240, "grow_idle", 60.0), state, 900.0, 950.0)
+    return overtaken(snapshot, sort_jobs(snapshot, accepted={1}), [resize])
 
 
 def test_a_companion_whose_node_was_taken_is_given_up() -> None:
@@ -91,9 +91,9 @@ def test_the_nodes_of_a_requeue_are_kept_no_longer() -> None:
     at = cluster()
     at.run(4, "n2", 1)
     snapshot = at.snapshot()
-    intent = resize_row(Directive(7, 1, (), (SHAPE,), 4, 240, "grow_idle", 60.0), "saved", 900.0, 950.0)
+    resize = resize_row(Directive(7, 1, (), (SHAPE,), 4, 240, "grow_idle", 60.0), "saved", 900.0, 950.0)
     roster = sort_jobs(snapshot, accepted={1})
-    actions = next_actions(roster, {}, [intent], {}, 960.0, Bounds(), overtaken(snapshot, roster, [intent]))
+    actions = next_actions(roster, {}, [resize], {}, 960.0, Bounds(), overtaken(snapshot, roster, [resize]))
     assert actions[-2:] == [Free(1, 1, LOST[7]), Close(1, 7, "overtaken", LOST[7])]
 
 
@@ -105,14 +105,14 @@ def test_the_daemon_plans_anew_at_once(tmp_path: Path) -> None:
     job = world.elastic(comment=REQUEST)
     first = world.snapshot().jobs[1]
     assert first.nodes == ("n1",)
-    while not (intents := world.store.open_resizes()):
+    while not (resizes := world.store.open_resizes()):
         world.round()
     world.rigid()
     assert world.snapshot().nodes["n3"].gpus_used == 4
     world.slurm.finish(1)
     for _ in range(3):
         world.round()
-    lost = world.store.resize(intents[0].directive.id)
+    lost = world.store.resize(resizes[0].directive.id)
     assert (lost.state, lost.detail) == ("overtaken", "node n3 is no longer free")
     world.settle()
     assert job.gpus == 8 and len(world.companions()) == 1

@@ -28,7 +28,7 @@ def cluster() -> Cluster:
     """Job 1 on n1 n2 with a companion on n3 n4."""
     world = Cluster(6)
     world.run(1, "n1 n2", comment=REQUEST)
-    world.companion(5, 1, "n3 n4", directive=7)
+    world.companion(5, 1, "n3 n4", resize=7)
     return world
 
 
@@ -36,17 +36,17 @@ def use(*pieces: Piece) -> dict[int, InUse]:
     return {1: InUse(1, 1, pieces, 256, 0.0, 0.0)}
 
 
-def intent(state: str, keep: tuple[Piece, ...] = (BASE,), add: tuple[Shape, ...] = (), age: float = 0.0) -> ResizeRow:
+def resize(state: str, keep: tuple[Piece, ...] = (BASE,), add: tuple[Shape, ...] = (), age: float = 0.0) -> ResizeRow:
     return resize_row(Directive(7, 1, keep, add, 8, 256, "r", 60.0), state, NOW - age, NOW - age)
 
 
 def act(
-    world: Cluster, in_use: dict[int, InUse], intents: Sequence[ResizeRow] = (), idle_for: float = 1000.0
+    world: Cluster, in_use: dict[int, InUse], resizes: Sequence[ResizeRow] = (), idle_for: float = 1000.0
 ) -> list[Action]:
     """The next actions, when whatever is unused has been so for `idle_for` seconds."""
     roster = sort_jobs(world.snapshot(), accepted={1})
-    since = dict.fromkeys(unused(roster, in_use, intents, {}, NOW), NOW - idle_for)
-    return next_actions(roster, in_use, intents, since, NOW, BOUNDS)
+    since = dict.fromkeys(unused(roster, in_use, resizes, {}, NOW), NOW - idle_for)
+    return next_actions(roster, in_use, resizes, since, NOW, BOUNDS)
 
 
 # --- releases -----------------------------------------------------------------------------------------------------
@@ -71,13 +71,13 @@ def test_an_unused_companion_has_a_moment_of_grace() -> None:
 @pytest.mark.parametrize("keep", [(BASE,), ()], ids=["resize", "requeue"])
 def test_every_state_that_a_supervisor_can_claim_comes_to_an_end(state: str, keep: tuple[Piece, ...]) -> None:
     """Also one that its kind of resize does not have: one supervisor's word must not end the round of all jobs."""
-    claimed = intent(state, keep=keep, add=(Shape(1, 4, node_list=("n5",)),), age=1e4)
+    claimed = resize(state, keep=keep, add=(Shape(1, 4, node_list=("n5",)),), age=1e4)
     assert any(isinstance(action, Close | Advance) for action in act(cluster(), use(BASE, COMPANION), [claimed]))
 
 
 def test_what_a_finished_switch_gave_up_is_released_at_once() -> None:
     """After `running` nobody needs it, and a waiting job does."""
-    switched = intent("running", keep=(BASE,))
+    switched = resize("running", keep=(BASE,))
     assert act(cluster(), use(BASE), [switched], idle_for=0) == [Cancel(1, 5, "given up by resize 7")]
 
 
@@ -100,7 +100,7 @@ def test_a_base_on_its_batch_host_alone_is_never_shrunk() -> None:
     """There is nothing left that Slurm would take."""
     world = Cluster(2)
     world.run(1, "n1", comment=REQUEST)
-    world.companion(5, 1, "n2", directive=7)
+    world.companion(5, 1, "n2", resize=7)
     assert act(world, use(Piece(1, "base", ("n1",), 4, TYPE), Piece(5, "companion", ("n2",), 4, TYPE))) == []
 
 
@@ -129,15 +129,15 @@ def test_a_word_that_does_not_name_the_base_releases_nothing() -> None:
 
 def test_a_resize_under_way_protects_what_it_keeps_and_adds() -> None:
     """A companion that was granted is not in use until the switch."""
-    growing = intent("granted", keep=(BASE,), add=(Shape(2, 4, node_list=("n3", "n4")),))
+    growing = resize("granted", keep=(BASE,), add=(Shape(2, 4, node_list=("n3", "n4")),))
     assert act(cluster(), use(BASE), [growing]) == []
 
 
 def test_a_resize_under_way_does_not_protect_an_older_companion() -> None:
     """Only what carries its own number is part of it."""
     world = cluster()
-    world.companion(6, 1, "n5", directive=3)
-    growing = intent("granted", keep=(BASE,), add=(Shape(2, 4, node_list=("n3", "n4")),))
+    world.companion(6, 1, "n5", resize=3)
+    growing = resize("granted", keep=(BASE,), add=(Shape(2, 4, node_list=("n3", "n4")),))
     assert act(world, use(BASE), [growing]) == [Cancel(1, 6, "held, but not trained on")]
 
 
@@ -145,10 +145,10 @@ def test_a_queued_companion_of_a_resize_that_is_over_is_cancelled() -> None:
     """It would start one day, and hold GPUs for nobody."""
     world = Cluster(2)
     world.run(1, "n1", comment=REQUEST)
-    world.wait(5, 1, 4, "selastic:companion-of=1;directive=7", name="selastic-1")
+    world.wait(5, 1, 4, "selastic:companion-of=1;resize=7", name="selastic-1")
     base = Piece(1, "base", ("n1",), 4, TYPE)
     assert act(world, use(base)) == [Cancel(1, 5, "waits for a resize that is over")]
-    assert act(world, use(base), [intent("submitted", keep=(base,), add=(Shape(1, 4),))]) == []
+    assert act(world, use(base), [resize("submitted", keep=(base,), add=(Shape(1, 4),))]) == []
 
 
 def test_orphans_are_cancelled_at_once() -> None:
@@ -164,7 +164,7 @@ def test_orphans_are_cancelled_at_once() -> None:
 def test_a_resize_is_done_when_everything_given_up_is_free() -> None:
     """Done is what Slurm shows, not what was asked of it."""
     world = cluster()
-    switched = intent("running", keep=(BASE,))
+    switched = resize("running", keep=(BASE,))
     assert not any(isinstance(action, Close) for action in act(world, use(BASE), [switched]))
     del world.jobs[5]
     assert act(world, use(BASE), [switched]) == [Close(1, 7, "done", "")]
@@ -172,7 +172,7 @@ def test_a_resize_is_done_when_everything_given_up_is_free() -> None:
 
 def test_a_resize_of_a_job_that_ended_is_withdrawn() -> None:
     """Nobody is left to carry it out."""
-    closed = act(Cluster(2), {}, [intent("granted")])
+    closed = act(Cluster(2), {}, [resize("granted")])
     assert closed == [Close(1, 7, "withdrawn", "the job does not run any more")]
 
 
@@ -181,14 +181,14 @@ def test_every_state_has_its_bound() -> None:
     add = (Shape(2, 4, node_list=("n3", "n4")),)
     limits = {"issued": 60, "accepted": 90, "submitted": 90, "granted": 90, "ready": 300}
     for state, limit in limits.items():
-        assert act(cluster(), use(BASE), [intent(state, (BASE,), add, age=limit - 1)]) == []
-        (close,) = act(cluster(), use(BASE), [intent(state, (BASE,), add, age=limit)])
+        assert act(cluster(), use(BASE), [resize(state, (BASE,), add, age=limit - 1)]) == []
+        (close,) = act(cluster(), use(BASE), [resize(state, (BASE,), add, age=limit)])
         assert isinstance(close, Close) and close.state == "withdrawn" and state in close.detail
 
 
 def test_a_release_that_slurm_does_not_grant_ends_the_resize_all_the_same() -> None:
     """The job trains at its new size; what could not be released is released later, as a leak."""
-    (close,) = act(cluster(), use(BASE), [intent("running", (BASE,), age=BOUNDS.release_s)])
+    (close,) = act(cluster(), use(BASE), [resize("running", (BASE,), age=BOUNDS.release_s)])
     assert isinstance(close, Close) and close.state == "done" and "not everything" in close.detail
 
 

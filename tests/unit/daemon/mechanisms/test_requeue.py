@@ -49,9 +49,9 @@ def actions(at: str, /, age: float = 5.0, use: InUse | None = None, **base: obje
         world.wait(1, 1, 4, VIA, **{"asked_per_node": 4, "restarts": 1, **base})
     else:
         world.run(1, "n1", 4, VIA, **{"asked_per_node": 4, **base})
-    intent = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), at, NOW - 100, NOW - age)
+    resize = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), at, NOW - 100, NOW - age)
     roster = sort_jobs(world.snapshot(), accepted={1})
-    return next_actions(roster, {1: use} if use else {}, [intent], {}, NOW, Bounds())
+    return next_actions(roster, {1: use} if use else {}, [resize], {}, NOW, Bounds())
 
 
 BACK: dict[str, object] = {"state": "PENDING", "reason": "BeginTime", "eligible_time": NOW + 115}
@@ -101,10 +101,10 @@ def test_it_keeps_nothing_and_is_placed_on_its_own_nodes_first() -> None:
 
 def test_it_waits_for_its_nodes_until_it_was_put_back() -> None:
     """From then on they are kept for it, or it waits like any other job."""
-    intent = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", NOW, NOW)
+    resize = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", NOW, NOW)
     job = holder()[0].job
-    assert REQUEUEING.awaits(job, intent) == (SHAPE,)
-    assert REQUEUEING.awaits(job, replace(intent, state="submitted")) == ()
+    assert REQUEUEING.awaits(job, resize) == (SHAPE,)
+    assert REQUEUEING.awaits(job, replace(resize, state="submitted")) == ()
     assert REQUEUEING.undo(1, (), "why") == [Free(1, 1, "why")]
 
 
@@ -152,8 +152,8 @@ def test_each_state_has_a_bound(state: str, age: float, base: dict[str, object],
 
 def test_a_job_that_ended_is_forgotten() -> None:
     """Of a job that Slurm does not list any more, cancelled meanwhile for example, only the kept nodes are let go."""
-    intent = resize_row(Directive(7, 9, (), (SHAPE,), 2, 240, "r", 60.0), "accepted", NOW, NOW)
-    done = next_actions(sort_jobs(Cluster(1).snapshot()), {}, [intent], {}, NOW, Bounds())
+    resize = resize_row(Directive(7, 9, (), (SHAPE,), 2, 240, "r", 60.0), "accepted", NOW, NOW)
+    done = next_actions(sort_jobs(Cluster(1).snapshot()), {}, [resize], {}, NOW, Bounds())
     assert done == [Free(9, 9, "the job has ended"), Close(9, 7, "withdrawn", "the job has ended")]
 
 

@@ -116,8 +116,8 @@ def test_one_resize_at_a_time() -> None:
     """A job whose resize is under way gets no second one."""
     world = World(4)
     world.job(1, "n1")
-    intent = resize_row(Directive(5, 1, (), (), 8, 256, "grow_idle", 60.0), "granted", NOW, NOW)
-    world.state(1, intent=intent)
+    resize = resize_row(Directive(5, 1, (), (), 8, 256, "grow_idle", 60.0), "granted", NOW, NOW)
+    world.state(1, resize=resize)
     assert world.plan().directives == ()
 
 

@@ -154,8 +154,8 @@ def test_room_already_on_its_way_is_not_made_twice() -> None:
     world.job(2, "n3 n4")
     world.cluster.wait(9, 1)
     keep = (Piece(1, "base", ("n1",), 4, "a100"),)
-    intent = resize_row(Directive(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", NOW, NOW)
-    world.state(1, intent=intent)
+    resize = resize_row(Directive(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", NOW, NOW)
+    world.state(1, resize=resize)
     plan = world.plan()
     assert plan.directives == () and plan.met[0].waits
     assert row(plan, 1).reason == Reason.KEEP_RESIZING.value and row(plan, 1).gpus_to == 4
@@ -180,8 +180,8 @@ def test_companions_under_way_are_not_promised_again() -> None:
     world.job(1, "n1")
     world.job(2, "n2")
     shape = Shape(1, 4, node_list=("n3",))
-    intent = resize_row(Directive(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", NOW, NOW)
-    world.state(1, intent=intent)
+    resize = resize_row(Directive(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", NOW, NOW)
+    world.state(1, resize=resize)
     assert world.plan().directives == ()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.reports.evidence import Evidence, OtherMove
-from slurm_elastic.daemon.reports.explain import AddedNodes, Explain, OpenOrder
+from slurm_elastic.daemon.reports.explain import AddedNodes, Explain, OpenResize
 from slurm_elastic.daemon.reports.history import Plan
 from slurm_elastic.daemon.reports.record import read
 from slurm_elastic.daemon.reports.usage import CapacityPoint
@@ -146,7 +146,7 @@ def test_a_restart_at_the_same_size_is_told_from_a_resize(story: Store, viewer: 
     story.set_in_use(1215, 3, story.in_use(1215).pieces, 256, at("13:24:30"), 9.0, "restart")
     rows = reports.acct(story, viewer(1000), NOW, job=[1215])
     assert [row.state for row in rows] == ["RESIZED", "RESTARTED", "RUNNING"]
-    assert rows[-1].reason_text == "its supervisor started the workers again, without an order from the daemon"
+    assert rows[-1].reason_text == "its supervisor started the workers again, without a resize from the daemon"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_explain_gives_the_order_under_way(story: Store, viewer: Callable[..., A
     """What was asked for, how far it has come and what was said about it."""
     facts = reports.explain(story, 1207, viewer(1000), NOW)
     assert facts.resize.cause.reason == "grow_idle"
-    assert replace(facts.resize, id=0, cause=None) == OpenOrder(
+    assert replace(facts.resize, id=0, cause=None) == OpenResize(
         id=0,
         gpus=4,
         batch=512,

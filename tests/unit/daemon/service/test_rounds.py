@@ -34,7 +34,7 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
     world.settle()
     assert job.gpus == 24
     assert world.store.last_closed_resize(job.job_id) is not None
-    assert "ordered" in kinds(world, job.job_id)
+    assert "resize_issued" in kinds(world, job.job_id)
 
 
 def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,7 +236,7 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(world.jobs, "cancel", refuse)
     for number in range(6):
-        comment = f"selastic:companion-of=900{number};directive=1"
+        comment = f"selastic:companion-of=900{number};resize=1"
         world.slurm.submit(Component(1, 1), user="games", name=f"selastic-900{number}", comment=comment, batch=False)
     world.round()
     assert world.rounds.mode == "advise"

@@ -84,10 +84,10 @@ def test_running_job() -> None:
 
 def test_component_and_companion() -> None:
     """A component names its whole job; an allocation by salloc has no batch host, whatever BatchHost says."""
-    jobs = read((COMPONENT, "(null)"), (COMPANION, "selastic:companion-of=1;directive=4"))
+    jobs = read((COMPONENT, "(null)"), (COMPANION, "selastic:companion-of=1;resize=4"))
     assert (jobs[10].het_job_id, jobs[10].het_offset, jobs[10].batch_host, jobs[10].comment) == (9, 1, "n4", "")
     assert (jobs[12].batch_host, jobs[12].time_limit_s, jobs[12].time_left_s) == ("", 3600, 3594)
-    assert jobs[12].comment == "selastic:companion-of=1;directive=4"
+    assert jobs[12].comment == "selastic:companion-of=1;resize=4"
 
 
 def test_pending_job_holds_nothing_and_has_not_started() -> None:

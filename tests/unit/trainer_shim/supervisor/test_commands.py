@@ -162,14 +162,14 @@ def test_salloc_takes_what_the_shape_leaves_open_from_the_base() -> None:
     """A companion belongs to its base: partition, account, time, tag and name say so."""
     words = commands.salloc(Shape(2, 4, 8, gpu_type="a100", mem_mb_per_node=500, node_list=("n5", "n6")), job(), 3, 17)
     assert {"--no-shell", "--partition=main", "--account=lab", "--time=17", "--gres=gpu:a100:4"} <= set(words)
-    assert {"--comment=selastic:companion-of=7;directive=3", "--job-name=selastic-7"} <= set(words)
+    assert {"--comment=selastic:companion-of=7;resize=3", "--job-name=selastic-7"} <= set(words)
     assert {"--nodelist=n5,n6", "--mem=500M", "--cpus-per-task=8"} <= set(words)
     assert "--time=UNLIMITED" in commands.salloc(Shape(1, 1), job(), 3, None)
 
 
 def test_tagged_finds_only_this_jobs_companions() -> None:
     """Job 1's companions are not job 17's, and an ordinary comment is nobody's."""
-    listing = "5|selastic:companion-of=1;directive=2\n6|selastic:companion-of=17;directive=2\n7|(null)\n8_1|x\n"
+    listing = "5|selastic:companion-of=1;resize=2\n6|selastic:companion-of=17;resize=2\n7|(null)\n8_1|x\n"
     assert commands.tagged(listing, 1) == [5]
 
 
