@@ -251,6 +251,24 @@ def test_upgrade_keeps_database_and_configuration(installed: Root, built: Path) 
     assert "127.0.0.1" in installed.run("cat", "/etc/slurm-elastic/client.json", user="nobody:nogroup")
 
 
+REVISION = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1][10:]); "
+MARK = REVISION + "c.execute('UPDATE alembic_version SET version_num = ?', ['{}']); c.commit()"
+FOUND = REVISION + "print(c.execute('SELECT version_num FROM alembic_version').fetchone()[0])"
+
+
+def test_an_upgrade_over_0_1_0_says_what_to_do(installed: Root) -> None:
+    """The package and `selasticd --check` both say it; the old database stays as it is."""
+    now = on_database(installed, FOUND).strip()
+    on_database(installed, MARK.format("0004"))
+    scripts = "sh /var/lib/dpkg/info/slurm-elastic.postinst configure 0.1.0-1 2>&1"
+    for command in (scripts, f"{DAEMON} --check --config {CONFIG} 2>&1; true"):
+        said = installed.run("sh", "-c", command)
+        assert "was written by slurm-elastic 0.1.0, which 0.2.0 does not read: move it away (mkdir" in said
+    assert on_database(installed, FOUND).strip() == "0004", "it is left alone"
+    on_database(installed, MARK.format(now))
+    assert on_database(installed, EVENTS).strip() == "['pin']"
+
+
 def test_the_plugin_package_fits_this_slurm(installed: Root, built: Path) -> None:
     """Installed it changes nothing; named in plugstack.conf it gives sbatch the option."""
     [package] = built.glob("slurm-elastic-spank_*.deb")

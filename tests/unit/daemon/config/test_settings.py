@@ -70,6 +70,14 @@ def test_a_wrong_value_is_refused_in_one_sentence(tmp_path: Path, line: str, sen
     assert "\n" not in str(caught.value)
 
 
+def test_a_setting_of_0_1_0_is_refused_with_its_new_name(tmp_path: Path) -> None:
+    """An old file needs one edit, and the sentence is that edit."""
+    file = tmp_path / "selasticd.toml"
+    file.write_text("order_taken_s = 30\n")
+    with pytest.raises(ConfigError, match=r"order_taken_s of .*0\.1\.0 is resize_taken_s since 0\.2\.0"):
+        load(file)
+
+
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
     """--config with a path that does not exist is a mistake, not an empty configuration."""
     with pytest.raises(ConfigError, match="cannot be read"):
