@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,8 +21,6 @@ from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_tim
 from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.service.daemon import Daemon
 from slurm_elastic.daemon.service.scheduler import Scheduler
-from slurm_elastic.db import migrate
-from slurm_elastic.db.engine import Database
 from slurm_elastic.db.rows import JobRow, ObservationRow, PriorRow, RunRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Report
@@ -179,8 +176,9 @@ def test_the_daemon_starts_a_job_from_its_program_s_runs_and_says_so(tmp_path: P
     assert decision is not None
     assert decision.evidence["prior"] == "2 earlier runs of train.py on a100"
     assert world.controller.prior(job) != SHIPPED.prior
-    models = world.controller.health()["models"]
-    assert (models["runs"], models["programs"]) == (2, 1)
+    models = world.controller.health().models
+    assert models is not None
+    assert (models.runs, models.programs) == (2, 1)
 
 
 def rounds_go(daemon: Daemon) -> Callable[[], bool]:
@@ -215,21 +213,3 @@ def test_a_day_s_work_is_planned_for_its_hour() -> None:
         assert [(time.hour, time.minute) for time in times] == [(3, 30)]
     finally:
         scheduler.stop()
-
-
-def test_the_upgrade_keeps_what_is_stored(tmp_path: Path) -> None:
-    """A database of the schema before gains the two tables and loses no job."""
-    url = f"sqlite:///{tmp_path / 'a.db'}"
-    with Store.open(url) as store:
-        store.upsert_job(JOB)
-    with sqlite3.connect(tmp_path / "a.db") as connection:
-        connection.executescript(
-            "DROP TABLE programs; DROP TABLE priors; UPDATE alembic_version SET version_num='0003';"
-        )
-    database = Database(url)
-    assert migrate.revision(database) == "0003"
-    database.close()
-    with Store.open(url) as store:
-        assert store.job(7) == JOB
-        ended(store, 8, 10.0)
-        assert len(store.runs(9)) == 1 and store.priors() == []
