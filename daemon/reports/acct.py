@@ -7,14 +7,13 @@ companion held before its workers were ready is in Slurm's accounting, not here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ..text.cells import moment, number
 from ..text.times import elapsed
-from .common import JobRecord, Viewer, may_see, of_job, reason_text
-from .record import Column, about, redacted
+from .common import JobRecord, Viewer, may_see, reason_text
+from .record import Column, about, made_from, record, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import AllocationRow, JobRow
@@ -27,52 +26,45 @@ def _end(row: Allocation) -> str:
     return moment(row.end)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Allocation(JobRecord):
     """One size that a job has had, with what it cost and what it brought."""
 
-    name: str | None = field(metadata=about("job name", Column("Name", "JobName")))
-    state: str = field(
-        metadata=about("RESIZED or RESTARTED for what was left behind, else the job's state", Column("State"),
-                       public=True)
-    )  # fmt: skip
-    start: float | None = field(metadata=about("when this size began to train", Column("Start", form=moment)))
-    end: float | None = field(
-        metadata=about("when it ended", Column("End", help="when it ended; Unknown: it has this size now", cell=_end))
+    name: str | None = about("job name", Column("Name", "JobName"))
+    state: str = about(
+        "RESIZED or RESTARTED for what was left behind, else the job's state", Column("State"), public=True
     )
-    elapsed_s: float | None = field(
-        metadata=about(
-            "how long, in seconds",
-            Column("Elapsed", help="how long, [D-]HH:MM:SS", form=elapsed),
-            Column("ElapsedRaw", form=number(1)),
-        )
+    start: float | None = about("when this size began to train", Column("Start", form=moment))
+    end: float | None = about(
+        "when it ended", Column("End", help="when it ended; Unknown: it has this size now", cell=_end)
     )
-    gpus: int = field(metadata=about("GPUs", Column("GPUs"), public=True))
-    nodes: int | None = field(metadata=about("nodes", Column("Nodes", "NNodes")))
-    node_list: str | None = field(metadata=about("names of the nodes", Column("NodeList")))
-    batch: int | None = field(metadata=about("global batch, in samples", Column("Batch")))
-    steps: int | None = field(metadata=about("optimizer steps done at this size", Column("Steps")))
-    samples: int | None = field(metadata=about("samples trained on at this size", Column("Samples")))
-    samples_per_s: float | None = field(
-        metadata=about("samples by elapsed time, the pause included", Column("Samples/s", form=number()))
+    elapsed_s: float | None = about(
+        "how long, in seconds",
+        Column("Elapsed", help="how long, [D-]HH:MM:SS", form=elapsed),
+        Column("ElapsedRaw", form=number(1)),
     )
-    gpu_hours: float | None = field(
-        metadata=about("GPUs times elapsed time, in hours", Column("GPUHours", form="{:.2f}".format))
+    gpus: int = about("GPUs", Column("GPUs"), public=True)
+    nodes: int | None = about("nodes", Column("Nodes", "NNodes"))
+    node_list: str | None = about("names of the nodes", Column("NodeList"))
+    batch: int | None = about("global batch, in samples", Column("Batch"))
+    steps: int | None = about("optimizer steps done at this size", Column("Steps"))
+    samples: int | None = about("samples trained on at this size", Column("Samples"))
+    samples_per_s: float | None = about(
+        "samples by elapsed time, the pause included", Column("Samples/s", form=number())
     )
+    gpu_hours: float | None = about("GPUs times elapsed time, in hours", Column("GPUHours", form="{:.2f}".format))
     # The first size of a job has no pause, and an unmeasured one is no zero.
-    pause_s: float | None = field(
-        metadata=about(
-            "what the resize that began this row cost the training, in seconds",
-            Column("Pause", form=lambda pause: f"{pause:.2f}" if pause else ""),
-        )
+    pause_s: float | None = about(
+        "what the resize that began this row cost the training, in seconds",
+        Column("Pause", form=lambda pause: f"{pause:.2f}" if pause else ""),
     )
-    generation: int | None = field(metadata=about("number of the world of workers", Column("Generation", "Gen")))
-    resize: int | None = field(metadata=about("id of the resize that began this row; 0: none did", Column("Resize")))
-    reason: str | None = field(metadata=about("why it got this size, as a code", Column("Reason")))
-    reason_text: str | None = field(metadata=about("why it got this size, in words", Column("Because")))
+    generation: int | None = about("number of the world of workers", Column("Generation", "Gen"))
+    resize: int | None = about("id of the resize that began this row; 0: none did", Column("Resize"))
+    reason: str | None = about("why it got this size, as a code", Column("Reason"))
+    reason_text: str | None = about("why it got this size, in words", Column("Because"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Accounting:
     """Every size that jobs have had, by job and start."""
 
@@ -131,22 +123,14 @@ def _state(allocation: AllocationRow, following: AllocationRow | None, job: JobR
 
 def _row(allocation: AllocationRow, job: JobRow, viewer: Viewer, state: str, now: float) -> Allocation:
     elapsed_s = max(0.0, (now if allocation.end is None else allocation.end) - allocation.start)
-    return Allocation(
-        **of_job(job, viewer) | {"state": state},
-        start=allocation.start,
-        end=allocation.end,
+    return made_from(
+        Allocation,
+        job,
+        allocation,
+        own=viewer.uid == job.uid,
+        state=state,
         elapsed_s=elapsed_s,
-        gpus=allocation.gpus,
-        nodes=allocation.nodes,
-        node_list=allocation.node_list,
-        batch=allocation.batch,
-        steps=allocation.steps,
-        samples=allocation.samples,
         samples_per_s=allocation.samples / elapsed_s if allocation.steps and elapsed_s else None,
         gpu_hours=elapsed_s * allocation.gpus / 3600,
-        pause_s=allocation.pause_s,
-        generation=allocation.generation,
-        resize=allocation.resize,
-        reason=allocation.reason,
         reason_text=reason_text(allocation.reason),
     )

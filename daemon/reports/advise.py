@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..text.cells import moment, number
 from ..text.times import elapsed
-from .common import JobRecord, Viewer, may_see, of_job, reason_text
+from .common import JobRecord, Viewer, may_see, reason_text
 from .evidence import Evidence
-from .record import Column, about, read
+from .record import Column, about, made_from, read, record
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow
@@ -33,93 +33,85 @@ def _mean(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AdviceFigures:
     """What following advice would have brought."""
 
-    seconds: float = field(
-        metadata=about("how long the job was seen, or the advice stood", Column("Time", form=elapsed))
+    seconds: float = about("how long the job was seen, or the advice stood", Column("Time", form=elapsed))
+    moves: int = about("resizes that the daemon would have begun", Column("Moves"))
+    gpu_hours: float = about("GPU-hours that it had", Column("GPUHours", form=number()))
+    advised_gpu_hours: float = about(
+        "GPU-hours that it would have had", Column("WouldGPUHours", "WOULD_GPUHOURS", form=number())
     )
-    moves: int = field(metadata=about("resizes that the daemon would have begun", Column("Moves")))
-    gpu_hours: float = field(metadata=about("GPU-hours that it had", Column("GPUHours", form=number())))
-    advised_gpu_hours: float = field(
-        metadata=about("GPU-hours that it would have had", Column("WouldGPUHours", "WOULD_GPUHOURS", form=number()))
+    change: float | None = about(
+        "progress it would have made, against what it made; pauses charged", Column("Change", form=_percent)
     )
-    change: float | None = field(
-        metadata=about("progress it would have made, against what it made; pauses charged",
-                       Column("Change", form=_percent))
-    )  # fmt: skip
-    progress_h: float | None = field(
-        metadata=about("the same difference in hours at its smallest size",
-                       Column("ProgressH", "PROGRESS_H", form=number()))
-    )  # fmt: skip
-    pause_s: float = field(metadata=about("pauses charged, in seconds", Column("Pause", form=number(2))))
-    unknown_s: float = field(metadata=about("time under advice of unknown effect", Column("Unknown", form=elapsed)))
-    modelled_s: float = field(metadata=about("time under advice to have a size that was never measured"))
-    doubt: float | None = field(
-        metadata=about(
-            "uncertainty of the advised sizes' predicted speed; empty where all were measured",
-            Column("Doubt", form=lambda doubt: f"{100 * doubt:.0f}%" if doubt else ""),
-        )
+    progress_h: float | None = about(
+        "the same difference in hours at its smallest size", Column("ProgressH", "PROGRESS_H", form=number())
+    )
+    pause_s: float = about("pauses charged, in seconds", Column("Pause", form=number(2)))
+    unknown_s: float = about("time under advice of unknown effect", Column("Unknown", form=elapsed))
+    modelled_s: float = about("time under advice to have a size that was never measured")
+    doubt: float | None = about(
+        "uncertainty of the advised sizes' predicted speed; empty where all were measured",
+        Column("Doubt", form=lambda doubt: f"{100 * doubt:.0f}%" if doubt else ""),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class JobAdvice(AdviceFigures, JobRecord):
     """The advice on one job, all of it together."""
 
-    gpus: float = field(metadata=about("GPUs that it had; the mean over the time", Column("GPUs", form=_mean)))
-    advised_gpus: float = field(
-        metadata=about("GPUs that it was advised to have; the mean over the time",
-                       Column("WouldGPUs", "WOULD", form=_mean))
-    )  # fmt: skip
+    gpus: float = about("GPUs that it had; the mean over the time", Column("GPUs", form=_mean))
+    advised_gpus: float = about(
+        "GPUs that it was advised to have; the mean over the time", Column("WouldGPUs", "WOULD", form=_mean)
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MoveAdvice(AdviceFigures, JobRecord):
     """One move that was advised."""
 
-    at: float = field(metadata=about("when the move was first advised (--moves)", Column("At", form=moment)))
-    gpus: int = field(metadata=about("GPUs that it had", Column("GPUs")))
-    advised_gpus: int = field(metadata=about("GPUs that it was advised to have", Column("WouldGPUs", "WOULD")))
-    batch: int = field(metadata=about("global batch that it had (--moves)", Column("Batch")))
-    advised_batch: int = field(
-        metadata=about("global batch that it was advised to have (--moves)", Column("WouldBatch", "WOULD_BATCH"))
+    at: float = about("when the move was first advised (--moves)", Column("At", form=moment))
+    gpus: int = about("GPUs that it had", Column("GPUs"))
+    advised_gpus: int = about("GPUs that it was advised to have", Column("WouldGPUs", "WOULD"))
+    batch: int = about("global batch that it had (--moves)", Column("Batch"))
+    advised_batch: int = about(
+        "global batch that it was advised to have (--moves)", Column("WouldBatch", "WOULD_BATCH")
     )
-    gain: float | None = field(
-        metadata=about("gain of the move for all jobs, in jobs' worth of progress (--moves)",
-                       Column("Gain", form=number()))
-    )  # fmt: skip
-    mechanism: str = field(metadata=about("how it would have got there (--moves)", Column("Mechanism", "VIA")))
-    mode: str = field(metadata=about("the daemon's mode then (--moves)", Column("Mode")))
-    reason: str = field(metadata=about("why, as a code (--moves)", Column("Reason")))
-    reason_text: str = field(metadata=about("why, in words (--moves)", Column("Because")))
+    gain: float | None = about(
+        "gain of the move for all jobs, in jobs' worth of progress (--moves)", Column("Gain", form=number())
+    )
+    mechanism: str = about("how it would have got there (--moves)", Column("Mechanism", "VIA"))
+    mode: str = about("the daemon's mode then (--moves)", Column("Mode"))
+    reason: str = about("why, as a code (--moves)", Column("Reason"))
+    reason_text: str = about("why, in words (--moves)", Column("Because"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ClusterAdvice(AdviceFigures):
     """The sums over all jobs."""
 
     jobs: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WaitingAdvice:
     """A waiting job that room would have been made for."""
 
     job_id: int
     gpus: int | None
-    at: float = field(metadata=about("when it would have had room"))
-    waited_s: float = field(metadata=about("how long it waited after that"))
+    at: float = about("when it would have had room")
+    waited_s: float = about("how long it waited after that")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Advice:
     """What the daemon would have done while it only advised."""
 
     start: float
     end: float
-    acted: int = field(metadata=about("decisions of this time that were acted on"))
+    acted: int = about("decisions of this time that were acted on")
     cluster: ClusterAdvice
     jobs: tuple[JobAdvice, ...]
     moves: tuple[MoveAdvice, ...]
@@ -203,21 +195,17 @@ class FigureSums:
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def figures(self) -> dict[str, Any]:
-        """The fields of AdviceFigures; `change` is relative, `progress_h` in hours at the smallest size."""
-        known = self.was > 0
-        return {
-            "seconds": self.seconds,
-            "moves": self.moves,
-            "gpu_hours": self.gpu_hours,
-            "advised_gpu_hours": self.advised_gpu_hours,
-            "pause_s": self.pause_s,
-            "unknown_s": self.unknown_s,
-            "modelled_s": self.modelled_s,
-            "doubt": self.doubt_s / self.modelled_s if self.modelled_s else None,
-            "progress_h": (self.would - self.was) / 3600 if known else None,
-            "change": self.would / self.was - 1 if known else None,
-        }
+    @property
+    def doubt(self) -> float | None:
+        return self.doubt_s / self.modelled_s if self.modelled_s else None
+
+    @property
+    def progress_h(self) -> float | None:
+        return (self.would - self.was) / 3600 if self.was > 0 else None
+
+    @property
+    def change(self) -> float | None:
+        return self.would / self.was - 1 if self.was > 0 else None
 
 
 @dataclass(slots=True)
@@ -270,7 +258,7 @@ def advise(
         start=start,
         end=end,
         acted=acted,
-        cluster=ClusterAdvice(**total.figures(), jobs=counted),
+        cluster=made_from(ClusterAdvice, total, jobs=counted),
         jobs=tuple(rows),
         moves=tuple(moves),
         waited=tuple(wait.record() for wait in waited(stretches) if _visible(viewer, jobs.get(wait.job_id))),
@@ -338,9 +326,11 @@ def _visible(viewer: Viewer, owner: JobRow | None) -> bool:
 
 def _job(job: JobRow, viewer: Viewer, whole: FigureSums) -> JobAdvice:
     hours = whole.seconds / 3600
-    return JobAdvice(
-        **of_job(job, viewer),
-        **whole.figures(),
+    return made_from(
+        JobAdvice,
+        job,
+        whole,
+        own=viewer.uid == job.uid,
         gpus=whole.gpu_hours / hours,
         advised_gpus=whole.advised_gpu_hours / hours,
     )
@@ -350,17 +340,16 @@ def _move(job: JobRow, viewer: Viewer, run: Sequence[StandingDecision]) -> MoveA
     whole, first, last = FigureSums(), run[0].decision, run[-1].decision
     for stretch in run:
         whole.add(stretch)
-    return MoveAdvice(
-        **of_job(job, viewer),
-        **whole.figures(),
+    return made_from(
+        MoveAdvice,
+        job,
+        last,
+        whole,
+        own=viewer.uid == job.uid,
         at=run[0].start,
         gpus=first.gpus_from,
         advised_gpus=first.gpus_to,
         batch=first.batch_from,
         advised_batch=first.batch_to,
-        gain=last.gain,
-        mechanism=last.mechanism,
-        mode=last.mode,
-        reason=last.reason,
         reason_text=reason_text(last.reason),
     )

@@ -4,7 +4,6 @@ document describes it, the command line reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.protocol import messages, routes
@@ -14,48 +13,48 @@ from .acct import Accounting
 from .advise import Advice
 from .explain import Explain
 from .history import Events, Plan
-from .record import about
+from .record import about, record
 from .status import JobStatus, StatusTable
 from .usage import Usage
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ModelsInUse:
     """What throughput models start from."""
 
     prior: str
     runs: int
-    programs: int = field(metadata=about("programs with a prior of their own"))
+    programs: int = about("programs with a prior of their own")
     learned_at: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Health:
     """Whether the daemon is there, and how its rounds go."""
 
     status: str = "ok"
     version: int = messages.VERSION
-    mode: str = field(metadata=about("off, observe, advise or act, as it is now"))
+    mode: str = about("off, observe, advise or act, as it is now")
     rounds: int | None = None
     last_round_age_s: float | None = None
-    trouble: bool | None = field(default=None, metadata=about("the last round failed"))
-    tripped: bool | None = field(default=None, metadata=about("Slurm refused, and the daemon only advises"))
+    trouble: bool | None = about("the last round failed", default=None)
+    tripped: bool | None = about("Slurm refused, and the daemon only advises", default=None)
     models: ModelsInUse | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stored:
     """How many reports are on the disk."""
 
     stored: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Taken:
     """Nothing more to say."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pinned:
     """What a job is pinned to; null: nothing."""
 

@@ -8,14 +8,13 @@ Limit: the viewer is taken at its word; the API says who it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
 from ..text.reasons import Reason
-from .record import Column, about
+from .record import Column, about, record
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import JobRow
@@ -30,32 +29,18 @@ BY_SUPERVISOR = {
 """Sizes that no decision stands behind: the reasons that the controller stores for them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class JobRecord:
     """Whose job it is: the first fields of each record about a job."""
 
-    job_id: int = field(metadata=about("job id", Column("JobID"), public=True))
-    partition: str | None = field(metadata=about("partition", Column("Partition")))
-    name: str | None = field(metadata=about("job name", Column("Name")))
-    user: str | None = field(metadata=about("user name", Column("User")))
-    uid: int | None = field(metadata=about("user id", Column("UID")))
-    account: str | None = field(metadata=about("account", Column("Account")))
-    state: str = field(metadata=about("the job's state", Column("State"), public=True))
-    own: bool = field(metadata=about("whether it is a job of who asks", public=True))
-
-
-def of_job(job: JobRow, viewer: HasUid) -> dict[str, Any]:
-    """The fields of JobRecord."""
-    return {
-        "job_id": job.job_id,
-        "partition": job.partition,
-        "name": job.name,
-        "user": job.user,
-        "uid": job.uid,
-        "account": job.account,
-        "state": job.state,
-        "own": viewer.uid == job.uid,
-    }
+    job_id: int = about("job id", Column("JobID"), public=True)
+    partition: str | None = about("partition", Column("Partition"))
+    name: str | None = about("job name", Column("Name"))
+    user: str | None = about("user name", Column("User"))
+    uid: int | None = about("user id", Column("UID"))
+    account: str | None = about("account", Column("Account"))
+    state: str = about("the job's state", Column("State"), public=True)
+    own: bool = about("whether it is a job of who asks", public=True)
 
 
 class HasUid(Protocol):

@@ -6,13 +6,13 @@ was. Limit: the last decisions only; `events` has the whole story.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .common import Viewer, reason_text, visible_job
 from .evidence import Alternative, Evidence
-from .record import about, extended, read, read_all
+from .record import about, made_from, read, read_all, record
 from .status import JobStatus, job_row
 from .visibility import seen
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, ObservationRow, ResizeRow
     from slurm_elastic.db.store import Store
 
+R = TypeVar("R")
 DECISIONS = 50
 """How far back the decision behind the last resize is looked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Decision:
     """What a round decided for the job. Of a cause without its decision only the reason is known."""
 
@@ -36,11 +37,11 @@ class Decision:
     batch_to: int | None = None
     reason: str
     reason_text: str
-    value: float | None = field(default=None, metadata=about("value of the target in the objective's unit"))
-    gain: float | None = field(default=None, metadata=about("gain of the move against staying, same unit"))
+    value: float | None = about("value of the target in the objective's unit", default=None)
+    gain: float | None = about("gain of the move against staying, same unit", default=None)
     evidence: Evidence = field(default_factory=Evidence)
     alternatives: tuple[Alternative, ...] = ()
-    mechanism: str = field(default="", metadata=about("how it gets there"))
+    mechanism: str = about("how it gets there", default="")
     mode: str = ""
 
     @property
@@ -49,7 +50,7 @@ class Decision:
         return bool(self.gpus_from) and (self.gpus_from, self.batch_from) != (self.gpus_to, self.batch_to)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PastResize:
     """How the job came to its present size."""
 
@@ -61,11 +62,11 @@ class PastResize:
     pause_s: float
     reason: str
     reason_text: str
-    id: int = field(metadata=about("its id; 0: the supervisor changed by itself"))
-    cause: Decision | None = field(metadata=about("the decision behind it"))
+    id: int = about("its id; 0: the supervisor changed by itself")
+    cause: Decision | None = about("the decision behind it")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AddedNodes:
     """A companion that a resize asks for."""
 
@@ -73,7 +74,7 @@ class AddedNodes:
     gpus: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Resize:
     """A resize, and how far it has come."""
 
@@ -90,14 +91,14 @@ class Resize:
     updated: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class OpenResize(Resize):
     """One that is under way."""
 
-    cause: Decision | None = field(metadata=about("the decision behind it"))
+    cause: Decision | None = about("the decision behind it")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Observation:
     """All reports of the job at one configuration."""
 
@@ -106,31 +107,31 @@ class Observation:
     batch: int
     micro_batch: int
     accumulation: int
-    count: int = field(metadata=about("reports"))
-    step_time: float = field(metadata=about("median step time, in seconds"))
-    samples_per_s: float = field(metadata=about("median over the reports, whole job"))
+    count: int = about("reports")
+    step_time: float = about("median step time, in seconds")
+    samples_per_s: float = about("median over the reports, whole job")
     last_at: float
-    noise_scale: float = field(metadata=about("gradient noise scale in samples; 0: not measured"))
+    noise_scale: float = about("gradient noise scale in samples; 0: not measured")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ExplainedJob(JobStatus):
     """The job's status, and why it is or is not managed."""
 
     record_reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Explain:
     """Everything that explains why a job has what it has."""
 
     now: float
     job: ExplainedJob
-    sizes: tuple[int, ...] = field(metadata=about("GPUs of every size that it has had, in order"))
+    sizes: tuple[int, ...] = about("GPUs of every size that it has had, in order")
     last_resize: PastResize | None
-    decision: Decision | None = field(metadata=about("the last one"))
-    resize: OpenResize | None = field(metadata=about("the resize under way"))
-    last_closed_resize: Resize | None = field(metadata=about("the last one that ended"))
+    decision: Decision | None = about("the last one")
+    resize: OpenResize | None = about("the resize under way")
+    last_closed_resize: Resize | None = about("the last one that ended")
     observations: tuple[Observation, ...]
     mean_pause_s: float | None
 
@@ -146,12 +147,12 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     closed = store.last_closed_resize(job_id)
     return Explain(
         now=now,
-        job=extended(ExplainedJob, job_row(store, job, viewer, now), record_reason=job.reason),
+        job=made_from(ExplainedJob, job_row(store, job, viewer, now), record_reason=job.reason),
         sizes=tuple(row.gpus for row in sorted(store.allocations(job_id), key=lambda row: row.start)),
         last_resize=_last_resize(store, job_id, decisions),
         decision=decisions.seen(rows[0]) if rows else None,
-        resize=None if opened is None else extended(OpenResize, _resize(opened), cause=_behind(opened, decisions)),
-        last_closed_resize=None if closed is None else _resize(closed),
+        resize=None if opened is None else _resize(OpenResize, opened, cause=_behind(opened, decisions)),
+        last_closed_resize=None if closed is None else _resize(Resize, closed),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
     )
@@ -159,7 +160,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
 
 def observed(rows: list[ObservationRow]) -> tuple[Observation, ...]:
     """Rows of the store as records."""
-    return tuple(Observation(**asdict(row)) for row in rows)
+    return tuple(made_from(Observation, row) for row in rows)
 
 
 class _Decisions:
@@ -179,22 +180,8 @@ class _Decisions:
         """One of them."""
         known = read(Evidence, row.evidence), read_all(Alternative, row.alternatives)
         evidence, alternatives = seen(self._store, self._viewer, *known)
-        return Decision(
-            job_id=row.job_id,
-            at=row.at,
-            gpus_from=row.gpus_from,
-            gpus_to=row.gpus_to,
-            batch_from=row.batch_from,
-            batch_to=row.batch_to,
-            reason=row.reason,
-            reason_text=reason_text(row.reason),
-            value=row.value,
-            gain=row.gain,
-            evidence=evidence,
-            alternatives=alternatives,
-            mechanism=row.mechanism,
-            mode=row.mode,
-        )
+        words = reason_text(row.reason)
+        return made_from(Decision, row, reason_text=words, evidence=evidence, alternatives=alternatives)
 
 
 def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize | None:
@@ -203,14 +190,14 @@ def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize
     for before, after in reversed(list(pairwise(rows))):
         if (before.gpus, before.batch) == (after.gpus, after.batch):
             continue
-        return PastResize(
+        return made_from(
+            PastResize,
+            after,
             at=after.start,
             gpus_from=before.gpus,
             gpus_to=after.gpus,
             batch_from=before.batch,
             batch_to=after.batch,
-            pause_s=after.pause_s,
-            reason=after.reason,
             reason_text=reason_text(after.reason),
             id=after.resize,
             cause=decisions.cause(after.gpus, after.batch, after.reason, after.start),
@@ -223,17 +210,6 @@ def _behind(resize: ResizeRow, decisions: _Decisions) -> Decision | None:
     return decisions.cause(resize.gpus, resize.batch, resize.reason, resize.created + 1)
 
 
-def _resize(resize: ResizeRow) -> Resize:
-    return Resize(
-        id=resize.id,
-        gpus=resize.gpus,
-        batch=resize.batch,
-        adds=tuple(AddedNodes(nodes=shape.nodes, gpus=shape.gpus) for shape in resize.add),
-        reason=resize.reason,
-        reason_text=reason_text(resize.reason),
-        wait_s=resize.wait_s,
-        state=resize.state,
-        detail=resize.detail,
-        created=resize.created,
-        updated=resize.updated,
-    )
+def _resize(kind: type[R], row: ResizeRow, **more: object) -> R:
+    adds = tuple(made_from(AddedNodes, shape) for shape in row.add)
+    return made_from(kind, row, adds=adds, reason_text=reason_text(row.reason), **more)

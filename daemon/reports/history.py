@@ -7,14 +7,14 @@ not stored again, so its time is when the decision was first taken.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.errors import NotAllowed
 
 from ..text.cells import moment, number
 from .common import Viewer, may_see, reason_text, visible_job
-from .record import Column, about, redacted
+from .record import Column, about, made_from, record, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, JobRow
@@ -33,54 +33,53 @@ def one_line(detail: dict[str, object]) -> str:
     return " ".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Event:
     """One thing done to a job."""
 
-    id: int = field(metadata=about("number of the event", Column("ID")))
-    job_id: int = field(metadata=about("job id", Column("JobID")))
-    at: float = field(metadata=about("when it happened", Column("Time", form=moment)))
-    kind: str = field(metadata=about("what was done", Column("Kind", "EVENT")))
-    who: str = field(metadata=about("uid:NUMBER, supervisor or selasticd", Column("Who")))
-    detail: dict[str, object] = field(metadata=about("with what", Column("Detail", form=one_line)))
+    id: int = about("number of the event", Column("ID"))
+    job_id: int = about("job id", Column("JobID"))
+    at: float = about("when it happened", Column("Time", form=moment))
+    kind: str = about("what was done", Column("Kind", "EVENT"))
+    who: str = about("uid:NUMBER, supervisor or selasticd", Column("Who"))
+    detail: dict[str, object] = about("with what", Column("Detail", form=one_line))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Events:
     """What was done to a job, oldest first."""
 
     events: tuple[Event, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PlanRow:
     """What a round decided for one job."""
 
-    job_id: int = field(metadata=about("job id", Column("JobID"), public=True))
-    name: str | None = field(metadata=about("job name", Column("Name")))
-    user: str | None = field(metadata=about("user name", Column("User")))
-    own: bool | None = field(default=None, metadata=about("whether it is a job of who asks", public=True))
-    gpus_from: int = field(metadata=about("GPUs that it has", Column("From"), public=True))
-    gpus_to: int = field(metadata=about("GPUs that it is to have", Column("To"), public=True))
-    batch_from: int | None = field(metadata=about("global batch that it has", Column("BatchFrom", "BATCH")))
-    batch_to: int | None = field(metadata=about("global batch that it is to have", Column("BatchTo", "TO_BATCH")))
-    gain: float | None = field(
-        metadata=about("gain of the move against staying, in jobs' worth of progress",
-                       Column("Gain", form="{:+.2f}".format))
-    )  # fmt: skip
-    value: float | None = field(metadata=about("value of the target, same unit", Column("Value", form=number())))
-    mechanism: str | None = field(metadata=about("how it gets there", Column("Mechanism", "VIA")))
-    mode: str | None = field(metadata=about("off, observe, advise or act", Column("Mode")))
-    at: float | None = field(metadata=about("when it was decided", Column("At", form=moment)))
-    reason: str | None = field(metadata=about("why, as a code", Column("Reason")))
-    reason_text: str | None = field(metadata=about("why, in words", Column("Because")))
+    job_id: int = about("job id", Column("JobID"), public=True)
+    name: str | None = about("job name", Column("Name"))
+    user: str | None = about("user name", Column("User"))
+    own: bool | None = about("whether it is a job of who asks", public=True, default=None)
+    gpus_from: int = about("GPUs that it has", Column("From"), public=True)
+    gpus_to: int = about("GPUs that it is to have", Column("To"), public=True)
+    batch_from: int | None = about("global batch that it has", Column("BatchFrom", "BATCH"))
+    batch_to: int | None = about("global batch that it is to have", Column("BatchTo", "TO_BATCH"))
+    gain: float | None = about(
+        "gain of the move against staying, in jobs' worth of progress", Column("Gain", form="{:+.2f}".format)
+    )
+    value: float | None = about("value of the target, same unit", Column("Value", form=number()))
+    mechanism: str | None = about("how it gets there", Column("Mechanism", "VIA"))
+    mode: str | None = about("off, observe, advise or act", Column("Mode"))
+    at: float | None = about("when it was decided", Column("At", form=moment))
+    reason: str | None = about("why, as a code", Column("Reason"))
+    reason_text: str | None = about("why, in words", Column("Because"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Plan:
     """What the last rounds decided for every active job, or what a round would decide now."""
 
-    at: float | None = field(metadata=about("when the youngest row was decided"))
+    at: float | None = about("when the youngest row was decided")
     jobs: tuple[PlanRow, ...]
 
 
@@ -92,30 +91,17 @@ def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> Even
     elif not viewer.admin:
         raise NotAllowed("the daemon's own events (job 0) are shown to admins only")
     rows = sorted(store.events(job_id, limit=limit), key=lambda row: (row.at, row.id))
-    return Events(
-        events=tuple(
-            Event(id=row.id, job_id=row.job_id, at=row.at, kind=row.kind, who=row.who, detail=row.detail)
-            for row in rows
-        )
-    )
+    return Events(events=tuple(made_from(Event, row) for row in rows))
 
 
 def plan_row(decision: DecisionRow, job: JobRow | None) -> PlanRow:
     """A decision as a row of a plan. User and name are None without the job's record, batches where it has none yet."""
-    return PlanRow(
-        job_id=decision.job_id,
-        name=job.name if job else None,
-        user=job.user if job else None,
-        gpus_from=decision.gpus_from,
-        gpus_to=decision.gpus_to,
+    return made_from(
+        PlanRow,
+        job,
+        decision,
         batch_from=decision.batch_from or None,
         batch_to=decision.batch_to or None,
-        gain=decision.gain,
-        value=decision.value,
-        mechanism=decision.mechanism,
-        mode=decision.mode,
-        at=decision.at,
-        reason=decision.reason,
         reason_text=reason_text(decision.reason),
     )
 

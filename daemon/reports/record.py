@@ -12,8 +12,8 @@ import functools
 import math
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurm_elastic.protocol.errors import ElasticError
 
@@ -43,9 +43,20 @@ class Column:
     """Text of a whole record, for a column that needs more than the one field; None: `form` of the field."""
 
 
-def about(help: str, *columns: Column, public: bool = False) -> dict[str, Any]:
-    """A field's metadata. `public`: everybody may see it of everybody's job; all else is its owner's and admins'."""
-    return {"help": help, "columns": columns, "public": public}
+def about(help: str, *columns: Column, public: bool = False, **options: Any) -> Any:
+    """A field of a record. `public`: everybody may see it of everybody's job; all else is its owner's and admins'.
+    `options`: those of dataclasses.field."""
+    return field(metadata={"help": help, "columns": columns, "public": public}, **options)
+
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+
+    @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(about, field))
+    def record(kind: type[R]) -> type[R]:
+        """Make a record of a class."""
+else:
+    record = dataclass(frozen=True, kw_only=True)
 
 
 def columns(kind: type[Any], capitals: bool = False) -> tuple[Field, ...]:
@@ -78,9 +89,20 @@ def redacted(record: R) -> R:
     )
 
 
-def extended(kind: type[R], record: Any, **more: Any) -> R:
-    """A record of a class with more fields than this one's."""
-    return kind(**{item.name: getattr(record, item.name) for item in fields(record)}, **more)
+def made_from(kind: type[R], *rows: Any, **more: Any) -> R:
+    """A record with what these rows of the store, or records, have under the same names: the last one that has it
+    counts, and `more` before all. What none of them has is None: not known."""
+    found = dict(_form(kind)[1])  # type: ignore[arg-type]  # a class is hashable
+    for row in rows:
+        if row is not None:
+            found |= {name: getattr(row, name) for name in _shared_names(kind, type(row))}  # type: ignore[arg-type]
+    return kind(**found | more)
+
+
+@functools.cache
+def _shared_names(kind: Any, other: Any) -> tuple[str, ...]:
+    known = {*dir(other), *(item.name for item in fields(other))}
+    return tuple(item.name for item in fields(kind) if item.name in known)
 
 
 def known_values(record: Any) -> dict[str, Any]:

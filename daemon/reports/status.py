@@ -6,7 +6,7 @@ job is as old as the daemon's last round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,9 @@ from slurm_elastic.protocol.errors import RequestError
 from ..text.cells import bounds, moment, number, share
 from ..text.reasons import bottleneck_text
 from ..text.times import elapsed
-from .common import HasUid, JobRecord, Viewer, known_job, may_see, of_job, reason_text, visible_job
+from .common import HasUid, JobRecord, Viewer, known_job, may_see, reason_text, visible_job
 from .evidence import Evidence
-from .record import Column, about, read, redacted
+from .record import Column, about, made_from, read, record, redacted
 
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, InUse, JobRow, ResizeRow
@@ -63,93 +63,79 @@ def _target(row: JobStatus) -> str:
     return str(target) if row.mode == "act" or target == row.gpus else f"({target})"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class HeldPiece:
     """A part of what a job trains on: one Slurm job with its nodes."""
 
     slurm_job_id: int
-    kind: str = field(metadata=about("base, component or companion"))
+    kind: str = about("base, component or companion")
     nodes: tuple[str, ...]
     gpus: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class JobStatus(JobRecord):
     """What a job has now, where it is to go, and why. Times in unix seconds, durations in seconds, rates over the whole
     job."""
 
-    state: str = field(
-        metadata=about("state", Column("ST", help="state, short: R, PD, CD, ...", form=_short_state), Column("State"),
-                       public=True)
-    )  # fmt: skip
-    elapsed_s: float | None = field(
-        metadata=about("time since its start", Column("Time", form=partial(elapsed, short=True)))
+    state: str = about(
+        "state", Column("ST", help="state, short: R, PD, CD, ...", form=_short_state), Column("State"), public=True
     )
-    submit_time: float | None = field(metadata=about("time of submission", Column("Submit", form=moment)))
-    start_time: float | None = field(metadata=about("time of its start", Column("Start", form=moment)))
-    end_time: float | None = field(metadata=about("time of its end", Column("End", form=moment)))
-    nodes: int | None = field(metadata=about("nodes that it trains on", Column("Nodes")))
-    gpus: int | None = field(metadata=about("GPUs that it trains on", Column("GPUs"), public=True))
-    target_gpus: int | None = field(
-        metadata=about(
-            "GPUs it is to have",
-            Column("Target", help="GPUs it is to have; 8*: resize under way, (8): only advised", cell=_target),
-        )
+    elapsed_s: float | None = about("time since its start", Column("Time", form=partial(elapsed, short=True)))
+    submit_time: float | None = about("time of submission", Column("Submit", form=moment))
+    start_time: float | None = about("time of its start", Column("Start", form=moment))
+    end_time: float | None = about("time of its end", Column("End", form=moment))
+    nodes: int | None = about("nodes that it trains on", Column("Nodes"))
+    gpus: int | None = about("GPUs that it trains on", Column("GPUs"), public=True)
+    target_gpus: int | None = about(
+        "GPUs it is to have",
+        Column("Target", help="GPUs it is to have; 8*: resize under way, (8): only advised", cell=_target),
     )
-    min_gpus: int | None = field(
-        metadata=about("least GPUs that it accepts",
-                       Column("Min-Max", help="GPUs that it accepts", cell=bounds("min_gpus", "max_gpus")))
-    )  # fmt: skip
-    max_gpus: int | None = field(metadata=about("most GPUs that it accepts"))
-    batch: int | None = field(metadata=about("global batch, in samples", Column("Batch")))
-    target_batch: int | None = field(
-        metadata=about("global batch it is to have", Column("TargetBatch", "TARGET_BATCH"))
+    min_gpus: int | None = about(
+        "least GPUs that it accepts",
+        Column("Min-Max", help="GPUs that it accepts", cell=bounds("min_gpus", "max_gpus")),
     )
-    min_batch: int | None = field(
-        metadata=about("least global batch that it accepts",
-                       Column("Batches", help="global batches that it accepts", cell=bounds("min_batch", "max_batch")))
-    )  # fmt: skip
-    max_batch: int | None = field(metadata=about("largest global batch that it accepts"))
-    samples_per_s: float | None = field(
-        metadata=about("throughput at this size, last report; - when not known", Column("Samples/s", form=number()))
+    max_gpus: int | None = about("most GPUs that it accepts")
+    batch: int | None = about("global batch, in samples", Column("Batch"))
+    target_batch: int | None = about("global batch it is to have", Column("TargetBatch", "TARGET_BATCH"))
+    min_batch: int | None = about(
+        "least global batch that it accepts",
+        Column("Batches", help="global batches that it accepts", cell=bounds("min_batch", "max_batch")),
     )
-    speedup: float | None = field(
-        metadata=about("throughput against that at its smallest size; - when not known",
-                       Column("Speedup", form=number()))
-    )  # fmt: skip
-    step_time_s: float | None = field(metadata=about("median step time, last report"))
-    input_wait_share: float | None = field(
-        metadata=about("share of a step that waits for input, last report", Column("Input-wait", form=share))
+    max_batch: int | None = about("largest global batch that it accepts")
+    samples_per_s: float | None = about(
+        "throughput at this size, last report; - when not known", Column("Samples/s", form=number())
     )
-    comm_share: float | None = field(
-        metadata=about("share of a step in which gradients travel and nothing computes", Column("Comm", form=share))
+    speedup: float | None = about(
+        "throughput against that at its smallest size; - when not known", Column("Speedup", form=number())
     )
-    bottleneck: str | None = field(metadata=about("what holds its steps back, as a code", Column("Bottleneck")))
-    bottleneck_text: str | None = field(
-        metadata=about("what holds its steps back, in words", Column("HeldBack", "HELD_BACK"))
+    step_time_s: float | None = about("median step time, last report")
+    input_wait_share: float | None = about(
+        "share of a step that waits for input, last report", Column("Input-wait", form=share)
     )
-    step: int | None = field(metadata=about("optimizer steps since the start of the training", Column("Step")))
-    samples: int | None = field(metadata=about("samples since the start of the training", Column("Samples")))
-    epoch: int | None = field(metadata=about("epoch", Column("Epoch")))
-    generation: int | None = field(
-        metadata=about("number of its world of workers; each restart adds one", Column("Generation", "GEN"))
+    comm_share: float | None = about(
+        "share of a step in which gradients travel and nothing computes", Column("Comm", form=share)
     )
-    resize: str | None = field(metadata=about("how far a resize under way has come", Column("Resize")))
-    pinned: int | None = field(metadata=about("GPUs that it is pinned to", Column("Pinned")))
-    managed: bool | None = field(
-        metadata=about("yes or no", Column("Managed", form=lambda managed: "yes" if managed else "no"))
-    )
-    mode: str | None = field(metadata=about("mode of the last decision: off, observe, advise or act", Column("Mode")))
-    reported_at: float | None = field(metadata=about("time of the last report", Column("Reported", form=moment)))
-    node_list: str | None = field(metadata=about("names of its nodes", Column("NodeList")))
-    pieces: tuple[HeldPiece, ...] | None = field(metadata=about("the Slurm jobs that it trains on"))
-    request: str | None = field(metadata=about("elastic request as given", Column("Request")))
-    reason: str | None = field(metadata=about("why it has what it has, as a code", Column("Reason")))
-    reason_text: str | None = field(metadata=about("why it has what it has, in words", Column("Because")))
-    detail: str | None = field(metadata=about("the sentence behind the reason"))
+    bottleneck: str | None = about("what holds its steps back, as a code", Column("Bottleneck"))
+    bottleneck_text: str | None = about("what holds its steps back, in words", Column("HeldBack", "HELD_BACK"))
+    step: int | None = about("optimizer steps since the start of the training", Column("Step"))
+    samples: int | None = about("samples since the start of the training", Column("Samples"))
+    epoch: int | None = about("epoch", Column("Epoch"))
+    generation: int | None = about("number of its world of workers; each restart adds one", Column("Generation", "GEN"))
+    resize: str | None = about("how far a resize under way has come", Column("Resize"))
+    pinned: int | None = about("GPUs that it is pinned to", Column("Pinned"))
+    managed: bool | None = about("yes or no", Column("Managed", form=lambda managed: "yes" if managed else "no"))
+    mode: str | None = about("mode of the last decision: off, observe, advise or act", Column("Mode"))
+    reported_at: float | None = about("time of the last report", Column("Reported", form=moment))
+    node_list: str | None = about("names of its nodes", Column("NodeList"))
+    pieces: tuple[HeldPiece, ...] | None = about("the Slurm jobs that it trains on")
+    request: str | None = about("elastic request as given", Column("Request"))
+    reason: str | None = about("why it has what it has, as a code", Column("Reason"))
+    reason_text: str | None = about("why it has what it has, in words", Column("Because"))
+    detail: str | None = about("the sentence behind the reason")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StatusTable:
     """All jobs that have not ended."""
 
@@ -165,24 +151,13 @@ class LastKnown:
     opened: ResizeRow | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBounds:
-    """What a request accepts; None for all of one that cannot be read."""
-
-    min_gpus: int | None = None
-    max_gpus: int | None = None
-    min_batch: int | None = None
-    max_batch: int | None = None
-
-
 @lru_cache(maxsize=8192)
-def _bounds(text: str) -> RequestBounds:
-    """Of a request's text; it never changes, and thousands are shown at once."""
+def _asked(text: str) -> elastic_request.ElasticRequest | None:
+    """The request, None for one that cannot be read. Its text never changes, and thousands are shown at once."""
     try:
-        request = elastic_request.parse(text)
+        return elastic_request.parse(text)
     except RequestError:
-        return RequestBounds()
-    return RequestBounds(request.min_gpus, request.max_gpus, request.min_batch, request.max_batch)
+        return None
 
 
 def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -> list[JobStatus]:
@@ -233,29 +208,24 @@ def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, known: LastKn
     """Everything known about one job, in one record."""
     known = known or LastKnown(store.in_use(job.job_id), store.decision(job.job_id), store.resize_of(job.job_id))
     used = known.used if job.end_time is None else None
-    asked, target, report = _bounds(job.request), _where_to(job, known), store.last_report(job.job_id)
+    asked, target, report = _asked(job.request), _where_to(job, known), store.last_report(job.job_id)
     measured = _measured(report, known.used)
     gpus = _gpus(job, used, known.decision)
     nodes = list(dict.fromkeys(node for piece in used.pieces for node in piece.nodes)) if used else None
-    return JobStatus(
-        **of_job(job, viewer),
+    return made_from(
+        JobStatus,
+        job,
+        asked,
+        measured,
+        own=viewer.uid == job.uid,
         elapsed_s=_elapsed(job, now),
-        submit_time=job.submit_time,
-        start_time=job.start_time,
-        end_time=job.end_time,
         nodes=None if nodes is None else len(nodes),
         gpus=gpus,
         target_gpus=target.gpus,
-        min_gpus=asked.min_gpus,
-        max_gpus=asked.max_gpus,
         batch=used.batch if used else None,
         target_batch=target.batch,
-        min_batch=asked.min_batch,
-        max_batch=asked.max_batch,
-        samples_per_s=measured.samples_per_s if measured else None,
-        speedup=_speedup(store, job, known.decision, gpus, asked.min_gpus),
+        speedup=_speedup(store, job, known.decision, gpus, asked),
         step_time_s=measured.step_time_median_s if measured else None,
-        input_wait_share=measured.input_wait_share if measured else None,
         comm_share=(measured.comm_share or None) if measured else None,
         bottleneck=(measured.bottleneck or None) if measured else None,
         bottleneck_text=_held_back(measured) if measured else None,
@@ -265,15 +235,12 @@ def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, known: LastKn
         generation=used.generation if used else None,
         resize=known.opened.state if known.opened else None,
         pinned=store.pinned(job.job_id),
-        managed=job.managed,
         mode=known.decision.mode if known.decision else None,
         reported_at=report.at if report else None,
         node_list=None if nodes is None else ",".join(nodes),
-        pieces=_pieces(used) if used else None,
-        request=job.request,
+        pieces=tuple(made_from(HeldPiece, piece) for piece in used.pieces) if used else None,
         reason=target.reason,
         reason_text=reason_text(target.reason),
-        detail=job.detail,
     )
 
 
@@ -288,13 +255,6 @@ def _gpus(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> int 
     if used is not None:
         return used.gpus
     return (decision.gpus_from or None) if decision is not None and job.end_time is None else None
-
-
-def _pieces(used: InUse) -> tuple[HeldPiece, ...]:
-    return tuple(
-        HeldPiece(slurm_job_id=piece.slurm_job_id, kind=piece.kind, nodes=piece.nodes, gpus=piece.gpus)
-        for piece in used.pieces
-    )
 
 
 def _measured(report: Report | None, used: InUse | None) -> Report | None:
@@ -334,7 +294,11 @@ def _where_to(job: JobRow, known: LastKnown) -> Destination:
 
 
 def _speedup(
-    store: Store, job: JobRow, decision: DecisionRow | None, gpus: int | None, least: int | None
+    store: Store,
+    job: JobRow,
+    decision: DecisionRow | None,
+    gpus: int | None,
+    asked: elastic_request.ElasticRequest | None,
 ) -> float | None:
     """Throughput against that at the smallest size: as measured at both, else the planner's for the size held."""
     if gpus is None:
@@ -342,7 +306,7 @@ def _speedup(
     best: dict[int, float] = {}
     for seen in store.observations(job.job_id):
         best[seen.gpus] = max(best.get(seen.gpus, 0.0), seen.samples_per_s)
-    smallest = best.get(least or 0)
+    smallest = best.get(asked.min_gpus if asked else 0)
     if smallest and gpus in best:
         return best[gpus] / smallest
     if decision is None:

@@ -8,7 +8,6 @@ is known for the moments at which a decision was stored, where Slurm hides other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
@@ -18,7 +17,7 @@ from .acct import Allocation, acct
 from .common import Viewer, may_see
 from .evidence import Evidence
 from .explain import Observation, observed
-from .record import about, extended, read
+from .record import about, made_from, read, record
 from .status import JobStatus, job_row
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ MOST_POINTS = 48
 """Sizes at which a curve is given."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CurvePoint:
     """The model's throughput at one size."""
 
@@ -40,20 +39,18 @@ class CurvePoint:
     nodes: int
     batch: int
     samples_per_s: float
-    uncertainty: float = field(metadata=about("relative 1-sigma"))
+    uncertainty: float = about("relative 1-sigma")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class UsageJob(JobStatus):
     """A job with what was measured of it, and the model of that."""
 
     measured: tuple[Observation, ...]
-    curve: tuple[CurvePoint, ...] = field(
-        metadata=about("at as many samples per GPU as were measured last; empty without a model")
-    )
+    curve: tuple[CurvePoint, ...] = about("at as many samples per GPU as were measured last; empty without a model")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CapacityPoint:
     """GPUs that elastic jobs might hold, from a moment on."""
 
@@ -61,7 +58,7 @@ class CapacityPoint:
     gpus: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Usage:
     """How jobs have gone over a window."""
 
@@ -69,7 +66,7 @@ class Usage:
     start: float
     end: float
     jobs: tuple[UsageJob, ...]
-    allocations: tuple[Allocation, ...] = field(metadata=about("those of the jobs that touch the window"))
+    allocations: tuple[Allocation, ...] = about("those of the jobs that touch the window")
     capacity: tuple[CapacityPoint, ...]
 
 
@@ -105,7 +102,7 @@ def usage(
 
 def _job(store: Store, job: JobRow, viewer: Viewer, now: float, prior: Prior | None) -> UsageJob:
     observations = store.observations(job.job_id)
-    return extended(
+    return made_from(
         UsageJob,
         job_row(store, job, viewer, now),
         measured=observed(observations),

@@ -11,7 +11,7 @@ import argparse
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
@@ -33,8 +33,8 @@ DEFAULT = "Label,Text"
 class Line:
     """One thing that is told."""
 
-    label: str = field(metadata=about("Outcome, Why, Gain, From, How, Cost, ...", Column("Label")))
-    text: str = field(metadata=about("what is said under that label, in words", Column("Text")))
+    label: str = about("Outcome, Why, Gain, From, How, Cost, ...", Column("Label"))
+    text: str = about("what is said under that label, in words", Column("Text"))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import typing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -19,18 +19,19 @@ from slurm_elastic.daemon.reports.record import (
     known_values,
     read,
     read_all,
+    record,
     redacted,
 )
 from slurm_elastic.daemon.reports.status import JobStatus
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Sample:
     """A record."""
 
-    job_id: int = field(metadata=about("job id", Column("JobID"), public=True))
-    name: str | None = field(metadata=about("its name", Column("Name", "JobName")))
-    rate: float | None = field(default=None, metadata=about("its rate", Column("Rate", form="{:.1f}".format)))
+    job_id: int = about("job id", Column("JobID"), public=True)
+    name: str | None = about("its name", Column("Name", "JobName"))
+    rate: float | None = about("its rate", Column("Rate", form="{:.1f}".format), default=None)
 
 
 def test_what_is_not_of_its_type_is_not_known() -> None:
