@@ -69,7 +69,11 @@ def make_room(snapshot: Snapshot, ledger: Ledger, givers: Iterable[Giver], waiti
     met: list[Met] = []
     unmet: list[Need] = []
     blocked: dict[str, float] = {}
+    refused = set[tuple[NeedPart, ...]]()
     for need in waiting:
+        if need.parts in refused:
+            unmet.append(need)  # there was no room for one like it, and what is left only gets less
+            continue
         partitions = {name for part in need.parts for name in part.partitions}
         before = min((blocked[name] for name in partitions if name in blocked), default=inf)
         if before < inf and (need.time_limit_s is None or need.time_limit_s > before):
@@ -78,6 +82,7 @@ def make_room(snapshot: Snapshot, ledger: Ledger, givers: Iterable[Giver], waiti
         attempt = maker.attempt(state, need)
         if attempt is None:
             unmet.append(need)
+            refused.add(need.parts)
             start = maker.earliest(state, need)
             for name in partitions:
                 blocked[name] = min(blocked.get(name, inf), start)

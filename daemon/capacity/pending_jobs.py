@@ -7,10 +7,10 @@ for a later time or is over a limit could not use GPUs given up for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from ..slurm.model import Job, Snapshot
+from ..slurm.model import Job, Node, Snapshot
 from .ledger import Amount, per_node
 from .roster import Roster
 
@@ -104,17 +104,19 @@ def _tier(snapshot: Snapshot, job: Job) -> int:
 def _part(snapshot: Snapshot, job: Job) -> NeedPart:
     partitions = frozenset(job.partition.split(","))
     nodes, amount = max(1, job.num_nodes), per_node(job)
-    there = [node for node in snapshot.nodes.values() if partitions & set(node.partitions)]
-    largest = max((node.gpus for node in there if job.gpu_type in ("", node.gpu_type)), default=0)
-    if not job.gpus_per_node and largest and amount.gpus > largest:
-        # --gpus=N without a node count: Slurm spreads it over as many nodes as it takes.
-        nodes = -(-job.gpus // largest)
-        amount = Amount(-(-job.gpus // nodes), -(-job.cpus // nodes), job.mem_mb)
+    if not job.gpus_per_node:
+        largest = max((n.gpus for n in _of(snapshot, partitions) if job.gpu_type in ("", n.gpu_type)), default=0)
+        if largest and amount.gpus > largest:
+            # --gpus=N without a node count: Slurm spreads it over as many nodes as it takes.
+            nodes = -(-job.gpus // largest)
+            amount = Amount(-(-job.gpus // nodes), -(-job.cpus // nodes), job.mem_mb)
     if job.exclusive:
-        amount = replace(
-            amount, cpus=max((n.cpus for n in snapshot.nodes.values() if partitions & set(n.partitions)), default=0)
-        )
+        amount = replace(amount, cpus=max((n.cpus for n in _of(snapshot, partitions)), default=0))
     return NeedPart(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes), job.features)
+
+
+def _of(snapshot: Snapshot, partitions: frozenset[str]) -> Iterator[Node]:
+    return (node for node in snapshot.nodes.values() if not partitions.isdisjoint(node.partitions))
 
 
 def meets(constraint: str, features: Collection[str]) -> bool:

@@ -2,7 +2,8 @@
 
 Promise: cooldowns, trials of sizes, room for waiting jobs, allocation and placement are `planner.decide`'s alone, given
 what it is given in the daemon; its moves are carried out piece by piece.
-Limit: every resize succeeds. Jobs start in the order in which they came, with what they were submitted with.
+Limit: every resize succeeds. Jobs start with what they were submitted with: in the order in which they came, and at
+each decision also those behind a job that cannot start, as Slurm's backfill starts jobs without a time limit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Elastic(Simulation):
         made = decide(self.inputs())
         for move in made.begun:
             self._resize(move)
-        self._start_in_order()
+        self._backfill()
         for i in self.waiting if self.settings.drop else ():
             self.cluster.end(i)
         self._drop_the_waiting()
@@ -68,6 +69,10 @@ class Elastic(Simulation):
         self._want_decision(min(rests, default=float("inf")))
         if self.settings.learned and self.states.of:
             self._want_decision(self.now + max(60.0, self.settings.interval_s))
+
+    def _backfill(self) -> None:
+        """Slurm starts whoever fits: behind a job that must wait for others without a time limit, none delays it."""
+        self.waiting = [i for i in self.waiting if not self.nodes.idle or not self._start_as_asked(i)]
 
     def _arrived(self) -> None:
         """Slurm starts it at once where it can."""

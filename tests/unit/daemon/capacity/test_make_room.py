@@ -108,6 +108,18 @@ def test_a_later_job_does_not_overtake_one_that_slurm_holds_nodes_for() -> None:
     assert [met.need.job_id for met in made.met] == [4]
 
 
+def test_jobs_like_a_refused_one_are_refused_and_a_smaller_one_behind_them_is_met() -> None:
+    """Two need two nodes each and only one node is idle: both are refused, and the one-node job gets it."""
+    cluster = Cluster(2)
+    cluster.run(1, "n1", time_left_s=None)
+    cluster.wait(2, 2)
+    cluster.wait(3, 2)
+    cluster.wait(4, 1)
+    made = room(cluster.snapshot())
+    assert [need.job_id for need in made.unmet] == [2, 3]
+    assert [met.need.job_id for met in made.met] == [4]
+
+
 def test_memory_and_cores_are_limits_too() -> None:
     """A node whose GPUs are idle but whose cores are taken holds no waiting job."""
     cluster = Cluster(2)

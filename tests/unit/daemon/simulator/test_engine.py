@@ -201,6 +201,13 @@ def test_elastic_jobs_shrink_to_let_a_rigid_one_start() -> None:
     assert held_at_most(result) <= 8
 
 
+def test_a_small_job_starts_behind_one_that_nobody_can_make_room_for() -> None:
+    """Eight GPUs are not to be had beside a rigid job; the two behind them are, at the next decision."""
+    rigid = [TraceJob(str(i), i, "unknown", gpus, duration_s=100.0) for i, gpus in enumerate((4, 8, 2))]
+    result = outcome(rigid, settings=replace(QUIET, interval_s=60.0))
+    assert [j.start_s for j in result.jobs] == [0.0, 160.0, 60.0]
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     """Learning from noisy reports is reproducible, and another seed gives another run."""
     rows = trace_of(30)
