@@ -25,7 +25,7 @@ from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Directive, Piece, Report
+from slurm_elastic.protocol.messages import Piece, Report, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 HOUR_S = 3600.0
@@ -42,7 +42,7 @@ def live(store: Store, piece: Piece, hours: int, resizes: int) -> None:
         for gpus in (1, 2, 3):
             row = dataclasses.replace(decision, gpus_from=1 + number % 2, gpus_to=gpus + number % 5)
             store.save_decisions(at, [row])
-        order = store.begin_resize(Directive(0, job_id, (piece,), (), 4, 256, "grow_share", 60.0), at)
+        order = store.begin_resize(Resize(0, job_id, (piece,), (), 4, 256, "grow_share", 60.0), at)
         detail = {"resize": order.id, "gpus": 4, "batch": 256, "reason": "grow_share"}
         for step in STEPS:
             store.advance_resize(order.id, ResizeState(step), at=at)

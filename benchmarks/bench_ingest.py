@@ -10,7 +10,7 @@ shown beside it (`clients_cpu_s`) and counts nowhere. Requests carry the headers
 
 `full_N`: supervisors send N reports to a request, the next as soon as the last is acknowledged: all of them for N = 1,
 64 otherwise. `jobs_kept`: every job one report per 5 s over a connection that it keeps, as supervisors do;
-`jobs_polled`: and waits for a directive on another, asked for as often as they do; `jobs_new`: over a new connection
+`jobs_polled`: and waits for a resize on another, asked for as often as they do; `jobs_new`: over a new connection
 for each report.
 `status_*` is the whole answer as the asker gets it, `daemon_*` the part of it inside the daemon, from the request to
 the last byte handed to the kernel.
@@ -205,7 +205,7 @@ async def _full(url: tuple[str, int], tokens: list[str], seconds: float, count: 
 
 
 async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep: bool, polls: bool) -> Times:
-    """Every job a report per INTERVAL_S, spread evenly, and with `polls` a directive waited for."""
+    """Every job a report per INTERVAL_S, spread evenly, and with `polls` a resize waited for."""
     times: Times = []
     start = time.monotonic()
     more = () if keep else ("Connection: close",)
@@ -226,7 +226,7 @@ async def _steady(url: tuple[str, int], tokens: list[str], seconds: float, keep:
         while wait > 0:
             wait, share = min(share * POLL_S, start + seconds - time.monotonic()), 1.0
             lines = (
-                f"GET /v1/jobs/{index + 1}/directive?after=0&wait={max(0.0, wait):g} HTTP/1.1", "Host: 127.0.0.1",
+                f"GET /v1/jobs/{index + 1}/resize?after=0&wait={max(0.0, wait):g} HTTP/1.1", "Host: 127.0.0.1",
                 "Accept-Encoding: identity", "Accept: application/json", f"Authorization: Bearer {tokens[index]}",
             )  # fmt: skip
             await sender.send("\r\n".join([*lines, "", ""]).encode(), [])

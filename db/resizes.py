@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from slurm_elastic.protocol.errors import NotFound, StoreError
-from slurm_elastic.protocol.messages import Directive
+from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from . import schema
@@ -31,15 +31,15 @@ class Resizes(Part):
         super().__init__(database)
         self._closed: dict[int, ResizeRow | None] | None = None
 
-    def begin_resize(self, directive: Directive, at: float) -> ResizeRow:
-        """Store a resize; the directive's own id is not looked at. Raises StoreError when the job has one open."""
-        job_id = directive.job_id
+    def begin_resize(self, resize: Resize, at: float) -> ResizeRow:
+        """Store a resize; the given id is not looked at. Raises StoreError when the job has one open."""
+        job_id = resize.job_id
         with self._db.write() as connection:
             taken = connection.execute(select(_ROWS.c.id).where(_ROWS.c.open_job == job_id)).scalar()
             if taken is not None:
                 raise StoreError(f"job {job_id} has resize {taken} under way; it ends before the next begins")
-            values: dict[str, Any] = {name: getattr(directive, name) for name in ("gpus", "batch", "reason", "wait_s")}
-            values |= {"keep": pieces_out(directive.keep), "add": shapes_out(directive.add)}
+            values: dict[str, Any] = {name: getattr(resize, name) for name in ("gpus", "batch", "reason", "wait_s")}
+            values |= {"keep": pieces_out(resize.keep), "add": shapes_out(resize.add)}
             values |= {"job_id": job_id, "open_job": job_id, "detail": ""}
             values |= {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
             key = connection.execute(insert(_ROWS).values(values)).inserted_primary_key

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEUE = "requeue"
@@ -171,8 +171,8 @@ class ResizeRow:
     detail: str = ""
 
     @classmethod
-    def issued(cls, wanted: Directive, at: float) -> ResizeRow:
-        """The resize that this directive begins."""
+    def issued(cls, wanted: Resize, at: float) -> ResizeRow:
+        """The resize that this message begins."""
         return cls(
             *(wanted.id, wanted.job_id, wanted.keep, wanted.add, wanted.gpus, wanted.batch, wanted.reason),
             *(wanted.wait_s, ResizeState.ISSUED, ((ResizeState.ISSUED, at),)),
@@ -195,15 +195,15 @@ class ResizeRow:
         return self.phases[-1][1]
 
     @property
-    def directive(self) -> Directive:
+    def message(self) -> Resize:
         """What its supervisor is told."""
-        return Directive(
+        return Resize(
             self.id, self.job_id, self.keep, self.add, self.gpus, self.batch, self.reason, self.wait_s
         )  # fmt: skip
 
     @property
     def requeues(self) -> bool:
-        """See Directive.requeues."""
+        """See messages.Resize.requeues."""
         return not self.keep
 
 

@@ -170,7 +170,7 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True)
-class Directive:
+class Resize:
     """What tells a supervisor to carry out a resize: keep these pieces, add companions of these shapes, use this batch.
 
     The same id always means the same resize; taking it twice is harmless.

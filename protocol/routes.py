@@ -19,7 +19,7 @@ MAX_JOB_ID = (1 << 32) - 1
 MAX_JOBS = 1000
 """Most job ids in one request."""
 MAX_WAIT_S = 60.0
-"""Longest time that a directive is waited for in one request."""
+"""Longest time that a resize is waited for in one request."""
 Time = Annotated[float, Within(0, MAX_NUMBER)]
 """A moment, in unix seconds."""
 
@@ -40,8 +40,8 @@ class NoQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectiveQuery:
-    """Wait up to `wait` seconds for a directive newer than `after`."""
+class ResizeQuery:
+    """Wait up to `wait` seconds for a resize newer than `after`."""
 
     after: int = 0
     wait: Annotated[float, Within(0, MAX_WAIT_S)] = 0.0
@@ -123,9 +123,9 @@ REPORTS = Route(
     "reports", "POST", "/v1/jobs/{job_id}/reports", "Throughput; on the disk when answered",
     caller=Caller.JOB, message=messages.Reports, status=202,
 )  # fmt: skip
-DIRECTIVE = Route(
-    "directive", "GET", "/v1/jobs/{job_id}/directive", "Wait for a directive",
-    caller=Caller.JOB, query=DirectiveQuery, may_be_empty=True,
+RESIZE = Route(
+    "resize", "GET", "/v1/jobs/{job_id}/resize", "Wait for a resize",
+    caller=Caller.JOB, query=ResizeQuery, may_be_empty=True,
 )  # fmt: skip
 HEALTH = Route("health", "GET", "/v1/health", "Whether selasticd is there", caller=Caller.ANYONE)
 OPENAPI = Route("openapi", "GET", "/v1/openapi.json", "This document", caller=Caller.ANYONE)
@@ -151,7 +151,7 @@ ADVICE = Route("advice", "GET", "/v1/advice", "What advice would have brought", 
 USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQuery)
 
 ROUTES = (
-    *(REPORTS, DIRECTIVE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
+    *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
     *(STATUS, JOB, EXPLAIN, EVENTS, ACCT, PLAN, ADVICE, USAGE),
 )
 """Looked up in this order: what every job asks all the time comes first."""

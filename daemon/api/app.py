@@ -1,7 +1,7 @@
 """The HTTP API, version 1: what supervisors and the command line say to selasticd.
 
 It checks whose job it is and stores or hands on; it decides nothing. Everything that blocks (the database, MUNGE,
-Slurm) runs in threads; a directive that is waited for holds no thread. The addresses are those of protocol/routes.py:
+Slurm) runs in threads; a resize that is waited for holds no thread. The addresses are those of protocol/routes.py:
 each has a handler of its name here or in views.py.
 """
 
@@ -24,8 +24,8 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
-from slurm_elastic.protocol.messages import Directive, Grant, Phase, Pin, Registration, Reports
-from slurm_elastic.protocol.routes import ROUTES, DirectiveQuery, NoQuery, Route
+from slurm_elastic.protocol.messages import Grant, Phase, Pin, Registration, Reports, Resize
+from slurm_elastic.protocol.routes import ROUTES, NoQuery, ResizeQuery, Route
 
 from ..config.settings import Settings
 from ..optimizer.models.prior import Prior
@@ -47,7 +47,7 @@ Handler = Callable[[Call[Any, Any]], Awaitable[object]]
 
 
 class Controller(Protocol):
-    """What the API needs of the running daemon. All but `wait_directive` are called from threads and may block."""
+    """What the API needs of the running daemon. All but `wait_resize` are called from threads and may block."""
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
         """uid and user name of a job that Slurm knows and that has not ended; None otherwise."""
@@ -58,11 +58,11 @@ class Controller(Protocol):
     def phase(self, job_id: int, phase: Phase) -> None:
         """A resize (of this job: checked) has come to a phase. Twice the same is harmless."""
 
-    def directive(self, job_id: int) -> Directive | None:
-        """The job's current directive."""
+    def resize(self, job_id: int) -> Resize | None:
+        """The job's current resize."""
 
-    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
-        """The current directive as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
+    async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
+        """The current resize as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
 
     def dry_plan(self) -> Plan:
         """A plan computed now, with nothing stored."""
@@ -165,9 +165,9 @@ class Api:
         self.prometheus.phase(phase)
         return Taken()
 
-    async def directive(self, call: Call[DirectiveQuery, None]) -> object:
-        """The job's directive when it is newer than `after` or withdrawn; else None after `wait` seconds."""
-        return await self.controller.wait_directive(call.job_id, call.query.after, call.query.wait)
+    async def resize(self, call: Call[ResizeQuery, None]) -> object:
+        """The job's resize when it is newer than `after` or withdrawn; else None after `wait` seconds."""
+        return await self.controller.wait_resize(call.job_id, call.query.after, call.query.wait)
 
     async def pin(self, call: Call[NoQuery, Pin]) -> object:
         """The owner or an admin holds a job at a size, or lets it go."""

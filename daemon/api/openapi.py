@@ -22,7 +22,7 @@ _ERRORS = {
     "400": "Something in the request is not accepted; the sentence says what is.",
     "401": "The caller is not known.",
     "403": "The caller may not do that.",
-    "404": "There is no such job, directive or address.",
+    "404": "There is no such job, resize or address.",
     "409": "The job does not allow that: its size is not one that it accepts, or it has ended.",
     "408": "The body took too long.",
     "413": "The body is too long.",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from slurm_elastic.db.rows import InUse, ResizeRow
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 from ..capacity.ledger import Ledger
 from ..capacity.roster import ElasticJob, RunningPiece
@@ -137,7 +137,7 @@ class Mechanism(ABC):
         """
         return None
 
-    def carries(self, directive: Directive) -> bool:
+    def carries(self, resize: Resize) -> bool:
         """Whether it leads the open resize: `next_actions`, `awaits` and `undo` are asked of the one that does."""
         return False
 

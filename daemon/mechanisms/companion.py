@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_elastic.db.rows import ResizeRow
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 from ..capacity.placement import Like, place, take
 from ..capacity.roster import ElasticJob
@@ -45,8 +45,8 @@ class CompanionJob(Mechanism):
                 return Placement(keep, shapes, "the GPUs are still being released" if soon else "")
         return None
 
-    def carries(self, directive: Directive) -> bool:
-        return bool(directive.keep and directive.add)
+    def carries(self, resize: Resize) -> bool:
+        return bool(resize.keep and resize.add)
 
     def awaits(self, job: ElasticJob, resize: ResizeRow) -> tuple[Shape, ...]:
         if resize.state != "submitted":

@@ -5,7 +5,7 @@ The batch host stays: Slurm refuses to take it. Limit: whole nodes only, and wha
 
 from __future__ import annotations
 
-from slurm_elastic.protocol.messages import Directive
+from slurm_elastic.protocol.messages import Resize
 
 from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
@@ -17,8 +17,8 @@ class ShrinkInPlace(Mechanism):
     name = "shrink"
     drops = DropRule("base", price=1_000_000, batch_host_stays=True)
 
-    def carries(self, directive: Directive) -> bool:
-        return bool(directive.keep) and not directive.add
+    def carries(self, resize: Resize) -> bool:
+        return bool(resize.keep) and not resize.add
 
 
 class ExpandInPlace(Mechanism):

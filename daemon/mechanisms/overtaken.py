@@ -26,7 +26,7 @@ def overtaken(snapshot: Snapshot, roster: Roster, resizes: Iterable[ResizeRow]) 
         job = roster.elastic.get(resize.job_id)
         if job is None or not job.running:
             continue
-        own = _own(job) if carrier(resize.directive).restarts else {}
+        own = _own(job) if carrier(resize.message).restarts else {}
         for node, need in _awaited(job, resize):
             if _gone(snapshot, node, need, own.get(node, NOTHING)):
                 found[resize.id] = f"node {node} is no longer free"
@@ -38,7 +38,7 @@ def _awaited(job: ElasticJob, resize: ResizeRow) -> list[tuple[str, Amount]]:
     """The nodes that a resize waits for, and what it needs on each."""
     return [
         (node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
-        for shape in carrier(resize.directive).awaits(job, resize)
+        for shape in carrier(resize.message).awaits(job, resize)
         for node in shape.node_list
     ]
 

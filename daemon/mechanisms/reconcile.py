@@ -39,9 +39,9 @@ def next_actions(
     by_job = {resize.job_id: resize for resize in resizes}
     for number, why in (overtaken or {}).items():
         job_id = next(j for j, resize in by_job.items() if resize.id == number)
-        actions += carrier(by_job.pop(job_id).directive).undo(job_id, (), why)
+        actions += carrier(by_job.pop(job_id).message).undo(job_id, (), why)
         actions.append(Close(job_id, number, "overtaken", why))
-    led = {job_id: carrier(resize.directive) for job_id, resize in by_job.items()}
+    led = {job_id: carrier(resize.message) for job_id, resize in by_job.items()}
     for job_id, resize in by_job.items():
         actions += led[job_id].next_actions(roster.elastic.get(job_id), in_use.get(job_id), resize, now, bounds)
     for job_id, job in roster.elastic.items():
@@ -126,11 +126,11 @@ def _leaked_queued(job: ElasticJob, unused_since: Mapping[Unit, float], now: flo
 
 
 def _overdue(job: ElasticJob, resize: ResizeRow, now: float, bounds: Bounds) -> Close | None:
-    directive, quiet = resize.directive, now - resize.updated
-    wait = directive.wait_s + bounds.margin_s
+    quiet = now - resize.updated
+    wait = resize.wait_s + bounds.margin_s
     limit = {
         "issued": bounds.issued_s,
-        "accepted": wait if directive.add else bounds.switch_s,
+        "accepted": wait if resize.add else bounds.switch_s,
         "saved": wait,  # not said by ours, of a resize that keeps something
         "submitted": wait,
         "granted": wait,
@@ -140,8 +140,8 @@ def _overdue(job: ElasticJob, resize: ResizeRow, now: float, bounds: Bounds) -> 
     if quiet < limit:
         return None
     if resize.state == "running":
-        return Close(job.job_id, directive.id, "done", f"not everything given up was released within {limit:.0f} s")
-    return Close(job.job_id, directive.id, "withdrawn", f"no progress for {quiet:.0f} s after '{resize.state}'")
+        return Close(job.job_id, resize.id, "done", f"not everything given up was released within {limit:.0f} s")
+    return Close(job.job_id, resize.id, "withdrawn", f"no progress for {quiet:.0f} s after '{resize.state}'")
 
 
 def _base_in_use(job: ElasticJob, use: InUse) -> bool:

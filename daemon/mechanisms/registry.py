@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Piece, Resize
 
 from ..capacity.shrink_options import DropRule, units_of
 from ..config.settings import Settings
@@ -56,9 +56,9 @@ def cheapest(job: ResizableJob, site: Site, wanted: WantedSize) -> Mechanism | N
     return next((m for m in MECHANISMS if m.reaches(wanted) and not m.fits(job, site)), None)
 
 
-def carrier(directive: Directive) -> Mechanism:
+def carrier(resize: Resize) -> Mechanism:
     """The mechanism that leads an open resize."""
-    return next(m for m in MECHANISMS if m.carries(directive))
+    return next(m for m in MECHANISMS if m.carries(resize))
 
 
 def used(before: Sequence[Piece], keep: Sequence[Piece], placed_by: Mechanism | None = None) -> tuple[Mechanism, ...]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.db.rows import EventRow, InUse, ResizeRow
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 from ..capacity.ledger import Amount
 from ..capacity.pending_jobs import SOON_S
@@ -66,8 +66,8 @@ class RequeueResized(Mechanism):
         take(ledger, (shape,))
         return Placement((), (shape,))
 
-    def carries(self, directive: Directive) -> bool:
-        return directive.requeues
+    def carries(self, resize: Resize) -> bool:
+        return resize.requeues
 
     def next_actions(
         self, job: ElasticJob | None, use: InUse | None, resize: ResizeRow, now: float, bounds: Bounds

@@ -12,14 +12,14 @@ class Bounds:
     """In seconds. What is over its bound is brought to an end: withdrawn, or done with a word on what is left."""
 
     issued_s: float = 60.0
-    """Until the supervisor says that it took the directive."""
+    """Until the supervisor says that it took the resize."""
     switch_s: float = 300.0
     """From companions warm, or from acceptance when none is added, to the new world's first step; after a requeue from
     its start."""
     release_s: float = 300.0
     """From the new world to everything given up being free."""
     margin_s: float = 30.0
-    """On top of a directive's own waiting time."""
+    """On top of a resize's own waiting time."""
     leak_s: float = 30.0
     """How long something may be held unused, with no resize behind it, before it is released."""
     stop_s: float = 300.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
@@ -77,10 +77,10 @@ class Move:
         chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.wish.elsewhere)
         return registry.passed_over(standing, standing.site, chosen, settings)
 
-    def directive(self, wait_s: float) -> Directive:
+    def resize(self, wait_s: float) -> Resize:
         """The order to the supervisor; its number comes from the store."""
         wish = self.wish
-        return Directive(
+        return Resize(
             id=0,
             job_id=wish.standing.job_id,
             keep=self.keep,

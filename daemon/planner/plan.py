@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from slurm_elastic.db.rows import DecisionRow
-from slurm_elastic.protocol.messages import Directive, Shape
+from slurm_elastic.protocol.messages import Resize, Shape
 
 from ..capacity.make_room import Met, Room
 from ..reports.evidence import OtherMove
@@ -26,7 +26,7 @@ class Plan:
     """A row for every elastic job, the resizes to begin now, and what waiting jobs get."""
 
     rows: tuple[DecisionRow, ...] = ()
-    directives: tuple[Directive, ...] = ()
+    resizes: tuple[Resize, ...] = ()
     met: tuple[Met, ...] = ()
     unmet: tuple[int, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ def plan_round(inputs: Inputs) -> Plan:
     rows = _running_rows(made) + _waiting_rows(inputs, room)
     return Plan(
         rows=tuple(sorted(rows, key=lambda row: row.job_id)),
-        directives=tuple(move.directive(inputs.settings.companion_wait_s) for move in made.begun),
+        resizes=tuple(move.resize(inputs.settings.companion_wait_s) for move in made.begun),
         met=room.met,
         unmet=tuple(need.job_id for need in room.unmet),
         capacity=made.capacity,

@@ -66,7 +66,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.REGISTER: messages.Grant,
     routes.REPORTS: Stored,
     routes.PHASES: Taken,
-    routes.DIRECTIVE: messages.Directive,
+    routes.RESIZE: messages.Resize,
     routes.PIN: Pinned,
     routes.HEALTH: Health,
     routes.STATUS: StatusTable,

@@ -75,7 +75,7 @@ class AddedNodes:
 
 
 @record
-class Resize:
+class ResizeProgress:
     """A resize, and how far it has come."""
 
     id: int
@@ -92,7 +92,7 @@ class Resize:
 
 
 @record
-class OpenResize(Resize):
+class OpenResize(ResizeProgress):
     """One that is under way."""
 
     cause: Decision | None = about("the decision behind it")
@@ -131,7 +131,7 @@ class Explain:
     last_resize: PastResize | None
     decision: Decision | None = about("the last one")
     resize: OpenResize | None = about("the resize under way")
-    last_closed_resize: Resize | None = about("the last one that ended")
+    last_closed_resize: ResizeProgress | None = about("the last one that ended")
     observations: tuple[Observation, ...]
     mean_pause_s: float | None
 
@@ -152,7 +152,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         last_resize=_last_resize(store, job_id, decisions),
         decision=decisions.seen(rows[0]) if rows else None,
         resize=None if opened is None else _resize(OpenResize, opened, cause=_behind(opened, decisions)),
-        last_closed_resize=None if closed is None else _resize(Resize, closed),
+        last_closed_resize=None if closed is None else _resize(ResizeProgress, closed),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
     )

@@ -1,4 +1,4 @@
-"""What the API asks of the running daemon: it takes registrations and phases, and gives directives. Thread-safe.
+"""What the API asks of the running daemon: it takes registrations and phases, and gives resizes. Thread-safe.
 
 Promise: a supervisor can change what is known of its own job only, and name only Slurm jobs of its own user.
 """
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from slurm_elastic.db.rows import REQUEUE
+from slurm_elastic.db.rows import REQUEUE, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..api.metrics import RoundState
@@ -92,7 +92,7 @@ class DaemonController:
         return Grant("", True, "", interval, text)
 
     def phase(self, job_id: int, phase: Phase) -> None:
-        """A resize has reached a phase, or the training has changed without one (directive 0)."""
+        """A resize has reached a phase, or the training has changed without one (resize 0)."""
         now = self.clock()
         at = phase.at if abs(phase.at - now) < SKEW_S else now
         resize = self.store.resize(phase.resize) if phase.resize else None
@@ -121,24 +121,24 @@ class DaemonController:
         if phase.phase in ("saved", "running", "failed", "withdrawn", "finished"):
             self.wake(phase.phase)
 
-    def directive(self, job_id: int) -> Directive | None:
+    def resize(self, job_id: int) -> Resize | None:
         """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""
         resize = self.store.resize_of(job_id)
         if resize is not None:
-            return resize.directive if resize.state in _to_do(resize.directive) else None
+            return resize.message if resize.state in _to_do(resize) else None
         last = self.store.last_closed_resize(job_id)
         if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < WITHDRAWAL_S:
-            return replace(last.directive, withdrawn=True)
+            return replace(last.message, withdrawn=True)
         return None
 
-    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
-        """Wait for a directive above `after`, or the withdrawal of `after` itself; None after `timeout` seconds."""
+    async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
+        """Wait for a resize above `after`, or the withdrawal of `after` itself; None after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
             waiter = self.waiters.add(job_id)
             try:
-                found = await loop.run_in_executor(None, self.directive, job_id)
+                found = await loop.run_in_executor(None, self.resize, job_id)
                 if found is not None and (found.id == after if found.withdrawn else found.id > after):
                     return found
                 left = deadline - loop.time()
@@ -199,7 +199,7 @@ class DaemonController:
                 )
 
     def _after_requeue(self, job_id: int, now: float) -> tuple[float, str, int]:
-        """(pause, reason, directive) of a registration: whether it ends a resize by requeue.
+        """(pause, reason, resize) of a registration: whether it ends a resize by requeue.
 
         The pause is the time from the last step before the requeue to the first step after it.
         """
@@ -231,6 +231,6 @@ class DaemonController:
         log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "")
 
 
-def _to_do(directive: Directive) -> tuple[str, ...]:
+def _to_do(resize: ResizeRow) -> tuple[str, ...]:
     """States in which the supervisor still has work to do: in a resize by requeue, only the checkpoint."""
-    return ("issued", "accepted") if directive.requeues else ("issued", "accepted", "submitted", "granted", "ready")
+    return ("issued", "accepted") if resize.requeues else ("issued", "accepted", "submitted", "granted", "ready")

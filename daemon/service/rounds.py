@@ -1,4 +1,4 @@
-"""One round of the daemon: observe, store, reconcile, plan, order. Every decision is made elsewhere.
+"""One round of the daemon: observe, store, reconcile, plan, resize. Every decision is made elsewhere.
 
 Promise: a job is changed only after the resize or the event that says so is on the disk; a round that cannot observe
 Slurm changes nothing; a round that fails is logged, and the next one starts from the store and Slurm.
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import SlurmError, StoreError
-from slurm_elastic.protocol.messages import Directive
+from slurm_elastic.protocol.messages import Resize
 
 from ..api.waiters import Waiters
 from ..capacity.roster import Roster
@@ -41,7 +41,7 @@ from .job_registry import JobRegistry
 from .nonstarters import Nonstarters
 
 log = logging.getLogger(__name__)
-PARTS = ("observe", "store", "reconcile", "plan", "order")
+PARTS = ("observe", "store", "reconcile", "plan", "resize")
 """A round's parts, in their order."""
 
 
@@ -169,8 +169,8 @@ class Rounds:
             log.info("%s", sentence(row))
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
-        with self.times.part("order"):
-            self._begin_resizes(plan.directives, now)
+        with self.times.part("resize"):
+            self._begin_resizes(plan.resizes, now)
             resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
         # A job that is being requeued does not train: its next step should not wait for the interval.
         back = (i for i in seen.resizes.values() if i.requeues and i.state not in ("issued", "accepted"))
@@ -235,15 +235,15 @@ class Rounds:
             )
         )
 
-    def _begin_resizes(self, directives: Sequence[Directive], now: float) -> None:
+    def _begin_resizes(self, resizes: Sequence[Resize], now: float) -> None:
         """Begin the resizes of a plan; each is on the disk before its supervisor can see it."""
         if self.mode != "act":
             return
-        for directive in directives:
+        for resize in resizes:
             try:
-                begun = self.store.begin_resize(directive, now)
+                begun = self.store.begin_resize(resize, now)
             except StoreError as error:
-                log.warning("job %d: no resize begins: %s", directive.job_id, error)
+                log.warning("job %d: no resize begins: %s", resize.job_id, error)
                 continue
             detail = {"resize": begun.id, "gpus": begun.gpus, "batch": begun.batch, "reason": begun.reason}
             self.store.add_event(begun.job_id, "resize_issued", "selasticd", detail, now)

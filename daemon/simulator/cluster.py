@@ -79,7 +79,7 @@ class Cluster:
         for number in self._parts.pop(i) if job is None else {*self._parts.pop(i), *(h.job.job_id for h in job.held)}:
             self.jobs.pop(number, None)
 
-    def grow(self, i: int, shapes: Sequence[Shape], directive: int) -> tuple[Piece, ...]:
+    def grow(self, i: int, shapes: Sequence[Shape], resize_id: int) -> tuple[Piece, ...]:
         """Companions of these shapes start: all the pieces that the job then holds."""
         job, added = self.elastic[i + 1], []
         for shape in shapes:
@@ -89,7 +89,7 @@ class Cluster:
                 gpus=shape.gpus, gpus_per_node=shape.gpus_per_node, cpus=shape.gpus, het_job_id=0,
             )  # fmt: skip
             self.jobs[self._last] = companion
-            added.append(RunningPiece(companion, piece_of(companion, "companion"), directive))
+            added.append(RunningPiece(companion, piece_of(companion, "companion"), resize_id))
             for name in shape.node_list:
                 self.allocated.take(i, self.place[name], shape.gpus_per_node)
         self.elastic[i + 1] = replace(job, held=(*job.held, *added))

@@ -109,17 +109,17 @@ class Elastic(Simulation):
         i, job = job_id - 1, self.jobs[job_id - 1]
         self._advance(job)
         self.resizes += 1
-        order = replace(move.directive(self.rules.companion_wait_s), id=self.resizes)
-        self.cluster.keep(i, order.keep)
-        if order.add:
-            self.cluster.grow(i, order.add, order.id)
-        job.held = order.gpus
+        resize = replace(move.resize(self.rules.companion_wait_s), id=self.resizes)
+        self.cluster.keep(i, resize.keep)
+        if resize.add:
+            self.cluster.grow(i, resize.add, resize.id)
+        job.held = resize.gpus
         job.resized_before = job.resize
-        job.resize = ResizeRow.issued(order, self.now)
-        self.changes.append((self.now, job.trace.job_id, order.gpus, order.batch))
-        if order.add and self.settings.grow_wait_s > 0:
+        job.resize = ResizeRow.issued(resize, self.now)
+        self.changes.append((self.now, job.trace.job_id, resize.gpus, resize.batch))
+        if resize.add and self.settings.grow_wait_s > 0:
             self._set_rate(i)
-            self._push(self.now + self.settings.grow_wait_s, SWITCH, i, order.id)
+            self._push(self.now + self.settings.grow_wait_s, SWITCH, i, resize.id)
         else:
             self._switch(i)
 
@@ -129,8 +129,8 @@ class Elastic(Simulation):
         if i not in self.running or job.resize is None or not job.resize.open:
             return
         self._advance(job)
-        order = job.resize.directive
-        job.gpus, job.batch = order.gpus, order.batch
+        resize = job.resize
+        job.gpus, job.batch = resize.gpus, resize.batch
         self._pause(i)
         job.resize = job.resize.come_to(ResizeState.DONE, job.resume_at)
         job.resized_at = [*job.resized_at[-self.rules.max_resizes_per_job_hour :], job.resume_at]

@@ -145,7 +145,7 @@ def test_a_second_user_cannot_report_for_anothers_job(world: World) -> None:
         with pytest.raises(NotAllowed, match="does not speak for job"):
             world.games.post(f"/v1/jobs/{world.roots_job}/{what}", _reports(), token=own)
     with pytest.raises(NotAllowed, match="does not speak for job"):
-        world.games.get(f"/v1/jobs/{world.roots_job}/directive", token=own)
+        world.games.get(f"/v1/jobs/{world.roots_job}/resize", token=own)
     with pytest.raises(TokenRefused):
         world.games.post(f"/v1/jobs/{world.roots_job}/reports", _reports(), token="x" * 43)
     assert world.store.last_report(world.roots_job) is None

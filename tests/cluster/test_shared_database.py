@@ -13,7 +13,7 @@ from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import LeaseLost
-from slurm_elastic.protocol.messages import Directive, Piece, Report
+from slurm_elastic.protocol.messages import Piece, Report, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 JOB = JobRow(7, "ada", 1000, "t", "lab", "gpu", "", True, "", "", 1.0, 2.0, None, "RUNNING")
@@ -37,7 +37,7 @@ def test_the_store_keeps_on_a_server_what_it_keeps_in_a_file(url: str) -> None:
         store.set_in_use(7, 1, (PIECE,), 64, 1.0, pause_s=0.5)
         store.submit_reports(7, [Report(1, 1.0, 4, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, 8, 512, 0)], 2.0).result()
         store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 8, 64, 64, "grow_idle", None, None)])
-        ordered = store.begin_resize(Directive(0, 7, (PIECE,), (), 4, 64, "grow_idle", 60.0), 1.0)
+        ordered = store.begin_resize(Resize(0, 7, (PIECE,), (), 4, 64, "grow_idle", 60.0), 1.0)
         store.advance_resize(ordered.id, ResizeState.DONE, at=3.0)
     with Store(url) as store:
         used = store.in_use(7)
@@ -46,7 +46,7 @@ def test_the_store_keeps_on_a_server_what_it_keeps_in_a_file(url: str) -> None:
         assert [(row.step_time, row.count) for row in store.observations(7)] == [(0.1, 1)]
         decision, last = store.decision(7), store.last_closed_resize(7)
         assert decision is not None and decision.gpus_to == 8
-        assert last is not None and (last.state, last.directive) == ("done", ordered)
+        assert last is not None and (last.state, last.message) == ("done", ordered.message)
         assert store.roll_up(1e9) == 1
 
 

@@ -20,11 +20,11 @@ from slurm_elastic.daemon.service.listeners import unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.daemon.service.systemd import Notifier
 from slurm_elastic.db.rows import JobRow
-from slurm_elastic.protocol.messages import VERSION, Directive, Grant, Phase, Piece, Registration, Report, to_json
+from slurm_elastic.protocol.messages import VERSION, Grant, Phase, Piece, Registration, Report, Resize, to_json
 
 ADA, BOB, ROOT = 1000, 2000, 0
 BASE = Piece(7, "base", ("n1",), 4)
-DIRECTIVE = Directive(3, 7, (BASE,), (), 4, 64, "shrink_share", 60.0)
+RESIZE = Resize(3, 7, (BASE,), (), 4, 64, "shrink_share", 60.0)
 REGISTRATION = to_json(Registration(VERSION, 1, (BASE,), 64, "train.py"))
 REPORT = Report(1, 5.0, 4, 1, 64, 16, 1, 10, 0.1, 0.1, 640.0, 10, 640, 0)
 
@@ -40,12 +40,12 @@ class Named(Authenticator):
 
 
 class FakeController:
-    """The daemon as the API sees it: a table of owners, one directive, a record of the calls."""
+    """The daemon as the API sees it: a table of owners, one resize, a record of the calls."""
 
     def __init__(self) -> None:
         self.owners: dict[int, tuple[int, str]] = {7: (ADA, "ada"), 8: (BOB, "bob")}
         self.calls: list[tuple[Any, ...]] = []
-        self.current: Directive | None = None
+        self.current: Resize | None = None
         self.changed, self.waits = asyncio.Event(), False
         self.error: Exception | None = None
 
@@ -61,10 +61,10 @@ class FakeController:
     def phase(self, job_id: int, phase: Phase) -> None:
         self.calls.append(("phase", job_id, phase))
 
-    def directive(self, job_id: int) -> Directive | None:
+    def resize(self, job_id: int) -> Resize | None:
         return self.current
 
-    async def wait_directive(self, job_id: int, after: int, timeout: float) -> Directive | None:
+    async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         deadline = time.monotonic() + timeout
         while True:
             self.changed.clear()

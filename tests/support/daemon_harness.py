@@ -19,7 +19,7 @@ from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import VERSION, Directive, Phase, Piece, Registration, Report, Shape
+from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration, Report, Resize, Shape
 
 REQUEST = "elastic:gpus=4-24,step=4,batch=240-3840"
 USER = "games"
@@ -124,7 +124,7 @@ class Supervisor:
     ended: bool = False
     restarts: int = 0
     last: int = 0
-    active: Directive | None = None
+    active: Resize | None = None
     stage: str = ""
     submitted: list[tuple[int, Shape]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -219,15 +219,15 @@ class Supervisor:
             self._tell("running", 0)
 
     def _listen(self) -> None:
-        directive = self.world.controller.directive(self.job_id)
-        if directive is None:
+        resize = self.world.controller.resize(self.job_id)
+        if resize is None:
             return
-        if directive.withdrawn:
-            if self.active is not None and self.active.id == directive.id:
+        if resize.withdrawn:
+            if self.active is not None and self.active.id == resize.id:
                 self._give_up("withdrawn")
-        elif directive.id > self.last:
-            self.last, self.active, self.stage = directive.id, directive, "accepted"
-            self._tell("accepted", directive.id)
+        elif resize.id > self.last:
+            self.last, self.active, self.stage = resize.id, resize, "accepted"
+            self._tell("accepted", resize.id)
 
     def _advance(self) -> None:
         if self.active is None:
@@ -237,8 +237,8 @@ class Supervisor:
             if self.stage == "accepted":
                 self.stage = "writing"
                 return None
-            directive, self.active, self.stage = self.active, None, ""
-            return self._tell("saved", directive.id)
+            resize, self.active, self.stage = self.active, None, ""
+            return self._tell("saved", resize.id)
         if self.stage == "accepted" and self.active.add:
             self.submitted = [(self._submit(shape), shape) for shape in self.active.add]
             self.stage = "submitted"
@@ -272,22 +272,22 @@ class Supervisor:
         ]
         self.pieces, self.batch = (*self.active.keep, *added), self.active.batch
         self.generation += 1
-        directive, self.active, self.stage, self.submitted = self.active, None, "", []
-        self._tell("running", directive.id)
+        resize, self.active, self.stage, self.submitted = self.active, None, "", []
+        self._tell("running", resize.id)
         return None
 
     def _give_up(self, phase: str) -> None:
         assert self.active is not None
         for job_id, _ in self.submitted:
             self.world.slurm.client(USER).cancel(job_id)
-        directive, self.active, self.stage, self.submitted = self.active, None, "", []
-        self._tell(phase, directive.id)
+        resize, self.active, self.stage, self.submitted = self.active, None, "", []
+        self._tell(phase, resize.id)
 
-    def _tell(self, phase: str, directive: int) -> None:
+    def _tell(self, phase: str, resize_id: int) -> None:
         self.told.append(phase)
         self.world.controller.phase(
             self.job_id,
-            Phase(directive, phase, self.generation, self.pieces, self.batch, self.world.slurm.now, pause_s=0.1),
+            Phase(resize_id, phase, self.generation, self.pieces, self.batch, self.world.slurm.now, pause_s=0.1),
         )
 
 

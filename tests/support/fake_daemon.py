@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from waiting import wait_until
 
 from slurm_elastic.protocol import messages
-from slurm_elastic.protocol.messages import Directive, Grant, Phase, Piece, Registration, Report, Reports, Shape
+from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Reports, Resize, Shape
 
 
 class FakeDaemon:
@@ -24,7 +24,7 @@ class FakeDaemon:
         self.registrations: list[Registration] = []
         self.phases: list[Phase] = []
         self.reports: list[Report] = []
-        self._current: Directive | None = None
+        self._current: Resize | None = None
         self._changed = threading.Condition()
         self._token = 0
         self._closed = False
@@ -78,14 +78,14 @@ class FakeDaemon:
         add: tuple[Shape, ...] = (),
         batch: int = 0,
         wait: float = 60,
-    ) -> Directive:
-        """Hand out a directive from now on."""
+    ) -> Resize:
+        """Hand out a resize from now on."""
         gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in add)
-        directive = Directive(id, job_id, keep, add, gpus, batch, "grow_idle", wait)
+        resize = Resize(id, job_id, keep, add, gpus, batch, "grow_idle", wait)
         with self._changed:
-            self._current = directive
+            self._current = resize
             self._changed.notify_all()
-        return directive
+        return resize
 
     def withdraw(self) -> None:
         with self._changed:
@@ -93,13 +93,13 @@ class FakeDaemon:
             self._current = replace(self._current, withdrawn=True)
             self._changed.notify_all()
 
-    def wait_phase(self, directive: int, phase: str, timeout: float = 60) -> Phase:
+    def wait_phase(self, resize_id: int, phase: str, timeout: float = 60) -> Phase:
         """The first such phase, once it has come."""
 
         def find() -> Phase | None:
-            return next((p for p in list(self.phases) if (p.resize, p.phase) == (directive, phase)), None)
+            return next((p for p in list(self.phases) if (p.resize, p.phase) == (resize_id, phase)), None)
 
-        found = wait_until(find, timeout, lambda: f"{phase} of {directive}; seen: {self.told()}")
+        found = wait_until(find, timeout, lambda: f"{phase} of {resize_id}; seen: {self.told()}")
         assert found is not None
         return found
 
@@ -108,7 +108,7 @@ class FakeDaemon:
         return self.registrations[-1]
 
     def told(self) -> list[tuple[int, str]]:
-        """(directive, phase) in the order of arrival."""
+        """(resize, phase) in the order of arrival."""
         return [(phase.resize, phase.phase) for phase in self.phases]
 
     def _answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -127,7 +127,7 @@ class FakeDaemon:
             self.reports.extend(messages.from_json(Reports, body).reports)
         else:
             asked = {key: float(value[0]) for key, value in parse_qs(url.query).items()}
-            answer = self._wait_directive(int(asked.get("after", 0)), asked.get("wait", 0.0))
+            answer = self._wait_resize(int(asked.get("after", 0)), asked.get("wait", 0.0))
             if self._closed:
                 request.close_connection = True
                 return
@@ -138,7 +138,7 @@ class FakeDaemon:
             request.end_headers()
             request.wfile.write(answer)
 
-    def _wait_directive(self, after: int, seconds: float) -> bytes:
+    def _wait_resize(self, after: int, seconds: float) -> bytes:
         def new() -> bool:
             current = self._current
             return current is not None and (current.id > after or current.withdrawn)

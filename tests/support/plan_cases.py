@@ -16,7 +16,7 @@ from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ObservationRow, ResizeRow
-from slurm_elastic.protocol.messages import Directive
+from slurm_elastic.protocol.messages import Resize
 
 REQUEST = "elastic:gpus=2-16,batch=240-256"
 """So narrow that the batch alone is never worth a change."""
@@ -97,9 +97,9 @@ def row(plan: Plan, job_id: int) -> DecisionRow:
     return next(row for row in plan.rows if row.job_id == job_id)
 
 
-def order(plan: Plan, job_id: int) -> Directive:
-    return next(directive for directive in plan.directives if directive.job_id == job_id)
+def order(plan: Plan, job_id: int) -> Resize:
+    return next(resize for resize in plan.resizes if resize.job_id == job_id)
 
 
 def closed(state: str, at: float, job_id: int = 1) -> ResizeRow:
-    return resize_row(Directive(1, job_id, (), (), 4, 256, "grow_idle", 60.0), state, at, at)
+    return resize_row(Resize(1, job_id, (), (), 4, 256, "grow_idle", 60.0), state, at, at)

@@ -1,4 +1,4 @@
-"""What the tests of the store store: a job, its pieces, a directive, a decision, reports."""
+"""What the tests of the store store: a job, its pieces, a resize, a decision, reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import select
 from slurm_elastic.db import schema
 from slurm_elastic.db.rows import DecisionRow, JobRow, ResizeRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Directive, Piece, Report, Shape
+from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 JOB = JobRow(
@@ -36,7 +36,7 @@ BASE = Piece(7, "base", ("n1", "n2"), 4, "a100")
 COMPANION = Piece(8, "companion", ("n3",), 2, "a100")
 
 
-DIRECTIVE = Directive(0, 7, (BASE,), (Shape(1, 2, gpu_type="a100"),), 10, 640, "grow_idle", 60.0)
+RESIZE = Resize(0, 7, (BASE,), (Shape(1, 2, gpu_type="a100"),), 10, 640, "grow_idle", 60.0)
 
 
 DECISION = DecisionRow(7, 1.0, 4, 8, 256, 512, "grow_idle", 1.5, 0.5, {"reports": 9}, [{"gpus": 6}], "companion", "act")
@@ -64,9 +64,9 @@ def report(
     )
 
 
-def resize_row(directive: Directive, state: str, created: float, updated: float) -> ResizeRow:
+def resize_row(resize: Resize, state: str, created: float, updated: float) -> ResizeRow:
     """A resize as the store gives it: stored at one time, in its state since the other."""
-    return ResizeRow.issued(directive, created).come_to(ResizeState(state), updated)
+    return ResizeRow.issued(resize, created).come_to(ResizeState(state), updated)
 
 
 def kept_reports(store: Store, job_id: int) -> list[Report]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError, NotAllowed
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 REPORT_S = 0.2
 FIELDS = "JobID:20,:|,NodeList:200,:|,tres-per-node:60"
@@ -103,44 +103,44 @@ class Stub:
         self.client.post(f"{self.path}/reports", messages.to_json(messages.Reports((report,))), token=self.token)
 
     def poll(self) -> None:
-        answer = self.client.get(f"{self.path}/directive?after={self.last}&wait=0.3", token=self.token)
+        answer = self.client.get(f"{self.path}/resize?after={self.last}&wait=0.3", token=self.token)
         if answer is None:
             return
-        directive = messages.decode(Directive, answer)
-        if directive.withdrawn or directive.id <= self.last:
+        resize = messages.decode(Resize, answer)
+        if resize.withdrawn or resize.id <= self.last:
             time.sleep(0.2)
             return
-        self.last = directive.id
-        self.resize(directive)
+        self.last = resize.id
+        self.resize(resize)
 
-    def resize(self, directive: Directive) -> None:
-        self.tell(directive.id, "accepted")
+    def resize(self, resize: Resize) -> None:
+        self.tell(resize.id, "accepted")
         self.wait_at("accepted")
-        if directive.requeues:
-            self.tell(directive.id, "saved")
+        if resize.requeues:
+            self.tell(resize.id, "saved")
             return
         added: list[Piece] = []
-        for shape in directive.add:
-            self.tell(directive.id, "submitted")
-            piece = self.companion(shape, directive)
+        for shape in resize.add:
+            self.tell(resize.id, "submitted")
+            piece = self.companion(shape, resize)
             if piece is None:
                 self.cancel([piece.slurm_job_id for piece in added])
-                self.tell(directive.id, "withdrawn", "no companion")
+                self.tell(resize.id, "withdrawn", "no companion")
                 return
             added.append(piece)
         if added:
-            self.tell(directive.id, "granted")
+            self.tell(resize.id, "granted")
             self.wait_at("granted")
-        self.tell(directive.id, "ready")
+        self.tell(resize.id, "ready")
         self.wait_at("ready")
-        self.pieces, self.batch = (*directive.keep, *added), directive.batch
+        self.pieces, self.batch = (*resize.keep, *added), resize.batch
         self.generation += 1
-        self.tell(directive.id, "running")
+        self.tell(resize.id, "running")
 
-    def companion(self, shape: Shape, directive: Directive) -> Piece | None:
+    def companion(self, shape: Shape, resize: Resize) -> Piece | None:
         command = [
             *("salloc", "--no-shell", "--time=29", "--nice=1000", f"--job-name=selastic-{self.job_id}"),
-            f"--comment=selastic:companion-of={self.job_id};resize={directive.id}",
+            f"--comment=selastic:companion-of={self.job_id};resize={resize.id}",
             *(f"--nodes={shape.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cpus_per_node}"),
             *(f"--gres=gpu:{shape.gpu_type}:{shape.gpus_per_node}", f"--nodelist={','.join(shape.node_list)}"),
             f"--partition={shape.partition}",
@@ -148,7 +148,7 @@ class Stub:
         ]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean()) as asked:
             try:
-                _, said = asked.communicate(timeout=directive.wait_s)
+                _, said = asked.communicate(timeout=resize.wait_s)
             except subprocess.TimeoutExpired:
                 asked.terminate()
                 _, said = asked.communicate()
@@ -164,10 +164,10 @@ class Stub:
             while not (self.folder / f"{self.job_id}.go").exists():
                 time.sleep(0.05)
 
-    def tell(self, directive: int, phase: str, detail: str = "") -> None:
+    def tell(self, resize_id: int, phase: str, detail: str = "") -> None:
         self.log(f"{phase} {sum(piece.gpus for piece in self.pieces)}")
         self.owed.append(
-            messages.Phase(directive, phase, self.generation, self.pieces, self.batch, time.time(), 0.05, detail=detail)
+            messages.Phase(resize_id, phase, self.generation, self.pieces, self.batch, time.time(), 0.05, detail=detail)
         )
         try:
             self.settle_debts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     Action,
     Exit,
@@ -19,8 +19,8 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentUp,
     CompanionGranted,
     CompanionRefused,
-    DirectiveCame,
     Event,
+    ResizeCame,
     WorkerExit,
     WorkerMessage,
 )
@@ -64,8 +64,8 @@ class Drive:
     def new(self, kind: type[Any]) -> list[Any]:
         return [action for action in self.fresh if isinstance(action, kind)]
 
-    def phases(self, directive: int) -> list[str]:
-        return [action.phase.phase for action in self.every(ReportPhase) if action.phase.resize == directive]
+    def phases(self, resize_id: int) -> list[str]:
+        return [action.phase.phase for action in self.every(ReportPhase) if action.phase.resize == resize_id]
 
     def worlds(self, generation: int) -> dict[str, dict[str, Any]]:
         """worker -> its world message of that generation."""
@@ -102,14 +102,14 @@ class Drive:
         assert self.context.mode is Mode.RUNNING
         return self
 
-    def order(self, id: int, keep: tuple[Piece, ...], add: tuple[Shape, ...] = (), batch: int = 0) -> Directive:
+    def order(self, id: int, keep: tuple[Piece, ...], add: tuple[Shape, ...] = (), batch: int = 0) -> Resize:
         gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in add)
-        directive = Directive(id, 10, keep, add, gpus, batch, "grow_idle", 30.0)
-        self(DirectiveCame(directive))
-        return directive
+        resize = Resize(id, 10, keep, add, gpus, batch, "grow_idle", 30.0)
+        self(ResizeCame(resize))
+        return resize
 
     def grown(self, id: int = 1) -> Drive:
-        """A directive has added the companion; its world runs."""
+        """A resize has added the companion; its world runs."""
         self.order(id, self.context.pieces, (SHAPE,))
         self(CompanionGranted(id, 0, COMPANION))
         self.ready(self.agents_up(COMPANION))
@@ -141,7 +141,7 @@ class Drive:
                     if key not in context.agents and context.mode is not Mode.ENDED:
                         self(AgentUp(key, ("0", "1")))
             if context.resize is not None:
-                self(CompanionRefused(context.resize.directive, 0, "no"))
+                self(CompanionRefused(context.resize.id, 0, "no"))
             for worker in list(context.workers.values()):
                 if not worker.ready and not worker.ending and not worker.exited:
                     self.say(worker.name, "ready")

@@ -113,13 +113,13 @@ class Soak:
             self._kill()
         pieces = self._pieces()
         keep, add = self._draw(pieces)
-        directive = next(self._ids)
-        self.daemon.order(directive, 0, keep, add, batch=self.chance.choice((24, 31, 48, 64)))
+        resize_id = next(self._ids)
+        self.daemon.order(resize_id, 0, keep, add, batch=self.chance.choice((24, 31, 48, 64)))
         if victim and not before:
             # Somewhere between the order and the new world's first step: nobody waits for this length of time.
             time.sleep(self.chance.random() * (3.0 if add else 0.1))
             self._kill()
-        ended = self._wait(lambda: next((p for p in self._phases(directive) if p.phase in TERMINAL), None), "an end")
+        ended = self._wait(lambda: next((p for p in self._phases(resize_id) if p.phase in TERMINAL), None), "an end")
         if ended.phase == "running":
             self.told.resizes += 1
             self.told.pauses.append(ended.pause_s)
@@ -164,8 +164,8 @@ class Soak:
             lambda: next((p.pieces for p in reversed(self.daemon.phases) if p.phase == "running"), ()), ""
         )
 
-    def _phases(self, directive: int) -> list[Phase]:
-        return [phase for phase in list(self.daemon.phases) if phase.resize == directive]
+    def _phases(self, resize_id: int) -> list[Phase]:
+        return [phase for phase in list(self.daemon.phases) if phase.resize == resize_id]
 
     def _wait(self, predicate: Callable[[], T], what: str) -> T:
         def looked() -> T:

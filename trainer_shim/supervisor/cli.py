@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_elastic.protocol import request
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
-from slurm_elastic.protocol.messages import Directive, Grant, Piece
+from slurm_elastic.protocol.messages import Grant, Piece, Resize
 
 from ..control.event_loop import Children, Loop
 from . import commands, job_dir, launchers
@@ -145,11 +145,11 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         return launchers.LocalLauncher(loop, children, setup, emit, pieces[0])
 
     def make_daemon_client(
-        directive: Callable[[Directive], None], said: Callable[[str], None], registered: Callable[[Grant], None]
+        resize: Callable[[Resize], None], said: Callable[[str], None], registered: Callable[[Grant], None]
     ) -> DaemonClient | None:
         if args.no_daemon or not (jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ):
             return None
-        return DaemonClient(Client(), pieces[0].slurm_job_id, directive, said, registered)
+        return DaemonClient(Client(), pieces[0].slurm_job_id, resize, said, registered)
 
     return Supervisor(options, machine, make_launcher, make_daemon_client).run()
 

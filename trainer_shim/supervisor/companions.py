@@ -30,7 +30,7 @@ CONFIGURING_S = 0.5
 class CompanionRequest:
     """One companion from the request to its end."""
 
-    directive: int
+    resize_id: int
     index: int
     shape: Shape
     process: subprocess.Popen[bytes] | None = None
@@ -40,7 +40,7 @@ class CompanionRequest:
 
 
 class Companions:
-    """`granted(directive, index, job)` and `refused(directive, index, why)` are called once for each, not both."""
+    """`granted(resize_id, index, job)` and `refused(resize_id, index, why)` are called once for each, not both."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class Companions:
         self._granted, self._refused = granted, refused
         self._asked: list[CompanionRequest] = []
 
-    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
+    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         """Ask for one. What has no nodes after `wait_s` seconds is taken back and refused."""
-        asked = CompanionRequest(directive, index, shape)
+        asked = CompanionRequest(resize_id, index, shape)
         self._asked.append(asked)
         self._loop.after(max(wait_s, 1.0), lambda: self._too_late(asked, wait_s))
         self._children.start(commands.show_job(self._base), self._env, lambda ended: self._ask(asked, ended))
 
-    def drop(self, directive: int) -> None:
-        """Give back every companion of a directive, pending or granted."""
-        for asked in [asked for asked in self._asked if asked.directive == directive]:
+    def drop(self, resize_id: int) -> None:
+        """Give back every companion of a resize, pending or granted."""
+        for asked in [asked for asked in self._asked if asked.resize_id == resize_id]:
             self._take_back(asked, "no longer wanted")
 
     def close(self, done: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class Companions:
         except SlurmError as error:
             self._tell(asked, f"{error} {base.err.strip()}".strip())
             return
-        command = commands.salloc(asked.shape, job, asked.directive, minutes_left(job.end_time, time.time()))
+        command = commands.salloc(asked.shape, job, asked.resize_id, minutes_left(job.end_time, time.time()))
         asked.process = self._children.start(command, self._env, lambda ended: self._answered(asked, ended))
 
     def _answered(self, asked: CompanionRequest, ended: Ended) -> None:
@@ -116,7 +116,7 @@ class Companions:
             self._loop.after(CONFIGURING_S, lambda: self._look(asked))
         elif not asked.told:
             asked.told = True
-            self._granted(asked.directive, asked.index, job)
+            self._granted(asked.resize_id, asked.index, job)
 
     def _too_late(self, asked: CompanionRequest, wait_s: float) -> None:
         if not asked.told and not asked.dropped:
@@ -149,7 +149,7 @@ class Companions:
     def _tell(self, asked: CompanionRequest, why: str) -> None:
         if not asked.told:
             asked.told = True
-            self._refused(asked.directive, asked.index, why)
+            self._refused(asked.resize_id, asked.index, why)
 
     def _expand(self, expression: str) -> tuple[str, ...]:
         return expand(expression, self._env)

@@ -1,8 +1,8 @@
-"""The supervisor's line to selasticd: registers, reports, takes directives. Two threads; the training never waits.
+"""The supervisor's line to selasticd: registers, reports, takes resizes. Two threads; the training never waits.
 
 No daemon, a daemon that comes later, dies, or is started again: nothing is lost but time. Phases are kept in order
 and re-sent until acknowledged, reports are kept up to a bound (the oldest go first), the registration is renewed
-whenever the daemon no longer knows the token. What arrives is handed to `directive`, on one of the link's threads.
+whenever the daemon no longer knows the token. What arrives is handed to `resize`, on one of the link's threads.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from slurm_elastic.protocol import messages, routes
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
-from slurm_elastic.protocol.messages import Directive, Grant, Phase, Registration, Report, Reports
+from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Reports, Resize
 from slurm_elastic.protocol.munge import MungeError
-from slurm_elastic.protocol.routes import DirectiveQuery, Route
+from slurm_elastic.protocol.routes import ResizeQuery, Route
 
 MAX_REPORTS = 1000
 MAX_PHASES = 200
@@ -48,12 +48,12 @@ class DaemonClient:
         self,
         client: Http,
         job_id: int,
-        directive: Callable[[Directive], None],
+        resize: Callable[[Resize], None],
         said: Callable[[str], None],
         registered: Callable[[Grant], None],
     ) -> None:
         self._client, self._job_id = client, job_id
-        self._directive, self._said, self._registered = directive, said, registered
+        self._resize, self._said, self._registered = resize, said, registered
         self._changed = threading.Condition()
         self._registration: Registration | None = None
         self._grant: Grant | None = None
@@ -193,17 +193,17 @@ class DaemonClient:
                 self._pause()
 
     def _poll(self, grant: Grant) -> None:
-        query = DirectiveQuery(self._seen[0], POLL_S)
-        answer = self._client.call(routes.DIRECTIVE, self._job_id, query, token=grant.token, timeout=POLL_S + 10)
+        query = ResizeQuery(self._seen[0], POLL_S)
+        answer = self._client.call(routes.RESIZE, self._job_id, query, token=grant.token, timeout=POLL_S + 10)
         if answer is None:
             return
-        directive = messages.decode(Directive, answer)
-        new = (directive.id, directive.withdrawn)
+        resize = messages.decode(Resize, answer)
+        new = (resize.id, resize.withdrawn)
         if new == self._seen:
             self._pause(1.0)  # the daemon keeps saying the same: ask less often
             return
         self._seen = new
-        self._directive(directive)
+        self._resize(resize)
 
     def _not_known(self, error: Exception) -> None:
         """The daemon does not know the token (any more), or not this job: register again, without haste."""

@@ -47,11 +47,11 @@ from .state_machine.events import (
     AgentKey,
     AgentLost,
     AgentUp,
-    DirectiveCame,
     Event,
     JobTerminating,
     NodeTerminating,
     Registered,
+    ResizeCame,
     WorkerExit,
     WorkerLost,
     WorkerMessage,
@@ -92,7 +92,7 @@ class Supervisor:
         machine: Machine,
         launcher: Callable[[Loop, Children, Setup, Callable[[Event], None]], Launcher],
         link: Callable[
-            [Callable[[messages.Directive], None], Callable[[str], None], Callable[[messages.Grant], None]],
+            [Callable[[messages.Resize], None], Callable[[str], None], Callable[[messages.Grant], None]],
             DaemonClient | None,
         ],
     ) -> None:
@@ -113,7 +113,7 @@ class Supervisor:
         setup = Setup(options.command, env, options.job_dir, options.nproc)
         self._launcher = launcher(self._loop, self._children, setup, self._event)
         self._link = link(
-            lambda directive: self._loop.call(lambda: self._event(DirectiveCame(directive))),
+            lambda resize: self._loop.call(lambda: self._event(ResizeCame(resize))),
             self._print_later,
             lambda grant: self._loop.call(lambda: self._event(Registered(grant.report_interval_s))),
         )
@@ -286,9 +286,9 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], None]] = {
     Send: Supervisor._send,
     RecordGeneration: Supervisor._record_generation,
     SubmitCompanion: lambda self, action: self._launcher.submit(
-        action.directive, action.index, action.shape, action.wait_s
+        action.resize_id, action.index, action.shape, action.wait_s
     ),
-    DropCompanions: lambda self, action: self._launcher.drop(action.directive),
+    DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
     UpdateRegistration: Supervisor._update_registration,
     ReportPhase: Supervisor._report_phase,
     ForwardReport: Supervisor._forward_report,

@@ -43,11 +43,11 @@ class Launcher(Protocol):
     def launch(self, piece: Piece, number: int) -> None:
         """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
 
-    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
+    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         """Ask for a companion; CompanionGranted or CompanionRefused follows."""
 
-    def drop(self, directive: int) -> None:
-        """Cancel the companions of a directive."""
+    def drop(self, resize_id: int) -> None:
+        """Cancel the companions of a resize."""
 
     def close(self, done: Callable[[], None]) -> None:
         """Cancel all companions; `done` is called when Slurm has been told."""
@@ -77,26 +77,26 @@ class SlurmLauncher:
         step = commands.Step(piece, self._jobs[piece.slurm_job_id])
         return commands.srun(step, commands.agent_command(self._setup.arguments))
 
-    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
-        self._companions.submit(directive, index, shape, wait_s)
+    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
+        self._companions.submit(resize_id, index, shape, wait_s)
 
-    def drop(self, directive: int) -> None:
-        self._companions.drop(directive)
+    def drop(self, resize_id: int) -> None:
+        self._companions.drop(resize_id)
 
     def close(self, done: Callable[[], None]) -> None:
         self._companions.close(done)
 
-    def _granted(self, directive: int, index: int, job: SlurmJob) -> None:
+    def _granted(self, resize_id: int, index: int, job: SlurmJob) -> None:
         try:
             piece = job.piece("companion", self._setup.nproc)
         except ValueError as error:
-            self._refused(directive, index, str(error))
+            self._refused(resize_id, index, str(error))
             return
         self._jobs[job.job_id] = job
-        self._emit(CompanionGranted(directive, index, piece))
+        self._emit(CompanionGranted(resize_id, index, piece))
 
-    def _refused(self, directive: int, index: int, why: str) -> None:
-        self._emit(CompanionRefused(directive, index, why))
+    def _refused(self, resize_id: int, index: int, why: str) -> None:
+        self._emit(CompanionRefused(resize_id, index, why))
 
 
 class LocalLauncher:
@@ -106,7 +106,7 @@ class LocalLauncher:
         self._loop, self._children, self._setup, self._emit = loop, children, setup, emit
         self._next_job = FIRST_LOCAL_JOB
         self._agents: dict[int, list[subprocess.Popen[bytes]]] = {}
-        self._directives: dict[int, list[int]] = {}
+        self._resizes: dict[int, list[int]] = {}
         self._total = first_piece.gpus_per_node
 
     def launch(self, piece: Piece, number: int) -> None:
@@ -132,15 +132,15 @@ class LocalLauncher:
             if process is not None:
                 self._agents.setdefault(piece.slurm_job_id, []).append(process)
 
-    def submit(self, directive: int, index: int, shape: Shape, wait_s: float) -> None:
+    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         job_id, self._next_job = self._next_job, self._next_job + 1
-        self._directives.setdefault(directive, []).append(job_id)
+        self._resizes.setdefault(resize_id, []).append(job_id)
         nodes = tuple(f"local{job_id}-{number}" for number in range(shape.nodes))
         piece = Piece(job_id, "companion", nodes, shape.gpus_per_node)
-        self._loop.call(lambda: self._emit(CompanionGranted(directive, index, piece)))
+        self._loop.call(lambda: self._emit(CompanionGranted(resize_id, index, piece)))
 
-    def drop(self, directive: int) -> None:
-        for job_id in self._directives.pop(directive, []):
+    def drop(self, resize_id: int) -> None:
+        for job_id in self._resizes.pop(resize_id, []):
             for process in self._agents.pop(job_id, []):
                 process.terminate()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
 from ...reports.evidence import Evidence
-from ...reports.explain import Decision, Explain, Resize
+from ...reports.explain import Decision, Explain, ResizeProgress
 from ...reports.record import Column, about, columns
 from ...text.tables import clean
 from .. import options
@@ -138,7 +138,7 @@ def _sizes(facts: Explain) -> str:
     return f"; it trained on {' -> '.join(sizes)} GPUs" if sizes else f"; it never {never}"
 
 
-def _under_way(facts: Explain, resize: Resize, name: str) -> str:
+def _under_way(facts: Explain, resize: ResizeProgress, name: str) -> str:
     job = facts.job
     change = SizeChange(job.gpus, resize.gpus, job.batch, resize.batch)
     since = words.clock(facts, resize.created)

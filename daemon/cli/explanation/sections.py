@@ -7,7 +7,7 @@ daemon/reports/explain.py hold.
 from __future__ import annotations
 
 from ...reports.evidence import Alternative, Evidence
-from ...reports.explain import Decision, Explain, ExplainedJob, Resize
+from ...reports.explain import Decision, Explain, ExplainedJob, ResizeProgress
 from ...text.reasons import Reason, bottleneck_remedy
 from ...text.tables import number
 from ...text.times import span
@@ -196,7 +196,7 @@ def held_back(facts: Explain) -> list[str]:
     return [job.bottleneck_text + (f"; {remedy}" if remedy else "")]
 
 
-def _progress(facts: Explain, resize: Resize) -> str:
+def _progress(facts: Explain, resize: ResizeProgress) -> str:
     """How far a resize has come."""
     wants = ", ".join(
         f"{words.gpus(added.gpus)} on {added.nodes} node{'s' * (added.nodes > 1)}" for added in resize.adds

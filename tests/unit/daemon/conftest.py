@@ -18,7 +18,7 @@ from live_api import run as run
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Directive, Piece, Report, Shape
+from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 ALICE, BOB = 1000, 1001
@@ -116,9 +116,9 @@ def _resized(store: Store) -> None:
     store.submit_reports(
         1215, [report(f"13:{minute:02}:00", 4, 512, 800, minute * 90) for minute in range(11, 20)], at("13:19:01")
     ).result()
-    for clock, directive in (("13:20:35", 7),):
-        order = Directive(0, 1215, (base(1215, "n1"),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 120)
-        assert store.begin_resize(order, at(clock)).id == directive - 6
+    for clock, number in (("13:20:35", 7),):
+        order = Resize(0, 1215, (base(1215, "n1"),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 120)
+        assert store.begin_resize(order, at(clock)).id == number - 6
     store.save_decisions(
         at("13:20:35"),
         [
@@ -189,7 +189,7 @@ def _growing(store: Store) -> None:
         mode="act",
     )
     store.save_decisions(at("13:24:30"), [decision])
-    order = Directive(0, 1207, (base(1207, "n3"),), (Shape(1, 2),), 4, 512, Reason.GROW_IDLE.value, 120)
+    order = Resize(0, 1207, (base(1207, "n3"),), (Shape(1, 2),), 4, 512, Reason.GROW_IDLE.value, 120)
     made = store.begin_resize(order, at("13:24:30"))
     resizing = DecisionRow(1207, at("13:24:40"), 2, 4, 256, 512, Reason.KEEP_RESIZING.value, None, None, mode="act")
     store.save_decisions(at("13:24:40"), [resizing])

@@ -28,7 +28,7 @@ WRITER = """
 import dataclasses, os, sys, threading, itertools
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Directive, Report
+from slurm_elastic.protocol.messages import Resize, Report
 from slurm_elastic.protocol.resize_state import ResizeState
 
 url, begin = sys.argv[1], int(sys.argv[2])
@@ -48,7 +48,7 @@ def decide():
     for i in itertools.count(begin):
         store.save_decisions(float(i), [DecisionRow(7, float(i), i, i + 1, 64, 64, "grow_idle", None, None)])
         said("decision", i)
-        number = store.begin_resize(Directive(0, 7, (), (), 4, 64, "grow_idle", 60.0), float(i)).id
+        number = store.begin_resize(Resize(0, 7, (), (), 4, 64, "grow_idle", 60.0), float(i)).id
         said("resize", number)
         store.advance_resize(number, ResizeState.DONE, "", float(i))
         said("closed", number)

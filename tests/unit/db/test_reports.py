@@ -14,7 +14,7 @@ from store_records import JOB, kept_reports, report
 from slurm_elastic.db.rows import REQUEUE
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Piece, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 
@@ -148,7 +148,7 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
         piece = Piece(1, "base", ("n1",), 4, "a100")
         for job_id in (1, 2):
             for number in range(3):
-                ordered = store.begin_resize(Directive(0, job_id, (), (), 4, 64, "grow_idle", 60.0), float(number))
+                ordered = store.begin_resize(Resize(0, job_id, (), (), 4, 64, "grow_idle", 60.0), float(number))
                 same()
                 store.set_in_use(
                     job_id, number, (piece,), 64 + number, float(number), 0.5 * number, REQUEUE if job_id == 2 else ""
@@ -158,7 +158,7 @@ def test_what_is_remembered_of_resizes_and_pauses_is_what_is_stored(tmp_path: Pa
                 same()
         assert (store.mean_pause(1), store.mean_requeue(1), store.mean_requeue(3)) == (0.75, 0.75, 0.75)
         assert store.mean_pause(2) is None and store.first_sizes() == {1: (4, 64), 2: (4, 64)}
-        store.begin_resize(Directive(0, 1, (), (), 4, 64, "grow_idle", 60.0), 9.0)
+        store.begin_resize(Resize(0, 1, (), (), 4, 64, "grow_idle", 60.0), 9.0)
         store.end_job(1, "COMPLETED", 10.0)
         same()
         assert store.last_closed_resize(1).detail == "the job has ended"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_records import BASE, COMPANION, DECISION, DIRECTIVE, JOB, report
+from store_records import BASE, COMPANION, DECISION, JOB, RESIZE, report
 
 from slurm_elastic.db.codec import pieces_in, pieces_out, shapes_in, shapes_out
 from slurm_elastic.db.store import Store
@@ -39,7 +39,7 @@ def test_end_of_a_job_closes_what_belongs_to_it(store: Store) -> None:
     store.set_in_use(7, 1, (BASE,), 64, at=10.0, reason="start")
     token = store.mint_token(7, 1000)
     store.pin(7, 4)
-    number = store.begin_resize(DIRECTIVE, 11.0).id
+    number = store.begin_resize(RESIZE, 11.0).id
     store.end_job(7, "COMPLETED", 20.0)
     store.end_job(7, "FAILED", 30.0)
     job = store.job(7)
@@ -200,31 +200,31 @@ def test_a_number_that_json_lacks_is_unknown(store: Store) -> None:
 
 def test_a_resize_has_an_id_of_its_own(store: Store) -> None:
     """What was ordered comes back with its id; ids are not used again, also when a resize was the last."""
-    first = store.begin_resize(DIRECTIVE, 5.0)
-    assert first.directive == dataclasses.replace(DIRECTIVE, id=first.id) and first.id > 0
+    first = store.begin_resize(RESIZE, 5.0)
+    assert first.message == dataclasses.replace(RESIZE, id=first.id) and first.id > 0
     assert store.resize_of(7) == store.resize(first.id) == first
     store.advance_resize(first.id, ResizeState.DONE, at=6.0)
-    second = store.begin_resize(DIRECTIVE, 7.0)
+    second = store.begin_resize(RESIZE, 7.0)
     assert second.id > first.id
     with store._db.write() as connection:
         connection.exec_driver_sql("DELETE FROM resizes")
-    assert store.begin_resize(DIRECTIVE, 8.0).id > second.id
+    assert store.begin_resize(RESIZE, 8.0).id > second.id
 
 
 def test_a_job_has_one_open_resize(store: Store) -> None:
     """A second resize of the same job is refused until the first is over."""
-    first = store.begin_resize(DIRECTIVE, 5.0)
+    first = store.begin_resize(RESIZE, 5.0)
     with pytest.raises(StoreError, match=rf"job 7 has resize {first.id} under way"):
-        store.begin_resize(DIRECTIVE, 6.0)
+        store.begin_resize(RESIZE, 6.0)
     store.advance_resize(first.id, ResizeState.FAILED, "no nodes", 7.0)
     closed = store.last_closed_resize(7)
     assert closed is not None and (closed.state, closed.detail, closed.updated) == ("failed", "no nodes", 7.0)
-    store.begin_resize(DIRECTIVE, 8.0)
+    store.begin_resize(RESIZE, 8.0)
 
 
 def test_resizes_only_go_forward(store: Store) -> None:
     """A phase that arrives late or twice changes nothing; what is closed stays closed."""
-    number = store.begin_resize(DIRECTIVE, 5.0).id
+    number = store.begin_resize(RESIZE, 5.0).id
     assert store.advance_resize(number, ResizeState.READY, "", 6.0).state == "ready"
     assert store.advance_resize(number, ResizeState.ACCEPTED, "", 7.0).state == "ready"
     assert store.advance_resize(number, ResizeState.WITHDRAWN, "late", 8.0).open is False

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from api_harness import ADA, BASE, DIRECTIVE, REPORT, FakeController, Named, job
+from api_harness import ADA, BASE, REPORT, RESIZE, FakeController, Named, job
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -43,7 +43,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
         http = TestClient(create_app(store, Rounds(), Settings(), Named(Settings())))
         store.upsert_jobs([job(7, ADA, "ada")])
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
-        order = store.begin_resize(DIRECTIVE, 1.0)
+        order = store.begin_resize(RESIZE, 1.0)
         headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
         phase = to_json(Phase(order.id, "running", 2, (BASE,), 64, 5.0, pause_s=0.4))

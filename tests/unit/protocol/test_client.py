@@ -85,7 +85,7 @@ def test_a_credential_is_made_for_the_request(daemon: Daemon) -> None:
 
 def test_a_token_is_sent_as_it_is(daemon: Daemon) -> None:
     """With a token MUNGE is not asked."""
-    Client(daemon.url).get("/v1/jobs/7/directive", token="abc")
+    Client(daemon.url).get("/v1/jobs/7/resize", token="abc")
     assert daemon.asked[0][2]["Authorization"] == "Bearer abc"
 
 

@@ -19,12 +19,12 @@ REPORT: dict[str, Any] = {
 
 
 def test_a_message_survives_the_wire() -> None:
-    """A directive with nested pieces and shapes reads back equal."""
-    directive = messages.Directive(
+    """A resize with nested pieces and shapes reads back equal."""
+    resize = messages.Resize(
         id=7, job_id=12, keep=(messages.Piece(12, "base", ("n1", "n2"), 4, "a100"),), add=(messages.Shape(1, 4),),
         gpus=12, batch=768, reason="grow_idle", wait_s=60.0,
     )  # fmt: skip
-    assert messages.from_json(messages.Directive, messages.to_json(directive)) == directive
+    assert messages.from_json(messages.Resize, messages.to_json(resize)) == resize
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ MESSAGES = (
     messages.Registration(messages.VERSION, 1, (PIECE,), 64, "train.py"),
     messages.Grant("token", True, "", 10.0),
     messages.Reports((messages.decode(messages.Report, REPORT),)),
-    messages.Directive(7, 12, (PIECE,), (messages.Shape(1, 4),), 12, 768, "grow_idle", 60.0),
+    messages.Resize(7, 12, (PIECE,), (messages.Shape(1, 4),), 12, 768, "grow_idle", 60.0),
     messages.Phase(7, "running", 2, (PIECE,), 64, 1.5),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.protocol import routes
-from slurm_elastic.protocol.routes import AcctQuery, DirectiveQuery, PlanQuery, Route, WindowQuery
+from slurm_elastic.protocol.routes import AcctQuery, PlanQuery, ResizeQuery, Route, WindowQuery
 
 
 @pytest.mark.parametrize(
@@ -13,8 +13,8 @@ from slurm_elastic.protocol.routes import AcctQuery, DirectiveQuery, PlanQuery, 
     [
         (routes.STATUS, None, None, "/v1/jobs"),
         (routes.EXPLAIN, 7, None, "/v1/jobs/7/explain"),
-        (routes.DIRECTIVE, 7, DirectiveQuery(3, 50.0), "/v1/jobs/7/directive?after=3&wait=50.0"),
-        (routes.DIRECTIVE, 7, DirectiveQuery(), "/v1/jobs/7/directive"),
+        (routes.RESIZE, 7, ResizeQuery(3, 50.0), "/v1/jobs/7/resize?after=3&wait=50.0"),
+        (routes.RESIZE, 7, ResizeQuery(), "/v1/jobs/7/resize"),
         (routes.ACCT, None, AcctQuery(0.0, None, "a b", (7, 8)), "/v1/acct?start=0.0&user=a+b&job=7%2C8"),
         (routes.PLAN, None, PlanQuery(1), "/v1/plan?dry_run=1"),
         (routes.USAGE, None, WindowQuery(), "/v1/report"),

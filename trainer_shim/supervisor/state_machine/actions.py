@@ -61,7 +61,7 @@ class RecordGeneration:
 
 @dataclass(frozen=True, slots=True)
 class SubmitCompanion:
-    directive: int
+    resize_id: int
     index: int
     shape: Shape
     wait_s: float
@@ -69,9 +69,9 @@ class SubmitCompanion:
 
 @dataclass(frozen=True, slots=True)
 class DropCompanions:
-    """Cancel every companion of this directive, granted or not."""
+    """Cancel every companion of this resize, granted or not."""
 
-    directive: int
+    resize_id: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """When the supervisor asks for a checkpoint: when the last one is too old, and before a job is requeued. Pure.
 
 The training goes on meanwhile and afterwards: nothing waits for selasticd, which may never requeue the job. Limit: of
-a checkpoint only the step is known; one that was being written when the directive came counts when it is no older than
+a checkpoint only the step is known; one that was being written when the resize came counts when it is no older than
 the last report.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .actions import Print
 from .context import Handlers, Mode, SupervisorContext
-from .events import CheckpointSaved, DirectiveCame, ForgetRequeue, SaveForRequeue, WorldRuns
+from .events import CheckpointSaved, ForgetRequeue, ResizeCame, SaveForRequeue, WorldRuns
 from .timers import CheckpointTimer
 
 
@@ -19,7 +19,7 @@ class Checkpoints:
     def __init__(self, context: SupervisorContext) -> None:
         self._context = context
         self._requeue = 0
-        """The directive for which a checkpoint is to be written; 0: none."""
+        """The resize for which a checkpoint is to be written; 0: none."""
         self._from_step = 0
         """A checkpoint of an earlier step is not good enough for it."""
 
@@ -30,7 +30,7 @@ class Checkpoints:
             SaveForRequeue: self._save_for_requeue,
             WorldRuns: self._world_runs,
             ForgetRequeue: self._forget,
-            DirectiveCame: self._directive,
+            ResizeCame: self._came,
         }
 
     def _too_old(self, event: CheckpointTimer) -> None:
@@ -46,14 +46,14 @@ class Checkpoints:
         context.saved_step = max(context.saved_step or 0, event.step)
         self._wait()
         if self._requeue and event.step >= self._from_step:
-            directive, self._requeue = self._requeue, 0
-            context.report_phase(directive, "saved")
+            resize_id, self._requeue = self._requeue, 0
+            context.report_phase(resize_id, "saved")
 
     def _save_for_requeue(self, event: SaveForRequeue) -> None:
-        context, directive = self._context, event.directive
-        context.report_phase(directive.id, "accepted")
-        context.do(Print(f"resize {directive.id}: writing a checkpoint, to start again on {directive.gpus} GPUs"))
-        self._requeue, self._from_step = directive.id, context.reported_step
+        context, resize = self._context, event.resize
+        context.report_phase(resize.id, "accepted")
+        context.do(Print(f"resize {resize.id}: writing a checkpoint, to start again on {resize.gpus} GPUs"))
+        self._requeue, self._from_step = resize.id, context.reported_step
         context.ask_for_checkpoint()
 
     def _world_runs(self, event: WorldRuns) -> None:
@@ -64,6 +64,6 @@ class Checkpoints:
     def _forget(self, event: ForgetRequeue) -> None:
         self._requeue = 0
 
-    def _directive(self, event: DirectiveCame) -> None:
-        if event.directive.withdrawn and event.directive.id == self._requeue:
+    def _came(self, event: ResizeCame) -> None:
+        if event.resize.withdrawn and event.resize.id == self._requeue:
             self._requeue = 0

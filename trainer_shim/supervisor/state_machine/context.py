@@ -73,9 +73,9 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class RunningResize:
-    """The resize under way. `directive` is 0 for one that the supervisor itself wants."""
+    """The resize under way. `id` is 0 for one that the supervisor itself wants."""
 
-    directive: int
+    id: int
     keep: tuple[Piece, ...]
     batch: int
     wait_s: float
@@ -271,14 +271,14 @@ class SupervisorContext:
     # --- the daemon, and the end ------------------------------------------------------------------------------
 
     def report_phase(
-        self, directive: int, phase: str, detail: str = "", counters: Message | None = None, exit_code: int = 0
+        self, resize_id: int, phase: str, detail: str = "", counters: Message | None = None, exit_code: int = 0
     ) -> None:
         """A phase for the daemon, with what trains now."""
         counters = counters or {}
         self.do(
             ReportPhase(
                 Phase(
-                    resize=directive,
+                    resize=resize_id,
                     phase=phase,
                     generation=self.world.generation if self.world else self.generation,
                     pieces=self.pieces,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Piece, Resize
 
 AgentKey = tuple[int, str]
 """(Slurm job id, node name); the job id is 0 without Slurm."""
@@ -79,8 +79,8 @@ class WorkerExit:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectiveCame:
-    directive: Directive
+class ResizeCame:
+    resize: Resize
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,14 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class CompanionGranted:
-    directive: int
+    resize_id: int
     index: int
     piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
 class CompanionRefused:
-    directive: int
+    resize_id: int
     index: int
     detail: str
 
@@ -121,7 +121,7 @@ Event = (
     | WorkerMessage
     | WorkerLost
     | WorkerExit
-    | DirectiveCame
+    | ResizeCame
     | Registered
     | CompanionGranted
     | CompanionRefused
@@ -295,19 +295,19 @@ class AwaitRollBack:
 
 @dataclass(frozen=True, slots=True)
 class BeginWaitingResize:
-    """Nothing is under way: begin with the directive that waits, if there is one."""
+    """Nothing is under way: begin with the resize that waits, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveForRequeue:
-    """Write a checkpoint: the directive puts the job back into Slurm's queue."""
+    """Write a checkpoint: the resize puts the job back into Slurm's queue."""
 
-    directive: Directive
+    resize: Resize
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequeue:
-    """Another directive has come: no checkpoint is to be written for the one before."""
+    """Another resize has come: no checkpoint is to be written for the one before."""
 
 
 @dataclass(frozen=True, slots=True)

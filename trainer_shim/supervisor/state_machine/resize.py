@@ -8,14 +8,13 @@ left here; selasticd gives them back to Slurm.
 
 from __future__ import annotations
 
-from slurm_elastic.protocol.messages import Directive
+from slurm_elastic.protocol.messages import Resize
 
 from .actions import DropCompanions, Print, Send, SubmitCompanion
 from .context import Handlers, Mode, RunningResize, Stage, SupervisorContext
 from .events import (
     AwaitRollBack,
     BeginWaitingResize,
-    DirectiveCame,
     EndJob,
     FirstStepDone,
     ForgetRequeue,
@@ -23,6 +22,7 @@ from .events import (
     JobTerminating,
     JoinersReady,
     Message,
+    ResizeCame,
     ResizeRolledBack,
     Restart,
     Restarting,
@@ -41,14 +41,14 @@ class Resizes:
 
     def __init__(self, context: SupervisorContext) -> None:
         self._context = context
-        self._waiting: Directive | None = None
+        self._waiting: Resize | None = None
         self._last_id = 0
         self._called_off: dict[int, RunningResize] = {}
         """By generation: their members may agree on it all the same."""
 
     def handlers(self) -> Handlers:
         return {
-            DirectiveCame: self._directive,
+            ResizeCame: self._came,
             BeginWaitingResize: lambda event: self._begin_waiting(),
             JobPreempted: self._go_on_without,
             JoinersReady: lambda event: self._agree(),
@@ -64,64 +64,64 @@ class Resizes:
 
     # --- beginning --------------------------------------------------------------------------------------------
 
-    def _directive(self, event: DirectiveCame) -> None:
-        """Take a directive, or the withdrawal of one; one already seen changes nothing."""
-        directive, running = event.directive, self._context.resize
-        if directive.withdrawn:
-            self._withdrawn(directive.id)
-        elif directive.id > self._last_id:
-            self._last_id = directive.id
-            self._waiting = directive
+    def _came(self, event: ResizeCame) -> None:
+        """Take a resize, or the withdrawal of one; one already seen changes nothing."""
+        resize, running = event.resize, self._context.resize
+        if resize.withdrawn:
+            self._withdrawn(resize.id)
+        elif resize.id > self._last_id:
+            self._last_id = resize.id
+            self._waiting = resize
             if running is not None and not running.agreed:
-                self._undo(f"resize {directive.id} came instead", "withdrawn")
+                self._undo(f"resize {resize.id} came instead", "withdrawn")
             self._begin_waiting()
 
-    def _withdrawn(self, directive: int) -> None:
+    def _withdrawn(self, resize_id: int) -> None:
         running = self._context.resize
-        if self._waiting is not None and self._waiting.id == directive:
+        if self._waiting is not None and self._waiting.id == resize_id:
             self._waiting = None
-            self._context.report_phase(directive, "withdrawn", "before it began")
-        elif running is not None and running.directive == directive and not running.agreed:
+            self._context.report_phase(resize_id, "withdrawn", "before it began")
+        elif running is not None and running.id == resize_id and not running.agreed:
             self._undo("selasticd took it back", "withdrawn")
-        self._last_id = max(self._last_id, directive)
+        self._last_id = max(self._last_id, resize_id)
 
     def _begin_waiting(self) -> None:
-        """Begin with the directive that waits, when the world is up and nothing else is under way."""
-        context, directive = self._context, self._waiting
-        if directive is None or context.resize is not None:
+        """Begin with the resize that waits, when the world is up and nothing else is under way."""
+        context, resize = self._context, self._waiting
+        if resize is None or context.resize is not None:
             return
         if context.ending or context.mode in (Mode.FINISHING, Mode.ENDED):
             self._waiting = None
-            context.report_phase(directive.id, "withdrawn", "the job is ending")
+            context.report_phase(resize.id, "withdrawn", "the job is ending")
         elif context.mode is Mode.RUNNING:
             self._waiting = None
-            self._begin(directive)
+            self._begin(resize)
 
-    def _begin(self, directive: Directive) -> None:
+    def _begin(self, resize: Resize) -> None:
         context = self._context
-        if directive.requeues and directive.add:
-            context.emit(SaveForRequeue(directive))
+        if resize.requeues and resize.add:
+            context.emit(SaveForRequeue(resize))
             return
         context.emit(ForgetRequeue())
         try:
-            keep = kept(context.pieces, directive.keep)
-            gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in directive.add)
-            if gpus != directive.gpus:
-                raise ValueError(f"its pieces add up to {gpus} GPUs, not {directive.gpus}")
+            keep = kept(context.pieces, resize.keep)
+            gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in resize.add)
+            if gpus != resize.gpus:
+                raise ValueError(f"its pieces add up to {gpus} GPUs, not {resize.gpus}")
         except ValueError as error:
-            context.report_phase(directive.id, "failed", str(error))
+            context.report_phase(resize.id, "failed", str(error))
             return
-        context.report_phase(directive.id, "accepted")
-        batch, wait_s = directive.batch or context.batch, directive.wait_s
-        context.resize = RunningResize(directive.id, keep, batch, wait_s, directive.reason, awaited=len(directive.add))
-        if not directive.add:
+        context.report_phase(resize.id, "accepted")
+        batch, wait_s = resize.batch or context.batch, resize.wait_s
+        context.resize = RunningResize(resize.id, keep, batch, wait_s, resize.reason, awaited=len(resize.add))
+        if not resize.add:
             self._agree()
             return
         # One time for both: a companion that waits long leaves its workers little to warm up in.
         context.timers.set(CompanionTimer(), context.now + max(wait_s, 1.0))
-        for index, shape in enumerate(directive.add):
-            context.do(SubmitCompanion(directive.id, index, shape, wait_s))
-        context.report_phase(directive.id, "submitted")
+        for index, shape in enumerate(resize.add):
+            context.do(SubmitCompanion(resize.id, index, shape, wait_s))
+        context.report_phase(resize.id, "submitted")
 
     def _go_on_without(self, event: JobPreempted) -> None:
         """Leave a companion that Slurm takes away while its workers can still take part in the agreement."""
@@ -198,7 +198,7 @@ class Resizes:
             if worker.exited:
                 del context.workers[worker.name]
         context.quit_agents(sorted(dropped))
-        context.report_phase(resize.directive, "running", resize.reason, message)
+        context.report_phase(resize.id, "running", resize.reason, message)
         pause = message.get("pause_s")
         text = f"generation {generation}: {gpus_before} -> {len(world.members)} workers"
         if batch_before != context.batch:
@@ -239,9 +239,9 @@ class Resizes:
         context.kill(context.workers_on(resize.agents))
         context.quit_agents(sorted(resize.agents))
         if resize.awaited:
-            context.do(DropCompanions(resize.directive))
-        if resize.directive:
-            context.report_phase(resize.directive, phase, detail)
-            context.do(Print(f"directive {resize.directive} {phase}: {detail}"))
+            context.do(DropCompanions(resize.id))
+        if resize.id:
+            context.report_phase(resize.id, phase, detail)
+            context.do(Print(f"resize {resize.id} {phase}: {detail}"))
         if resize.world is not None and resize.agreed:
             context.emit(Restart(detail, 1))

@@ -37,20 +37,20 @@ class WarmUp:
     def _granted(self, event: CompanionGranted) -> None:
         """A companion has its nodes; with the last one their agents are started."""
         context, resize = self._context, self._context.resize
-        if resize is None or resize.directive != event.directive or resize.stage is not Stage.WAITING:
-            context.do(DropCompanions(event.directive))
+        if resize is None or resize.id != event.resize_id or resize.stage is not Stage.WAITING:
+            context.do(DropCompanions(event.resize_id))
             return
         resize.added[event.index] = event.piece
         if len(resize.added) < resize.awaited:
             return
         resize.stage = Stage.WARMING
-        context.report_phase(resize.directive, "granted")
+        context.report_phase(resize.id, "granted")
         for piece in resize.added.values():
             context.emit(StartAgents(piece))
 
     def _refused(self, event: CompanionRefused) -> None:
         resize = self._context.resize
-        if resize is not None and resize.directive == event.directive:
+        if resize is not None and resize.id == event.resize_id:
             self._context.emit(UndoResize(event.detail, "withdrawn"))
 
     def _agent_up(self, event: JoinerAgentUp) -> None:
@@ -75,11 +75,11 @@ class WarmUp:
         joiners = context.workers_on(resize.agents)
         if len(joiners) == sum(piece.gpus for piece in resize.added.values()) and all(j.ready for j in joiners):
             context.timers.cancel(CompanionTimer())
-            context.report_phase(resize.directive, "ready")
+            context.report_phase(resize.id, "ready")
             context.emit(JoinersReady())
 
     def _timed_out(self, event: CompanionTimer) -> None:
-        """The companions have not come, or their workers are not ready, in the time that the directive allows."""
+        """The companions have not come, or their workers are not ready, in the time that the resize allows."""
         context, resize = self._context, self._context.resize
         if resize is None:
             return

@@ -1,4 +1,4 @@
-"""The API: who may do what, what is refused with which status and sentence, and waiting for a directive.
+"""The API: who may do what, what is refused with which status and sentence, and waiting for a resize.
 
 Callers are named by a test header here; MUNGE itself is in tests/cluster/test_auth.py.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import ADA, BASE, BOB, DIRECTIVE, REGISTRATION, REPORT, ROOT, FakeController, Named, job
+from api_harness import ADA, BASE, BOB, REGISTRATION, REPORT, RESIZE, ROOT, FakeController, Named, job
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -97,7 +97,7 @@ def test_nobody_registers_for_another(world: World, uid: int, job_id: int, statu
         ("POST", "/v1/jobs/7/register"),
         ("POST", "/v1/jobs/7/reports"),
         ("POST", "/v1/jobs/7/phases"),
-        ("GET", "/v1/jobs/7/directive"),
+        ("GET", "/v1/jobs/7/resize"),
         ("POST", "/v1/jobs/7/pin"),
         ("GET", "/v1/jobs"),
         ("GET", "/v1/jobs/7"),
@@ -118,9 +118,9 @@ def test_nothing_is_told_to_nobody(world: World, method: str, path: str, header:
 def test_a_token_dies_with_its_job(world: World) -> None:
     """After the job's end its token is 401: register again, if it still runs."""
     token = world.token()
-    world.http.get("/v1/jobs/7/directive", headers=with_token(token))
+    world.http.get("/v1/jobs/7/resize", headers=with_token(token))
     world.store.end_job(7, "COMPLETED", 50.0)
-    assert world.http.get("/v1/jobs/7/directive", headers=with_token(token)).status_code == 401
+    assert world.http.get("/v1/jobs/7/resize", headers=with_token(token)).status_code == 401
 
 
 def reported(**change: float) -> bytes:
@@ -289,13 +289,13 @@ def test_pin(world: World) -> None:
 
 
 def test_phases_are_the_jobs_own(world: World) -> None:
-    """A phase of another job's directive is refused before the daemon hears of it."""
+    """A phase of another job's resize is refused before the daemon hears of it."""
     headers = with_token(world.token())
-    own = world.store.begin_resize(dataclasses.replace(DIRECTIVE, id=0), 1.0).id
-    others = world.store.begin_resize(dataclasses.replace(DIRECTIVE, id=0, job_id=8), 1.0).id
+    own = world.store.begin_resize(dataclasses.replace(RESIZE, id=0), 1.0).id
+    others = world.store.begin_resize(dataclasses.replace(RESIZE, id=0, job_id=8), 1.0).id
 
-    def send(directive: int, phase: str = "accepted") -> int:
-        body = to_json(Phase(directive, phase, 1, (BASE,), 64, 5.0))
+    def send(resize_id: int, phase: str = "accepted") -> int:
+        body = to_json(Phase(resize_id, phase, 1, (BASE,), 64, 5.0))
         return world.http.post("/v1/jobs/7/phases", content=body, headers=headers).status_code
 
     assert send(own) == 200 and send(0, "finished") == 200
@@ -303,27 +303,27 @@ def test_phases_are_the_jobs_own(world: World) -> None:
     assert [call[2].resize for call in world.controller.calls if call[0] == "phase"] == [own, 0]
 
 
-def test_directive_is_waited_for(world: World) -> None:
+def test_resize_is_waited_for(world: World) -> None:
     """204 when nothing comes; at once when it comes while one waits; a withdrawn one is told again."""
     headers = with_token(world.token())
-    get: Callable[[str], httpx.Response] = lambda query: world.http.get("/v1/jobs/7/directive" + query, headers=headers)  # noqa: E731
+    get: Callable[[str], httpx.Response] = lambda query: world.http.get("/v1/jobs/7/resize" + query, headers=headers)  # noqa: E731
     assert get("?after=0&wait=0").status_code == 204
 
     async def arrives() -> httpx.Response:
         transport = httpx.ASGITransport(world.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as client:
-            waiting = asyncio.create_task(client.get("/v1/jobs/7/directive?after=0&wait=30"))
+            waiting = asyncio.create_task(client.get("/v1/jobs/7/resize?after=0&wait=30"))
             while not world.controller.waits:
                 await asyncio.sleep(0.001)
             assert not waiting.done()
-            world.controller.current = DIRECTIVE
+            world.controller.current = RESIZE
             world.controller.changed.set()
             return await asyncio.wait_for(waiting, 10)
 
     answer = asyncio.run(arrives())
     assert answer.json()["id"] == 3 and answer.json()["keep"][0]["nodes"] == ["n1"]
     assert get("?after=3&wait=0").status_code == 204
-    world.controller.current = dataclasses.replace(DIRECTIVE, withdrawn=True)
+    world.controller.current = dataclasses.replace(RESIZE, withdrawn=True)
     assert get("?after=3").json()["withdrawn"] is True
     assert get("?wait=61").status_code == 400
 
@@ -331,12 +331,12 @@ def test_directive_is_waited_for(world: World) -> None:
 def test_one_job_cannot_take_all_turns(world: World) -> None:
     """More than ten seconds' worth of requests at once is 429 with a time to come back; other jobs are not touched."""
     headers = with_token(world.token())
-    codes = [world.http.get("/v1/jobs/7/directive", headers=headers).status_code for _ in range(60)]
+    codes = [world.http.get("/v1/jobs/7/resize", headers=headers).status_code for _ in range(60)]
     assert codes[:50] == [204] * 50 and codes[-1] == 429
-    refused = world.http.get("/v1/jobs/7/directive", headers=headers)
+    refused = world.http.get("/v1/jobs/7/resize", headers=headers)
     assert refused.headers["retry-after"] == "5"
     other = world.store.mint_token(8, BOB)
-    assert world.http.get("/v1/jobs/8/directive", headers=with_token(other)).status_code == 204
+    assert world.http.get("/v1/jobs/8/resize", headers=with_token(other)).status_code == 204
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from api_harness import ADA, BASE, BOB, DIRECTIVE, REPORT, FakeController, Named, job
+from api_harness import ADA, BASE, BOB, REPORT, RESIZE, FakeController, Named, job
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -33,7 +33,7 @@ def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
         store.save_decisions(1.0, [DecisionRow(7, 1.0, 4, 4, 64, 64, "keep_best", None, None)])
-        store.begin_resize(DIRECTIVE, 1.0)
+        store.begin_resize(RESIZE, 1.0)
         http = TestClient(app)
         headers = {"Authorization": f"Bearer {store.mint_token(7, ADA)}"}
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from api_harness import ADA, BASE, BOB, DIRECTIVE, REPORT, FakeController, Named, job
+from api_harness import ADA, BASE, BOB, REPORT, RESIZE, FakeController, Named, job
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection
@@ -33,10 +33,10 @@ SETTINGS = Settings(requests_per_s=10_000, state_dir=FOLDER.name)
 
 
 class Quick(FakeController):
-    """A controller that has a directive, so that nobody waits for one."""
+    """A controller that has a resize, so that nobody waits for one."""
 
-    async def wait_directive(self, job_id: int, after: int, timeout: float) -> messages.Directive | None:
-        return None if after else DIRECTIVE
+    async def wait_resize(self, job_id: int, after: int, timeout: float) -> messages.Resize | None:
+        return None if after else RESIZE
 
 
 def decision(at: float, before: int, after: int, reason: str = "grow_idle") -> DecisionRow:
@@ -58,7 +58,7 @@ STORE.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
 STORE.set_in_use(7, 1, (BASE,), 64, 10.0)
 STORE.set_in_use(7, 2, (BASE, dataclasses.replace(BASE, slurm_job_id=9, kind="companion")), 128, 20.0, 1.5, "grow_idle")
 STORE.save_decisions(19.0, [decision(19.0, 4, 8), decision(25.0, 8, 4, "shrink_for_job")])
-STORE.begin_resize(dataclasses.replace(DIRECTIVE, id=0), 25.0)
+STORE.begin_resize(dataclasses.replace(RESIZE, id=0), 25.0)
 STORE.submit_reports(7, [dataclasses.replace(REPORT, generation=2, gpus=8)], 30.0).result()
 STORE.add_event(7, "pinned", f"uid:{ADA}", {"gpus": 4}, 31.0)
 TOKEN = STORE.mint_token(7, ADA)
@@ -117,7 +117,7 @@ def test_every_address_of_the_table_is_served_and_documented() -> None:
 
 def test_the_document_describes_the_messages() -> None:
     """What the shim sends is valid by the document, field for field."""
-    for kind in (messages.Registration, messages.Report, messages.Phase, messages.Directive, messages.Grant):
+    for kind in (messages.Registration, messages.Report, messages.Phase, messages.Resize, messages.Grant):
         assert set(openapi.schema(kind)["properties"]) == {item.name for item in dataclasses.fields(kind)}
 
 

@@ -17,7 +17,7 @@ from slurm_elastic.daemon.reports.explain import Decision
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Piece, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 
@@ -154,7 +154,7 @@ def test_a_resize_under_way_says_how_far_it_is(told: Callable[[int], str]) -> No
 
 def test_a_resize_whose_nodes_are_being_given_back_has_happened(story: Store, told: Callable[[int], str]) -> None:
     """Once the training has switched, the outcome is told as such, though Slurm may still hold what is given up."""
-    order = Directive(0, 1215, (Piece(1215, "base", ("n1",), 2),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 60.0)
+    order = Resize(0, 1215, (Piece(1215, "base", ("n1",), 2),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 60.0)
     issued = story.begin_resize(order, at("13:20:10"))
     story.advance_resize(issued.id, ResizeState.RUNNING, at=at("13:20:41"))
     assert told(1215).startswith("Job 1215 shrank from 4 to 2 GPUs at 13:20:41, batch 512 -> 256.\n")
@@ -353,7 +353,7 @@ def test_evidence_of_another_form_is_not_known(junk: object, store: Store, viewe
 def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., Any]) -> None:
     """What went wrong last, in the words of who failed, and how to undo a pin."""
     steady(store, reason="keep_failed", evidence={"blocked_until": at("13:40:00")})
-    order = store.begin_resize(Directive(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    order = store.begin_resize(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
     store.advance_resize(order.id, ResizeState.FAILED, "the companion did not start within 60 s", at("13:11:00"))
     store.pin(7, 2)
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
@@ -372,7 +372,7 @@ def test_reports_without_a_model_are_told(store: Store, viewer: Callable[..., An
 def test_a_hostile_detail_cannot_steer_the_terminal(store: Store, viewer: Callable[..., Any]) -> None:
     """What a supervisor wrote is shown without its control characters, and lines stay within a terminal's width."""
     steady(store)
-    order = store.begin_resize(Directive(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
+    order = store.begin_resize(Resize(0, 7, (), (), 4, 512, "grow_idle", 60), at("13:10:00"))
     store.advance_resize(order.id, ResizeState.FAILED, "\x1b[2J" + "long words " * 40, at("13:11:00"))
     lines = render(reports.explain(store, 7, viewer(1000), NOW))
     assert all(line.isprintable() for line in lines)

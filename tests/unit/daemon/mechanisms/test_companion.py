@@ -18,7 +18,7 @@ from slurm_elastic.daemon.mechanisms.companion import CompanionJob
 from slurm_elastic.daemon.mechanisms.in_place import ShrinkInPlace
 from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
 from slurm_elastic.daemon.slurm.site import Site
-from slurm_elastic.protocol.messages import Directive, Shape
+from slurm_elastic.protocol.messages import Resize, Shape
 
 COMPANION = CompanionJob()
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
@@ -111,7 +111,7 @@ def test_an_open_resize_waits_for_the_companions_in_the_queue() -> None:
     world.wait(5, 1, 4, "selastic:companion-of=1;resize=7", name="selastic-1", required_nodes=("n2",))
     job = sort_jobs(world.snapshot(), accepted={1}).elastic[1]
     queued, granted = Shape(1, 4, node_list=("n2",)), Shape(1, 4, node_list=("n3",))
-    resize = resize_row(Directive(7, 1, job.pieces, (queued, granted), 12, 256, "r", 60.0), "submitted", 0.0, 0.0)
+    resize = resize_row(Resize(7, 1, job.pieces, (queued, granted), 12, 256, "r", 60.0), "submitted", 0.0, 0.0)
     assert COMPANION.awaits(job, resize) == (queued,)
     assert COMPANION.awaits(job, replace(resize, state="accepted")) == ()
 

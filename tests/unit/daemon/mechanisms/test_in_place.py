@@ -18,7 +18,7 @@ from slurm_elastic.daemon.mechanisms.requeue import RequeueResized
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import Site
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Piece, Resize
 
 SHRINK, EXPAND = ShrinkInPlace(), ExpandInPlace()
 REFUSED = "Slurm refuses it for a job that holds GPUs"
@@ -84,7 +84,7 @@ def test_an_open_resize_needs_the_job_to_run() -> None:
     """Its releases follow from what is held and not used; a job that is gone ends it."""
     job = sort_jobs(snapshot(), accepted={1}).elastic[1]
     keep = (Piece(1, "base", ("n1",), 4),)
-    resize = resize_row(Directive(7, 1, keep, (), 4, 256, "r", 60.0), "accepted", 0.0, 0.0)
+    resize = resize_row(Resize(7, 1, keep, (), 4, 256, "r", 60.0), "accepted", 0.0, 0.0)
     assert SHRINK.next_actions(job, None, resize, 1.0, Bounds()) == []
     assert SHRINK.next_actions(None, None, resize, 1.0, Bounds()) == [
         Close(1, 7, "withdrawn", "the job does not run any more")

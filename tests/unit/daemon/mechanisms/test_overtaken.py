@@ -16,7 +16,7 @@ from slurm_elastic.daemon.mechanisms.overtaken import overtaken
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.daemon.slurm.model import Snapshot
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 REQUEST = "elastic:gpus=4-12,step=4,batch=240-3840"
 BASE = Piece(1, "base", ("n1",), 4, TYPE)
@@ -34,7 +34,7 @@ def cluster() -> Cluster:
 
 
 def found(snapshot: Snapshot, state: str = "submitted", *, keep: tuple[Piece, ...] = (BASE,)) -> dict[int, str]:
-    resize = resize_row(Directive(7, 1, keep, (SHAPE,), 8, 240, "grow_idle", 60.0), state, 900.0, 950.0)
+    resize = resize_row(Resize(7, 1, keep, (SHAPE,), 8, 240, "grow_idle", 60.0), state, 900.0, 950.0)
     return overtaken(snapshot, sort_jobs(snapshot, accepted={1}), [resize])
 
 
@@ -91,7 +91,7 @@ def test_the_nodes_of_a_requeue_are_kept_no_longer() -> None:
     at = cluster()
     at.run(4, "n2", 1)
     snapshot = at.snapshot()
-    resize = resize_row(Directive(7, 1, (), (SHAPE,), 4, 240, "grow_idle", 60.0), "saved", 900.0, 950.0)
+    resize = resize_row(Resize(7, 1, (), (SHAPE,), 4, 240, "grow_idle", 60.0), "saved", 900.0, 950.0)
     roster = sort_jobs(snapshot, accepted={1})
     actions = next_actions(roster, {}, [resize], {}, 960.0, Bounds(), overtaken(snapshot, roster, [resize]))
     assert actions[-2:] == [Free(1, 1, LOST[7]), Close(1, 7, "overtaken", LOST[7])]
@@ -112,7 +112,7 @@ def test_the_daemon_plans_anew_at_once(tmp_path: Path) -> None:
     world.slurm.finish(1)
     for _ in range(3):
         world.round()
-    lost = world.store.resize(resizes[0].directive.id)
+    lost = world.store.resize(resizes[0].id)
     assert (lost.state, lost.detail) == ("overtaken", "node n3 is no longer free")
     world.settle()
     assert job.gpus == 8 and len(world.companions()) == 1

@@ -14,7 +14,7 @@ from slurm_elastic.daemon.mechanisms.actions import Action, Advance, Cancel, Clo
 from slurm_elastic.daemon.mechanisms.reconcile import next_actions, unused
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
 from slurm_elastic.db.rows import InUse, ResizeRow
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
@@ -37,7 +37,7 @@ def use(*pieces: Piece) -> dict[int, InUse]:
 
 
 def resize(state: str, keep: tuple[Piece, ...] = (BASE,), add: tuple[Shape, ...] = (), age: float = 0.0) -> ResizeRow:
-    return resize_row(Directive(7, 1, keep, add, 8, 256, "r", 60.0), state, NOW - age, NOW - age)
+    return resize_row(Resize(7, 1, keep, add, 8, 256, "r", 60.0), state, NOW - age, NOW - age)
 
 
 def act(

@@ -15,7 +15,7 @@ from slurm_elastic.daemon.mechanisms.base import ChosenWay, Mechanism, WantedSiz
 from slurm_elastic.daemon.mechanisms.registry import MECHANISMS
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol import request
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 ROOT = Path(__file__).parents[4]
 BASE = Piece(1, "base", ("n1", "n2"), 4)
@@ -127,10 +127,10 @@ def test_a_resize_is_done_by_what_changes_in_it() -> None:
     [((BASE,), (SHAPE,), "companion"), ((BASE,), (), "shrink"), ((), (SHAPE,), "requeue"), ((), (), "requeue")],
 )
 def test_every_open_resize_is_led_by_one_mechanism(keep: tuple[Piece, ...], add: tuple[Shape, ...], name: str) -> None:
-    """Whatever a stored directive says."""
-    directive = Directive(7, 1, keep, add, 8, 256, "r", 60.0)
-    assert names(tuple(m for m in MECHANISMS if m.carries(directive))) == [name]
-    assert registry.carrier(directive).name == name
+    """Whatever a stored resize says."""
+    resize = Resize(7, 1, keep, add, 8, 256, "r", 60.0)
+    assert names(tuple(m for m in MECHANISMS if m.carries(resize))) == [name]
+    assert registry.carrier(resize).name == name
 
 
 def test_pieces_are_given_up_by_the_rules_of_the_mechanisms_named() -> None:

@@ -32,7 +32,7 @@ from slurm_elastic.daemon.slurm.model import Size
 from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import REQUEUE, InUse
 from slurm_elastic.protocol.errors import SlurmRefused
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 VIA = "elastic:gpus=1-4,batch=240-3840,via=shrink+requeue"
 NOW = 1000.0
@@ -49,7 +49,7 @@ def actions(at: str, /, age: float = 5.0, use: InUse | None = None, **base: obje
         world.wait(1, 1, 4, VIA, **{"asked_per_node": 4, "restarts": 1, **base})
     else:
         world.run(1, "n1", 4, VIA, **{"asked_per_node": 4, **base})
-    resize = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), at, NOW - 100, NOW - age)
+    resize = resize_row(Resize(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), at, NOW - 100, NOW - age)
     roster = sort_jobs(world.snapshot(), accepted={1})
     return next_actions(roster, {1: use} if use else {}, [resize], {}, NOW, Bounds())
 
@@ -101,7 +101,7 @@ def test_it_keeps_nothing_and_is_placed_on_its_own_nodes_first() -> None:
 
 def test_it_waits_for_its_nodes_until_it_was_put_back() -> None:
     """From then on they are kept for it, or it waits like any other job."""
-    resize = resize_row(Directive(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", NOW, NOW)
+    resize = resize_row(Resize(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", NOW, NOW)
     job = holder()[0].job
     assert REQUEUEING.awaits(job, resize) == (SHAPE,)
     assert REQUEUEING.awaits(job, replace(resize, state="submitted")) == ()
@@ -152,7 +152,7 @@ def test_each_state_has_a_bound(state: str, age: float, base: dict[str, object],
 
 def test_a_job_that_ended_is_forgotten() -> None:
     """Of a job that Slurm does not list any more, cancelled meanwhile for example, only the kept nodes are let go."""
-    resize = resize_row(Directive(7, 9, (), (SHAPE,), 2, 240, "r", 60.0), "accepted", NOW, NOW)
+    resize = resize_row(Resize(7, 9, (), (SHAPE,), 2, 240, "r", 60.0), "accepted", NOW, NOW)
     done = next_actions(sort_jobs(Cluster(1).snapshot()), {}, [resize], {}, NOW, Bounds())
     assert done == [Free(9, 9, "the job has ended"), Close(9, 7, "withdrawn", "the job has ended")]
 

@@ -12,7 +12,7 @@ from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.eligibility import weight_of
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Piece, Resize
 from slurm_elastic.protocol.request import parse
 
 
@@ -22,7 +22,7 @@ def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
     world.job(1, "n1 n2")
     world.state(1, last=closed("done", NOW - 10))
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
     assert row(plan, 1).evidence["cooldown_until"] == NOW + 50
     world.cluster.wait(9, 3)
     assert row(world.plan(), 1).gpus_to == 4
@@ -33,10 +33,10 @@ def test_a_job_is_resized_so_often_and_no_more() -> None:
     world = World(4)
     world.settings = replace(SETTINGS, max_resizes_per_job_hour=2)
     world.job(1, "n1 n2")
-    assert world.plan().directives != ()
+    assert world.plan().resizes != ()
     world.state(1, resized=(NOW - 3000, NOW - 2000))
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_COOLDOWN.value
     assert row(plan, 1).evidence["cooldown_until"] == NOW + 600 and row(plan, 1).evidence["resizes_in_hour"] == 2
     world.cluster.wait(9, 3)
     assert row(world.plan(), 1).gpus_to == 4
@@ -44,7 +44,7 @@ def test_a_job_is_resized_so_often_and_no_more() -> None:
     world.settings = replace(SETTINGS, max_resizes_per_job_hour=2)
     world.job(1, "n1 n2")
     world.state(1, resized=(NOW - 3601, NOW - 2000))
-    assert world.plan().directives != ()
+    assert world.plan().resizes != ()
 
 
 def test_a_weight_counts_as_far_as_the_site_allows() -> None:
@@ -66,9 +66,9 @@ def test_shrinking_for_another_elastic_job_waits_for_its_own_cooldown() -> None:
     world.states[1] = JobState(observations=(seen(4, 1.0), seen(8, 0.99)), reference=(4, 256))
     world.states[2] = JobState(observations=(seen(4, 1.0), seen(8, 0.51)), reference=(4, 256))
     world.state(1, last=closed("done", NOW - 10))
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
     world.state(1, last=closed("done", NOW - 40))
-    assert [directive.job_id for directive in world.plan().directives] == [1]
+    assert [resize.job_id for resize in world.plan().resizes] == [1]
 
 
 def test_a_pinned_job_is_not_moved_not_even_for_waiting_jobs() -> None:
@@ -78,7 +78,7 @@ def test_a_pinned_job_is_not_moved_not_even_for_waiting_jobs() -> None:
     world.state(1, pinned=8)
     world.cluster.wait(9)
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_PINNED.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_PINNED.value
 
 
 def test_a_pin_to_another_size_moves_the_job_there() -> None:
@@ -98,7 +98,7 @@ def test_a_failed_resize_leaves_the_job_alone_for_a_while() -> None:
     world.state(1, last=closed("failed", NOW - 10))
     world.cluster.wait(9, 3)
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
     assert row(plan, 1).evidence["blocked_until"] == NOW - 10 + SETTINGS.failed_backoff_s
 
 
@@ -107,7 +107,7 @@ def test_a_companion_that_never_came_stops_growth_only() -> None:
     world = World(4)
     world.job(1, "n1 n2")
     world.state(1, last=closed("withdrawn", NOW - 10))
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
     world.cluster.wait(9, 3)
     assert row(world.plan(), 1).gpus_to == 4
 
@@ -116,9 +116,9 @@ def test_one_resize_at_a_time() -> None:
     """A job whose resize is under way gets no second one."""
     world = World(4)
     world.job(1, "n1")
-    resize = resize_row(Directive(5, 1, (), (), 8, 256, "grow_idle", 60.0), "granted", NOW, NOW)
+    resize = resize_row(Resize(5, 1, (), (), 8, 256, "grow_idle", 60.0), "granted", NOW, NOW)
     world.state(1, resize=resize)
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_a_small_gain_moves_nobody() -> None:
@@ -128,7 +128,7 @@ def test_a_small_gain_moves_nobody() -> None:
     world.states[1] = JobState(observations=(seen(4, 1.0), seen(8, 0.9)), reference=(4, 256))
     world.settings = replace(SETTINGS, min_gain=0.5)
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_BEST.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_BEST.value
     assert "below the least worth moving for" in row(plan, 1).evidence["next"]
 
 
@@ -138,7 +138,7 @@ def test_a_pause_that_would_not_pay_moves_nobody() -> None:
     world.job(1, "n1")
     world.cluster.change(1, time_left_s=20)
     world.state(1, pause_s=15.0)
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_only_so_many_resizes_begin_in_one_round() -> None:
@@ -148,7 +148,7 @@ def test_only_so_many_resizes_begin_in_one_round() -> None:
         world.job(job, f"n{job}", "elastic:gpus=2-8,batch=240-256")
     world.settings = replace(SETTINGS, max_resizes_per_round=2)
     plan = world.plan()
-    assert len(plan.directives) == 2
+    assert len(plan.resizes) == 2
     late = [row for row in plan.rows if row.evidence.get("starts") == "later"]
     assert len(late) == 1 and "this round" in late[0].evidence["next"]
 
@@ -171,7 +171,7 @@ def test_what_slurm_holds_beyond_the_training_counts_as_coming_free() -> None:
     world.state(1, in_use=InUse(1, 0, (base,), 256, 0.0, 0.0))
     world.cluster.wait(9)
     plan = world.plan()
-    assert plan.directives == () and plan.met[0].nodes == ("n2",)
+    assert plan.resizes == () and plan.met[0].nodes == ("n2",)
 
 
 def test_evidence_counts_the_reports_and_says_what_is_modelled() -> None:
@@ -212,7 +212,7 @@ def test_the_batch_alone_can_change_and_waits_for_the_cooldown_too() -> None:
     assert row(plan, 1).reason == Reason.BATCH.value and row(plan, 1).mechanism == "batch"
     assert order(plan, 1).batch > 256 and order(plan, 1).add == ()
     world.state(1, last=closed("done", NOW - 10))
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
@@ -227,7 +227,7 @@ def test_after_a_change_of_batch_alone_a_job_grows_at_once() -> None:
     world.job(1, "n1", "elastic:gpus=2-4,batch=64-4096")
     world.states[1] = JobState(observations=(seen(4, 1.0, 256), seen(4, 1.5, 512)), reference=(4, 256))
     world.state(1, last=ended)
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_a_size_never_measured_is_tried_on_idle_gpus() -> None:
@@ -249,7 +249,7 @@ def test_a_size_is_not_tried_when_it_takes_gpus_from_anyone() -> None:
     world = World(4)
     world.job(1, "n1 n2 n3 n4", "elastic:gpus=4-32,step=4,batch=240-256")
     world.state(1, observations=(seen(4, 1.0), seen(8, 0.55), seen(16, 0.3)))
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_a_pin_to_a_size_it_cannot_be_cut_down_to_leaves_the_job_as_it_is() -> None:
@@ -258,7 +258,7 @@ def test_a_pin_to_a_size_it_cannot_be_cut_down_to_leaves_the_job_as_it_is() -> N
     world.job(1, "n1 n2", "elastic:gpus=4-8,step=4,batch=240-256,via=companion")
     world.state(1, pinned=4)
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).gpus_to == 8
+    assert plan.resizes == () and row(plan, 1).gpus_to == 8
 
 
 def test_a_pin_does_not_hammer_a_growth_that_failed() -> None:
@@ -269,7 +269,7 @@ def test_a_pin_does_not_hammer_a_growth_that_failed() -> None:
     assert order(world.plan(), 1).gpus == 8
     world.state(1, last=closed("withdrawn", NOW - 1))
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
 
 
 def test_a_job_that_is_no_faster_for_its_gpus_gives_them_up_and_says_so() -> None:

@@ -11,7 +11,7 @@ from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.eligibility import slow_nodes
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
-from slurm_elastic.protocol.messages import Directive, Piece, Report, Shape
+from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
 
 # --- what the reports say of a node --------------------------------------------------------------------------------
 
@@ -46,10 +46,10 @@ def test_a_job_grows_onto_idle_gpus() -> None:
     world = World(4)
     world.job(1, "n1")
     plan = world.plan()
-    directive = order(plan, 1)
-    assert directive.gpus == 16 and directive.id == 0
-    assert directive.keep == (Piece(1, "base", ("n1",), 4, "a100"),)
-    assert [(s.nodes, s.gpus_per_node, s.node_list) for s in directive.add] == [(3, 4, ("n2", "n3", "n4"))]
+    resize = order(plan, 1)
+    assert resize.gpus == 16 and resize.id == 0
+    assert resize.keep == (Piece(1, "base", ("n1",), 4, "a100"),)
+    assert [(s.nodes, s.gpus_per_node, s.node_list) for s in resize.add] == [(3, 4, ("n2", "n3", "n4"))]
     decision = row(plan, 1)
     assert (decision.gpus_from, decision.gpus_to, decision.reason) == (4, 16, Reason.GROW_IDLE.value)
     assert decision.mechanism == "companion" and decision.gain is not None and decision.gain > 0
@@ -83,7 +83,7 @@ def test_a_job_without_reports_keeps_its_size() -> None:
     world = World(4)
     world.job(1, "n1", measured=False)
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_UNMEASURED.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_UNMEASURED.value
 
 
 def test_a_job_without_a_supervisor_is_not_touched() -> None:
@@ -92,7 +92,7 @@ def test_a_job_without_a_supervisor_is_not_touched() -> None:
     world.cluster.run(1, "n1", 4, REQUEST)
     world.cluster.wait(2, 4)
     plan = world.plan()
-    assert plan.directives == () and row(plan, 1).reason == Reason.KEEP_UNREGISTERED.value
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_UNREGISTERED.value
 
 
 def test_drained_nodes_are_not_grown_onto() -> None:
@@ -125,7 +125,7 @@ def test_via_without_companions_does_not_grow() -> None:
     """A job that accepts shrinking alone is never told to submit anything."""
     world = World(4)
     world.job(1, "n1", REQUEST + ",via=shrink")
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 # --- giving -------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_a_rigid_job_that_needs_two_nodes_gets_exactly_two() -> None:
     assert row(plan, 1).evidence["for_job"] == 9 and row(plan, 1).evidence["for_gpus"] == 8
     (kept_more,) = row(plan, 1).alternatives
     assert kept_more["gpus"] == 8 and kept_more["why"] == "too few would be left for 9 to start"
-    assert all(directive.add == () for directive in plan.directives)
+    assert all(resize.add == () for resize in plan.resizes)
     assert plan.met[0].need.job_id == 9 and plan.met[0].waits
 
 
@@ -154,10 +154,10 @@ def test_room_already_on_its_way_is_not_made_twice() -> None:
     world.job(2, "n3 n4")
     world.cluster.wait(9, 1)
     keep = (Piece(1, "base", ("n1",), 4, "a100"),)
-    resize = resize_row(Directive(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", NOW, NOW)
+    resize = resize_row(Resize(5, 1, keep, (), 4, 256, "shrink_for_job", 60.0), "accepted", NOW, NOW)
     world.state(1, resize=resize)
     plan = world.plan()
-    assert plan.directives == () and plan.met[0].waits
+    assert plan.resizes == () and plan.met[0].waits
     assert row(plan, 1).reason == Reason.KEEP_RESIZING.value and row(plan, 1).gpus_to == 4
 
 
@@ -170,8 +170,8 @@ def test_what_makes_room_does_not_wait_for_gpus_of_its_own() -> None:
     world.state(1, observations=(seen(8, 1.0), seen(4, 1.9), seen(2, 3.7), seen(1, 7.0)))
     world.cluster.wait(2)
     world.cluster.wait(3, gpus_per_node=2)
-    directive = order(world.plan(), 1)
-    assert (directive.gpus, directive.add, [piece.kind for piece in directive.keep]) == (1, (), ["base"])
+    resize = order(world.plan(), 1)
+    assert (resize.gpus, resize.add, [piece.kind for piece in resize.keep]) == (1, (), ["base"])
 
 
 def test_companions_under_way_are_not_promised_again() -> None:
@@ -180,9 +180,9 @@ def test_companions_under_way_are_not_promised_again() -> None:
     world.job(1, "n1")
     world.job(2, "n2")
     shape = Shape(1, 4, node_list=("n3",))
-    resize = resize_row(Directive(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", NOW, NOW)
+    resize = resize_row(Resize(5, 1, (), (shape,), 8, 256, "grow_idle", 60.0), "accepted", NOW, NOW)
     world.state(1, resize=resize)
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_nothing_moves_when_the_queue_cannot_use_it() -> None:
@@ -192,7 +192,7 @@ def test_nothing_moves_when_the_queue_cannot_use_it() -> None:
     world.cluster.run(8, "n3", uid=1002)
     world.cluster.wait(9, 3)
     plan = world.plan()
-    assert plan.directives == () and plan.unmet == (9,)
+    assert plan.resizes == () and plan.unmet == (9,)
 
 
 def test_an_unmeasured_job_gives_way_all_the_same() -> None:
@@ -220,7 +220,7 @@ def test_idle_gpus_kept_for_a_waiting_job_are_not_grown_onto() -> None:
     world = World(3)
     world.job(1, "n1")
     world.cluster.wait(9, 2)
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_room_that_was_not_taken_is_used_again() -> None:
@@ -238,7 +238,7 @@ def test_a_job_that_is_just_starting_takes_nothing_from_anyone() -> None:
     world.cluster.run(9, "n2", 0)
     world.cluster.nodes["n2"] = replace(world.cluster.nodes["n2"], gpus=8, gpus_used=4)
     world.cluster.wait(10, 1, 4)
-    assert world.plan().directives == ()
+    assert world.plan().resizes == ()
 
 
 def test_two_more_elastic_jobs_arrive_and_everyone_gets_a_share() -> None:
@@ -249,9 +249,9 @@ def test_two_more_elastic_jobs_arrive_and_everyone_gets_a_share() -> None:
     world.states[1] = JobState(observations=(seen(4), seen(16, 0.3)), reference=(4, 256))
     world.cluster.wait(2, 1, 4, REQUEST)
     world.cluster.wait(3, 1, 4, REQUEST)
-    directive = order(world.plan(), 1)
-    assert directive.gpus == 8
-    assert [(p.kind, len(p.nodes)) for p in directive.keep] == [("base", 1), ("companion", 1)]
+    resize = order(world.plan(), 1)
+    assert resize.gpus == 8
+    assert [(p.kind, len(p.nodes)) for p in resize.keep] == [("base", 1), ("companion", 1)]
 
 
 def test_gpus_move_to_where_they_bring_more() -> None:
@@ -265,7 +265,7 @@ def test_gpus_move_to_where_they_bring_more() -> None:
     assert row(plan, 1).gpus_to < 8 < row(plan, 2).gpus_to
     assert row(plan, 1).reason == Reason.SHRINK_SHARE.value
     assert row(plan, 2).reason == Reason.GROW_SHARE.value
-    assert [directive.job_id for directive in plan.directives] == [1]
+    assert [resize.job_id for resize in plan.resizes] == [1]
     assert "released" in row(plan, 2).evidence["next"]
     assert row(plan, 1).evidence["others"][0]["job_id"] == 2
 

@@ -80,12 +80,12 @@ def test_a_phase_told_twice_changes_nothing(world: World) -> None:
     rows = len(world.store.allocations(job.job_id))
     last = world.store.last_closed_resize(job.job_id)
     assert last is not None
-    again = Phase(last.directive.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
+    again = Phase(last.id, "running", job.generation, job.pieces, job.batch, world.slurm.now)
     world.controller.phase(job.job_id, again)
-    late = Phase(last.directive.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
+    late = Phase(last.id, "granted", job.generation, job.pieces, job.batch, world.slurm.now)
     world.controller.phase(job.job_id, late)
     assert len(world.store.allocations(job.job_id)) == rows
-    assert world.store.resize(last.directive.id).state == "done"
+    assert world.store.resize(last.id).state == "done"
 
 
 def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
@@ -178,18 +178,18 @@ def test_a_clock_far_off_is_not_believed(world: World) -> None:
     assert world.store.allocations(job.job_id)[-1].start <= world.slurm.now
 
 
-def test_a_directive_is_handed_out_while_it_can_be_carried_out(world: World) -> None:
+def test_a_resize_is_handed_out_while_it_can_be_carried_out(world: World) -> None:
     """Open: yes. Switched already: no. Withdrawn: told for a while, to the one who took it."""
     job = world.elastic()
     world.round()
     world.rounds.run()
-    directive = world.controller.directive(job.job_id)
-    assert directive is not None and not directive.withdrawn
-    world.store.advance_resize(directive.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
-    taken_back = world.controller.directive(job.job_id)
-    assert taken_back == replace(directive, withdrawn=True)
+    resize = world.controller.resize(job.job_id)
+    assert resize is not None and not resize.withdrawn
+    world.store.advance_resize(resize.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
+    taken_back = world.controller.resize(job.job_id)
+    assert taken_back == replace(resize, withdrawn=True)
     world.slurm.now += 61
-    assert world.controller.directive(job.job_id) is None
+    assert world.controller.resize(job.job_id) is None
 
 
 def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
@@ -198,29 +198,29 @@ def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
     job.step()
 
     async def poll() -> object:
-        waiting = asyncio.create_task(world.controller.wait_directive(job.job_id, 0, 60))
+        waiting = asyncio.create_task(world.controller.wait_resize(job.job_id, 0, 60))
         while not world.waiters._waiting:
             await asyncio.sleep(0.001)
         await asyncio.get_running_loop().run_in_executor(None, world.rounds.run)
         return await asyncio.wait_for(waiting, 10)
 
-    directive = asyncio.run(poll())
-    assert directive is not None
+    resize = asyncio.run(poll())
+    assert resize is not None
     assert world.waiters._waiting == {}
 
 
-def test_a_directive_already_seen_is_waited_past(world: World) -> None:
+def test_a_resize_already_seen_is_waited_past(world: World) -> None:
     """Nothing new within the time: no answer. Its withdrawal is new."""
     job = world.elastic()
     job.step()
     world.rounds.run()
-    seen = world.controller.directive(job.job_id)
+    seen = world.controller.resize(job.job_id)
     assert seen is not None
-    assert asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 0.05)) is None
+    assert asyncio.run(world.controller.wait_resize(job.job_id, seen.id, 0.05)) is None
     world.store.advance_resize(seen.id, ResizeState.WITHDRAWN, "test", at=world.slurm.now)
-    told = asyncio.run(world.controller.wait_directive(job.job_id, seen.id, 5))
+    told = asyncio.run(world.controller.wait_resize(job.job_id, seen.id, 5))
     assert told is not None and told.withdrawn
-    assert asyncio.run(world.controller.wait_directive(job.job_id, 0, 0.05)) is None
+    assert asyncio.run(world.controller.wait_resize(job.job_id, 0, 0.05)) is None
 
 
 def test_many_who_ask_for_an_unknown_job_share_few_snapshots(world: World) -> None:

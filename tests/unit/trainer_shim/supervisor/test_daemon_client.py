@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
-from slurm_elastic.protocol.messages import VERSION, Directive, Grant, Phase, Registration
+from slurm_elastic.protocol.messages import VERSION, Grant, Phase, Registration, Resize
 from slurm_elastic.protocol.munge import MungeError
 from slurm_elastic.protocol.routes import Route
 from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonClient
@@ -23,7 +23,7 @@ class Script:
         self.ended = threading.Event()
 
     def call(self, route: Route, job_id: int | None = None, *_: object, **__: object) -> Any:
-        if route is routes.DIRECTIVE:
+        if route is routes.RESIZE:
             self.ended.wait(60)
             return None
         self.calls += 1
@@ -40,17 +40,17 @@ class Newer(Script):
 
     def call(self, route: Route, job_id: int | None = None, *_: object, **__: object) -> Any:
         newer = {"version": VERSION + 1, "tomorrow": [1]}
-        if route is routes.DIRECTIVE and not self.told:
+        if route is routes.RESIZE and not self.told:
             self.told = True
-            known = asdict(Directive(3, 7, (), (), 4, 64, "grow_idle", 60.0))
+            known = asdict(Resize(3, 7, (), (), 4, 64, "grow_idle", 60.0))
             return known | {"keep": [], "add": []} | newer
         answer = super().call(route, job_id)
         return answer if answer is None else answer | newer
 
 
 def test_a_daemon_of_the_next_version_is_understood() -> None:
-    """Fields of its grant and its directive that this supervisor does not know are ignored."""
-    came, client = Queue[Directive](), Newer({})
+    """Fields of its grant and its resize that this supervisor does not know are ignored."""
+    came, client = Queue[Resize](), Newer({})
     link = DaemonClient(client, 7, came.put, lambda text: None, lambda grant: None)
     link.in_use(Registration(VERSION, 1, (), 64, "train.py"))
     assert came.get(timeout=60).id == 3
@@ -62,7 +62,7 @@ def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:
     """Only what the daemon itself refuses is given up: everything else is sent again."""
     registered, said = threading.Event(), list[str]()
     client = Script({1: MungeError("munged is away"), 4: ConfigError("client file cannot be read")})
-    link = DaemonClient(client, 7, lambda directive: None, said.append, lambda grant: registered.set())
+    link = DaemonClient(client, 7, lambda resize: None, said.append, lambda grant: registered.set())
     link.in_use(Registration(VERSION, 1, (), 64, "train.py"))
     link.tell(Phase(3, "ready", 1, (), 64, 1.0))
     link.tell(Phase(3, "running", 1, (), 64, 2.0))

@@ -220,8 +220,8 @@ def test_error_after_the_training_is_no_restart(start: Callable[..., Run], tmp_p
     assert "starting again" not in run.text(), run.text()
 
 
-def test_directive_that_does_not_fit_is_refused(start: Callable[..., Run], tmp_path: Path) -> None:
-    """A directive over pieces that the job does not use changes nothing, and says why."""
+def test_resize_that_does_not_fit_is_refused(start: Callable[..., Run], tmp_path: Path) -> None:
+    """A resize over pieces that the job does not use changes nothing, and says why."""
     with FakeDaemon() as daemon:
         run = start("--nproc", "1", "train.py", "1000", "1", "0.02", env=daemon.env(tmp_path))
         [base] = daemon.wait_registered().pieces

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
-from slurm_elastic.protocol.messages import Directive, Piece
+from slurm_elastic.protocol.messages import Piece, Resize
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import RecordGeneration, Spawn
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
@@ -17,10 +17,10 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentUp,
     CompanionGranted,
     CompanionRefused,
-    DirectiveCame,
     Event,
     JobTerminating,
     NodeTerminating,
+    ResizeCame,
     StepEnded,
     WorkerExit,
     WorkerLost,
@@ -67,9 +67,9 @@ EVENTS = st.one_of(
         st.sampled_from([0, 9]),
     ),
     st.builds(
-        DirectiveCame,
+        ResizeCame,
         st.builds(
-            Directive,
+            Resize,
             st.integers(1, 4),
             st.just(10),
             st.sampled_from([(BASE,), (Piece(10, "base", ("n1",), 2),), (BASE, COMPANION)]),

@@ -41,7 +41,7 @@ def test_workers_that_wait_for_one_that_left_do_not_wait_for_ever() -> None:
 
 
 def test_finish_while_a_companion_is_awaited() -> None:
-    """The training ends first: the resize is withdrawn, and a later directive too."""
+    """The training ends first: the resize is withdrawn, and a later resize too."""
     drive = Drive().up()
     drive.order(1, (BASE,), (SHAPE,))
     drive.say("10.n1.0", "done", step=9, samples=9, epoch=1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
-from slurm_elastic.protocol.messages import Directive, Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     DropCompanions,
     Kill,
@@ -23,8 +23,8 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentUp,
     CompanionGranted,
     CompanionRefused,
-    DirectiveCame,
     NodeTerminating,
+    ResizeCame,
     StepEnded,
     WorkerExit,
 )
@@ -86,13 +86,13 @@ def test_batch_only() -> None:
     assert not drive.every(QuitAgent)
 
 
-def test_the_same_directive_twice_is_one_resize() -> None:
+def test_the_same_resize_twice_is_one_resize() -> None:
     """Ids are idempotent: seen ones change nothing, before and after the resize."""
     drive = Drive().up()
-    directive = drive.order(1, (BASE,), batch=128)
-    assert not drive(DirectiveCame(directive))
+    resize = drive.order(1, (BASE,), batch=128)
+    assert not drive(ResizeCame(resize))
     drive.running(2)
-    assert not drive(DirectiveCame(directive))
+    assert not drive(ResizeCame(resize))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_same_directive_twice_is_one_resize() -> None:
         ((), "batch host n1"),
     ],
 )
-def test_directive_that_does_not_fit_fails(keep: tuple[Piece, ...], reason: str) -> None:
+def test_resize_that_does_not_fit_fails(keep: tuple[Piece, ...], reason: str) -> None:
     """What cannot be done is refused with its reason, and nothing moves."""
     drive = Drive().up()
     drive.order(1, keep)
@@ -114,18 +114,18 @@ def test_directive_that_does_not_fit_fails(keep: tuple[Piece, ...], reason: str)
     assert drive.context.mode is Mode.RUNNING
 
 
-def test_directive_whose_numbers_disagree_fails() -> None:
-    """A directive has to say how many GPUs its pieces make."""
+def test_resize_whose_numbers_disagree_fails() -> None:
+    """A resize has to say how many GPUs its pieces make."""
     drive = Drive().up()
-    drive(DirectiveCame(Directive(1, 10, (BASE,), (), 3, 64, "batch", 10.0)))
+    drive(ResizeCame(Resize(1, 10, (BASE,), (), 3, 64, "batch", 10.0)))
     assert "add up to 4 GPUs, not 3" in drive.every(ReportPhase)[-1].phase.detail
 
 
 def test_withdrawn_while_waiting_for_a_companion() -> None:
     """The request to Slurm is taken back; a grant that comes all the same is given back."""
     drive = Drive().up()
-    directive = drive.order(1, (BASE,), (SHAPE,))
-    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    resize = drive.order(1, (BASE,), (SHAPE,))
+    drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
     assert drive.new(DropCompanions) == [DropCompanions(1)]
     assert drive.phases(1)[-1] == "withdrawn"
     assert drive(CompanionGranted(1, 0, COMPANION)) == [DropCompanions(1)]
@@ -134,11 +134,11 @@ def test_withdrawn_while_waiting_for_a_companion() -> None:
 def test_withdrawn_before_the_agreement() -> None:
     """A world that is only coming is called off: survivors are told, joiners killed, companions given back."""
     drive = Drive().up()
-    directive = drive.order(1, (BASE,), (SHAPE,))
+    resize = drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     joiners = drive.agents_up(COMPANION)
     drive.ready(joiners)
-    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
     assert {send.worker for send in drive.new(Send) if send.message["type"] == "abort"} == set(drive.members())
     assert {kill.worker for kill in drive.new(Kill)} == set(joiners)
     assert drive.new(QuitAgent) == [QuitAgent((11, "n3"))]
@@ -150,9 +150,9 @@ def test_withdrawn_before_the_agreement() -> None:
 def test_withdrawn_after_the_agreement_comes_too_late() -> None:
     """Once somebody has stopped for the new world it is carried through and reported as it is."""
     drive = Drive().up()
-    directive = drive.order(1, (BASE,), batch=128)
+    resize = drive.order(1, (BASE,), batch=128)
     drive.quiesce(("10.n1.0",))
-    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
     drive.running(2)
     assert drive.phases(1)[-1] == "running"
     assert drive.context.batch == 128
@@ -161,8 +161,8 @@ def test_withdrawn_after_the_agreement_comes_too_late() -> None:
 def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
     """Called off and agreed on at the same moment: without joiners the new world is whole, and is taken."""
     drive = Drive().up()
-    directive = drive.order(1, (Piece(10, "base", ("n1",), 2),))
-    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    resize = drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
     drive.quiesce(("10.n1.0", "10.n2.0"))
     drive(WorkerExit("10.n2.0", 0))
     drive.running(2)
@@ -174,10 +174,10 @@ def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
 def test_withdrawal_crossing_the_agreement_of_a_grow(back: bool) -> None:
     """The joiners are dead by then: the members go back to their old world, or are started again."""
     drive = Drive().up()
-    directive = drive.order(1, (BASE,), (SHAPE,))
+    resize = drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive.ready(drive.agents_up(COMPANION))
-    drive(DirectiveCame(Directive(**{**_fields(directive), "withdrawn": True})))
+    drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
     drive.quiesce(("10.n1.0",))
     assert drive.context.mode is Mode.RUNNING
     if back:
@@ -186,7 +186,7 @@ def test_withdrawal_crossing_the_agreement_of_a_grow(back: bool) -> None:
     assert drive.context.mode is (Mode.RUNNING if back else Mode.RESTARTING)
 
 
-def test_newer_directive_replaces_an_unfinished_one() -> None:
+def test_newer_resize_replaces_an_unfinished_one() -> None:
     """The daemon's last word counts."""
     drive = Drive().up()
     drive.order(1, (BASE,), (SHAPE,))
@@ -196,7 +196,7 @@ def test_newer_directive_replaces_an_unfinished_one() -> None:
     assert drive.phases(2) == ["accepted", "running"]
 
 
-def test_newer_directive_waits_for_an_agreed_one() -> None:
+def test_newer_resize_waits_for_an_agreed_one() -> None:
     """A change that is past its point of no return is finished first."""
     drive = Drive().up()
     drive.order(1, (BASE,), batch=128)
@@ -232,7 +232,7 @@ def test_companion_that_does_not_warm_up_in_time() -> None:
 
 
 def test_waiting_and_warming_up_share_one_time() -> None:
-    """A companion that was granted late has only the rest of the directive's time for its workers to warm up."""
+    """A companion that was granted late has only the rest of the resize's time for its workers to warm up."""
     drive = Drive().up()
     drive.order(1, (BASE,), (SHAPE,))
     drive.wait(20.0)
@@ -282,8 +282,8 @@ def test_companion_taken_away_with_notice() -> None:
     assert drive.phases(0)[-1] == "running"
 
 
-def _fields(directive: Directive) -> dict[str, Any]:
-    return {name: getattr(directive, name) for name in Directive.__dataclass_fields__}
+def _fields(resize: Resize) -> dict[str, Any]:
+    return {name: getattr(resize, name) for name in Resize.__dataclass_fields__}
 
 
 def units(drive: Drive, workers: list[str], unit: int) -> None:
@@ -344,6 +344,6 @@ def test_a_checkpoint_for_a_requeue_is_asked_for_again_by_a_new_world() -> None:
     drive.settle()
     asked = [send for send in drive.every(Send)[sent:] if send.message == {"type": "checkpoint"}]
     assert [send.worker for send in asked] == [drive.members()[0]]
-    drive(DirectiveCame(Directive(1, 10, (), (Shape(1, 1),), 1, 64, "keep_pinned", 30.0, withdrawn=True)))
+    drive(ResizeCame(Resize(1, 10, (), (Shape(1, 1),), 1, 64, "keep_pinned", 30.0, withdrawn=True)))
     drive.say(drive.members()[0], "saved", step=50)
     assert drive.phases(1) == ["accepted"]

@@ -157,7 +157,7 @@ def test_a_node_that_is_left_may_be_lost_before_the_first_step() -> None:
     assert (drive.context.mode, drive.context.pieces) == (Mode.RUNNING, (BASE,))
 
 
-def test_a_directive_that_waits_begins_when_the_members_are_back() -> None:
+def test_a_resize_that_waits_begins_when_the_members_are_back() -> None:
     """The change before it has failed, and nobody was started again."""
     drive = Drive().up()
     agreed_exchange(drive)
@@ -167,7 +167,7 @@ def test_a_directive_that_waits_begins_when_the_members_are_back() -> None:
     assert (drive.phases(1)[-1], drive.phases(2)) == ("failed", ["accepted"])
 
 
-def test_a_newer_directive_crossing_the_agreement_of_a_shrink() -> None:
+def test_a_newer_resize_crossing_the_agreement_of_a_shrink() -> None:
     """The shrink has come, so what was to replace it is withdrawn; nobody is started again."""
     drive = Drive().up()
     left = Piece(10, "base", ("n1",), 2)
