@@ -74,7 +74,7 @@ def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
     seed = random.randrange(1 << 30)
     chance, said = random.Random(seed), []
     for number in range(ROUNDS):
-        lines = _killed_after(url, number * 100_000, chance.uniform(0.0, 0.25))
+        lines = _killed_after(url, number * 100_000, chance.randrange(8, 120), chance.uniform(0.0, 0.01))
         assert lines and lines[0] == ["ready"], f"seed {seed}: the writer did not start"
         said += lines[1:]
     told = {
@@ -93,13 +93,13 @@ def test_kill_9_loses_nothing_acknowledged(url: str) -> None:
         assert len(store.open_resizes()) <= 1
 
 
-def _killed_after(url: str, begin: int, seconds: float) -> list[list[str]]:
-    """Start the writer, kill it -9 this long after it is ready; what it said, by words."""
+def _killed_after(url: str, begin: int, lines: int, seconds: float) -> list[list[str]]:
+    """Start the writer, kill it -9 this long after so many lines; what it said, by words."""
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-c", WRITER, url, str(begin)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
-        first = process.stdout.readline()
+        first = b"".join(process.stdout.readline() for _ in range(lines))
         timer = threading.Timer(seconds, process.send_signal, [signal.SIGKILL])
         timer.start()
         rest = process.stdout.read()
