@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .adapters.loop import Counted, check_options, check_parts, rank_to_show, taken_over
+from .adapters.loop import Counted, check_options, check_parts, rank_to_show, refuse, taken_over
 from .job import Job, join
 from .training.epoch_loop import VotedStep
 
@@ -74,9 +74,7 @@ def check(accelerator: Any) -> None:
         (accelerator.gradient_accumulation_steps != 1, "gradient_accumulation_steps", "elastic(micro_batch=...)"),
         (bool(accelerator._models), "elastic(accelerator) after prepare()", "elastic() before prepare()"),
     ]
-    for found, what, accepted in wrong:
-        if found:
-            raise TrainingError(f"{what} is not possible with elastic(accelerator); accepted: {accepted}")
+    refuse("elastic(accelerator)", wrong)
 
 
 class _Hold:

@@ -20,8 +20,9 @@ from slurm_elastic.protocol.errors import TrainingError
 from .data.loader import Feed, mapped
 from .data.sampling import seed_all
 from .numerics import batch as batches
+from .parallel.choice import strategy_of
 from .parallel.deterministic import prepare
-from .parallel.strategy import Wrapped, strategy_of
+from .parallel.strategy import Wrapped
 from .training.checks import check_wrap
 from .training.epoch_loop import EpochLoop
 from .training.job_properties import JobProperties

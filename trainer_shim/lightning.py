@@ -34,7 +34,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from slurm_elastic.protocol.errors import TrainingError
 
 from .adapters.lightning_checks import check, check_library, no_skips
-from .adapters.loop import FrameworkLoop, Part, check_options, rank_to_show, taken_over
+from .adapters.loop import DrivenLoader, FrameworkLoop, Part, check_options, rank_to_show, taken_over
 from .job import Job, join
 
 
@@ -221,27 +221,15 @@ class ElasticStrategy(Strategy):
         return output
 
     def on_train_end(self) -> None:
-        if self._loader is not None and self._loader.driven.begun:
+        if self._loader is not None:
             self._loader.driven.finish()
 
 
-class _Loader:
+class _Loader(DrivenLoader):
     """What Lightning iterates over; asking for an iterator has no effect."""
 
     def __init__(self, strategy: ElasticStrategy, driven: FrameworkLoop) -> None:
-        self._strategy, self.driven = strategy, driven
-        self.dataset = driven.feed.dataset
-
-    def __len__(self) -> int:
-        """In batches that the rate was tuned for: what a script computes schedules from."""
-        return self.driven.base_steps
-
-    def __iter__(self) -> Iterator[Any]:
-        return _Batches(self._strategy)
-
-
-class _Batches:
-    def __init__(self, strategy: ElasticStrategy) -> None:
+        super().__init__(driven)
         self._strategy = strategy
 
     def __iter__(self) -> Iterator[Any]:

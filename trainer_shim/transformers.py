@@ -28,7 +28,7 @@ from transformers.trainer_callback import ExportableState
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .adapters.loop import Counted, FrameworkLoop, Part, check_options, rank_to_show, taken_over
+from .adapters.loop import Counted, DrivenLoader, FrameworkLoop, Part, check_options, rank_to_show, taken_over
 from .adapters.transformers_checks import check
 from .job import Job, join
 
@@ -167,11 +167,8 @@ class _Elastic:
             counted = counted * 0
         if dist.is_initialized():
             total = torch.as_tensor(counted).cpu()
-            try:
+            with hold.job._session.membership.ending_when_broken():
                 dist.all_reduce(total)
-            except RuntimeError as error:
-                hold.job._session.membership.broken(error)
-                raise
             counted = total.to(device)
         return counted
 
@@ -218,16 +215,8 @@ class _Net(torch.nn.Module):
         return self.call(*args, **kwargs)
 
 
-class _Loader:
+class _Loader(DrivenLoader):
     """What the Trainer iterates over: a list of micro batches a step."""
-
-    def __init__(self, driven: FrameworkLoop) -> None:
-        self.driven = driven
-        self.dataset = driven.feed.dataset
-
-    def __len__(self) -> int:
-        """In batches that the rate was tuned for: what the schedule is made of."""
-        return self.driven.base_steps
 
     def __iter__(self) -> Iterator[list[Part]]:
         epoch = self.driven.progress.epoch
@@ -261,8 +250,7 @@ class _Steps(TrainerCallback):
         state.epoch = progress.epoch + progress.cursor / self._hold.driven.feed.samples
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._hold.driven.begun:
-            self._hold.driven.finish()
+        self._hold.driven.finish()
 
 
 class _State:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .loop import check_parts
+from .loop import check_parts, refuse
 
 TRIED = "2.6"
 PRIVATE: list[tuple[Any, str]] = [
@@ -63,6 +63,4 @@ def check(trainer: Any) -> None:
         (trainer.reload_dataloaders_every_n_epochs != 0, "Trainer(reload_dataloaders_every_n_epochs=)", "0"),
         (trainer.ckpt_path is not None, "fit(ckpt_path=)", "none: an elastic job goes on from its own checkpoints"),
     ]
-    for found, what, accepted in wrong:
-        if found:
-            raise TrainingError(f"{what} is not possible with ElasticStrategy; accepted: {accepted}")
+    refuse("ElasticStrategy", wrong)

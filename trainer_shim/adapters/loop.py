@@ -102,9 +102,22 @@ class FrameworkLoop:
         return self._session.tuning.applied(self.progress)
 
     def finish(self) -> None:
-        """The training is over."""
-        self.job._epoch_loop.open = False
-        self._session.finish(finished=True)
+        """The training is over, if it has begun."""
+        if self.begun:
+            self.job._epoch_loop.open = False
+            self._session.finish(finished=True)
+
+
+class DrivenLoader:
+    """What a framework iterates over in place of its DataLoader."""
+
+    def __init__(self, driven: FrameworkLoop) -> None:
+        self.driven = driven
+        self.dataset = driven.feed.dataset
+
+    def __len__(self) -> int:
+        """In batches that the rate was tuned for: what a script computes schedules from."""
+        return self.driven.base_steps
 
 
 def rank_to_show(job: Job) -> int:
@@ -133,6 +146,13 @@ def check_options(options: Mapping[str, Any], adapter: str) -> None:
                 f"{adapter}({name}=...) is not possible: a framework's loop trains whole replicas, step by step; "
                 f"accepted: a loop of your own with job.step(), and elastic.join({name}=...)"
             )
+
+
+def refuse(adapter: str, options: Iterable[tuple[bool, str, str]]) -> None:
+    """Raise TrainingError for the first option that is set. options: whether it is, its name, and what is accepted."""
+    for found, what, accepted in options:
+        if found:
+            raise TrainingError(f"{what} is not possible with {adapter}; accepted: {accepted}")
 
 
 def check_parts(library: str, version: str, tried: str, parts: Iterable[tuple[Any, str]]) -> None:

@@ -9,7 +9,7 @@ from transformers import __version__ as version
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .loop import check_parts
+from .loop import check_parts, refuse
 
 TRIED = "5.23"
 PRIVATE = (
@@ -32,6 +32,4 @@ def check(trainer: Any) -> None:
         (bool(args.deepspeed or args.fsdp), "fsdp and deepspeed", "data parallel replicas"),
         (args.auto_find_batch_size, "auto_find_batch_size", "elastic(micro_batch=...)"),
     ]
-    for found, what, accepted in wrong:
-        if found:
-            raise TrainingError(f"{what} is not possible with elastic(trainer); accepted: {accepted}")
+    refuse("elastic(trainer)", wrong)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..state.kept_parts import State
-from ..state.packed_tensors import Slot, pack, slots_of, unpack
+from ..state.packed_tensors import pack, slots_of, unpack
 from ..world.mesh import DTensor
 from . import files
 from .files import STATE, Saved
@@ -67,12 +66,13 @@ def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str
 
     Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself.
     """
-    slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
-    places = dict(_own_parts(skeleton, state)) if state is not None else {}
-    tensors = [places.get(slot.number, torch.empty(0)) for slot in slots]
-    for slot in slots:
-        if slot.number not in places:
-            tensors[slot.number] = torch.zeros(slot.shape, dtype=slot.dtype)
+    parts = {slot.number: like for _, slot, like in state.likes(skeleton) if isinstance(like, DTensor)} if state else {}
+    tensors = [
+        torch.zeros_like(parts[slot.number], dtype=slot.dtype, requires_grad=False)
+        if slot.number in parts
+        else torch.zeros(slot.shape, dtype=slot.dtype)
+        for slot in slots_of(skeleton)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the only call that reads without a group in torch 2.4 is to be replaced
         if group is None:
@@ -85,23 +85,3 @@ def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str
 
 def _named(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {str(number): tensor for number, tensor in enumerate(tensors)}
-
-
-def _own_parts(skeleton: Any, state: State) -> Iterator[tuple[int, torch.Tensor]]:
-    """Tensors to read into, by slot, for those slots of which this rank holds a part only."""
-    for name, saved in skeleton["parts"].items():
-        part = state.parts.get(name)
-        if isinstance(part, torch.nn.Module):
-            own = part.state_dict()
-            for key, slot in saved.items():
-                yield from _place(slot, own.get(key))
-        elif isinstance(part, torch.optim.Optimizer):
-            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-            for number, entries in saved["state"].items():
-                for slot in entries.values() if number < len(parameters) else ():
-                    yield from _place(slot, parameters[number])
-
-
-def _place(slot: Any, like: Any) -> Iterator[tuple[int, torch.Tensor]]:
-    if isinstance(slot, Slot) and isinstance(like, DTensor) and tuple(like.shape) == slot.shape:
-        yield slot.number, torch.zeros_like(like, dtype=slot.dtype, requires_grad=False)

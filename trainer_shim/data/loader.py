@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..state.packed_tensors import rebuilt
 from .sampling import MASK, MIX_FROM, Micro, MicroBatches, Slicing, mix, mix_on, order, seed_all
 from .shard_streams import NOT_BEGUN, ShardReader, Shards, StreamMicroBatches, Unread, sizes_of
 
@@ -231,15 +232,11 @@ def check_loader(dataset: Any, options: dict[str, Any]) -> None:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The same structure with every tensor on the device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(entry, device) for entry in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_device(entry, device) for entry in value)
-    if isinstance(value, dict):
-        return {key: to_device(entry, device) for key, entry in value.items()}
-    if hasattr(value, "to") and callable(value.to):
-        return value.to(device)
-    return value
+    """The same structure with every tensor, and whatever else has a to(), on the device."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, non_blocking=True)
+        return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
+
+    return rebuilt(value, moved)

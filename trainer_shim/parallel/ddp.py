@@ -23,10 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import NO_VOTE, VOTE_SIZE, OnError, Tally, TallyReader, Vote, attempt
+from ..world.agreement import NO_VOTE, VOTE_SIZE, Tally, TallyReader, Vote, attempt
 from ..world.process_group import World
 from .exposed_communication import ExposedCommunication
 from .gradient_norms import GradientNorms, Squares
+from .strategy import Strategy
 
 UNSYNCED: dict[str, Any] = (
     {"init_sync": False} if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters else {}
@@ -83,10 +84,8 @@ class _Outer(nn.Module):
         return _rebuild(out, lambda _: next(attached))
 
 
-class Replicated:
-    """A module replicated over the ranks (strategy "ddp"; see strategy.Strategy). One rank alone runs it bare."""
-
-    sharded = False
+class Replicated(Strategy):
+    """A module replicated over the ranks (strategy "ddp"). One rank alone runs it bare."""
 
     def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
         for name in ddp_options:
@@ -95,17 +94,12 @@ class Replicated:
                     f"job.wrap({name}=...) is not known; accepted: strategy, scaler, parallelize, and of "
                     f"DistributedDataParallel's {', '.join(sorted(ACCEPTED))}"
                 )
-        self.module = module
-        self.measures = False
-        self.mesh: Any = None
-        self.on_error: OnError = lambda error: None
-        self.void = False
+        super().__init__(module)
         self._options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))
         self._ddp: DistributedDataParallel | None = None
         self._outer: _Outer | None = None
         self._ranks = 1
-        self._world: World | None = None
         self._trained: list[bool] = []
         self._called = False
         self._bypass = 0
@@ -137,9 +131,6 @@ class Replicated:
 
     def _trained_now(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.module.parameters()]
-
-    def rehearse(self, rank: int, size: int) -> None:
-        pass  # nothing that a world's first moments would take over
 
     def disconnect(self) -> None:
         self._ddp = self._outer = self.mesh = self._world = None
@@ -177,15 +168,13 @@ class Replicated:
             self._ddp.require_backward_grad_sync = micro.last
 
     def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
-        if self.void:
-            return None
-        if not self._called:
+        if not self.void and not self._called:
             raise TrainingError(
                 "job.step(loss): this loss was not computed by what job.wrap() returned, so that no other rank would "
                 "learn from it; call that object instead of the model, or of one of the model's methods"
             )
         # On a GPU the reader waits for a copy queued behind the all-reduce: read it a step later to wait for nothing.
-        return attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
+        return super().backward(loss, vote)
 
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         outer = self._outer
@@ -209,12 +198,6 @@ class Replicated:
 
     def _computed(self) -> None:
         self._exposed.ready(self._device.type == "cuda")
-
-    def clip(self, limit: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step()
 
     def exposed_s(self) -> float:
         return self._exposed.seconds() if self._outer is not None else 0.0

@@ -13,8 +13,6 @@ one version of torch throughout; on CPUs one thread; kernels that torch knows as
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,8 +24,9 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..data.sampling import Micro
 from ..numerics.batch import slice_of
 from ..numerics.fixed_order import Node, nodes_of, put, total
-from ..world.agreement import OnError, TallyReader, Vote, VoteExchange, attempt
+from ..world.agreement import TallyReader, Vote, VoteExchange
 from ..world.process_group import World, buckets_of
+from .strategy import Strategy
 
 Grads = list[torch.Tensor]
 
@@ -42,23 +41,17 @@ def prepare() -> None:
         torch.set_num_threads(1)  # how sums are cut up over threads depends on how many there are
 
 
-class Deterministic:
-    """The strategy of join(deterministic=...); see strategy.Strategy."""
+class Deterministic(Strategy):
+    """The strategy of join(deterministic=...)."""
 
-    sharded = False
     averaged_over = 1
 
     def __init__(self, module: nn.Module, options: dict[str, Any], shards: int) -> None:
         if options:
             raise TrainingError(f"job.wrap({next(iter(options))}=...) does not go with join(deterministic=True)")
         _check(module)
-        self.module = module
-        self.measures = False
-        self.mesh: Any = None
-        self.on_error: OnError = lambda error: None
-        self.void = False
+        super().__init__(module)
         self._shards = shards
-        self._world: World | None = None
         self._held: dict[Node, Grads] = {}
         self._micro: Micro | None = None
         self._versions: dict[str, int] | None = None
@@ -66,32 +59,14 @@ class Deterministic:
     def connect(self, world: World) -> None:
         self._world = world
 
-    def begin_pass(self) -> None:
-        pass  # parameters are looked at in every step
-
-    def rehearse(self, rank: int, size: int) -> None:
-        pass  # nothing that a world's first moments would take over
-
     def disconnect(self) -> None:
         self._world = self.mesh = None
         self._held = {}
-
-    @contextmanager
-    def bypassed(self) -> Iterator[None]:
-        yield
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
 
     def expect(self, micro: Micro) -> None:
         self._micro, self.void = micro, False
         if self._versions is None:
             self._versions = {name: buffer._version for name, buffer in self.module.named_buffers()}
-
-    def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
-        if self.void:
-            return None
-        return attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
 
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         exchange = VoteExchange(self._world, vote)
@@ -144,18 +119,6 @@ class Deterministic:
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-
-    def clip(self, limit: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step()
-
-    def exposed_s(self) -> float:
-        return 0.0
-
-    def squares(self) -> None:
-        return None
 
 
 def _exchange(own: Grads, nodes: list[list[Node]], leaves: int, like: Grads) -> torch.Tensor:

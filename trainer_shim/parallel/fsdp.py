@@ -11,8 +11,7 @@ submodules become new objects (the root stays the same object).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import nn
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import OnError, TallyReader, Vote, VoteExchange, attempt
+from ..world.agreement import TallyReader, Vote, VoteExchange, attempt
 from ..world.mesh import (
     CUTS_TWICE,
     PLACES,
@@ -38,10 +37,11 @@ from ..world.mesh import (
 from ..world.process_group import World, buckets_of
 from ..world.rehearsal import rehearse
 from . import local_optimizer_step
+from .strategy import Strategy
 
 
-class Sharded:
-    """The strategy "fsdp", and "ddp" where a replica spans several ranks; see strategy.Strategy."""
+class Sharded(Strategy):
+    """The strategy "fsdp", and "ddp" where a replica spans several ranks."""
 
     sharded = True
 
@@ -61,11 +61,7 @@ class Sharded:
         if options:
             name, accepted = next(iter(options)), "shard, parallelize" if replicas_shard else "parallelize"
             raise TrainingError(f"job.wrap({name}=...) is not known here; accepted: {accepted}")
-        self.module = module
-        self.measures = False
-        self.on_error: OnError = lambda error: None
-        self.void = False
-        self.mesh: DeviceMesh | None = None
+        super().__init__(module)
         self._optimizers = optimizers
         self._plain_class = module.__class__
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
@@ -76,7 +72,6 @@ class Sharded:
         ]
         """Of what the optimizers hold, by optimizer and group."""
         self._units = unit is not None
-        self._world: World | None = None
         self._grouped = False
 
     # -- worlds ----------------------------------------------------------------------------------------------------
@@ -91,9 +86,6 @@ class Sharded:
         if self._shard is not None:
             self._shard(self.module)
         self._swap()
-
-    def begin_pass(self) -> None:
-        pass  # fully_shard looks at every backward pass
 
     def rehearse(self, rank: int, size: int) -> None:
         if self._shard == self._shard_blocks and not self._units:
@@ -137,10 +129,6 @@ class Sharded:
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def bypassed(self) -> Iterator[None]:
-        yield  # a part alone computes nothing: whoever calls the model does so on every rank
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.void:
             return self._stand_in(*args, **kwargs)
@@ -163,13 +151,8 @@ class Sharded:
         if self._grouped and self._shard is not None:
             self.module.set_requires_gradient_sync(micro.last)  # type: ignore[operator]
 
-    def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
-        # fully_shard reduces inside its own streams, where a vote cannot travel with it.
-        if self.void:
-            return None
-        return attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
-
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
+        # fully_shard reduces inside its own streams, where a vote cannot travel with it.
         exchange = VoteExchange(self._world, vote)
         loss.backward()
         if vote is not None and self._shard is None:
@@ -196,12 +179,6 @@ class Sharded:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         local_optimizer_step.step(optimizer)
-
-    def exposed_s(self) -> float:
-        return 0.0  # fully_shard's own streams do not tell
-
-    def squares(self) -> None:
-        return None
 
 
 def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -1,12 +1,16 @@
-"""How a model is spread over the ranks of a world: what all ways of it have in common, and which one is meant.
+"""How a model is spread over the ranks of a world: what all strategies have in common.
 
 What a script calls in place of its model stays one object, whatever becomes of the ranks behind it.
 """
 
+# mypy: disallow-untyped-calls=False
+# torch types a part of its functions only.
+
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,96 +18,82 @@ from torch import nn
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..data.sampling import Micro
-from ..world.agreement import OnError, TallyReader, Vote
+from ..world.agreement import OnError, TallyReader, Vote, attempt
 from ..world.process_group import World
-from .ddp import Replicated
 from .gradient_norms import Squares
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """How a model is spread over the ranks of a world, and taken together again."""
 
-    module: nn.Module
-    sharded: bool
+    sharded = False
     """Whether a rank holds a part of the state only: then all ranks are needed to run or to save the model."""
-    measures: bool
-    """Whether to measure gradient norms in the steps that ask for it."""
-    mesh: Any
-    """The world's DeviceMesh, where the strategy needs one."""
-    on_error: OnError
-    """Asked about an error in a pass that includes communication: see OnError."""
-    void: bool
-    """The step under way is to be done again in another world: until the next micro batch nothing is communicated."""
 
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.measures = False
+        """Whether to measure gradient norms in the steps that ask for it."""
+        self.mesh: Any = None
+        """The world's DeviceMesh, where the strategy needs one."""
+        self.on_error: OnError = lambda error: None
+        """Asked about an error in a pass that includes communication: see OnError."""
+        self.void = False
+        """The step under way is to be done again in another world: until the next micro batch nothing is sent."""
+        self._world: World | None = None
+
+    @abstractmethod
     def connect(self, world: World) -> None:
         """Take part in a world."""
 
-    def begin_pass(self) -> None:
+    def begin_pass(self) -> None:  # noqa: B027
         """A pass over the data begins: the script may have frozen parameters, or released them, on all ranks alike."""
 
-    def rehearse(self, rank: int, size: int) -> None:
+    def rehearse(self, rank: int, size: int) -> None:  # noqa: B027
         """On a joiner, while the old world still trains: what shortens the first moments in a world of this size."""
 
+    @abstractmethod
     def disconnect(self) -> None:
         """Drop everything that refers to the process group."""
 
     def bypassed(self) -> AbstractContextManager[None]:
         """Calls need no other rank, if the model allows that."""
+        return nullcontext()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
 
     @property
+    @abstractmethod
     def averaged_over(self) -> int:
         """Over how many ranks gradients are averaged, after a step's last micro batch; 1: they are added up."""
 
+    @abstractmethod
     def expect(self, micro: Micro) -> None:
         """Say, before the forward pass, which micro batch comes: with a step's last one gradients travel."""
 
     def backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         """Run backward; with a vote it is a step's last one, and the tally can be read afterwards."""
+        return None if self.void else attempt(lambda: self._backward(loss, vote), self.on_error, lambda: None)
+
+    @abstractmethod
+    def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None: ...
 
     def clip(self, limit: float) -> None:
         """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """optimizer.step(), which no gradient scaler stands before."""
+        optimizer.step()
 
     def exposed_s(self) -> float:
         """Seconds of a step, lately, in which gradients travelled and nothing was computed; 0: not known."""
+        return 0.0
 
     def squares(self) -> Squares | None:
         """Of the step just measured: |g|^2 of this rank's own mean gradient (one rank: of its first micro batch's),
         and of the mean over all. Both are as the loss was scaled; None when not measured."""
-
-
-def strategy_of(
-    name: str, module: nn.Module, optimizers: list[Any], options: dict[str, Any], unit: int | None, shards: int
-) -> Strategy:
-    """The strategy of that name. unit: ranks of a replica, shards: those of a deterministic step, both from join().
-
-    Raises TrainingError for an unknown one, and for what does not go together.
-    """
-    if name not in ("ddp", "fsdp"):
-        raise TrainingError(f"job.wrap(strategy={name!r}) is not known; accepted: 'ddp', 'fsdp'")
-    if shards:
-        if name != "ddp" or unit is not None:
-            raise TrainingError("join(deterministic=True) accepts whole replicas: strategy='ddp', without a unit")
-        from .deterministic import Deterministic
-
-        return Deterministic(module, options, shards)
-    if name == "ddp" and unit is None and "parallelize" not in options:
-        return Replicated(module, options)
-    from ..world.mesh import CUTS_ON_CPUS
-    from .fsdp import Sharded
-
-    on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
-    if name == "fsdp" and on_cpu and not CUTS_ON_CPUS:
-        raise TrainingError(
-            f"job.wrap(strategy='fsdp') of a model on the CPU needs a newer torch than {torch.__version__}, whose "
-            "fully_shard computes on GPUs only; accepted here: strategy='ddp', or a model on a GPU"
-        )
-
-    return Sharded(module, optimizers, options, unit, replicas_shard=name == "fsdp")
+        return None
 
 
 class Wrapped:

@@ -7,14 +7,14 @@ files (checkpoint/), and does not know what a world is (world/state_transfer).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any, Protocol
 
 import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .packed_tensors import copied, match, pack, restructured, slots_of, unpack
+from .packed_tensors import Slot, copied, match, pack, restructured, slots_of, unpack
 from .progress import TrainingProgress
 
 FORMAT = 1
@@ -137,6 +137,23 @@ class State:
         if only is None:
             self.take_progress(captured)
 
+    def likes(self, skeleton: Any) -> Iterator[tuple[str, Slot, torch.Tensor]]:
+        """Tensors of a packed capture that have one of ours of their shape, by whose layout they can be cut up: of a
+        module the tensor itself, of an optimizer's state the parameter. With the part's name."""
+        for name, saved in skeleton["parts"].items():
+            part = self.parts.get(name)
+            pairs: list[tuple[Any, Any]] = []
+            if isinstance(part, torch.nn.Module):
+                own = part.state_dict()
+                pairs = [(slot, own.get(key)) for key, slot in saved.items()]
+            elif isinstance(part, torch.optim.Optimizer):
+                parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+                known = [(number, entries) for number, entries in saved["state"].items() if number < len(parameters)]
+                pairs = [(slot, parameters[number]) for number, entries in known for slot in entries.values()]
+            for slot, like in pairs:
+                if isinstance(slot, Slot) and isinstance(like, torch.Tensor) and tuple(like.shape) == slot.shape:
+                    yield name, slot, like
+
     def receive(self, skeleton: Any, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], None]]:
         """Tensors for what a packed capture names, by slot, to be filled: the model's own where they fit. And what to
         call then, to take over the capture."""
@@ -144,12 +161,11 @@ class State:
         own_model = pack(self.parts["Model"].state_dict(), found) if "Model" in self.parts else None
         places: dict[int, torch.Tensor] = {}
         match(skeleton["parts"].get("Model"), own_model, found, places)
-        slots = sorted(slots_of(skeleton), key=lambda slot: slot.number)
         tensors = [
             places[slot.number]
             if slot.number in places
             else torch.empty(slot.shape, dtype=slot.dtype, device=device if slot.device != "cpu" else "cpu")
-            for slot in slots
+            for slot in slots_of(skeleton)
         ]
         skip = {"Model"} if len(places) == len(found) else set()
         return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)

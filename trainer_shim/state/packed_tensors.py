@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,36 +32,39 @@ def copied(value: Any) -> Any:
     return unpack(skeleton, [tensor.to("cpu", copy=True) for tensor in tensors])
 
 
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure with change(leaf) in place of each leaf: of whatever is no dict, list or tuple.
+
+    Subclasses of dict (OrderedDict with attributes, defaultdict) become plain: load_state_dict asks for no more.
+    """
+    if isinstance(value, dict):
+        return {key: rebuilt(entry, change) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(rebuilt(entry, change) for entry in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(rebuilt(entry, change) for entry in value)
+    return change(value)
+
+
 def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The structure with its tensors taken out into `tensors`."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return Slot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
-    if isinstance(value, dict):
-        # Subclasses (OrderedDict with attributes, defaultdict) become plain: load_state_dict asks for no more.
-        return {key: pack(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(pack(entry, tensors) for entry in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(pack(entry, tensors) for entry in value)
-    return value
+
+    def take_out(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensors.append(leaf.detach())
+        return Slot(len(tensors) - 1, tuple(leaf.shape), leaf.dtype, leaf.device.type)
+
+    return rebuilt(value, take_out)
 
 
 def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse of pack."""
-    if isinstance(value, Slot):
-        return tensors[value.number]
-    if isinstance(value, dict):
-        return {key: unpack(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(unpack(entry, tensors) for entry in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(unpack(entry, tensors) for entry in value)
-    return value
+    return rebuilt(value, lambda leaf: tensors[leaf.number] if isinstance(leaf, Slot) else leaf)
 
 
 def slots_of(value: Any) -> Iterator[Slot]:
-    """The places of tensors in a packed structure."""
+    """The places of tensors in a packed structure, by number."""
     if isinstance(value, Slot):
         yield value
     elif isinstance(value, (dict, list, tuple)):

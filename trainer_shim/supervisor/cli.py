@@ -115,7 +115,7 @@ def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]
         words = commands.agent_command(options.command)
         if jobs:
             job = next(job for job in jobs if job.job_id == piece.slurm_job_id)
-            words = commands.srun(commands.Step(piece, job), words)
+            words = commands.srun(piece, job, words)
         lines.append(shlex.join(words))
     slots = [(piece, node, gpu) for piece in pieces for node in piece.nodes for gpu in range(piece.gpus_per_node)]
     for rank, (piece, node, gpu) in enumerate(slots):

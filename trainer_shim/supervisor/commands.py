@@ -9,7 +9,6 @@ from __future__ import annotations
 import site
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.protocol.messages import Piece, Shape
@@ -58,31 +57,20 @@ def agent_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "slurm_elastic.trainer_shim.node.agent", *arguments]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How srun is to be asked for one piece's agents."""
-
-    piece: Piece
-    job: SlurmJob
-
-    def target(self) -> list[str]:
-        """Which job; a component of a heterogeneous one is reached through its leader only."""
-        if self.job.component is None:
-            return [f"--jobid={self.piece.slurm_job_id}"]
-        leader, number = self.job.component
-        return [f"--jobid={leader}", f"--het-group={number}"]
-
-
-def srun(step: Step, command: Sequence[str]) -> list[str]:
+def srun(piece: Piece, job: SlurmJob, command: Sequence[str]) -> list[str]:
     """One agent per node of a piece. A task that ends, or is killed with its node, leaves the others running."""
-    piece, count = step.piece, len(step.piece.nodes)
+    count = len(piece.nodes)
+    target = [f"--jobid={piece.slurm_job_id}"]
+    if job.component is not None:  # of a heterogeneous job, which is reached through its leader only
+        leader, number = job.component
+        target = [f"--jobid={leader}", f"--het-group={number}"]
     words = [
         "srun",
-        *step.target(),
+        *target,
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={step.job.cpus_per_node}",
+        f"--cpus-per-task={job.cpus_per_node}",
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--no-kill",
@@ -95,10 +83,10 @@ def srun(step: Step, command: Sequence[str]) -> list[str]:
         "--unbuffered",
         "--job-name=selastic",
     ]
-    if any(step.job.gpus):
+    if any(job.gpus):
         # Without the type: a step may only name one where the job itself was submitted with one.
         words.append(f"--gres=gpu:{piece.gpus_per_node}")
-    if set(piece.nodes) != set(step.job.nodes):
+    if set(piece.nodes) != set(job.nodes):
         words.append(f"--nodelist={','.join(piece.nodes)}")
     return [*words, *command]
 

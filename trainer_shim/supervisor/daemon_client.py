@@ -11,13 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from slurm_elastic.protocol import messages, routes
+from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Reports, Resize
 from slurm_elastic.protocol.munge import MungeError
-from slurm_elastic.protocol.routes import ResizeQuery, Route
+from slurm_elastic.protocol.routes import ResizeQuery
 
 MAX_REPORTS = 1000
 MAX_PHASES = 200
@@ -27,26 +27,12 @@ FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 
 
-class Http(Protocol):
-    """The part of client.Client that is used here."""
-
-    def call(
-        self,
-        route: Route,
-        job_id: int | None = None,
-        query: object = None,
-        message: object = None,
-        token: str | None = None,
-        timeout: float | None = None,
-    ) -> dict[str, Any] | None: ...
-
-
 class DaemonClient:
     """See the module. `said` gets sentences worth showing to the user, `registered` each registration's answer."""
 
     def __init__(
         self,
-        client: Http,
+        client: Client,
         job_id: int,
         resize: Callable[[Resize], None],
         said: Callable[[str], None],

@@ -64,18 +64,13 @@ class SlurmLauncher:
 
     def launch(self, piece: Piece, number: int) -> None:
         job = self._jobs[piece.slurm_job_id]
-        command = self.command(piece)
+        command = commands.srun(piece, job, commands.agent_command(self._setup.arguments))
         env = {**self._setup.env, **threads(self._setup.env, job.cpus_per_node, piece.gpus_per_node)}
         env["SELASTIC_AGENT_JOB"] = str(piece.slurm_job_id)  # SLURM_JOB_ID is the leader's in every component
         if piece.kind == "companion":
             env["SELASTIC_COMPANION"] = "1"
         log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
         self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
-
-    def command(self, piece: Piece) -> list[str]:
-        """The srun for a piece."""
-        step = commands.Step(piece, self._jobs[piece.slurm_job_id])
-        return commands.srun(step, commands.agent_command(self._setup.arguments))
 
     def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         self._companions.submit(resize_id, index, shape, wait_s)

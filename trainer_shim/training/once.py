@@ -35,11 +35,8 @@ def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, .
 
 def share(session: Session, value: Any) -> Any:
     """Rank 0's picklable value, on every rank."""
-    try:
+    with session.membership.ending_when_broken():
         return worlds.share(session.world(), value)
-    except RuntimeError as error:
-        session.membership.broken(error)
-        raise
 
 
 def _quietly(session: Session, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -221,11 +221,8 @@ class Session:
         captured = found[1] if found is not None else None
         if found is not None and found[0].parts and in_parts is None:
             captured = self.snapshots.read_whole(found)
-        try:
+        with membership.ending_when_broken():
             self.world_switch.connect(world.rank == 0, captured=captured, in_parts=in_parts)
-        except RuntimeError as error:
-            membership.broken(error)
-            raise
         if self.state.progress.frozen is not None:
             for name, parameter in self.model().module.named_parameters():
                 parameter.requires_grad_(name not in self.state.progress.frozen)

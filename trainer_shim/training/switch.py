@@ -28,7 +28,7 @@ from ..state.kept_parts import State
 from ..state.progress import TrainingProgress
 from ..world import process_group as worlds
 from ..world import state_transfer
-from ..world.process_group import Gate, World, WorldNotFormed
+from ..world.process_group import Gate, World
 from ..world.rendezvous import Membership, WayBack
 from ..world.state_transfer import HeldParts
 from .learning_rate import Tuning
@@ -123,11 +123,8 @@ class WorldSwitch:
             if before.kept is not None:
                 state_transfer.rescue(before.kept, old, new_ranks, coming.size, coming.forming_s)
 
-        try:
+        with session.membership.ending_when_broken():
             left = session.membership.leave(coming, position, rescue, model.disconnect)
-        except RuntimeError as error:
-            session.membership.broken(error)
-            raise
         session.forget_votes()
         if left is None:
             session.snapshots.hold()
@@ -138,7 +135,7 @@ class WorldSwitch:
         if gate is None:
             self._return(session.membership.linger(way), 2 * coming.forming_s + coming.first_step_s)
             return
-        problem = self._enter(gate, before.kept)
+        problem = session.membership.problem_in(lambda: self._enter(gate, before.kept))
         session.snapshots.hold()
         if problem:
             self._return(problem, 2 * coming.forming_s)
@@ -146,19 +143,10 @@ class WorldSwitch:
         session.reporting.resumed()
         session.note({"resize": [old.size, session.world().size], "step": progress.step})
 
-    def _enter(self, gate: Gate, kept: HeldParts | None) -> str:
-        """Form the new world; why that failed, or nothing. The error's own frames, which hold on to the group, end."""
-        try:
-            self._session.membership.form(gate, self._way)
-            self.connect(has_state=True, kept=kept)
-            return ""
-        except WorldNotFormed as error:
-            return str(error)
-        except RuntimeError as error:
-            problem = self._session.membership.what_broke(error)
-            if not problem:
-                raise
-            return problem
+    def _enter(self, gate: Gate, kept: HeldParts | None) -> None:
+        """Form the new world."""
+        self._session.membership.form(gate, self._way)
+        self.connect(has_state=True, kept=kept)
 
     def connect(
         self,
@@ -208,13 +196,8 @@ class WorldSwitch:
         and the step is void. Every rank calls this."""
         if not self._on_trial:
             return True
-        session, problem = self._session, ""
-        try:
-            worlds.gather(session.world(), 0)
-        except RuntimeError as error:
-            problem = session.membership.what_broke(error)
-            if not problem:
-                raise
+        session = self._session
+        problem = session.membership.problem_in(lambda: worlds.gather(session.world(), 0))
         if problem:
             self._return(problem, session.membership.first_step_s)
             return False
@@ -254,17 +237,13 @@ class WorldSwitch:
         model.disconnect()
         session.forget_votes()
         session.state.progress = before.progress
-        again = ""
-        try:
+
+        def form_old() -> None:
             membership.back(way, patience_s)
             before.put_back(model.module)
             self.connect(has_state=True, kept=before.kept)
-        except WorldNotFormed as error:
-            again = str(error)
-        except RuntimeError as error:
-            again = membership.what_broke(error)
-            if not again:
-                raise
+
+        again = membership.problem_in(form_old)
         if again:
             membership.fail(way.coming.generation, f"{problem}; the old world cannot be formed again: {again}")
         self._final()

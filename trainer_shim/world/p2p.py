@@ -17,9 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ALONE_BYTES = 1 << 20
-"""From this size on a part travels by itself: putting it beside others would cost two copies."""
-PARCEL_BYTES = 32 << 20
+from .process_group import buckets_of
+
 OBJECTS = 1 << 20
 """Tags from here on are those of objects."""
 Parts = Mapping[int, Sequence[torch.Tensor]]
@@ -35,12 +34,12 @@ def move(sends: Parts, receives: Parts, seconds: float) -> None:
     arriving: list[tuple[list[torch.Tensor], torch.Tensor]] = []
     leaving: list[torch.Tensor] = []
     for peer in sorted(receives):
-        for tag, parcel in enumerate(parcels(receives[peer])):
+        for tag, parcel in enumerate(_parcels(receives[peer])):
             flat = _as_bytes(parcel[0]) if _direct(parcel) else torch.empty(_bytes(parcel), dtype=torch.uint8)
             pending.append(dist.irecv(flat, src=peer, tag=tag))
             arriving.append((parcel, flat))
     for peer in sorted(sends):
-        for tag, parcel in enumerate(parcels(sends[peer])):
+        for tag, parcel in enumerate(_parcels(sends[peer])):
             flat = (
                 _as_bytes(parcel[0]) if _direct(parcel) else torch.cat([_as_bytes(_at_host(part)) for part in parcel])
             )
@@ -54,23 +53,9 @@ def move(sends: Parts, receives: Parts, seconds: float) -> None:
                 part.copy_(aligned.view(part.dtype).view(part.shape))
 
 
-def parcels(parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _parcels(parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """What travels together; the same on both sides, which know shapes and types only."""
-    found: list[list[torch.Tensor]] = []
-    room = 0
-    for part in parts:
-        size = _bytes([part])
-        if size == 0:
-            continue
-        if size >= ALONE_BYTES:
-            found.insert(0, [part])
-        elif size <= room:
-            found[-1].append(part)
-            room -= size
-        else:
-            found.append([part])
-            room = PARCEL_BYTES - size
-    return found
+    return buckets_of(parts, kind=lambda part: None)
 
 
 def tell(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:

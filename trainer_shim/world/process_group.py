@@ -17,7 +17,7 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -312,10 +312,13 @@ def share(world: World, value: Any) -> Any:
     return box[0]
 
 
-def buckets_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Small tensors of one kind and device side by side, up to BUCKET_BYTES; the same on every rank."""
+def buckets_of(
+    tensors: Sequence[torch.Tensor],
+    kind: Callable[[torch.Tensor], object] = lambda tensor: (tensor.dtype, tensor.device.type),
+) -> list[list[torch.Tensor]]:
+    """Small tensors of one kind side by side, up to BUCKET_BYTES; the same on every rank. Empty ones are left out."""
     buckets: list[list[torch.Tensor]] = []
-    room: dict[tuple[torch.dtype, str], tuple[list[torch.Tensor], int]] = {}
+    room: dict[object, tuple[list[torch.Tensor], int]] = {}
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
@@ -323,11 +326,10 @@ def buckets_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         if size >= ALONE_BYTES:
             buckets.append([tensor])
             continue
-        key = (tensor.dtype, tensor.device.type)
-        bucket, used = room.get(key, ([], BUCKET_BYTES))
+        bucket, used = room.get(kind(tensor), ([], BUCKET_BYTES))
         if used + size > BUCKET_BYTES:
             bucket, used = [], 0
             buckets.append(bucket)
         bucket.append(tensor)
-        room[key] = (bucket, used + size)
+        room[kind(tensor)] = (bucket, used + size)
     return buckets

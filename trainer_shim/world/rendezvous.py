@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -254,11 +254,30 @@ class Membership:
             return ""
         return f"world {self.world.generation} broke: {str(error).splitlines()[0]}"
 
-    def broken(self, error: RuntimeError) -> None:
-        """A collective failed. Under the supervisor the dead rank is its business, and this worker leaves quietly."""
-        why = self.what_broke(error)
-        if why and self.world is not None:
-            self.fail(self.world.generation, why)
+    @contextlib.contextmanager
+    def ending_when_broken(self) -> Iterator[None]:
+        """Under the supervisor this worker leaves when a collective in here fails; elsewhere the error is raised."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = self.what_broke(error)
+            if why and self.world is not None:
+                self.fail(self.world.generation, why)
+            raise
+
+    def problem_in(self, run: Callable[[], object]) -> str:
+        """Why no world came of `run`, in one line; "" when it succeeds. The error's frames, which hold on to the group,
+        are gone when this returns."""
+        try:
+            run()
+        except WorldNotFormed as error:
+            return str(error)
+        except RuntimeError as error:
+            problem = self.what_broke(error)
+            if not problem:
+                raise
+            return problem
+        return ""
 
     def go(self, code: int = 0) -> NoReturn:
         """Leave at once: what a torch process does at exit takes longer than many a resize."""

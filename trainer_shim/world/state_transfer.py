@@ -63,7 +63,7 @@ def rescue(kept: HeldParts, old: World, new_ranks: list[int], size: int, seconds
     if min(new_ranks) >= 0:
         return
     held = p2p.tell_all(kept.boxes())
-    slots = _slots(kept.skeleton)
+    slots = list(slots_of(kept.skeleton))
     pieces = {}
     for slot, cuts in zip(slots, kept.cuts, strict=True):
         boxes = [everything[slot.number] for everything in held]
@@ -90,7 +90,7 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
         skeleton = p2p.tell(kept.skeleton if kept else None, holders[0], joiners, world.rank, seconds)
     else:
         skeleton = kept.skeleton if kept else None
-    slots = _slots(skeleton)
+    slots = list(slots_of(skeleton))
     likes = dict(_likes(skeleton, state))
     tensors: list[Any] = [None] * len(slots)
     wanted: list[Box | None] = []
@@ -119,28 +119,11 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
     state.restore(captured, only=names, skip={"Model"} if _in_place(skeleton, likes) else set())
 
 
-def _slots(skeleton: Any) -> list[Slot]:
-    return sorted(slots_of(skeleton), key=lambda slot: slot.number)
-
-
 def _likes(skeleton: Any, state: State) -> Iterator[tuple[int, tuple[torch.Tensor, bool]]]:
     """What tensors are to be laid out like, by slot; and whether they are the very tensors to be filled."""
-    for name, saved in skeleton["parts"].items():
-        part = state.parts.get(name)
-        if isinstance(part, torch.nn.Module):
-            own = part.state_dict()
-            for key, slot in saved.items():
-                mine = own.get(key)
-                if not isinstance(slot, Slot) or not isinstance(mine, torch.Tensor):
-                    continue
-                if (tuple(mine.shape), mine.dtype) == (slot.shape, slot.dtype):
-                    yield slot.number, (mine, name == "Model")
-        elif isinstance(part, torch.optim.Optimizer):
-            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-            for number, entries in saved["state"].items():
-                for slot in entries.values() if number < len(parameters) else ():
-                    if isinstance(slot, Slot) and tuple(parameters[number].shape) == slot.shape:
-                        yield slot.number, (parameters[number], False)
+    for name, slot, like in state.likes(skeleton):
+        if like.dtype == slot.dtype or not isinstance(state.parts[name], torch.nn.Module):
+            yield slot.number, (like, name == "Model")
 
 
 def _place(slot: Slot, like: tuple[torch.Tensor, bool] | None, own: torch.Tensor | None) -> torch.Tensor:

@@ -122,7 +122,7 @@ def test_component_ids() -> None:
 
 def test_srun_outlives_its_tasks_and_names_no_gpu_type() -> None:
     """A killed task must not end the step, and Slurm refuses a type that the job was not submitted with."""
-    words = commands.srun(commands.Step(job().piece("base"), job()), ["agent"])
+    words = commands.srun(job().piece("base"), job(), ["agent"])
     assert {"--jobid=7", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=0", "--wait=0", "--overlap"} <= set(words)
     assert "--gres=gpu:2" in words
     assert not any(word.startswith("--nodelist") for word in words)
@@ -147,13 +147,13 @@ def test_srun_is_asked_again_only_for_what_passes(line: str, again: bool) -> Non
 def test_srun_on_a_part_names_its_nodes() -> None:
     """An agent that is started again runs where the lost one was."""
     part = Piece(7, "base", ("n1",), 2)
-    assert "--nodelist=n1" in commands.srun(commands.Step(part, job()), ["agent"])
+    assert "--nodelist=n1" in commands.srun(part, job(), ["agent"])
 
 
 def test_srun_reaches_a_component_through_its_leader() -> None:
     """srun refuses a component's own job id."""
     component = job(job_id=8, component=(7, 1))
-    words = commands.srun(commands.Step(component.piece("component"), component), ["agent"])
+    words = commands.srun(component.piece("component"), component, ["agent"])
     assert {"--jobid=7", "--het-group=1"} <= set(words)
     assert "--jobid=8" not in words
 
