@@ -88,7 +88,7 @@ def watched(job: elastic.Job) -> Stopwatch:
     watch.watch(model, "connect", "wrap model")
     watch.watch(state_transfer, "rescue", "leavers' parts")
     watch.watch(p2p, "tell", "what there is")
-    watch.watch(p2p, "tell_all", "who has what")
+    watch.watch(p2p, "gather_objects", "who has what")
     watch.watch(p2p, "move", "send state")
     watch.watch(state, "restore", "take state over")
     watch.watch(switch.WorldSwitch, "settle", "all have done it")

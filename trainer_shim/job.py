@@ -122,7 +122,7 @@ class Job(JobProperties):
         parallel.on_error = self._session.world_switch.broke
         parallel.measures = not optimization.scaled
         self._tuning.wants_noise = not optimization.scaled and (
-            self._session.membership.link is not None or self._tuning.rule == "adascale"
+            self._session.membership.client is not None or self._tuning.rule == "adascale"
         )
         self._state.keep("Model", model, own=True)
         optimization.keep_in(self._state)

@@ -2,7 +2,7 @@
 
 At a switch of replicas the copy is taken while the new world forms and written after its first step; where every rank
 holds parts they are written before it. Periodic ones at a step that all ranks agreed on; during an evaluation on rank
-0, when no step comes, on the link's thread.
+0, when no step comes, on the client's thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .files import Found, Saved, Writer
 from .schedule import Background, Saving
 
 SAVE_WAIT_S = 20.0
-"""How long a leaving worker waits for its last snapshot to be on disk; below link.LOST_GRACE_S."""
+"""How long a leaving worker waits for its last snapshot to be on disk; below worker_client.LOST_GRACE_S."""
 AHEAD_S = 60.0
 """How long a switch is put off, while training goes on, until the checkpoint before it is written."""
 PARTS_WAIT_S = 5.0
@@ -147,13 +147,13 @@ class Snapshots:
                 self._quiet = False
 
     def while_quiet(self) -> None:
-        """On rank 0's link thread. During an evaluation no step comes that could save."""
-        link = self._membership.link
-        if link is None or not link.save_wanted():
+        """On rank 0's client thread. During an evaluation no step comes that could save."""
+        client = self._membership.client
+        if client is None or not client.save_wanted():
             return
         with self._still:
             if self._quiet and not self._model().sharded and self.saving.writer is not None:
-                link.save_taken()
+                client.save_taken()
                 self.saving.put(self._state.snapshot())
 
     # -- on the writer's thread ------------------------------------------------------------------------------------
@@ -163,6 +163,6 @@ class Snapshots:
             self._state.recycle(snapshot)
 
     def _saved(self, saved: Saved) -> None:
-        if self._membership.link is not None:
+        if self._membership.client is not None:
             fields = {"step": saved.step, "samples": saved.samples, "path": str(saved.path)}
-            self._membership.link.send({"type": "saved", **fields})
+            self._membership.client.send({"type": "saved", **fields})

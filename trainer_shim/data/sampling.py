@@ -93,7 +93,7 @@ class Micro:
     measured: bool
     """Whether the noise scale is measured in this step."""
     weight: int
-    """How many of them count: all, or none where a rank has no share of a short last step and computes for company."""
+    """How many of them count: all, or none where a rank has no share of a short last step, and only communicates."""
 
     shard: int = -1
     """The part of a deterministic step that this belongs to, ..."""
@@ -196,7 +196,7 @@ class MicroBatches:
                 return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part))]
         places = positions_of(cursor, self.samples, slicing)
         # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
-        company = range(cursor, cursor + min(2, total))
+        padding = range(cursor, cursor + min(2, total))
         places = places or [(range(0), -1, 0, False)]
         return [
             Micro(
@@ -205,7 +205,7 @@ class MicroBatches:
                 total,
                 number,
                 len(places),
-                self._take(part or company),
+                self._take(part or padding),
                 measured,
                 len(part),
                 shard,

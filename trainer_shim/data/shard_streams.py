@@ -182,10 +182,10 @@ class StreamMicroBatches:
         measured = is_measured(cursor, self._slicing)
         own = self._numbers(runs[self._slicing.rank])
         # Where a rank has no share: one or two samples of rank 0's, without weight.
-        company = tuple(self._numbers(runs[0])[:2])
+        padding = tuple(self._numbers(runs[0])[:2])
         limit = micro_limit(cursor, total, len(own), self._slicing)
         parts = micros_of(range(len(own)), limit, max(1, least(total, self._slicing)))
-        chosen = [tuple(own[part.start : part.stop]) or company for part in parts]
+        chosen = [tuple(own[part.start : part.stop]) or padding for part in parts]
         return [
             Micro(self.version, cursor, total, number, len(parts), samples, measured, len(part))
             for number, (part, samples) in enumerate(zip(parts, chosen, strict=True))

@@ -1,6 +1,6 @@
 """What a worker says of its training: reports to the supervisor, and a line in the job's log for each resize.
 
-The training thread only notes numbers; the link's thread asks whether a report is due.
+The training thread only notes numbers; the client's thread asks whether a report is due.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Reporting:
 
     def _say_running(self, first_rate: float, batch: int, total: int) -> None:
         """After a world's first step, of `total` samples."""
-        world, progress, link = self._membership.world, self._state.progress, self._membership.link
+        world, progress, client = self._membership.world, self._state.progress, self._membership.client
         self._announce = False
         if world is None:
             return
@@ -90,23 +90,23 @@ class Reporting:
             if world.rank == 0:
                 batches = (int(old_batch), batch)
                 print(self._tuning.describe(batches, world.size, lrs, pause_s, progress), flush=True)
-        if link is not None and world.rank == 0:
+        if client is not None and world.rank == 0:
             fields = {"generation": world.generation, "step": progress.step, "samples": progress.samples - total}
-            link.send({"type": "running", **fields, "batch": batch, "pause_s": pause_s})
+            client.send({"type": "running", **fields, "batch": batch, "pause_s": pause_s})
 
     def due(self) -> None:
-        """On the link's thread: send the report when it is time for one."""
-        link = self._membership.link
-        if link is not None and link.report_s > 0:
-            self.meter.every(link.report_s)
+        """On the client's thread: send the report when it is time for one."""
+        client = self._membership.client
+        if client is not None and client.report_s > 0:
+            self.meter.every(client.report_s)
         self.send(self.meter.due())
 
     def send(self, report: dict[str, Any] | None) -> None:
         """Queue a report under a supervisor: rank 0's is the job's, of the others only what ranks differ in."""
-        world, link = self._membership.world, self._membership.link
-        if report is None or link is None or world is None:
+        world, client = self._membership.world, self._membership.client
+        if report is None or client is None or world is None:
             return
         if world.rank == 0:
-            link.report({"type": "report", **report})
+            client.report({"type": "report", **report})
         else:
-            link.report({"type": "pace", "generation": report["generation"], "pace": report["pace"]})
+            client.report({"type": "pace", "generation": report["generation"], "pace": report["pace"]})

@@ -46,7 +46,7 @@ class Session:
         self.reporting = Reporting(membership, tuning, self.state)
         self.snapshots = Snapshots(membership, self.state, self.model, directory, every_s)
         self.saving = self.snapshots.saving
-        self.pass_boundary = PassBoundary(self.state, membership.link is not None or self.saving.writer is not None)
+        self.pass_boundary = PassBoundary(self.state, membership.client is not None or self.saving.writer is not None)
         self.device: torch.device = membership.device()
         self.strategy: Strategy | None = None
         self.optimization: OptimizerSteps | None = None
@@ -62,8 +62,8 @@ class Session:
         self._lag = 1 if self.device.type == "cuda" else 0
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
-        if membership.link is not None:
-            membership.link.on_tick = self._tick
+        if membership.client is not None:
+            membership.client.on_tick = self._tick
         else:
             self.saving.handle_signals()
 
@@ -255,7 +255,7 @@ class Session:
         self.tuning.change(progress, batch)
 
     def _tick(self) -> None:
-        """On the link's thread."""
+        """On the client's thread."""
         self.reporting.due()
         if self.rank == 0:
             self.snapshots.while_quiet()
@@ -277,18 +277,18 @@ class Session:
         self.reporting.send(self.reporting.meter.rest())
         self.snapshots.save()
         self.saving.finish()
-        link = self.membership.link
-        if link is not None:
+        client = self.membership.client
+        if client is not None:
             fields = {"step": progress.step, "samples": progress.samples, "epoch": progress.epoch}
-            link.send({"type": "done", **fields, "finished": finished})
-            link.flush()
+            client.send({"type": "done", **fields, "finished": finished})
+            client.flush()
 
     def close(self) -> None:
         """Take leave of the group and of the supervisor."""
         if self.strategy is not None:
             self.strategy.disconnect()
         # Under the supervisor the process ends right after this, and destroying a group may wait for dead ranks.
-        if self.membership.world is not None and self.membership.world.grouped and self.membership.link is None:
+        if self.membership.world is not None and self.membership.world.grouped and self.membership.client is None:
             worlds.leave()
-        if self.membership.link is not None:
-            self.membership.link.close()
+        if self.membership.client is not None:
+            self.membership.client.close()

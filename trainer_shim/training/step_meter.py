@@ -1,6 +1,6 @@
 """What a world does, measured beside the training thread's work: step times, waiting, memory.
 
-The training thread appends a few numbers per step; medians are taken when a report is due, on the link's thread. The
+The training thread appends a few numbers per step; medians are taken when a report is due, on the client's thread. The
 first steps of a world are left out: caches are cold and the allocator grows.
 """
 
@@ -130,7 +130,7 @@ class Meter:
 
     def rest(self) -> dict[str, Any] | None:
         """The report for the time since the last one, due or not: this world, or the training, ends."""
-        with self._reporting:  # the link's thread and the training thread may both think that it is time
+        with self._reporting:  # the client's thread and the training thread may both think that it is time
             steps, shape, position = self._steps, self._shape, self._position
             if len(steps) < FEWEST_STEPS or shape is None or position is None:
                 return None

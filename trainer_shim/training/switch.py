@@ -29,7 +29,7 @@ from ..state.progress import TrainingProgress
 from ..world import process_group as worlds
 from ..world import state_transfer
 from ..world.process_group import Gate, World
-from ..world.rendezvous import Membership, WayBack
+from ..world.rendezvous import LeftWorld, Membership
 from ..world.state_transfer import HeldParts
 from .learning_rate import Tuning
 from .reporting import Reporting
@@ -87,7 +87,7 @@ class WorldSwitch:
 
     def __init__(self, session: SwitchingSession) -> None:
         self._session = session
-        self._way: WayBack | None = None
+        self._left: LeftWorld | None = None
         self._before: StateBefore | None = None
         self._on_trial = False
         self._put_off = 0
@@ -124,16 +124,16 @@ class WorldSwitch:
                 state_transfer.rescue(before.kept, old, new_ranks, coming.size, coming.forming_s)
 
         with session.membership.ending_when_broken():
-            left = session.membership.leave(coming, position, rescue, model.disconnect)
+            change = session.membership.leave(coming, position, rescue, model.disconnect)
         session.forget_votes()
-        if left is None:
+        if change is None:
             session.snapshots.hold()
             self._went_on(coming)
             return
-        way, gate = left
-        self._way, self._before = way, before
+        left, gate = change
+        self._left, self._before = left, before
         if gate is None:
-            self._return(session.membership.linger(way), 2 * coming.forming_s + coming.first_step_s)
+            self._return(session.membership.wait_dismissed(left), 2 * coming.forming_s + coming.first_step_s)
             return
         problem = session.membership.problem_in(lambda: self._enter(gate, before.kept))
         session.snapshots.hold()
@@ -145,7 +145,7 @@ class WorldSwitch:
 
     def _enter(self, gate: Gate, kept: HeldParts | None) -> None:
         """Form the new world."""
-        self._session.membership.form(gate, self._way)
+        self._session.membership.form(gate, self._left)
         self.connect(has_state=True, kept=kept)
 
     def connect(
@@ -206,7 +206,7 @@ class WorldSwitch:
 
     def _final(self) -> None:
         self._on_trial = False
-        self._way = self._before = None
+        self._left = self._before = None
         worlds.bound(self._session.world())
 
     def broke(self, error: RuntimeError) -> Callable[[], None] | None:
@@ -216,7 +216,7 @@ class WorldSwitch:
         problem = membership.what_broke(error)
         if not problem:
             return None
-        if self._way is None:
+        if self._left is None:
             membership.fail(self._session.world().generation, problem)
 
         def undo() -> None:
@@ -229,27 +229,27 @@ class WorldSwitch:
 
     def _return(self, problem: str, patience_s: float) -> None:
         """Go on in the old world; where there is no way back, leave, and have the supervisor start another."""
-        session, way, before = self._session, self._way, self._before
+        session, left, before = self._session, self._left, self._before
         membership, model = session.membership, session.model()
-        if way is None or before is None:
+        if left is None or before is None:
             membership.fail(session.world().generation, problem)
-        self._way = None
+        self._left = None
         model.disconnect()
         session.forget_votes()
         session.state.progress = before.progress
 
         def form_old() -> None:
-            membership.back(way, patience_s)
+            membership.back(left, patience_s)
             before.put_back(model.module)
             self.connect(has_state=True, kept=before.kept)
 
         again = membership.problem_in(form_old)
         if again:
-            membership.fail(way.coming.generation, f"{problem}; the old world cannot be formed again: {again}")
+            membership.fail(left.coming.generation, f"{problem}; the old world cannot be formed again: {again}")
         self._final()
-        membership.stayed(way.coming, problem)
-        session.note({"undone": way.coming.generation})
-        self._went_on(way.coming)
+        membership.stayed(left.coming, problem)
+        session.note({"undone": left.coming.generation})
+        self._went_on(left.coming)
 
     def _went_on(self, coming: ComingWorld) -> None:
         session = self._session

@@ -58,7 +58,7 @@ def _parcels(parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return buckets_of(parts, kind=lambda part: None)
 
 
-def tell(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:
+def send_object(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:
     """The source's picklable value, on the targets too; other ranks take no part."""
     deadline = time.monotonic() + seconds
     if rank == source and targets:
@@ -76,7 +76,7 @@ def tell(value: Any, source: int, targets: Sequence[int], rank: int, seconds: fl
     return value
 
 
-def tell_all(value: Any) -> list[Any]:
+def gather_objects(value: Any) -> list[Any]:
     """Every rank's picklable value, by rank."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)

@@ -29,7 +29,7 @@ from .process_group import Gate, World, WorldNotFormed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WayBack:
+class LeftWorld:
     """What a world was left for, and what it takes to form it again."""
 
     old: World
@@ -57,7 +57,7 @@ class Membership:
         """unit: ranks that hold one replica together. Raises TrainingError when a fixed world is no multiple of it."""
         self.unit = unit
         self.worker = environ.get("SELASTIC_WORKER", f"rank{environ.get('RANK', '0')}")
-        self.link: WorkerClient | None = None
+        self.client: WorkerClient | None = None
         self.batch = int(environ.get("SELASTIC_BATCH") or 0)
         self.source = ""
         self.forming_s = self.first_step_s = worlds.COLLECTIVE_TIMEOUT.total_seconds()
@@ -68,7 +68,7 @@ class Membership:
         control = environ.get("SELASTIC_CONTROL")
         self.world: World | None = None
         if control:
-            self.link = WorkerClient(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
+            self.client = WorkerClient(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
@@ -85,27 +85,27 @@ class Membership:
 
     def enter(self, about: Message) -> World:
         """The first world. Under the supervisor this waits for it, and says what is ready, and `about` it."""
-        if self.link is None:
+        if self.client is None:
             if self.world is None:
                 raise AssertionError("no world and no supervisor")
             return self.world
-        self.link.send({"type": "ready", "worker": self.worker, **about})
+        self.client.send({"type": "ready", "worker": self.worker, **about})
         while True:
-            coming = self.link.wait_held()
+            coming = self.client.wait_held()
             if coming.leave:
-                self.go()
+                self.exit_process()
             try:
-                self.world = worlds.in_units(self._join(self.link, coming), self.unit)
+                self.world = worlds.in_units(self._join(self.client, coming), self.unit)
             except WorldNotFormed as error:
-                if not self.link.lost and not self.link.still_coming(coming):
+                if not self.client.lost and not self.client.still_coming(coming):
                     continue  # called off: wait for the next one
                 self.fail(coming.generation, str(error))
             self._settle(coming)
             return self.world
 
-    def _join(self, link: WorkerClient, coming: ComingWorld) -> World:
+    def _join(self, client: WorkerClient, coming: ComingWorld) -> World:
         def called_off() -> bool:
-            return link.lost or not link.still_coming(coming)
+            return client.lost or not client.still_coming(coming)
 
         gate = Gate(coming)
         gate.arrive()
@@ -116,31 +116,31 @@ class Membership:
         return self._formed(gate)
 
     def _settle(self, coming: ComingWorld) -> None:
-        if self.link is not None:
-            self.link.taken(coming)
+        if self.client is not None:
+            self.client.taken(coming)
         self.batch, self.source = coming.batch, coming.source
         self.forming_s, self.first_step_s = coming.forming_s, coming.first_step_s
 
     def coming(self) -> ComingWorld | None:
         """The world that this worker could switch to."""
-        return self.link.held() if self.link is not None and not self.link.idle else None
+        return self.client.held() if self.client is not None and not self.client.idle else None
 
     def vote(self, save: bool, stop: bool, square: float, ready: bool = True) -> tuple[ComingWorld | None, Vote]:
         """This rank's vote with the step now ending, and the world it is about.
 
         ready: to switch to a world that is coming.
         """
-        if self.link is None or self.link.idle:
+        if self.client is None or self.client.idle:
             return None, Vote(save=save, stop=stop, square=square) if save or stop or square else EMPTY_VOTE
-        coming = self.link.held() if ready else None
-        if self.link.save_wanted():
-            self.link.save_taken()
+        coming = self.client.held() if ready else None
+        if self.client.save_wanted():
+            self.client.save_taken()
             save = True
         return coming, Vote(coming.generation if coming is not None else 0, save, stop, square)
 
     def leave(
         self, coming: ComingWorld, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]
-    ) -> tuple[WayBack, Gate | None] | None:
+    ) -> tuple[LeftWorld, Gate | None] | None:
         """Leave the current world for the coming one; every member of the current one calls this at the same step.
 
         `rescue` is called in the old world once it is certain that it ends, with the new rank of every old one (-1 for
@@ -148,8 +148,8 @@ class Membership:
         and the old one, still whole, goes on. Who has no gate has no place in the new world. `quiesced` with the
         `position` tells the supervisor that the old world is left.
         """
-        link, old = self.link, self.world
-        if link is None or old is None:
+        client, old = self.client, self.world
+        if client is None or old is None:
             raise AssertionError("only a world under the supervisor changes")
         worlds.bound(old, coming.timeout_s + coming.forming_s)
         gate, problem = None, ""
@@ -158,65 +158,65 @@ class Membership:
                 gate = Gate(coming)
                 gate.announce_switch()
                 gate.arrive()
-                gate.wait_open(lambda: link.lost or not link.still_coming(coming))
+                gate.wait_open(lambda: client.lost or not client.still_coming(coming))
             except WorldNotFormed as error:
                 problem = str(error)
         calls = worlds.gather(old, int(not problem), -1 if coming.leave else coming.rank)
         if not all(arrived for arrived, _ in calls):
-            link.taken(coming)
+            client.taken(coming)
             self.stayed(coming, problem or f"world {coming.generation} did not form")
             worlds.bound(old)
             return None
-        way = WayBack(old, coming, self.batch, self.source)
+        left = LeftWorld(old, coming, self.batch, self.source)
         rescue([rank for _, rank in calls])
-        link.send({"type": "quiesced", "generation": coming.generation, **position})
+        client.send({"type": "quiesced", "generation": coming.generation, **position})
         drop()
         worlds.leave(later=True)
         if gate is None:
-            link.taken(coming)
+            client.taken(coming)
         else:
             self._settle(coming)
-        return way, gate
+        return left, gate
 
-    def form(self, gate: Gate, way: WayBack | None = None) -> None:
+    def form(self, gate: Gate, left: LeftWorld | None = None) -> None:
         """The group of those who have arrived. Raises WorldNotFormed, soon when another one has taken the way back."""
-        ways = [way.gate(0.0)] if way is not None else []
-        self.world = worlds.in_units(self._formed(gate, ways), self.unit)
-        ways.clear()  # the world outlives the old one's store, and may wait for more groups later
+        returns = [left.gate(0.0)] if left is not None else []
+        self.world = worlds.in_units(self._formed(gate, returns), self.unit)
+        returns.clear()  # the world outlives the old one's store, and may wait for more groups later
 
-    def _formed(self, gate: Gate, ways: Sequence[Gate] = ()) -> World:
-        link, generation = self.link, gate.coming.generation
+    def _formed(self, gate: Gate, returns: Sequence[Gate] = ()) -> World:
+        client, generation = self.client, gate.coming.generation
 
         def given_up() -> bool:
-            if link is not None and (link.lost or link.called_off(generation)):
+            if client is not None and (client.lost or client.called_off(generation)):
                 return True
-            return any(back.begun() for back in ways)
+            return any(back.begun() for back in returns)
 
         return worlds.form(gate, given_up)
 
-    def back(self, way: WayBack, patience_s: float) -> None:
+    def back(self, left: LeftWorld, patience_s: float) -> None:
         """The old world again, in this process and under its old number; each of its members calls this.
 
         patience_s: how much later than this rank another may find out. Raises WorldNotFormed.
         """
         worlds.leave(later=True, broken=True)
-        self.batch, self.source = way.batch, way.source
-        gate = way.gate(patience_s)
+        self.batch, self.source = left.batch, left.source
+        gate = left.gate(patience_s)
         gate.arrive()
-        gate.wait_open(lambda: self.link is not None and self.link.lost)
+        gate.wait_open(lambda: self.client is not None and self.client.lost)
         self.form(gate)
 
-    def linger(self, way: WayBack) -> str:
+    def wait_dismissed(self, left: LeftWorld) -> str:
         """Somebody who leaves waits until the new world has done a step, and goes; when the others form their old world
         again, this returns why. The supervisor's word or its end bounds the wait."""
-        link, generation = self.link, way.coming.generation
+        client, generation = self.client, left.coming.generation
         self.on_leave()
-        gate: Gate | None = way.gate(0.0)
+        gate: Gate | None = left.gate(0.0)
         while True:
-            if link is None or link.lost:
-                self.go(EXIT_LOST)
-            if link.dismissed(generation):
-                self.go()
+            if client is None or client.lost:
+                self.exit_process(EXIT_LOST)
+            if client.dismissed(generation):
+                self.exit_process()
             try:
                 if gate is not None and gate.begun():
                     return f"world {generation} did not come about"
@@ -226,13 +226,13 @@ class Membership:
 
     def stayed(self, coming: ComingWorld, reason: str) -> None:
         """Report that the coming world cannot be formed, and that the old one goes on."""
-        if self.link is not None:
+        if self.client is not None:
             fields = {"generation": coming.generation, "error": reason, "survived": True}
-            self.link.send({"type": "failed", **fields})
+            self.client.send({"type": "failed", **fields})
 
     def check_lost(self) -> None:
         """Leave when the supervisor is gone."""
-        if self.link is not None and self.link.lost:
+        if self.client is not None and self.client.lost:
             self.on_leave()
             self.kill_children()
             leave_lost()
@@ -240,15 +240,15 @@ class Membership:
     def fail(self, generation: int, error: str) -> NoReturn:
         """This worker's world cannot be formed: report it and leave; the supervisor starts another generation."""
         sys.stderr.write(f"selastic: {self.worker}: {error}\n")
-        if self.link is None:
+        if self.client is None:
             raise TrainingError(error)
-        self.link.send({"type": "failed", "generation": generation, "error": error})
-        self.go(EXIT_LOST)
+        self.client.send({"type": "failed", "generation": generation, "error": error})
+        self.exit_process(EXIT_LOST)
 
     def what_broke(self, error: RuntimeError) -> str:
         """In one line, when this error is a collective's in a world that changes; else nothing."""
         text = str(error).lower()
-        if self.link is None or self.world is None or self.world.size == 1:
+        if self.client is None or self.world is None or self.world.size == 1:
             return ""
         if not isinstance(error, torch.distributed.DistError) and not any(word in text for word in BROKEN_WORDS):
             return ""
@@ -279,11 +279,11 @@ class Membership:
             return problem
         return ""
 
-    def go(self, code: int = 0) -> NoReturn:
+    def exit_process(self, code: int = 0) -> NoReturn:
         """Leave at once: what a torch process does at exit takes longer than many a resize."""
         self.on_leave()
-        if self.link is not None:
-            self.link.flush()
+        if self.client is not None:
+            self.client.flush()
         self.kill_children()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

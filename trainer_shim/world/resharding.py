@@ -105,18 +105,18 @@ def rescue(
     for rank, boxes in enumerate(held):
         for box in boxes:
             holders.setdefault(box, []).append(rank)
-    heirs: dict[Box, int] = {}
+    takers: dict[Box, int] = {}
     for new, box in enumerate(layout):
-        if new in by_new or box not in heirs:
-            heirs[box] = by_new.get(new, turns[(new + turn) % len(turns)])
+        if new in by_new or box not in takers:
+            takers[box] = by_new.get(new, turns[(new + turn) % len(turns)])
     pieces: list[BoxTransfer] = []
     for box, ranks in holders.items():
         if not size_of(box) or stays.intersection(ranks):
             continue
-        shares = [(shared, heir) for want, heir in heirs.items() if (shared := overlap(box, want)) is not None]
+        shares = [(shared, taker) for want, taker in takers.items() if (shared := overlap(box, want)) is not None]
         if sum(size_of(shared) for shared, _ in shares) != size_of(box):
             shares = [(box, turns[turn % len(turns)])]
-        pieces += [BoxTransfer(ranks[turn % len(ranks)], heir, shared) for shared, heir in shares]
+        pieces += [BoxTransfer(ranks[turn % len(ranks)], taker, shared) for shared, taker in shares]
     return tuple(pieces)
 
 

@@ -62,7 +62,7 @@ def rescue(kept: HeldParts, old: World, new_ranks: list[int], size: int, seconds
     """
     if min(new_ranks) >= 0:
         return
-    held = p2p.tell_all(kept.boxes())
+    held = p2p.gather_objects(kept.boxes())
     slots = list(slots_of(kept.skeleton))
     pieces = {}
     for slot, cuts in zip(slots, kept.cuts, strict=True):
@@ -87,7 +87,7 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
     """
     joiners = [rank for rank in range(world.size) if rank not in holders]
     if world.size > 1:
-        skeleton = p2p.tell(kept.skeleton if kept else None, holders[0], joiners, world.rank, seconds)
+        skeleton = p2p.send_object(kept.skeleton if kept else None, holders[0], joiners, world.rank, seconds)
     else:
         skeleton = kept.skeleton if kept else None
     slots = list(slots_of(skeleton))
@@ -103,13 +103,13 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
         tensors[slot.number] = tensor = _place(slot, like, own[0][1] if plain else None)
         places.append(local_of(tensor))
         wanted.append(None if plain else box)
-    told = p2p.tell_all((kept.boxes() if kept else None, wanted)) if world.size > 1 else [(None, wanted)]
+    everyone = p2p.gather_objects((kept.boxes() if kept else None, wanted)) if world.size > 1 else [(None, wanted)]
     if world.size == 1 and kept:
-        told = [(kept.boxes(), wanted)]
+        everyone = [(kept.boxes(), wanted)]
     pieces = {}
     for slot in slots:
-        held = [boxes[slot.number] if boxes is not None else () for boxes, _ in told]
-        pieces[slot.number] = resharding.plan(held, [wants[slot.number] for _, wants in told], slot.number)
+        held = [boxes[slot.number] if boxes is not None else () for boxes, _ in everyone]
+        pieces[slot.number] = resharding.plan(held, [wants[slot.number] for _, wants in everyone], slot.number)
     own_box = {slot.number: box for slot, box in zip(slots, wanted, strict=True) if box is not None}
     into = {number: (box, places[number]) for number, box in own_box.items()}
     for _ in _carry_out(pieces, slots, kept, world.rank, seconds, into):
@@ -217,7 +217,7 @@ def copy_to_joiners(state: State, world: World, holders: list[int], device: torc
     header = None
     if world.rank in holders:
         header = pack(state.capture(), tensors)
-    skeleton = p2p.tell(header, holders[0], joiners, world.rank, seconds)
+    skeleton = p2p.send_object(header, holders[0], joiners, world.rank, seconds)
     load: Callable[[], None] = lambda: None  # noqa: E731
     if world.rank in joiners:
         tensors, load = state.receive(skeleton, device)

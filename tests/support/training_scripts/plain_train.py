@@ -153,7 +153,7 @@ source = InShards(data) if args.shards else data
 def hold() -> None:
     """Take for a step an eighth of the time that the test's hold lasts: as slow as its machine, so it does not end.
     Not while something is wanted of this worker: a resize must not take the longer, the later it comes."""
-    link = job._session.membership.link
+    link = job._session.membership.client
     with contextlib.suppress(FileNotFoundError):
         began = HOLD.stat().st_mtime
         until = time.time() + (time.time() - began) / 8
