@@ -44,7 +44,7 @@ args = parser.parse_args()
 PHASES = {
     "form": (process_group, "form"),
     "formed": (switch.WorldSwitch, "connect"),
-    "fill": (p2p, "tell"),
+    "fill": (p2p, "send_object"),
     "move": (p2p, "move"),
     "entered": (session.Session, "entered"),
     "forward": (torch.nn.Linear, "forward"),
