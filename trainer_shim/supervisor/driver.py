@@ -26,36 +26,7 @@ from ..control.server import ControlServer
 from . import job_dir
 from .daemon_client import DaemonClient
 from .launchers import Launcher, Setup
-from .state_machine.actions import (
-    Action,
-    DropCompanions,
-    Exit,
-    FollowOutput,
-    ForwardReport,
-    Kill,
-    LaunchAgents,
-    Print,
-    QuitAgent,
-    RecordGeneration,
-    ReportPhase,
-    Send,
-    Spawn,
-    SubmitCompanion,
-    UpdateRegistration,
-)
-from .state_machine.events import (
-    AgentKey,
-    AgentLost,
-    AgentUp,
-    Event,
-    JobTerminating,
-    NodeTerminating,
-    Registered,
-    ResizeCame,
-    WorkerExit,
-    WorkerLost,
-    WorkerMessage,
-)
+from .state_machine import actions, events
 from .state_machine.machine import Machine
 
 STOP_S = 25.0
@@ -90,7 +61,7 @@ class Supervisor:
         self,
         options: Options,
         machine: Machine,
-        launcher: Callable[[Loop, Children, Setup, Callable[[Event], None]], Launcher],
+        launcher: Callable[[Loop, Children, Setup, Callable[[events.Event], None]], Launcher],
         link: Callable[
             [Callable[[messages.Resize], None], Callable[[str], None], Callable[[messages.Grant], None]],
             DaemonClient | None,
@@ -113,20 +84,20 @@ class Supervisor:
         setup = Setup(options.command, env, options.job_dir, options.nproc)
         self._launcher = launcher(self._loop, self._children, setup, self._event)
         self._link = link(
-            lambda resize: self._loop.call(lambda: self._event(ResizeCame(resize))),
+            lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
             self._print_later,
-            lambda grant: self._loop.call(lambda: self._event(Registered(grant.report_interval_s))),
+            lambda grant: self._loop.call(lambda: self._event(events.Registered(grant.report_interval_s))),
         )
-        self._agents: dict[str, AgentKey] = {}
-        self._exits: dict[str, WorkerExit] = {}
+        self._agents: dict[str, events.AgentKey] = {}
+        self._exits: dict[str, events.WorkerExit] = {}
         self._code: int | None = None
         self._armed: float | None = None
 
     def run(self) -> int:
         """Train to the end."""
-        self._loop.on_signal(signal.SIGTERM, lambda: self._event(JobTerminating(STOP_S, stop=True, code=143)))
-        self._loop.on_signal(signal.SIGINT, lambda: self._event(JobTerminating(STOP_S, stop=True, code=130)))
-        self._loop.on_signal(signal.SIGUSR1, lambda: self._event(JobTerminating(60.0, stop=False)))
+        self._loop.on_signal(signal.SIGTERM, lambda: self._event(events.JobTerminating(STOP_S, stop=True, code=143)))
+        self._loop.on_signal(signal.SIGINT, lambda: self._event(events.JobTerminating(STOP_S, stop=True, code=130)))
+        self._loop.on_signal(signal.SIGUSR1, lambda: self._event(events.JobTerminating(60.0, stop=False)))
         self._perform(self._machine.start(time.monotonic()))
         self._loop.run()
         if self._link is not None and not self._link.close():
@@ -136,7 +107,7 @@ class Supervisor:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: events.Event) -> None:
         self._perform(self._machine.handle(event, time.monotonic()))
 
     def _hello(self, kind: str, name: str, message: Message) -> None:
@@ -149,32 +120,32 @@ class Supervisor:
             self._server.send(kind, name, {"type": "quit"})
             return
         self._agents[name] = key
-        self._event(AgentUp(key, gpus))
+        self._event(events.AgentUp(key, gpus))
 
     def _message(self, kind: str, name: str, message: Message) -> None:
         if kind == "worker":
-            self._event(WorkerMessage(name, message))
+            self._event(events.WorkerMessage(name, message))
         elif message.get("type") == "exit":
             self._worker_ended(message)
         elif message.get("type") == "output":
             print(message.get("text", ""), flush=True)
         elif message.get("type") == "notice" and name in self._agents:
-            self._event(NodeTerminating(self._agents[name]))
+            self._event(events.NodeTerminating(self._agents[name]))
 
     def _connection_lost(self, kind: str, name: str) -> None:
         if kind == "agent":
             if (key := self._agents.pop(name, None)) is not None:
-                self._event(AgentLost(key))
+                self._event(events.AgentLost(key))
         elif (late := self._exits.pop(name, None)) is not None:
             self._event(late)
         else:
-            self._event(WorkerLost(name))
+            self._event(events.WorkerLost(name))
 
     def _worker_ended(self, message: Message) -> None:
         """What a worker said before its end comes first, though it travels on a connection of its own."""
         name = str(message.get("worker"))
         tail = tuple(str(line) for line in message.get("tail", ()))
-        event = WorkerExit(
+        event = events.WorkerExit(
             name, int(message.get("code", 1)), int(message.get("signal", 0)), bool(message.get("raised")), tail
         )
         if not self._server.connected("worker", name):
@@ -189,7 +160,7 @@ class Supervisor:
 
     # --- actions ----------------------------------------------------------------------------------------------
 
-    def _perform(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[actions.Action]) -> None:
         for action in actions:
             _PERFORM[type(action)](self, action)
         due = self._machine.deadline()
@@ -201,7 +172,7 @@ class Supervisor:
         self._armed = None
         self._perform(self._machine.tick(time.monotonic()))
 
-    def _spawn(self, action: Spawn) -> None:
+    def _spawn(self, action: actions.Spawn) -> None:
         env = {
             "SELASTIC_SECRET": self._secret,
             "SELASTIC_WORKER": action.worker,
@@ -213,16 +184,10 @@ class Supervisor:
         }
         self._to_agent(action.agent, {"type": "spawn", "worker": action.worker, "env": env, "follow": action.follow})
 
-    def _to_agent(self, key: AgentKey, message: Message) -> None:
+    def _to_agent(self, key: events.AgentKey, message: Message) -> None:
         self._server.send("agent", f"{key[0]}.{key[1]}", message)
 
-    def _send(self, action: Send) -> None:
-        self._server.send("worker", action.worker, action.message)
-
-    def _kill(self, action: Kill) -> None:
-        self._to_agent(action.agent, {"type": "kill", "worker": action.worker, "signal": int(signal.SIGKILL)})
-
-    def _record_generation(self, action: RecordGeneration) -> None:
+    def _record_generation(self, action: actions.RecordGeneration) -> None:
         try:
             job_dir.write(
                 self._options.job_dir, job_dir.Run(self._options.command, self._options.cluster, action.generation)
@@ -230,7 +195,7 @@ class Supervisor:
         except OSError as error:
             self._print(f"generation {action.generation} could not be recorded in {self._options.job_dir}: {error}")
 
-    def _update_registration(self, action: UpdateRegistration) -> None:
+    def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._link is not None:
             self._link.in_use(
                 messages.Registration(
@@ -244,11 +209,11 @@ class Supervisor:
                 )
             )
 
-    def _report_phase(self, action: ReportPhase) -> None:
+    def _report_phase(self, action: actions.ReportPhase) -> None:
         if self._link is not None:
             self._link.tell(dataclasses.replace(action.phase, at=time.time()))
 
-    def _forward_report(self, action: ForwardReport) -> None:
+    def _forward_report(self, action: actions.ForwardReport) -> None:
         if self._link is None:
             return
         try:
@@ -264,7 +229,7 @@ class Supervisor:
     def _print(self, text: str) -> None:
         print(f"selastic: {text}", file=sys.stderr, flush=True)
 
-    def _exit(self, action: Exit) -> None:
+    def _exit(self, action: actions.Exit) -> None:
         self._code = action.code
         self._launcher.close(self._wait_for_steps)
         self._loop.after(GOODBYE_S, self._loop.stop)
@@ -277,23 +242,27 @@ class Supervisor:
             self._loop.stop()
 
 
-_PERFORM: dict[type, Callable[[Supervisor, Any], None]] = {
-    LaunchAgents: lambda self, action: self._launcher.launch(action.piece, action.number),
-    QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
-    Spawn: Supervisor._spawn,
-    Kill: Supervisor._kill,
-    FollowOutput: lambda self, action: self._to_agent(action.agent, {"type": "follow", "worker": action.worker}),
-    Send: Supervisor._send,
-    RecordGeneration: Supervisor._record_generation,
-    SubmitCompanion: lambda self, action: self._launcher.submit(
+_PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
+    actions.LaunchAgents: lambda self, action: self._launcher.launch(action.piece, action.number),
+    actions.QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
+    actions.Spawn: Supervisor._spawn,
+    actions.Kill: lambda self, action: self._to_agent(
+        action.agent, {"type": "kill", "worker": action.worker, "signal": int(signal.SIGKILL)}
+    ),
+    actions.FollowOutput: lambda self, action: self._to_agent(
+        action.agent, {"type": "follow", "worker": action.worker}
+    ),
+    actions.Send: lambda self, action: self._server.send("worker", action.worker, action.message),
+    actions.RecordGeneration: Supervisor._record_generation,
+    actions.SubmitCompanion: lambda self, action: self._launcher.submit(
         action.resize_id, action.index, action.shape, action.wait_s
     ),
-    DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
-    UpdateRegistration: Supervisor._update_registration,
-    ReportPhase: Supervisor._report_phase,
-    ForwardReport: Supervisor._forward_report,
-    Print: lambda self, action: self._print(action.text),
-    Exit: Supervisor._exit,
+    actions.DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
+    actions.UpdateRegistration: Supervisor._update_registration,
+    actions.ReportPhase: Supervisor._report_phase,
+    actions.ForwardReport: Supervisor._forward_report,
+    actions.Print: lambda self, action: self._print(action.text),
+    actions.Exit: Supervisor._exit,
 }
 
 

@@ -59,8 +59,8 @@ class SlurmLauncher:
     def __init__(self, loop: Loop, children: Children, setup: Setup, jobs: tuple[SlurmJob, ...], emit: Emit) -> None:
         self._children, self._setup, self._emit = children, setup, emit
         self._jobs = {job.job_id: job for job in jobs}
-        self._base = jobs[0].job_id
-        self._companions = Companions(loop, children, setup.env, self._base, self._granted, self._refused)
+        companions = Companions(loop, children, setup.env, jobs[0].job_id, self._granted, self._refused)
+        self.submit, self.drop, self.close = companions.submit, companions.drop, companions.close
 
     def launch(self, piece: Piece, number: int) -> None:
         job = self._jobs[piece.slurm_job_id]
@@ -71,15 +71,6 @@ class SlurmLauncher:
             env["SELASTIC_COMPANION"] = "1"
         log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
         self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
-
-    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
-        self._companions.submit(resize_id, index, shape, wait_s)
-
-    def drop(self, resize_id: int) -> None:
-        self._companions.drop(resize_id)
-
-    def close(self, done: Callable[[], None]) -> None:
-        self._companions.close(done)
 
     def _granted(self, resize_id: int, index: int, job: SlurmJob) -> None:
         try:

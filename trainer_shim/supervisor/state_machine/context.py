@@ -13,23 +13,19 @@ from typing import Any
 
 from slurm_elastic.protocol.messages import Phase, Piece
 
-from .actions import (
-    Action,
-    FollowOutput,
-    Kill,
-    QuitAgent,
-    RecordGeneration,
-    ReportPhase,
-    Send,
-    Spawn,
-    UpdateRegistration,
-)
-from .events import AgentKey, EndJob, Message
+from . import actions, events
 from .timers import CheckpointTimer, KillTimer, Timers
 from .workers import ConnectedAgent, Worker, WorkerGroup, agents_of
 
 Handlers = Mapping[type[Any], Callable[[Any], None]]
 """What a part does about each kind of event that it subscribes to."""
+
+
+class Part:
+    """One part of the machine."""
+
+    def __init__(self, context: SupervisorContext) -> None:
+        self._context = context
 
 
 class Mode(Enum):
@@ -84,7 +80,7 @@ class RunningResize:
     added: dict[int, Piece] = field(default_factory=dict)
     awaited: int = 0
     """Companions asked for."""
-    agents: set[AgentKey] = field(default_factory=set)
+    agents: set[events.AgentKey] = field(default_factory=set)
     """Of the companions, as far as they have connected."""
     world: WorkerGroup | None = None
     """The coming one, once it is announced."""
@@ -110,9 +106,9 @@ class SupervisorContext:
         self.timers = Timers()
         self.pieces = pieces
         """Those whose GPUs train, or are to train next."""
-        self.batch_host: AgentKey = (pieces[0].slurm_job_id, pieces[0].nodes[0])
-        self.agents: dict[AgentKey, ConnectedAgent] = {}
-        self.awaited: set[AgentKey] = set()
+        self.batch_host: events.AgentKey = (pieces[0].slurm_job_id, pieces[0].nodes[0])
+        self.agents: dict[events.AgentKey, ConnectedAgent] = {}
+        self.awaited: set[events.AgentKey] = set()
         """Agents that the next world waits for; those of a companion are the resize's."""
         self.workers: dict[str, Worker] = {}
         self.world: WorkerGroup | None = None
@@ -130,20 +126,24 @@ class SupervisorContext:
         """The job is about to be killed: no more resizes."""
         self.stop_code: int | None = None
         """The job is to end with this code as soon as a checkpoint is written."""
-        self._incarnations: dict[tuple[AgentKey, int], int] = {}
-        self._actions: list[Action] = []
+        self.requeue_id = 0
+        """The resize for which a checkpoint is to be written, to start again at another size; 0: none."""
+        self.requeue_from_step = 0
+        """A checkpoint of an earlier step is not good enough for it."""
+        self._incarnations: dict[tuple[events.AgentKey, int], int] = {}
+        self._actions: list[actions.Action] = []
         self._emitted: list[Any] = []
 
     # --- out --------------------------------------------------------------------------------------------------
 
-    def do(self, action: Action) -> None:
+    def do(self, action: actions.Action) -> None:
         self._actions.append(action)
 
     def emit(self, event: object) -> None:
         """Have an event dispatched after the handler that runs now, before anything that waits already."""
         self._emitted.append(event)
 
-    def take_actions(self) -> list[Action]:
+    def take_actions(self) -> list[actions.Action]:
         taken, self._actions = self._actions, []
         return taken
 
@@ -158,20 +158,20 @@ class SupervisorContext:
         names = self.world.members if self.world else ()
         return [self.workers[name] for name in names if name in self.workers]
 
-    def workers_on(self, agents: Iterable[AgentKey]) -> list[Worker]:
+    def workers_on(self, agents: Iterable[events.AgentKey]) -> list[Worker]:
         wanted = set(agents)
         return [worker for worker in self.workers.values() if worker.agent in wanted]
 
-    def available(self, key: AgentKey) -> bool:
+    def available(self, key: events.AgentKey) -> bool:
         """Whether this agent is there, and not quitting."""
         agent = self.agents.get(key)
         return agent is not None and not agent.quitting
 
-    def joins(self, key: AgentKey) -> bool:
+    def joins(self, key: events.AgentKey) -> bool:
         """Whether this agent belongs to a companion that the running resize adds."""
         return self.resize is not None and key in agents_of(self.resize.added.values())
 
-    def joiner_awaited(self, keys: Iterable[AgentKey]) -> bool:
+    def joiner_awaited(self, keys: Iterable[events.AgentKey]) -> bool:
         """Whether one of these agents belongs to such a companion and has not connected."""
         return self.resize is not None and any(self.joins(key) and key not in self.resize.agents for key in keys)
 
@@ -187,14 +187,14 @@ class SupervisorContext:
 
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def spawn_on(self, agents: Iterable[AgentKey]) -> None:
+    def spawn_on(self, agents: Iterable[events.AgentKey]) -> None:
         """One worker for each GPU of these agents."""
         for key in agents:
             for index in range(len(self.agents[key].gpus)):
                 worker = self._new_worker(key, index)
-                self.do(Spawn(worker.name, key, index, follow=key == self.batch_host and index == 0))
+                self.do(actions.Spawn(worker.name, key, index, follow=key == self.batch_host and index == 0))
 
-    def _new_worker(self, agent: AgentKey, index: int) -> Worker:
+    def _new_worker(self, agent: events.AgentKey, index: int) -> Worker:
         """A worker with a name never used before: `<job>.<node>.<index>`, then `.2`, `.3` for its successors."""
         count = self._incarnations.get((agent, index), 0) + 1
         self._incarnations[agent, index] = count
@@ -207,17 +207,17 @@ class SupervisorContext:
         for worker in workers:
             if not worker.ending and not worker.exited:
                 worker.ending = True
-                self.do(Kill(worker.name, worker.agent))
+                self.do(actions.Kill(worker.name, worker.agent))
                 if KillTimer(worker.agent) not in self.timers:
                     self.timers.set(KillTimer(worker.agent), self.now + self.limits.kill_s)
 
-    def quit_agents(self, agents: Iterable[AgentKey]) -> None:
+    def quit_agents(self, agents: Iterable[events.AgentKey]) -> None:
         """Send these agents away."""
         for key in agents:
             agent = self.agents.get(key)
             if agent is not None and not agent.quitting:
                 agent.quitting = True
-                self.do(QuitAgent(key))
+                self.do(actions.QuitAgent(key))
 
     # --- worlds -----------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class SupervisorContext:
     ) -> WorkerGroup:
         """A new generation: every participant is sent its place in it, after the generation was put on disk."""
         self.generation += 1
-        self.do(RecordGeneration(self.generation))
+        self.do(actions.RecordGeneration(self.generation))
         common = {
             "type": "world",
             "generation": self.generation,
@@ -239,9 +239,9 @@ class SupervisorContext:
             "report_s": self.report_every_s,
         }
         for rank, name in enumerate(members):
-            self.do(Send(name, {**common, "rank": rank, "leave": False}))
+            self.do(actions.Send(name, {**common, "rank": rank, "leave": False}))
         for worker in leavers:
-            self.do(Send(worker.name, {**common, "rank": -1, "leave": True}))
+            self.do(actions.Send(worker.name, {**common, "rank": -1, "leave": True}))
         return WorkerGroup(self.generation, members, batch, source)
 
     def enter(self, world: WorkerGroup, pieces: tuple[Piece, ...]) -> None:
@@ -254,29 +254,33 @@ class SupervisorContext:
         for worker in self.members():
             worker.quiesced = False
         first = self.workers[world.members[0]]
-        self.do(FollowOutput(first.name, first.agent))
-        self.do(UpdateRegistration(world.generation, pieces, self.batch, int(number(first.config.get("micro_batch")))))
+        self.do(actions.FollowOutput(first.name, first.agent))
+        self.do(
+            actions.UpdateRegistration(
+                world.generation, pieces, self.batch, int(number(first.config.get("micro_batch")))
+            )
+        )
 
     def ask_for_checkpoint(self) -> None:
         """Rank 0 is to write one, if it is there."""
         if self.world is not None and self.world.members[0] in self.workers:
-            self.do(Send(self.world.members[0], {"type": "checkpoint"}))
+            self.do(actions.Send(self.world.members[0], {"type": "checkpoint"}))
 
     def call_off(self, resize: RunningResize) -> None:
         """Tell the members of the old world that the new one is not wanted any more."""
         if resize.world is not None:
             for worker in self.members():
-                self.do(Send(worker.name, {"type": "abort", "generation": resize.world.generation}))
+                self.do(actions.Send(worker.name, {"type": "abort", "generation": resize.world.generation}))
 
     # --- the daemon, and the end ------------------------------------------------------------------------------
 
     def report_phase(
-        self, resize_id: int, phase: str, detail: str = "", counters: Message | None = None, exit_code: int = 0
+        self, resize_id: int, phase: str, detail: str = "", counters: events.Message | None = None, exit_code: int = 0
     ) -> None:
         """A phase for the daemon, with what trains now."""
         counters = counters or {}
         self.do(
-            ReportPhase(
+            actions.ReportPhase(
                 Phase(
                     resize=resize_id,
                     phase=phase,
@@ -293,11 +297,16 @@ class SupervisorContext:
             )
         )
 
+    def fail_start(self, why: str, code: int) -> None:
+        """The workers cannot be started as things are; also while starting again this counts like any other failure."""
+        self.mode = Mode.STARTING
+        self.emit(events.Restart(why, code))
+
     def end(self, code: int) -> None:
         """From here on the job is ending; nothing else begins."""
         if self.mode is not Mode.ENDED:
             self.mode = Mode.ENDED
-            self.emit(EndJob(code))
+            self.emit(events.EndJob(code))
 
 
 def number(value: object) -> float:

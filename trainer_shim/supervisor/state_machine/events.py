@@ -139,22 +139,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class AgentsSettled:
-    """An agent has come, has gone as it was told to, or is awaited no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinerAgentUp:
-    """An agent of a companion that is being warmed up has connected."""
-
-    agent: AgentKey
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The workers cannot be started as things are."""
-
-    why: str
-    code: int
+    """An agent has come, has gone as it was told to, or is awaited no more: perhaps the workers can begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +162,11 @@ class JobPreempted:
 class WorkerReady:
     """A worker is warm and waits for its world."""
 
-    worker: str
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerQuiesced:
     """A worker has stopped at the step that was agreed on for this generation."""
 
-    worker: str
     generation: int
 
 
@@ -259,11 +241,6 @@ class TrainingOver:
 
 
 @dataclass(frozen=True, slots=True)
-class FormIfReady:
-    """Send the first world of a generation if all its workers are warm: agents that it waited for were given up."""
-
-
-@dataclass(frozen=True, slots=True)
 class StartAgents:
     """Start one agent on each node of this piece."""
 
@@ -296,18 +273,6 @@ class AwaitRollBack:
 @dataclass(frozen=True, slots=True)
 class BeginWaitingResize:
     """Nothing is under way: begin with the resize that waits, if there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SaveForRequeue:
-    """Write a checkpoint: the resize puts the job back into Slurm's queue."""
-
-    resize: Resize
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetRequeue:
-    """Another resize has come: no checkpoint is to be written for the one before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+from . import events
 from .actions import Exit, Print, Send
-from .context import Handlers, Mode, SupervisorContext
-from .events import CheckpointSaved, EndIfOver, EndJob, JobTerminating, Message, TrainingOver, WorldRuns
+from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import LastCheckpointTimer
 
 
-class JobEnd:
+class JobEnd(Part):
     """The part of the machine that ends the job. It takes an event after all the others."""
 
     def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._owed_s: float | None = None
         """A checkpoint is to be written in this time as soon as there is something to write."""
-        self._counters: Message = {}
+        self._counters: events.Message = {}
         """The training's, at its end."""
 
     def handlers(self) -> Handlers:
         return {
-            TrainingOver: self._training_over,
-            EndIfOver: lambda event: self._end_if_over(),
-            JobTerminating: self._terminating,
-            WorldRuns: self._world_runs,
-            CheckpointSaved: self._saved,
+            events.TrainingOver: self._training_over,
+            events.EndIfOver: lambda event: self._end_if_over(),
+            events.JobTerminating: self._terminating,
+            events.WorldRuns: self._world_runs,
+            events.CheckpointSaved: self._saved,
             LastCheckpointTimer: self._no_checkpoint,
-            EndJob: self._end,
+            events.EndJob: self._end,
         }
 
-    def _training_over(self, event: TrainingOver) -> None:
+    def _training_over(self, event: events.TrainingOver) -> None:
         """A worker has finished its loop, or its script: the world can change no more."""
         context = self._context
         self._counters = event.message or self._counters
@@ -47,7 +47,7 @@ class JobEnd:
             context.do(Print("some workers ended before the training began while others wait for them"))
             context.end(1)
 
-    def _terminating(self, event: JobTerminating) -> None:
+    def _terminating(self, event: events.JobTerminating) -> None:
         """Checkpoint at once, or once there is something to write.
 
         With `stop` a second event, or the deadline, ends the job without it.
@@ -65,7 +65,7 @@ class JobEnd:
         else:
             self._owed_s = event.deadline_s
 
-    def _world_runs(self, event: WorldRuns) -> None:
+    def _world_runs(self, event: events.WorldRuns) -> None:
         """It owes the checkpoint that was asked for when there was none."""
         owed, self._owed_s = self._owed_s, None
         if owed is not None:
@@ -77,7 +77,7 @@ class JobEnd:
         for worker in context.members():  # a world just agreed on has its rank 0 among them
             context.do(Send(worker.name, {"type": "hurry", "deadline_s": deadline_s}))
 
-    def _saved(self, event: CheckpointSaved) -> None:
+    def _saved(self, event: events.CheckpointSaved) -> None:
         context = self._context
         if context.stop_code is not None:
             context.do(Print(f"checkpoint of step {context.saved_step} written, ending"))
@@ -90,7 +90,7 @@ class JobEnd:
             context.do(Print("no checkpoint in the time left, ending"))
             context.end(context.stop_code)
 
-    def _end(self, event: EndJob) -> None:
+    def _end(self, event: events.EndJob) -> None:
         context = self._context
         context.kill(context.workers.values())
         context.timers.clear()

@@ -12,29 +12,9 @@ from dataclasses import replace
 from slurm_elastic.protocol.messages import Piece
 
 from .. import commands
+from . import events
 from .actions import LaunchAgents, Print, QuitAgent
-from .context import Handlers, Mode, SupervisorContext
-from .events import (
-    AgentKey,
-    AgentLost,
-    AgentsSettled,
-    AgentUp,
-    EndIfOver,
-    FormIfReady,
-    JobPreempted,
-    JobTerminating,
-    JoinerAgentUp,
-    JoinerLost,
-    LeaverGone,
-    NodeTerminating,
-    Restart,
-    Restarting,
-    StartAgents,
-    Started,
-    StartFailed,
-    StepEnded,
-    UndoResize,
-)
+from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import AgentsTimer, DisconnectedTimer, KillTimer, LaunchTimer
 from .workers import ConnectedAgent, agents_of
 
@@ -45,25 +25,25 @@ NOTICE_S = 30.0
 """From Slurm's SIGTERM to its SIGKILL."""
 
 
-class Nodes:
+class Nodes(Part):
     """The part of the machine that knows where workers could be."""
 
     def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._launches = 0
-        self._launched: dict[AgentKey, int] = {}
+        self._launched: dict[events.AgentKey, int] = {}
         self._pieces: dict[int, Piece] = {}
         """By launch, until its step has ended."""
 
     def handlers(self) -> Handlers:
         return {
-            Started: self._start,
-            StartAgents: lambda event: self._launch(event.piece),
-            AgentUp: self._up,
-            AgentLost: lambda event: self._lost(event.agent),
-            StepEnded: self._step_ended,
-            NodeTerminating: self._terminating,
-            Restarting: self._restarting,
+            events.Started: self._start,
+            events.StartAgents: lambda event: self._launch(event.piece),
+            events.AgentUp: self._up,
+            events.AgentLost: lambda event: self._lost(event.agent),
+            events.StepEnded: self._step_ended,
+            events.NodeTerminating: self._terminating,
+            events.Restarting: self._restarting,
             AgentsTimer: self._silent,
             LaunchTimer: self._launch_again,
             KillTimer: self._not_dead,
@@ -71,12 +51,12 @@ class Nodes:
 
     # --- starting agents --------------------------------------------------------------------------------------
 
-    def _start(self, event: Started) -> None:
+    def _start(self, event: events.Started) -> None:
         self._await(agents_of(self._context.pieces))
         for piece in self._context.pieces:
             self._launch(piece)
 
-    def _await(self, keys: list[AgentKey]) -> None:
+    def _await(self, keys: list[events.AgentKey]) -> None:
         context = self._context
         context.awaited.update(keys)
         context.timers.set(AgentsTimer(), context.now + context.limits.agents_s)
@@ -98,7 +78,7 @@ class Nodes:
         if nodes:
             self._launch(replace(piece, nodes=nodes))
 
-    def _restarting(self, event: Restarting) -> None:
+    def _restarting(self, event: events.Restarting) -> None:
         """The batch host's agent is started again if it is not there; other nodes that are lost are left out."""
         context, key = self._context, self._context.batch_host
         if not context.available(key) and key not in context.awaited:
@@ -109,7 +89,7 @@ class Nodes:
 
     # --- agents that come and go ------------------------------------------------------------------------------
 
-    def _up(self, event: AgentUp) -> None:
+    def _up(self, event: events.AgentUp) -> None:
         """An agent has connected."""
         context, key = self._context, event.agent
         joins = context.joins(key)
@@ -118,14 +98,13 @@ class Nodes:
             return
         context.agents[key] = ConnectedAgent(event.gpus)
         if joins:
-            context.emit(JoinerAgentUp(key))
             return
         context.awaited.discard(key)
         if context.mode is Mode.STARTING:
             context.spawn_on([key])
-        context.emit(AgentsSettled())
+        context.emit(events.AgentsSettled())
 
-    def _lost(self, key: AgentKey) -> None:
+    def _lost(self, key: events.AgentKey) -> None:
         """An agent's connection is gone, and its workers with it."""
         context = self._context
         agent = context.agents.pop(key, None)
@@ -137,28 +116,28 @@ class Nodes:
             del context.workers[worker.name]
             context.timers.cancel(DisconnectedTimer(worker.name))
         if agent.quitting:
-            context.emit(AgentsSettled())
+            context.emit(events.AgentsSettled())
         elif context.joins(key):
-            context.emit(JoinerLost(f"node {key[1]} of job {key[0]} was lost before its workers' first step"))
+            context.emit(events.JoinerLost(f"node {key[1]} of job {key[0]} was lost before its workers' first step"))
         elif gone and all(worker.quiesced and context.leaves(worker) for worker in gone):
-            context.emit(LeaverGone())
+            context.emit(events.LeaverGone())
         elif context.mode is Mode.FINISHING and all(worker.exited or worker.done for worker in gone):
-            context.emit(EndIfOver())
+            context.emit(events.EndIfOver())
         else:
             self._do_without(key)
 
-    def _do_without(self, key: AgentKey) -> None:
+    def _do_without(self, key: events.AgentKey) -> None:
         context = self._context
         why = f"node {key[1]} of job {key[0]} was lost"
         if context.mode is not Mode.RESTARTING:
-            context.emit(Restart(why, SIGKILLED))
+            context.emit(events.Restart(why, SIGKILLED))
         elif key == context.batch_host:
-            context.emit(StartFailed(why, SIGKILLED))
+            context.fail_start(why, SIGKILLED)
         else:
             self._leave_out_lost()
-            context.emit(AgentsSettled())
+            context.emit(events.AgentsSettled())
 
-    def _step_ended(self, event: StepEnded) -> None:
+    def _step_ended(self, event: events.StepEnded) -> None:
         """The agents of a launch cannot come any more: those still awaited never will."""
         context = self._context
         keys = {key for key, number in self._launched.items() if number == event.number}
@@ -168,13 +147,13 @@ class Nodes:
             return
         self._pieces.pop(event.number, None)
         if context.joiner_awaited(keys):
-            context.emit(UndoResize(f"the companion's agents did not start (exit code {event.code})"))
+            context.emit(events.UndoResize(f"the companion's agents did not start (exit code {event.code})"))
         if missing := context.awaited & keys:
             for line in event.tail:
                 context.do(Print(f"  agent| {line}"))
             self._give_up_on(missing, f"exit code {event.code}")
 
-    def _awaits(self, keys: Set[AgentKey]) -> bool:
+    def _awaits(self, keys: Set[events.AgentKey]) -> bool:
         return bool(self._context.awaited & keys) or self._context.joiner_awaited(keys)
 
     def _silent(self, event: AgentsTimer) -> None:
@@ -182,17 +161,16 @@ class Nodes:
         if self._context.awaited:
             self._give_up_on(set(self._context.awaited), f"nothing heard for {self._context.limits.agents_s:.0f} s")
 
-    def _give_up_on(self, missing: set[AgentKey], how: str) -> None:
+    def _give_up_on(self, missing: set[events.AgentKey], how: str) -> None:
         context = self._context
         context.awaited -= missing
         names = ", ".join(sorted(node for _, node in missing))
         context.do(Print(f"no agent started on {names} ({how})"))
         if context.batch_host in missing:
-            context.emit(StartFailed("the batch host's agent did not start", 1))
+            context.fail_start("the batch host's agent did not start", 1)
             return
         self._leave_out_lost()
-        context.emit(AgentsSettled())
-        context.emit(FormIfReady())
+        context.emit(events.AgentsSettled())
 
     def _leave_out_lost(self) -> None:
         """Reduce the pieces to the nodes whose agents are there or still awaited; the batch host always stays."""
@@ -204,11 +182,13 @@ class Nodes:
         ]
         context.pieces = tuple(piece for piece in parts if piece.nodes)
 
-    def _terminating(self, event: NodeTerminating) -> None:
+    def _terminating(self, event: events.NodeTerminating) -> None:
         """Slurm will take this node away in seconds, and with it all of its job's."""
         job_id = event.agent[0]
         of_base = job_id == self._context.batch_host[0]
-        self._context.emit(JobTerminating(deadline_s=NOTICE_S, stop=False) if of_base else JobPreempted(job_id))
+        self._context.emit(
+            events.JobTerminating(deadline_s=NOTICE_S, stop=False) if of_base else events.JobPreempted(job_id)
+        )
 
     def _not_dead(self, event: KillTimer) -> None:
         """A node where killed workers are not dead in time is left out."""

@@ -10,21 +10,22 @@ import math
 from slurm_elastic.protocol import bottleneck
 from slurm_elastic.protocol.bottleneck import Pace
 
+from . import events
 from .actions import ForwardReport, Send
-from .context import Handlers, Mode, SupervisorContext, number
-from .events import Message, Registered, WorkerReported, WorldRuns
+from .context import Handlers, Mode, Part, number
 
 
-class ReportForwarding:
+class ReportForwarding(Part):
     """The part of the machine that reports to selasticd."""
 
-    def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
-
     def handlers(self) -> Handlers:
-        return {Registered: self._registered, WorldRuns: self._world_runs, WorkerReported: self._reported}
+        return {
+            events.Registered: self._registered,
+            events.WorldRuns: self._world_runs,
+            events.WorkerReported: self._reported,
+        }
 
-    def _registered(self, event: Registered) -> None:
+    def _registered(self, event: events.Registered) -> None:
         """selasticd has said how often it wants a report."""
         context, every_s = self._context, event.report_interval_s
         if every_s == context.report_every_s:
@@ -33,12 +34,12 @@ class ReportForwarding:
         for name in context.workers:
             context.do(Send(name, {"type": "report_every", "seconds": every_s}))
 
-    def _world_runs(self, event: WorldRuns) -> None:
+    def _world_runs(self, event: events.WorldRuns) -> None:
         """What was measured in the world before does not describe this one."""
         for worker in self._context.workers.values():
             worker.pace = None
 
-    def _reported(self, event: WorkerReported) -> None:
+    def _reported(self, event: events.WorkerReported) -> None:
         """A rank's pace is noted; rank 0's report is forwarded as the job's."""
         context, message = self._context, event.message
         trains = context.mode in (Mode.RUNNING, Mode.FINISHING) and context.world is not None
@@ -49,26 +50,26 @@ class ReportForwarding:
             self._note_pace(event)
             self._forward(message)
 
-    def _note_pace(self, event: WorkerReported) -> None:
+    def _note_pace(self, event: events.WorkerReported) -> None:
         world = self._context.world
         if world is not None and event.message.get("generation") == world.generation:
             self._context.workers[event.worker].pace = _pace(event.message.get("pace"))
 
-    def _forward(self, message: Message) -> None:
+    def _forward(self, message: events.Message) -> None:
         context, world, step = self._context, self._context.world, message.get("step")
         context.reported_step = step if isinstance(step, int) else 0
         report = {name: value for name, value in message.items() if name not in ("type", "pace")}
         nodes = len({node for piece in context.pieces for node in piece.nodes})
         context.do(ForwardReport(report | self._compared(), len(world.members) if world else 0, nodes))
 
-    def _compared(self) -> Message:
+    def _compared(self) -> events.Message:
         """What holds the steps back; nothing until every rank has reported its pace."""
         members = self._context.members()
         paces = [worker.pace for worker in members if worker.pace is not None]
         world = self._context.world
         if world is None or not paces or len(paces) < len(world.members):
             return {}
-        compared: Message = {"comm_share": bottleneck.exposed_communication(paces)}
+        compared: events.Message = {"comm_share": bottleneck.exposed_communication(paces)}
         found = bottleneck.find(paces)
         if found is None:
             return compared

@@ -10,37 +10,18 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.messages import Resize
 
+from . import events
 from .actions import DropCompanions, Print, Send, SubmitCompanion
-from .context import Handlers, Mode, RunningResize, Stage, SupervisorContext
-from .events import (
-    AwaitRollBack,
-    BeginWaitingResize,
-    EndJob,
-    FirstStepDone,
-    ForgetRequeue,
-    JobPreempted,
-    JobTerminating,
-    JoinersReady,
-    Message,
-    ResizeCame,
-    ResizeRolledBack,
-    Restart,
-    Restarting,
-    SaveForRequeue,
-    TrainingOver,
-    UndoResize,
-    WorkerQuiesced,
-    WorldRuns,
-)
+from .context import Handlers, Mode, Part, RunningResize, Stage, SupervisorContext
 from .timers import CompanionTimer, RollBackTimer
 from .workers import agents_of, kept, ranked
 
 
-class Resizes:
+class Resizes(Part):
     """The part of the machine that changes the world on purpose."""
 
     def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._waiting: Resize | None = None
         self._last_id = 0
         self._called_off: dict[int, RunningResize] = {}
@@ -48,23 +29,23 @@ class Resizes:
 
     def handlers(self) -> Handlers:
         return {
-            ResizeCame: self._came,
-            BeginWaitingResize: lambda event: self._begin_waiting(),
-            JobPreempted: self._go_on_without,
-            JoinersReady: lambda event: self._agree(),
-            WorkerQuiesced: self._quiesced,
-            FirstStepDone: lambda event: self._running(event.generation, event.message),
-            TrainingOver: self._training_over,
-            JobTerminating: self._job_terminating,
-            UndoResize: lambda event: self._undo(event.detail, event.phase),
-            ResizeRolledBack: self._rolled_back,
-            Restarting: lambda event: self._called_off.clear(),
-            EndJob: lambda event: self._undo("the job is ending", "withdrawn"),
+            events.ResizeCame: self._came,
+            events.BeginWaitingResize: lambda event: self._begin_waiting(),
+            events.JobPreempted: self._go_on_without,
+            events.JoinersReady: lambda event: self._agree(),
+            events.WorkerQuiesced: self._quiesced,
+            events.FirstStepDone: lambda event: self._running(event.generation, event.message),
+            events.TrainingOver: self._training_over,
+            events.JobTerminating: self._job_terminating,
+            events.UndoResize: lambda event: self._undo(event.detail, event.phase),
+            events.ResizeRolledBack: self._rolled_back,
+            events.Restarting: lambda event: self._called_off.clear(),
+            events.EndJob: lambda event: self._undo("the job is ending", "withdrawn"),
         }
 
     # --- beginning --------------------------------------------------------------------------------------------
 
-    def _came(self, event: ResizeCame) -> None:
+    def _came(self, event: events.ResizeCame) -> None:
         """Take a resize, or the withdrawal of one; one already seen changes nothing."""
         resize, running = event.resize, self._context.resize
         if resize.withdrawn:
@@ -83,6 +64,8 @@ class Resizes:
             self._context.report_phase(resize_id, "withdrawn", "before it began")
         elif running is not None and running.id == resize_id and not running.agreed:
             self._undo("selasticd took it back", "withdrawn")
+        elif self._context.requeue_id == resize_id:
+            self._context.requeue_id = 0
         self._last_id = max(self._last_id, resize_id)
 
     def _begin_waiting(self) -> None:
@@ -100,9 +83,9 @@ class Resizes:
     def _begin(self, resize: Resize) -> None:
         context = self._context
         if resize.requeues and resize.add:
-            context.emit(SaveForRequeue(resize))
+            self._save_for_requeue(resize)
             return
-        context.emit(ForgetRequeue())
+        context.requeue_id = 0
         try:
             keep = kept(context.pieces, resize.keep)
             gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in resize.add)
@@ -123,7 +106,14 @@ class Resizes:
             context.do(SubmitCompanion(resize.id, index, shape, wait_s))
         context.report_phase(resize.id, "submitted")
 
-    def _go_on_without(self, event: JobPreempted) -> None:
+    def _save_for_requeue(self, resize: Resize) -> None:
+        context = self._context
+        context.report_phase(resize.id, "accepted")
+        context.do(Print(f"resize {resize.id}: writing a checkpoint, to start again on {resize.gpus} GPUs"))
+        context.requeue_id, context.requeue_from_step = resize.id, context.reported_step
+        context.ask_for_checkpoint()
+
+    def _go_on_without(self, event: events.JobPreempted) -> None:
         """Leave a companion that Slurm takes away while its workers can still take part in the agreement."""
         context, running = self._context, self._context.resize
         keep = tuple(piece for piece in context.pieces if piece.slurm_job_id != event.slurm_job_id)
@@ -157,7 +147,7 @@ class Resizes:
         leavers = [worker for worker in old if worker.name not in names]
         resize.world = context.announce(names, resize.batch, "survivor", leavers)
 
-    def _quiesced(self, event: WorkerQuiesced) -> None:
+    def _quiesced(self, event: events.WorkerQuiesced) -> None:
         """A worker has stopped at the agreed step: from here on the new world comes, or a restart does."""
         context, running = self._context, self._context.resize
         if running is not None and context.coming(event.generation) is not None:
@@ -167,12 +157,12 @@ class Resizes:
         if called_off is None:
             return
         if called_off.agents:  # killed by now: it cannot come
-            context.emit(AwaitRollBack(event.generation))
+            context.emit(events.AwaitRollBack(event.generation))
         elif running is None or not running.agreed:
             self._undo(f"generation {event.generation} was agreed on first", "withdrawn")
             context.resize, called_off.agreed = called_off, True
 
-    def _training_over(self, event: TrainingOver) -> None:
+    def _training_over(self, event: events.TrainingOver) -> None:
         """A world already agreed on is the last one, any other comes too late."""
         running = self._context.resize
         if self._context.mode not in (Mode.RUNNING, Mode.FORMING, Mode.STARTING):
@@ -182,7 +172,7 @@ class Resizes:
         else:
             self._undo("the training is over", "withdrawn")
 
-    def _running(self, generation: int, message: Message) -> None:
+    def _running(self, generation: int, message: events.Message) -> None:
         """The new world's first step is done: it is what trains now."""
         context, resize, world = self._context, self._context.resize, self._context.coming(generation)
         if resize is None or world is None:
@@ -204,10 +194,10 @@ class Resizes:
         if batch_before != context.batch:
             text += f", batch {batch_before} -> {context.batch}"
         context.do(Print(text + (f", pause {pause:.2f} s" if isinstance(pause, float) else "")))
-        context.emit(WorldRuns())
+        context.emit(events.WorldRuns())
         if resize.doubt:
-            context.emit(Restart(resize.doubt, 1))
-        context.emit(BeginWaitingResize())
+            context.emit(events.Restart(resize.doubt, 1))
+        context.emit(events.BeginWaitingResize())
 
     def _over(self) -> None:
         """No resize is under way any more."""
@@ -217,13 +207,13 @@ class Resizes:
 
     # --- undoing ----------------------------------------------------------------------------------------------
 
-    def _job_terminating(self, event: JobTerminating) -> None:
+    def _job_terminating(self, event: events.JobTerminating) -> None:
         running = self._context.resize
         self._context.ending = True
         if running is not None and not running.agreed:
             self._undo("the job is ending", "withdrawn")
 
-    def _rolled_back(self, event: ResizeRolledBack) -> None:
+    def _rolled_back(self, event: events.ResizeRolledBack) -> None:
         self._called_off.pop(event.generation, None)
         self._begin_waiting()
 
@@ -244,4 +234,4 @@ class Resizes:
             context.report_phase(resize.id, phase, detail)
             context.do(Print(f"resize {resize.id} {phase}: {detail}"))
         if resize.world is not None and resize.agreed:
-            context.emit(Restart(detail, 1))
+            context.emit(events.Restart(detail, 1))

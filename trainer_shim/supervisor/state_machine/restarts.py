@@ -5,26 +5,9 @@ Every doubt ends in a restart from the last checkpoint, a bounded number of time
 
 from __future__ import annotations
 
+from . import events
 from .actions import Kill, Print
-from .context import Handlers, Mode, SupervisorContext
-from .events import (
-    AgentsSettled,
-    BeginWaitingResize,
-    EndIfOver,
-    FirstStepDone,
-    FormIfReady,
-    JoinerLost,
-    LeaverGone,
-    Restart,
-    Restarting,
-    StartFailed,
-    TrainingOver,
-    UndoResize,
-    WorkerExit,
-    WorkerLost,
-    WorkerReady,
-    WorldRuns,
-)
+from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import AgentsTimer, CheckpointTimer, CulpritTimer, DisconnectedTimer, KillTimer, RollBackTimer
 from .workers import Worker, agents_of, ranked
 
@@ -34,11 +17,11 @@ KILLED = 128
 CULPRIT_S = 1.0
 
 
-class Restarts:
+class Restarts(Part):
     """The part of the machine that counts failures and decides what follows them."""
 
     def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._failures = 0
         self._failed_at: int | None = None
         """The newest checkpoint's step at the last failure; -1: there was none."""
@@ -47,20 +30,22 @@ class Restarts:
 
     def handlers(self) -> Handlers:
         return {
-            AgentsSettled: lambda event: self._respawn_if_dead(),
-            FormIfReady: lambda event: self._form_if_ready(),
-            WorkerReady: lambda event: self._form_if_ready(),
-            FirstStepDone: self._first_step_done,
-            Restart: self._restart,
-            StartFailed: self._start_failed,
-            Restarting: lambda event: self._respawn_if_dead(),
-            WorkerExit: self._exited,
-            CulpritTimer: lambda event: self._restart(Restart(self._broken, WORLD_DID_NOT_FORM)),
-            WorkerLost: self._disconnected,
+            events.AgentsSettled: self._agents_settled,
+            events.WorkerReady: lambda event: self._form_if_ready(),
+            events.FirstStepDone: self._first_step_done,
+            events.Restart: self._restart,
+            events.Restarting: lambda event: self._respawn_if_dead(),
+            events.WorkerExit: self._exited,
+            CulpritTimer: lambda event: self._restart(events.Restart(self._broken, WORLD_DID_NOT_FORM)),
+            events.WorkerLost: self._disconnected,
             DisconnectedTimer: self._kill_disconnected,
         }
 
     # --- beginning --------------------------------------------------------------------------------------------
+
+    def _agents_settled(self, event: events.AgentsSettled) -> None:
+        self._respawn_if_dead()
+        self._form_if_ready()
 
     def _form_if_ready(self) -> None:
         """Send the first world of a generation once all its workers are warm."""
@@ -72,7 +57,7 @@ class Restarts:
         if not all(worker.ready or worker.exited for worker in workers):
             return
         if any(worker.exited for worker in workers):
-            context.emit(EndIfOver())
+            context.emit(events.EndIfOver())
             return
         context.timers.cancel(AgentsTimer())
         names = ranked(workers, context.pieces)
@@ -87,7 +72,7 @@ class Restarts:
         context.world = context.announce(names, context.batch, source)
         context.mode = Mode.FORMING
 
-    def _first_step_done(self, event: FirstStepDone) -> None:
+    def _first_step_done(self, event: events.FirstStepDone) -> None:
         """The world that was formed from the beginning or a checkpoint trains."""
         context, world = self._context, self._context.world
         if context.mode is not Mode.FORMING or world is None or event.generation != world.generation:
@@ -97,23 +82,18 @@ class Restarts:
         where = ", ".join(f"{len(piece.nodes)} x {piece.gpus_per_node} of {piece.kind}" for piece in context.pieces)
         text = f"generation {world.generation}: {len(world.members)} workers ({where}), from {world.source}"
         context.do(Print(text))
-        context.emit(WorldRuns())
-        context.emit(BeginWaitingResize())
+        context.emit(events.WorldRuns())
+        context.emit(events.BeginWaitingResize())
 
     # --- beginning again --------------------------------------------------------------------------------------
 
-    def _start_failed(self, event: StartFailed) -> None:
-        """A failure while starting, or starting again, counts like any other."""
-        self._context.mode = Mode.STARTING
-        self._restart(Restart(event.why, event.code))
-
-    def _restart(self, event: Restart) -> None:
+    def _restart(self, event: events.Restart) -> None:
         """Kill what is left and begin a new generation from the last checkpoint; give up after too many failures."""
         context = self._context
         if context.mode in (Mode.RESTARTING, Mode.ENDED):
             return
         if context.resize is not None:  # undone first; if it was agreed on, that restarts already
-            context.emit(UndoResize(event.why))
+            context.emit(events.UndoResize(event.why))
             context.emit(event)
             return
         saved = context.saved_step
@@ -140,7 +120,7 @@ class Restarts:
         for worker in [worker for worker in context.workers.values() if worker.exited]:
             del context.workers[worker.name]
         context.kill(context.workers.values())
-        context.emit(Restarting())
+        context.emit(events.Restarting())
 
     def _respawn_if_dead(self) -> None:
         """Once the old workers are gone and the batch host is there, start new ones everywhere."""
@@ -155,7 +135,7 @@ class Restarts:
 
     # --- a worker's end ---------------------------------------------------------------------------------------
 
-    def _exited(self, event: WorkerExit) -> None:
+    def _exited(self, event: events.WorkerExit) -> None:
         """A worker process has ended: as it was to, or not."""
         context = self._context
         worker = context.workers.get(event.worker)
@@ -169,16 +149,16 @@ class Restarts:
                 context.timers.cancel(KillTimer(worker.agent))
             self._respawn_if_dead()
         elif context.joins(worker.agent):
-            context.emit(JoinerLost(f"worker {event.worker} ended before its first step ({_how(event)})"))
+            context.emit(events.JoinerLost(f"worker {event.worker} ended before its first step ({_how(event)})"))
         elif context.leaves(worker) and (event.code == 0 or worker.quiesced):
             worker.quiesced = True
-            context.emit(LeaverGone())
+            context.emit(events.LeaverGone())
         elif event.code == 0 and event.signal == 0:
-            context.emit(TrainingOver({}))
+            context.emit(events.TrainingOver({}))
         else:
             self._failed(worker, event)
 
-    def _failed(self, worker: Worker, event: WorkerExit) -> None:
+    def _failed(self, worker: Worker, event: events.WorkerExit) -> None:
         context = self._context
         code = KILLED + event.signal if event.signal else event.code
         why = f"worker {worker.name} {_how(event)}"
@@ -197,9 +177,9 @@ class Restarts:
             context.do(Print(why))
             context.end(code)
         else:
-            self._restart(Restart(why, code))
+            self._restart(events.Restart(why, code))
 
-    def _disconnected(self, event: WorkerLost) -> None:
+    def _disconnected(self, event: events.WorkerLost) -> None:
         """A worker that nothing can be sent to any more has to end, unless it is about to anyway."""
         context, worker, timer = self._context, self._context.workers.get(event.worker), DisconnectedTimer(event.worker)
         if worker is None or worker.exited or worker.done or worker.quiesced or timer in context.timers:
@@ -213,7 +193,7 @@ class Restarts:
             self._context.do(Kill(worker.name, worker.agent))
 
 
-def _how(event: WorkerExit) -> str:
+def _how(event: events.WorkerExit) -> str:
     if event.signal:
         return f"was killed by signal {event.signal}"
     if event.code == WORLD_DID_NOT_FORM:

@@ -7,34 +7,22 @@ follows.
 
 from __future__ import annotations
 
+from . import events
 from .actions import Print
-from .context import Handlers, SupervisorContext
-from .events import (
-    AwaitRollBack,
-    JobPreempted,
-    JoinerLost,
-    LeaverGone,
-    ResizeRolledBack,
-    Restart,
-    UndoResize,
-    WorldRolledBack,
-)
+from .context import Handlers, Part
 from .timers import RollBackTimer
 
 
-class RollBack:
+class RollBack(Part):
     """The part of a resize that is only needed when something goes wrong late."""
-
-    def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
 
     def handlers(self) -> Handlers:
         return {
-            JoinerLost: lambda event: self._joiner_lost(event.detail),
-            JobPreempted: self._job_preempted,
-            LeaverGone: self._leaver_gone,
-            AwaitRollBack: lambda event: self._wait(event.generation),
-            WorldRolledBack: self._rolled_back,
+            events.JoinerLost: lambda event: self._joiner_lost(event.detail),
+            events.JobPreempted: self._job_preempted,
+            events.LeaverGone: self._leaver_gone,
+            events.AwaitRollBack: lambda event: self._wait(event.generation),
+            events.WorldRolledBack: self._rolled_back,
             RollBackTimer: self._timed_out,
         }
 
@@ -43,16 +31,16 @@ class RollBack:
         context.timers.cancel_every(RollBackTimer)
         context.timers.set(RollBackTimer(generation), context.now + context.limits.world_s)
 
-    def _rolled_back(self, event: WorldRolledBack) -> None:
+    def _rolled_back(self, event: events.WorldRolledBack) -> None:
         """The coming world did not come about; the old one, whole, goes on."""
         context, resize = self._context, self._context.resize
         context.timers.cancel(RollBackTimer(event.generation))
         if resize is not None and context.coming(event.generation) is not None:
             resize.agreed = False
-            context.emit(UndoResize(resize.doubt or event.error))
-            context.emit(ResizeRolledBack(event.generation))
+            context.emit(events.UndoResize(resize.doubt or event.error))
+            context.emit(events.ResizeRolledBack(event.generation))
 
-    def _job_preempted(self, event: JobPreempted) -> None:
+    def _job_preempted(self, event: events.JobPreempted) -> None:
         resize = self._context.resize
         if resize is not None and any(piece.slurm_job_id == event.slurm_job_id for piece in resize.added.values()):
             self._joiner_lost(event.reason)
@@ -61,7 +49,7 @@ class RollBack:
         """Without an agreement the resize ends; after one the old world is waited for, if it is whole."""
         context, resize = self._context, self._context.resize
         if resize is None or not resize.agreed or not self._is_whole():
-            context.emit(UndoResize(detail))
+            context.emit(events.UndoResize(detail))
         elif not resize.doubt:
             resize.doubt = detail
             context.do(Print(f"{detail}: waiting for the old world to go on"))
@@ -74,19 +62,19 @@ class RollBack:
         world, members = self._context.world, self._context.members()
         return world is not None and len(members) == len(world.members) and not any(one.exited for one in members)
 
-    def _leaver_gone(self, event: LeaverGone) -> None:
+    def _leaver_gone(self, event: events.LeaverGone) -> None:
         """There is no way back any more."""
         resize = self._context.resize
         if resize is not None:
             resize.agreed = True
             if resize.doubt:
-                self._context.emit(UndoResize(resize.doubt))
+                self._context.emit(events.UndoResize(resize.doubt))
 
     def _timed_out(self, event: RollBackTimer) -> None:
         """They are not back."""
         context, resize = self._context, self._context.resize
         why = f"nobody went on within {context.limits.world_s:.0f} s"
         if event.generation:
-            context.emit(Restart(f"generation {event.generation} was agreed on and called off, and {why}", 1))
+            context.emit(events.Restart(f"generation {event.generation} was agreed on and called off, and {why}", 1))
         elif resize is not None and resize.doubt:
-            context.emit(UndoResize(f"{resize.doubt}, and {why}"))
+            context.emit(events.UndoResize(f"{resize.doubt}, and {why}"))

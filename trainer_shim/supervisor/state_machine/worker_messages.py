@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
+from . import events
 from .actions import Send
-from .context import Handlers, Mode, SupervisorContext, number
-from .events import (
-    CheckpointSaved,
-    FirstStepDone,
-    Message,
-    TrainingOver,
-    WorkerMessage,
-    WorkerQuiesced,
-    WorkerReady,
-    WorkerReported,
-    WorldRolledBack,
-)
+from .context import Handlers, Mode, Part, number
 from .workers import Worker
 
 
-class WorkerMessages:
+class WorkerMessages(Part):
     """The part of the machine that listens to workers."""
 
-    def __init__(self, context: SupervisorContext) -> None:
-        self._context = context
-
     def handlers(self) -> Handlers:
-        return {WorkerMessage: self._take}
+        return {events.WorkerMessage: self._take}
 
-    def _take(self, event: WorkerMessage) -> None:
+    def _take(self, event: events.WorkerMessage) -> None:
         """One message; a kind that is not known has no effect, nor has anything from a worker that was killed."""
         context, message, kind = self._context, event.message, event.message.get("type")
         worker = context.workers.get(event.worker)
@@ -36,29 +23,29 @@ class WorkerMessages:
         generation = int(number(message.get("generation")))
         if kind == "ready":
             worker.ready, worker.config = True, message
-            context.emit(WorkerReady(worker.name))
+            context.emit(events.WorkerReady())
         elif kind == "store":
             self._relay(worker, generation, message)
         elif kind == "quiesced":
             worker.quiesced = True
-            context.emit(WorkerQuiesced(worker.name, generation))
+            context.emit(events.WorkerQuiesced(generation))
         elif kind == "running":
             context.batch = int(number(message.get("batch"))) or context.batch
-            context.emit(FirstStepDone(generation, message))
+            context.emit(events.FirstStepDone(generation, message))
         elif kind == "saved":
-            context.emit(CheckpointSaved(int(number(message.get("step")))))
+            context.emit(events.CheckpointSaved(int(number(message.get("step")))))
         elif kind == "failed":
             worker.error = str(message.get("error", ""))
             if message.get("survived"):
                 worker.quiesced = False
-                context.emit(WorldRolledBack(generation, worker.error))
+                context.emit(events.WorldRolledBack(generation, worker.error))
         elif kind == "done":
             worker.done, worker.finished = True, bool(message.get("finished"))
-            context.emit(TrainingOver(message))
+            context.emit(events.TrainingOver(message))
         elif kind in ("report", "pace"):
-            context.emit(WorkerReported(worker.name, message))
+            context.emit(events.WorkerReported(worker.name, message))
 
-    def _relay(self, worker: Worker, generation: int, message: Message) -> None:
+    def _relay(self, worker: Worker, generation: int, message: events.Message) -> None:
         """Only rank 0 of a world that is coming opens a store."""
         context, world = self._context, self._context.world
         participants: tuple[str, ...] = ()
