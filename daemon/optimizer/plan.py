@@ -30,17 +30,21 @@ from .targets import PoolPlan, explained
 class Cache:
     """Choices made before, for callers that plan again and again over jobs that mostly did not change."""
 
+    room: int = 1 << 12
+    """Lists of choices that are kept though no plan asks for them: jobs come back to what they had."""
     made: dict[object, tuple[object, list[Choice]]] = field(default_factory=dict)
     """By what they were made from, which stands beside them."""
     old: dict[object, tuple[object, list[Choice]]] = field(default_factory=dict)
-    """Of the turn before; what is not asked for in two turns is forgotten."""
+    """What was made before there was no more room; what is not asked for until that happens again is forgotten."""
     views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
     old_views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
     lists: Memo = field(default_factory=dict)
     """What the solver read of the lists of choices."""
 
     def turn(self) -> None:
-        """Begin another round of plans: forget what the last one did not ask for."""
+        """Begin another round of plans: forget, once there is no more room, what was not asked for since last time."""
+        if max(len(self.made), len(self.views)) <= self.room:
+            return
         kept = {id(found) for _, found in self.made.values()} | {id(found) for _, _, found in self.views.values()}
         self.old, self.made = self.made, {}
         self.old_views, self.views = self.views, {}

@@ -104,8 +104,8 @@ class Division:
         taken = any(target.gpus > m.standing.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
             self.shared[m.standing.job_id] = (m, shared, target)
-            free = min(idle, self.situation.more(m.standing, idle))
-            tried = explored(m, free) if self._stays(m, target) else None
+            free = min(idle, self.situation.more(m.standing, idle)) if idle > 0 and self._stays(m, target) else 0
+            tried = explored(m, free) if free else None
             if tried is not None:
                 idle -= tried[0] - m.standing.gpus
                 self.limits.give(m.standing.job_id, tried[0])

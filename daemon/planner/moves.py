@@ -5,6 +5,7 @@ Shrinks first: what they free is the room of the growths that come after, which 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
 from ..text.reasons import Reason
-from .eligibility import Standing, sizes
+from .eligibility import Standing, ascending_sizes, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +154,9 @@ def _place(mechanism: Mechanism, wish: Wish, free: FreeNodes) -> Move:
 
 def _tries(standing: Standing, rest: int, gpus: int) -> list[int]:
     """The size wished for, then smaller ones: GPUs may be idle where their cores or memory are not."""
-    return [k for k in sorted(sizes(standing.job), reverse=True) if max(rest, standing.gpus) < k <= gpus] + (
-        [gpus] if gpus <= standing.gpus else []
-    )
+    accepted = ascending_sizes(standing.job)
+    larger = accepted[bisect_right(accepted, max(rest, standing.gpus)) : bisect_right(accepted, gpus)]
+    return [*reversed(larger)] + ([gpus] if gpus <= standing.gpus else [])
 
 
 def _stay(wish: Wish) -> Move:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from slurm_elastic.db.rows import ObservationRow
 from slurm_elastic.protocol.request import ElasticRequest
@@ -19,7 +19,7 @@ from ..mechanisms.base import pause_s
 from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
-from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
+from ..optimizer.plan import Cache, Solver, choices_of, plan_pools, value_of_staying
 from ..optimizer.solver.nested_caps import Cap
 from ..optimizer.targets import PoolPlan, Target
 from .eligibility import Standing, ascending_sizes, batches, sizes, weight_of
@@ -32,7 +32,7 @@ TRY_GAIN = 0.05
 """Least predicted gain for which a size never measured is tried on idle GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Member:
     """A movable job of a pool."""
 
@@ -41,10 +41,15 @@ class Member:
     downs: Mapping[int, int]
     """GPUs -> nodes, for every size that it can come down to; the largest is what is left after the forced units."""
     view: JobView
-    staying: JobView
-    """With no choice: where it is, or where the forced units leave it."""
     rest: int
     """The largest of `downs`."""
+
+    @cached_property
+    def staying(self) -> JobView:
+        """The view with no choice: where the job is, or where the forced units leave it."""
+        if self.forced:  # the plan charges every size of a job that has to move anyway; so does the comparison
+            return replace(self.view, choices=((self.rest, self.downs[self.rest]),))
+        return replace(self.view, frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +95,15 @@ def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: in
         downs = {rest: downs[rest]}
     choices = dict(downs)
     if standing.may_grow and standing.can_add:
-        for size in sizes(standing.job):
-            if rest < size <= rest + room:
-                choices[size] = downs[rest] + -(-(size - rest) // max(1, node_gpus))
+        larger, per_node = ascending_sizes(standing.job), max(1, node_gpus)
+        for size in larger[bisect_right(larger, rest) : bisect_right(larger, rest + room)]:
+            choices[size] = downs[rest] + -(-(size - rest) // per_node)
     restart = None if forced else registry.restarting(standing, standing.site)
     anew = _anew(standing, choices, rest + room, node_gpus) if restart else {}
     view = _view(standing, {**choices, **anew}, settings)
     if restart and anew:
         view = replace(view, restart_sizes=frozenset(anew), restart_pause_s=restart.cost_s(standing, settings))
-    # The plan charges every size of a job that has to move anyway; so does the comparison.
-    staying = replace(view, choices=((rest, downs[rest]),)) if forced else _frozen(view)
-    return Member(standing, forced, downs, view, staying, rest)
-
-
-def _frozen(view: JobView) -> JobView:
-    """The view with what the job has as its only choice."""
-    one = len(view.choices) == 1 and len(view.batches(view.current_gpus)) == 1
-    return view if one and view.current_batch in view.batches(view.current_gpus) else replace(view, frozen=True)
+    return Member(standing, forced, downs, view, rest)
 
 
 def in_reach(standing: Standing, forced: frozenset[Unit], room: int) -> int:
@@ -206,7 +203,7 @@ def share(
     """
     policy, cache = settings.policy, cache or Cache()
     bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
-    stays = [math.fsum(value_of_staying(m.staying, policy, cache) for m in members) for members in pools]
+    stays = [math.fsum(_value_of_staying(m, policy, cache) for m in members) for members in pools]
     gains = [best.value - stay for best, stay in zip(bests, stays, strict=True)]
     still = _held_back(pools, bests, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
     out = []
@@ -217,6 +214,15 @@ def share(
         else:
             out.append(Shared(best.targets, best.value, best.bound, gain, tuple(members)))
     return out
+
+
+def _value_of_staying(m: Member, policy: str, cache: Cache) -> float:
+    """Its term where it stays: mostly one of its choices, and solved by itself where it is not."""
+    size, batch = m.view.current_gpus, m.view.current_batch
+    for choice in choices_of(m.view, policy, cache) if not m.forced else ():
+        if choice.gpus == size and choice.batch == batch:
+            return choice.value
+    return value_of_staying(m.staying, policy, cache)
 
 
 def _held_back(
@@ -273,13 +279,16 @@ def explored(m: Member, idle: int) -> tuple[int, int] | None:
     view, model = m.view, m.view.model
     if model is None or m.forced or view.current_gpus < 1 or view.current_batch < 1 or idle < 1:
         return None
+    limit, known = min(2 * view.current_gpus, view.current_gpus + idle), model.sizes_seen
+    untried = [(k, n) for k, n in view.choices if view.current_gpus < k <= limit and k not in known]
+    if not untried:
+        return None
     nodes = dict(view.choices)
     here = model.throughput(view.current_gpus, nodes.get(view.current_gpus, 1), view.current_batch)
     least = here * (1.0 + max(TRY_GAIN, 2.0 * view.pause_s / view.horizon_s))
     best: tuple[float, int, int] | None = None
-    for size, count in view.choices:
-        limit = min(2 * view.current_gpus, view.current_gpus + idle)
-        if size in model.sizes_seen or size in view.restart_sizes or not view.current_gpus < size <= limit:
+    for size, count in untried:
+        if size in view.restart_sizes:
             continue
         for batch in view.batches(size):
             found = (model.throughput(size, count, batch), size, batch)

@@ -183,7 +183,7 @@ _Shapes = dict[tuple[Program, int, int, int, int, int], tuple[Sizes, BatchLadder
 def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shapes) -> Job:
     low, high = row.min_batch or program.base_batch, row.max_batch or program.max_batch
     # Where no batch was recorded it ran at the least that it accepts: the one that its rate was tuned for.
-    row = replace(row, batch=row.batch or low)
+    row = row if row.batch else replace(row, batch=low)
     asked = min(row.gpus, settings.gpus)
     most = max(1, min(row.max_gpus or max(asked, high // program.micro_range[0]), settings.gpus))
     key = program, row.min_gpus, most, asked, low, high

@@ -334,10 +334,11 @@ def test_curves_read_at_once_are_the_models_own() -> None:
         assert model.uncertainties(sizes) == pytest.approx(doubts, rel=1e-7)
 
 
-def test_what_is_kept_between_plans_changes_no_plan() -> None:
-    """Over rounds in which jobs come, go and change, plans made with a cache equal those made without, and what two
-    rounds did not ask for is forgotten."""
-    rng, cache = random.Random(4), Cache()
+@pytest.mark.parametrize("room", [0, 50])
+def test_what_is_kept_between_plans_changes_no_plan(room: int) -> None:
+    """Over rounds in which jobs come, go and change, plans made with a cache equal those made without, and what was
+    not asked for is forgotten once there is no more room."""
+    rng, cache = random.Random(4), Cache(room)
     models = [power(rng.uniform(0.5, 0.95)) for _ in range(40)]
     batches = job().batches
     jobs = {i: job(str(i), model=models[i], batches=batches) for i in range(30)}
@@ -350,4 +351,4 @@ def test_what_is_kept_between_plans_changes_no_plan() -> None:
         views = list(jobs.values())
         cache.turn()
         assert plan(views, 100, cache=cache) == plan(views, 100)
-        assert len(cache.made) <= len(views) and len(cache.lists) <= 8 * len(views)
+        assert len(cache.made) <= room + len(views) and len(cache.lists) <= 8 * (room + len(views))
