@@ -28,10 +28,8 @@ from slurm_elastic.protocol.messages import Grant, Phase, Pin, Registration, Rep
 from slurm_elastic.protocol.routes import ROUTES, NoQuery, ResizeQuery, Route
 
 from ..config.settings import Settings
-from ..optimizer.models.prior import Prior
 from ..reports.answers import Health, Pinned, Stored, Taken
 from ..reports.common import not_known
-from ..reports.history import Plan
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator, Viewer
@@ -40,13 +38,13 @@ from .metrics import Metrics
 from .report_intake import Intake
 from .requests import Refused
 from .status_cache import StatusCache
-from .views import Views
+from .views import Planner, Views
 
 Handler = Callable[[Call[Any, Any]], Awaitable[object]]
 """Gives the answer, a Response for one that is no JSON, or None for nothing new."""
 
 
-class Controller(Protocol):
+class Controller(Planner, Protocol):
     """What the API needs of the running daemon. All but `wait_resize` are called from threads and may block."""
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
@@ -63,12 +61,6 @@ class Controller(Protocol):
 
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """The current resize as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
-
-    def dry_plan(self) -> Plan:
-        """A plan computed now, with nothing stored."""
-
-    def prior(self, job_id: int) -> Prior | None:
-        """What is believed of the job before it is measured; None: the shipped prior."""
 
     def health(self) -> Health:
         """How the rounds go; anyone may know."""
@@ -101,19 +93,15 @@ class Api:
 
     def _served(self, route: Route, handler: Handler) -> guard.Handler:
         async def serve(request: Request) -> Response:
-            found = await handler(await self.callers.admit(route, request))
-            if isinstance(found, Response):
-                return found
-            return Response(status_code=204) if found is None else guard.reply(found, route.status)
-
-        served = guard.guarded(serve)
-
-        async def counted(request: Request) -> Response:
-            response = await served(request)
+            try:
+                found = await handler(await self.callers.admit(route, request))
+                response = found if isinstance(found, Response) else guard.reply(found, route.status)
+            except Exception as raised:  # the one place where a request ends badly
+                response = guard.answer(raised)
             self.prometheus.requests.labels(response.status_code).inc()
             return response
 
-        return counted
+        return serve
 
     async def health(self, call: Call[NoQuery, None]) -> object:
         """Whether the daemon is there."""

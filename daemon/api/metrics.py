@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -91,6 +91,17 @@ class Metrics:
         return bytes(generate_latest(self._registry))
 
 
+def _gauge(name: str, words: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, words, value)
+
+
+def _gauges(name: str, words: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, words, labels=labels)
+    for of, value in values:
+        family.add_metric(of, value)
+    return family
+
+
 class _Lazy(Collector):
     """Registering must not read the database."""
 
@@ -108,22 +119,18 @@ class _FromRounds(_Lazy):
     def collect(self) -> Iterator[Metric]:
         """Ask the rounds."""
         state = self._state()
-        modes = GaugeMetricFamily(PREFIX + "mode", "1 for the mode that is in force", labels=["mode"])
-        for mode in MODES:
-            modes.add_metric([mode], float(mode == state.mode))
-        yield modes
+        modes = (([mode], float(mode == state.mode)) for mode in MODES)
+        yield _gauges("mode", "1 for the mode that is in force", ["mode"], modes)
         last = "When the last round that went well ended, in unix seconds"
-        yield GaugeMetricFamily(PREFIX + "last_round_timestamp_seconds", last, state.last_ok)
-        yield GaugeMetricFamily(PREFIX + "trouble", "1 when the last round failed", float(state.trouble))
+        yield _gauge("last_round_timestamp_seconds", last, state.last_ok)
+        yield _gauge("trouble", "1 when the last round failed", float(state.trouble))
         tripped = "1 after too many refused actions in a row: it only advises for a while, then tries again"
-        yield GaugeMetricFamily(PREFIX + "tripped", tripped, float(state.tripped))
+        yield _gauge("tripped", tripped, float(state.tripped))
         if state.capacity is not None and state.idle is not None:
-            yield GaugeMetricFamily(PREFIX + "gpus_capacity", "GPUs that elastic jobs may hold", state.capacity)
-            yield GaugeMetricFamily(PREFIX + "gpus_idle", "GPUs that nobody holds or waits for", state.idle)
-        parts = GaugeMetricFamily(PREFIX + "round_seconds", "Time of each part of the last round", labels=["part"])
-        for part, seconds in state.seconds.items():
-            parts.add_metric([part], seconds)
-        yield parts
+            yield _gauge("gpus_capacity", "GPUs that elastic jobs may hold", state.capacity)
+            yield _gauge("gpus_idle", "GPUs that nobody holds or waits for", state.idle)
+        parts = (([part], seconds) for part, seconds in state.seconds.items())
+        yield _gauges("round_seconds", "Time of each part of the last round", ["part"], parts)
         rounds = CounterMetricFamily(PREFIX + "rounds", "Rounds, by outcome", labels=["outcome"])
         for outcome, count in state.rounds.items():
             rounds.add_metric([outcome], count)
@@ -139,44 +146,32 @@ class _FromStore(_Lazy):
     def collect(self) -> Iterator[Metric]:
         """Read the store."""
         jobs = self._store.jobs()
-        states = GaugeMetricFamily(
-            PREFIX + "jobs", "Elastic jobs, by Slurm's state and whether managed", labels=["state", "managed"]
-        )
         # Those that are always looked for are there without a job, too: a gap in a curve means that nobody knows.
         counts = Tally({(state, True): 0 for state in ("PENDING", "RUNNING")})
         counts.update((job.state, job.managed) for job in jobs)
-        for (state, managed), count in sorted(counts.items()):
-            states.add_metric([state, str(managed).lower()], count)
-        yield states
+        states = (([state, str(managed).lower()], count) for (state, managed), count in sorted(counts.items()))
+        yield _gauges("jobs", "Elastic jobs, by Slurm's state and whether managed", ["state", "managed"], states)
         training = sum(item.gpus for item in self._store.all_in_use().values())
-        yield GaugeMetricFamily(PREFIX + "gpus_training", "GPUs that elastic jobs train on", training)
+        yield _gauge("gpus_training", "GPUs that elastic jobs train on", training)
         reports = [self._store.last_report(job.job_id) for job in jobs]
         rate = sum(report.samples_per_s for report in reports if report is not None)
-        yield GaugeMetricFamily(PREFIX + "samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
+        yield _gauge("samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
         yield self._reasons([job.job_id for job in jobs])
         yield from self._resizes()
         size = self._store.size_mb()
         if size is not None:
-            yield GaugeMetricFamily(PREFIX + "database_bytes", "Size of the database", size * 1e6)
+            yield _gauge("database_bytes", "Size of the database", size * 1e6)
 
     def _reasons(self, jobs: list[int]) -> Metric:
         # Every reason is there from the start, so that an alert on one finds a series.
         reasons: Tally[str] = Tally({reason.value: 0 for reason in Reason})
         reasons.update(decision.reason for decision in self._store.standing(jobs).values())
-        standing = GaugeMetricFamily(
-            PREFIX + "decisions", "Jobs by the reason of their standing decision", labels=["reason"]
-        )
-        for reason, count in sorted(reasons.items()):
-            standing.add_metric([reason], count)
-        return standing
+        standing = (([reason], count) for reason, count in sorted(reasons.items()))
+        return _gauges("decisions", "Jobs by the reason of their standing decision", ["reason"], standing)
 
     def _resizes(self) -> Iterator[Metric]:
         resizes = self._store.open_resizes()
-        opened = GaugeMetricFamily(PREFIX + "resizes_open", "Resizes under way, by state", labels=["state"])
-        for state, count in sorted(Tally(resize.state for resize in resizes).items()):
-            opened.add_metric([state], count)
-        yield opened
+        states = (([state], count) for state, count in sorted(Tally(resize.state for resize in resizes).items()))
+        yield _gauges("resizes_open", "Resizes under way, by state", ["state"], states)
         oldest = max((time.time() - resize.created for resize in resizes), default=0.0)
-        yield GaugeMetricFamily(
-            PREFIX + "resize_oldest_seconds", "Age of the oldest resize under way", max(0.0, oldest)
-        )
+        yield _gauge("resize_oldest_seconds", "Age of the oldest resize under way", max(0.0, oldest))

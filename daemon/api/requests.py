@@ -221,19 +221,8 @@ async def on_error(_request: Request, exception: Exception) -> Response:
     return answer(exception)
 
 
-def guarded(handler: Handler) -> Handler:
-    """A handler whose every exception becomes an answer."""
-
-    async def wrapped(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Exception as raised:  # the one place where a request ends badly
-            return answer(raised)
-
-    wrapped.__name__ = getattr(handler, "__name__", "handler")
-    return wrapped
-
-
 def reply(value: Any, status: int = 200) -> Response:
-    """JSON; a number that JSON does not have is null."""
+    """JSON, in which a number that JSON does not have is null; of None 204."""
+    if value is None:
+        return Response(status_code=204)
     return Response(msgspec.json.encode(value), status, media_type="application/json")

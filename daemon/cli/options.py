@@ -24,9 +24,11 @@ from ..reports.history import PlanRow
 from ..reports.record import read
 from ..reports.status import SHORT_STATES, JobStatus
 from ..text import tables
+from ..text.times import ACCEPTED, check_window, parse_time
 
 J = TypeVar("J", bound=JobRecord)
 R = TypeVar("R")
+Parser = argparse._ActionsContainer
 
 STATES = {short: name for name, short in SHORT_STATES.items()}
 # Control characters above ASCII's first 32, which JSON escapes itself, and what turns the direction of writing.
@@ -97,6 +99,21 @@ def add_output_options(parser: argparse.ArgumentParser, fields: Sequence[tables.
     )
 
 
+def add_window_options(parser: Parser, start: str, end: str = "until when (default: now)") -> None:
+    """sacct's -S and -E. `start`, `end`: their help."""
+    parser.add_argument("-S", "--starttime", metavar="TIME", help=f"{start}; {ACCEPTED}")
+    parser.add_argument("-E", "--endtime", metavar="TIME", help=end)
+
+
+def window(args: argparse.Namespace, now: float, otherwise: str) -> tuple[float, float | None]:
+    """Start and end as -S and -E say; without -S from `otherwise` on, of jobs named with -j from the beginning."""
+    start = parse_time(args.starttime or otherwise, now) if args.starttime or not args.jobs else 0.0
+    end = parse_time(args.endtime, now) if args.endtime else None
+    if args.starttime:
+        check_window(start, end, now)
+    return start, end
+
+
 def add_job_filters(parser: argparse.ArgumentParser) -> None:
     """Which jobs: sacct's -j -u -s -A -r -a."""
     group = parser.add_argument_group("which jobs (default: your own; root: everybody's)")
@@ -160,6 +177,25 @@ def print_table(
     style = "parsable" if args.parsable else "parsable2" if args.parsable2 else "table"
     for line in tables.lines(columns, rows, header=not args.noheader, style=style, rule=rule):
         print(line)
+
+
+def print_answer(
+    answer: object,
+    columns: Sequence[tables.Field],
+    rows: Sequence[object],
+    args: argparse.Namespace,
+    *,
+    rule: bool = False,
+    below: Sequence[str] = (),
+) -> None:
+    """The answer as JSON, or its rows as a table; `below`: sentences for people, under a table with a header."""
+    if args.json:
+        print_json(answer)
+        return
+    print_table(columns, rows, args, rule)
+    if not (args.noheader or args.parsable or args.parsable2):
+        for line in below:
+            print(tables.clean(line))
 
 
 def print_json(answer: Any) -> None:

@@ -9,12 +9,9 @@ import json
 import sys
 import textwrap
 from itertools import pairwise
-from pathlib import Path
-
-from slurm_elastic.protocol.errors import ConfigError
 
 from . import settings as schema
-from .settings import FIELDS, Settings, load
+from .settings import FIELDS, Settings
 
 HIDDEN = ("user_mode",)
 """Given on the command line, not in the file."""
@@ -35,13 +32,7 @@ def explanations() -> dict[str, str]:
 
 def accepted(name: str) -> str:
     """What a setting accepts, in words."""
-    item = FIELDS[name]
-    if "low" in item.metadata:
-        kind = "a whole number" if item.type == "int" else "a number"
-        return f"{kind} from {item.metadata['low']:g} to {item.metadata['high']:g}"
-    if "accepted" in item.metadata:
-        return ", ".join(item.metadata["accepted"])
-    return str(item.metadata.get("accepted_text", "true or false"))
+    return str(FIELDS[name].metadata["accepted"])
 
 
 def default(name: str) -> str:
@@ -66,9 +57,9 @@ def markdown() -> str:
     for name, words in explanations().items():
         if name not in HIDDEN:
             lines += ["", f"## `{name}`", "", f"Default `{default(name)}`; accepted: {accepted(name)}.", ""]
-            lines += textwrap.wrap(words, 118, break_long_words=False, break_on_hyphens=False)
-            meanings = FIELDS[name].metadata.get("meanings", {})
-            lines += [""] * bool(meanings) + [f"- `{word}`: {meaning}" for word, meaning in meanings.items()]
+            lines += _wrapped(words, 118)
+            meanings = [f"- `{word}`: {said}" for word, said in FIELDS[name].metadata["words"].items() if said]
+            lines += [""] * bool(meanings) + meanings
     return "\n".join(lines) + "\n"
 
 
@@ -79,14 +70,7 @@ def sample() -> str:
         if name not in HIDDEN:
             lines.append("")
             for paragraph in (words, f"Accepted: {accepted(name)}."):
-                lines += textwrap.wrap(
-                    paragraph,
-                    118,
-                    initial_indent="# ",
-                    subsequent_indent="# ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+                lines += _wrapped(paragraph, 118, "# ")
             lines.append(f"#{name} = {default(name)}")
     return "\n".join(lines) + "\n"
 
@@ -107,10 +91,16 @@ def roff(date: str, version: str) -> str:
     for name, words in explanations().items():
         if name not in HIDDEN:
             lines += [".TP", f'.BR {_roff(name)} " = {_roff(default(name)).replace(chr(34), chr(92) + "(dq")}"']
-            lines += textwrap.wrap(_roff(words), 100, break_long_words=False, break_on_hyphens=False)
+            lines += _wrapped(_roff(words), 100)
             lines += [".br", f"Accepted: {_roff(accepted(name))}."]
     lines += [".SH FILES", f".I {_roff(str(schema.DEFAULT_FILE))}", ".SH SEE ALSO", ".BR selasticd (8),"]
     return "\n".join([*lines, ".BR selastic (1)"]) + "\n"
+
+
+def _wrapped(text: str, width: int, before: str = "") -> list[str]:
+    """Lines of whole words, each with this before it."""
+    wrapper = textwrap.TextWrapper(width, before, before, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
 def _roff(text: str) -> str:
@@ -125,16 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--markdown", action="store_true", help="print the reference page")
     what.add_argument("--sample", action="store_true", help="print the sample file")
-    what.add_argument("--check", metavar="FILE", type=Path, help="read a file and say what is wrong with it")
     options = parser.parse_args(arguments)
-    if options.check:
-        try:
-            load(options.check)
-        except ConfigError as error:
-            sys.exit(f"selasticd: {error}")
-        print(f"{options.check}: good")
-    else:
-        sys.stdout.write(markdown() if options.markdown else sample())
+    sys.stdout.write(markdown() if options.markdown else sample())
 
 
 if __name__ == "__main__":

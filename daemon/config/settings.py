@@ -2,16 +2,15 @@
 
 docs/reference/settings.md and the sample file are printed from this module, so they cannot say something else:
 
-    python -m slurm_elastic.daemon.config.reference --markdown | --sample | --check FILE
+    python -m slurm_elastic.daemon.config.reference --markdown | --sample
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,39 +31,69 @@ DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 MODES = ("off", "observe", "advise", "act")
 
 
+def setting(default: Any, accepted: str, read: Callable[[Any], Any], words: Mapping[str, str] | None = None) -> Any:
+    """A setting. `accepted`: what it takes, in words; `read`: the value as it is kept, or ValueError; `words`: the
+    words that it takes, each with its meaning where the reference explains them one by one."""
+    return field(default=default, metadata={"accepted": accepted, "read": read, "words": words or {}})
+
+
 def number(default: float, low: float, high: float) -> Any:
     """A number between two bounds, both inclusive; a whole one when the default is whole."""
-    return field(default=default, metadata={"low": low, "high": high})
+    kind = type(default)
+
+    def read(value: Any) -> float:
+        if type(value) not in (int, kind) or not low <= value <= high:
+            raise ValueError
+        return kind(value)
+
+    return setting(default, f"{'a whole number' if kind is int else 'a number'} from {low:g} to {high:g}", read)
 
 
-def choice(default: str, *accepted: str, meanings: Mapping[str, str] | None = None) -> Any:
-    """One of several words; `meanings` of those that the reference explains one by one."""
-    return field(default=default, metadata={"accepted": accepted, "meanings": meanings or {}})
+def choice(default: str, *words: str, meanings: Mapping[str, str] | None = None) -> Any:
+    """One of several words; `meanings`: in their place words that the reference explains one by one."""
+    accepted = meanings or dict.fromkeys(words, "")
+
+    def read(value: Any) -> Any:
+        if value not in tuple(accepted):
+            raise ValueError
+        return value
+
+    return setting(default, ", ".join(accepted), read, accepted)
 
 
 def text(default: str, form: str, accepted: str) -> Any:
     """A text that matches the expression `form`; `accepted` says the same in words."""
-    return field(default=default, metadata={"form": form, "accepted_text": accepted})
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or re.fullmatch(form, value) is None:
+            raise ValueError
+        return value
+
+    return setting(default, accepted, read)
 
 
-def names() -> Any:
-    """A list of names, empty by default."""
-    return field(
-        default=(), metadata={"form": r"[\w.@+-]+", "accepted_text": 'a list of names, such as ["gpu", "long"]'}
-    )
+def texts(form: str, accepted: str) -> Any:
+    """A list of texts that match the expression `form`, empty by default."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(entry, (str, int)) for entry in value):
+            raise ValueError
+        if not all(re.fullmatch(form, str(entry)) for entry in value):
+            raise ValueError
+        return tuple(str(entry) for entry in value)
+
+    return setting((), accepted, read)
 
 
-def limits() -> Any:
-    """A list of limits of GPUs by user or account, empty by default."""
-    return field(
-        default=(),
-        metadata={
-            "form": r"(user|account):(\*|[\w.@+-]+)=[0-9]{1,7}",
-            "accepted_text": 'a list of limits, such as ["user:*=32", "account:lab=128"]',
-        },
-    )
+def flag(value: Any) -> bool:
+    """True or false. Raises ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
 
 
+_NAMES = (r"[\w.@+-]+", 'a list of names, such as ["gpu", "long"]')
+_LIMITS = (r"(user|account):(\*|[\w.@+-]+)=[0-9]{1,7}", 'a list of limits, such as ["user:*=32", "account:lab=128"]')
 _PATH = (r"|/.*", "an absolute path, or nothing")
 
 
@@ -120,14 +149,14 @@ class Settings:
     munge_socket: str = text("", *_PATH)
     """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
 
-    admins: tuple[str, ...] = names()
+    admins: tuple[str, ...] = texts(*_NAMES)
     """Users (names or uids) who see and pin everyone's jobs, beside root, Slurm's own user, and whoever is Operator or
     Administrator in Slurm."""
 
-    partitions: tuple[str, ...] = names()
+    partitions: tuple[str, ...] = texts(*_NAMES)
     """Partitions whose jobs may be elastic. Empty: all."""
 
-    accounts: tuple[str, ...] = names()
+    accounts: tuple[str, ...] = texts(*_NAMES)
     """Accounts whose jobs may be elastic. Empty: all."""
 
     round_interval_s: float = number(10.0, 0.2, 3600)
@@ -140,7 +169,7 @@ class Settings:
     """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to four more
     commands."""
 
-    policy: str = choice(DEFAULT_POLICY, *POLICIES, meanings={name: p.summary for name, p in POLICIES.items()})
+    policy: str = choice(DEFAULT_POLICY, meanings={name: policy.summary for name, policy in POLICIES.items()})
     """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
     some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples
     weighed with its measured gradient noise scale (goodput), any other by samples. `log-throughput` and `log-goodput`
@@ -212,7 +241,7 @@ class Settings:
     rigid_reserve_gpus: int = number(0, 0, 1000000)
     """Idle GPUs that elastic jobs leave alone in each partition, so that small ordinary jobs start at once."""
 
-    gpu_limits: tuple[str, ...] = limits()
+    gpu_limits: tuple[str, ...] = texts(*_LIMITS)
     """Most GPUs that the elastic jobs of one user or one account may hold together, in all partitions: for instance
     `["user:*=32", "user:alice=64", "account:lab=128"]`. `*` stands for each one that is not named. A pin does not get
     around it; sizes that a job cannot come below are left to it."""
@@ -238,7 +267,7 @@ class Settings:
     """How long ended jobs, with all that is known of them, and the record of actions are kept. Of a job's decisions all
     but the last are forgotten after 30 days."""
 
-    user_mode: bool = False
+    user_mode: bool = setting(False, "true or false", flag)
     """Whether the daemon serves only the user who runs it, as `selasticd --user` does: no privilege is needed."""
 
     def __post_init__(self) -> None:
@@ -306,33 +335,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _value(key: str, value: Any) -> Any:
-    item = FIELDS[key]
-    rules, kind = item.metadata, item.type
-    if kind == "bool":
-        accepted, fits = "true or false", isinstance(value, bool)
-    elif kind in ("int", "float"):
-        return _number(key, value, whole=kind == "int", low=rules["low"], high=rules["high"])
-    elif "accepted" in rules:
-        accepted, fits = ", ".join(rules["accepted"]), value in rules["accepted"]
-    elif kind == "str":
-        accepted = rules["accepted_text"]
-        fits = isinstance(value, str) and re.fullmatch(rules["form"], value) is not None
-    else:
-        accepted = rules["accepted_text"]
-        fits = isinstance(value, (list, tuple)) and all(
-            isinstance(entry, (str, int)) and re.fullmatch(rules["form"], str(entry)) for entry in value
-        )
-        value = tuple(str(entry) for entry in value) if fits else value
-    if not fits:
-        close = get_close_matches(str(value), rules.get("accepted", ()), n=1)
+    rules = FIELDS[key].metadata
+    try:
+        return rules["read"](value)
+    except ValueError:
+        close = get_close_matches(str(value), rules["words"], n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ConfigError(f"{key}={value!r} is not accepted{hint}; accepted: {accepted}")
-    return value
-
-
-def _number(key: str, value: Any, *, whole: bool, low: float, high: float) -> float | int:
-    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not fits or not math.isfinite(value) or not low <= value <= high:
-        kind = "a whole number" if whole else "a number"
-        raise ConfigError(f"{key}={value!r} is not accepted; accepted: {kind} from {low:g} to {high:g}")
-    return int(value) if whole else float(value)
+        raise ConfigError(f"{key}={value!r} is not accepted{hint}; accepted: {rules['accepted']}") from None

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 from . import arguments, parse, pending_resize, site
-from .model import Size, Snapshot
+from .model import Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
 from .site import Site, SlurmLimit
 
@@ -39,7 +39,7 @@ _NOT_PERMITTED = re.compile(r"access/permission denied", re.IGNORECASE)
 _NO_RESERVATION = re.compile(r"requested reservation is invalid|reservation .*not found", re.IGNORECASE)
 
 
-class CommandClient:
+class CommandClient(SlurmClient):
     """A SlurmClient on the commands of Slurm. Holds no state: any number may be used at once, from any thread.
 
     slurm_conf: path of slurm.conf; "" leaves it to Slurm's own search. timeout_s: for one command; Slurm's own
@@ -61,7 +61,6 @@ class CommandClient:
         """Nothing is kept open."""
 
     def snapshot(self) -> Snapshot:
-        """See SlurmClient.snapshot."""
         at = time.time()
         jobs = parse.jobs(self._listing("squeue", ["-a"], parse.JOB_FIELDS))
         rows = list(self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS))
@@ -69,7 +68,6 @@ class CommandClient:
         return Snapshot(at, parse.with_gpu_types(jobs, nodes), nodes, parse.partitions(rows))
 
     def site(self) -> Site:
-        """See SlurmClient.site."""
         at, limits, parents = time.time(), list[SlurmLimit](), dict[str, str]()
         if site.enforces_limits(self._shown("show", "config")):
             limits, parents = site.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"))
@@ -80,17 +78,18 @@ class CommandClient:
         return Site(at, tuple(limits), parents, kept, switches)
 
     def _shown(self, *words: str) -> str:
-        done = self._run(["scontrol", *words])
+        return self._printed("scontrol", *words)
+
+    def _printed(self, *command: str) -> str:
+        done = self._run([*command])
         if done.returncode != 0:
-            raise _no_answer(done, "scontrol")
+            raise _no_answer(done, command[0])
         return done.stdout
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        """See SlurmClient.shrink."""
         self._update(job_id, f"NodeList={fold(arguments.node_names(nodes, f'job {job_id}'))}")
 
     def cancel(self, job_id: int) -> None:
-        """See SlurmClient.cancel."""
         if self._scancel(str(arguments.job_number(job_id)), job_id):
             return
         # 22.05 does not know a task of an array by its raw id, says so only with -v, and calls that a success.
@@ -99,15 +98,13 @@ class CommandClient:
             raise SlurmUnparsable(f"squeue knows job {job_id} as {name}, and scancel knows neither.")
 
     def set_comment(self, job_id: int, text: str) -> None:
-        """See SlurmClient.set_comment. Refused too: control characters, more than 1024 characters."""
+        """Refused too: control characters, more than 1024 characters."""
         self._update(job_id, f"Comment={arguments.comment(text, job_id)}")
 
     def requeue(self, job_id: int) -> None:
-        """See SlurmClient.requeue."""
         self._scontrol(["requeue", str(arguments.job_number(job_id))], f"requeue job {job_id}")
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        """See SlurmClient.resize_waiting."""
         shown = self._run(["scontrol", "-o", "show", "job", str(arguments.job_number(job_id))])
         if shown.returncode != 0:
             raise _refusal(shown, f"show job {job_id}")
@@ -127,7 +124,6 @@ class CommandClient:
             self._update(job_id, *kept, "StartTime=now")  # the whole size again: a part of the first call took effect
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        """See SlurmClient.reserve."""
         self.unreserve(name)
         kept, owner = fold(arguments.node_names(nodes, f"reservation {name}")), arguments.plain_name(user)
         words = [
@@ -137,7 +133,6 @@ class CommandClient:
         self._scontrol(words, f"make reservation {name}")
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
-        """See SlurmClient.unreserve."""
         if job_id:
             with contextlib.suppress(SlurmRefused):  # it has ended, and so left the reservation
                 self._update(job_id, "ReservationName=")
@@ -149,29 +144,24 @@ class CommandClient:
 
     def node_addresses(self) -> tuple[str, ...]:
         """Where slurmctld reaches each node: a name or an address."""
-        done = self._run(["sinfo", "-h", "-a", "-N", "-o", "%o"])
-        if done.returncode != 0:
-            raise _no_answer(done, "sinfo")
-        return tuple(dict.fromkeys(done.stdout.split()))
+        return tuple(dict.fromkeys(self._printed("sinfo", "-h", "-a", "-N", "-o", "%o").split()))
 
     def operators(self) -> frozenset[str]:
         """Names of the users who are Operator or Administrator in Slurm; none without slurmdbd."""
-        done = self._run(["sacctmgr", "-n", "-P", "show", "user", "format=User,AdminLevel"])
-        if done.returncode != 0:
-            raise _no_answer(done, "sacctmgr")
-        rows = (line.partition("|") for line in done.stdout.splitlines())
-        return frozenset(name for name, _, level in rows if level.lower().startswith(("operator", "admin")))
+        users = self._users("format=User,AdminLevel")
+        return frozenset(name for name, _, level in users if level.lower().startswith(("operator", "admin")))
 
     def coordinated(self, user: str) -> frozenset[str]:
         """The accounts whose jobs this user may change as their coordinator; none without slurmdbd."""
-        words = ["withcoord", "format=User,Coordinators"]
-        done = self._run(["sacctmgr", "-n", "-P", "show", "user", arguments.plain_name(user), *words])
-        if done.returncode != 0:
-            raise _no_answer(done, "sacctmgr")
-        rows = (line.partition("|") for line in done.stdout.splitlines())
+        users = self._users(arguments.plain_name(user), "withcoord", "format=User,Coordinators")
         return frozenset(
-            account for name, _, accounts in rows if name == user for account in accounts.split(",") if account
+            account for name, _, accounts in users if name == user for account in accounts.split(",") if account
         )
+
+    def _users(self, *words: str) -> list[tuple[str, str, str]]:
+        """(name, "|", the second field) of what sacctmgr shows."""
+        shown = self._printed("sacctmgr", "-n", "-P", "show", "user", *words)
+        return [line.partition("|") for line in shown.splitlines()]
 
     def slurm_user(self) -> str:
         """The name of SlurmUser, who may do everything in Slurm; empty when it is not known."""
@@ -182,10 +172,7 @@ class CommandClient:
         return self._configured("PrivateData")
 
     def _configured(self, key: str) -> str:
-        done = self._run(["scontrol", "show", "config"])
-        if done.returncode != 0:
-            raise _no_answer(done, "scontrol show config")
-        found = re.search(rf"(?m)^{key}\s*=\s*([^\s(]+)", done.stdout)
+        found = re.search(rf"(?m)^{key}\s*=\s*([^\s(]+)", self._shown("show", "config"))
         return found[1] if found else ""
 
     def release(self) -> tuple[int, int]:

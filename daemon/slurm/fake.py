@@ -7,14 +7,15 @@ ends by itself; memory, processors, priorities, time limits and dependencies are
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
-from .model import Job, Node, Partition, Size, Snapshot
+from .model import Job, Node, Partition, Size, SlurmClient, Snapshot
 from .site import Reservation, Site, SlurmLimit
 
 ROOT = "root"
@@ -80,8 +81,7 @@ class FakeSlurm:
         batch: it runs a script on its first node, which it can't give up; False: salloc --no-shell.
         fields: further fields of Job, recorded as they are. Returns the (first) job id.
         """
-        with self._lock:
-            self._answer()
+        with self.answering():
             ids = [next(self._ids) for _ in components]
             for offset, (job_id, asked) in enumerate(zip(ids, components, strict=True)):
                 job = Job(
@@ -184,9 +184,13 @@ class FakeSlurm:
     def _end(self, job_id: int) -> None:
         self._ended[job_id] = self._jobs.pop(job_id)
 
-    def _answer(self) -> None:
-        if not self.reachable:
-            raise SlurmUnreachable("No answer from slurmctld: Unable to contact slurm controller (connect failure)")
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[FakeSlurm]:
+        """The cluster, for one call. Raises SlurmUnreachable while it is not reachable."""
+        with self._lock:
+            if not self.reachable:
+                raise SlurmUnreachable("No answer from slurmctld: Unable to contact slurm controller (connect failure)")
+            yield self
 
     def _owned(self, job_id: int, user: str, what: str) -> Job:
         job = self._jobs.get(job_id) or self._ended.get(job_id)
@@ -199,17 +203,14 @@ class FakeSlurm:
         return job
 
 
-class FakeClient:
+class FakeClient(SlurmClient):
     """A SlurmClient on a FakeSlurm, for one user."""
 
     def __init__(self, slurm: FakeSlurm, user: str) -> None:
         self._slurm, self._user = slurm, user
 
     def snapshot(self) -> Snapshot:
-        """See SlurmClient.snapshot."""
-        slurm = self._slurm
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             jobs = {
                 one: replace(job, batch_host="") if job.state == "PENDING" else job for one, job in slurm._jobs.items()
             }
@@ -217,18 +218,13 @@ class FakeClient:
             return Snapshot(slurm.now, jobs, nodes, {"main": Partition("main")})
 
     def site(self) -> Site:
-        """See SlurmClient.site."""
-        slurm = self._slurm
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in slurm._reserved.items())
             return Site(slurm.now, slurm.limits, {}, tuple(kept))
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        """See SlurmClient.shrink."""
-        slurm, kept = self._slurm, set(nodes)
-        with slurm._lock:
-            slurm._answer()
+        kept = set(nodes)
+        with self._slurm.answering() as slurm:
             job = slurm._owned(job_id, self._user, "change")
             if (
                 not kept
@@ -246,10 +242,7 @@ class FakeClient:
             slurm.schedule()
 
     def cancel(self, job_id: int) -> None:
-        """See SlurmClient.cancel."""
-        slurm = self._slurm
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             if job_id not in slurm._jobs:
                 return
             job = slurm._owned(job_id, self._user, "cancel")
@@ -263,10 +256,7 @@ class FakeClient:
             slurm.schedule()
 
     def requeue(self, job_id: int) -> None:
-        """See SlurmClient.requeue."""
-        slurm = self._slurm
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             job = slurm._owned(job_id, self._user, "requeue")
             if job.state != "RUNNING" or not job.batch_host:
                 said = "Job is pending execution" if job.batch_host else "Only batch jobs are accepted or processed"
@@ -287,10 +277,7 @@ class FakeClient:
             slurm.schedule()
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        """See SlurmClient.resize_waiting."""
-        slurm = self._slurm
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             job = slurm._owned(job_id, self._user, "change")
             if job.state != "PENDING" or not job.asked_per_node:
                 raise SlurmRefused(f"Slurm refused to change job {job_id}: Job is no longer pending execution")
@@ -312,31 +299,22 @@ class FakeClient:
             slurm.schedule()
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        """See SlurmClient.reserve."""
-        slurm = self._slurm
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             if self._user != ROOT:
                 raise SlurmRefused(f"Slurm refused to make reservation {name}: Invalid user id")
             slurm._reserved[name] = tuple(nodes)
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
-        """See SlurmClient.unreserve."""
-        slurm = self._slurm
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             if job_id in slurm._jobs:
                 slurm._jobs[job_id] = replace(slurm._jobs[job_id], reservation="")
             slurm._reserved.pop(name, None)
             slurm.schedule()
 
     def set_comment(self, job_id: int, text: str) -> None:
-        """See SlurmClient.set_comment."""
-        slurm = self._slurm
         if not text.isprintable():
             raise SlurmRefused(f"comment={text[:60]!r} of job {job_id}: accepted are printable characters.")
-        with slurm._lock:
-            slurm._answer()
+        with self._slurm.answering() as slurm:
             slurm._jobs[job_id] = replace(slurm._owned(job_id, self._user, "change"), comment=text)
 
     def _node(self, node: Node) -> Node:

@@ -17,7 +17,7 @@ ASK_GAP_S = 0.25
 """Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
 
 
-class SnapshotCache:
+class SnapshotCache(SlurmClient):
     """A SlurmClient that keeps the latest snapshot, and takes a new one when it does not know a job.
 
     Before each act it asks `confirm`, which raises when this daemon may not act.
@@ -48,7 +48,6 @@ class SnapshotCache:
         return found
 
     def site(self) -> Site:
-        """See SlurmClient.site."""
         return self._client.site()
 
     def latest(self) -> Snapshot:
@@ -57,37 +56,30 @@ class SnapshotCache:
             return self._snapshot
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        """See SlurmClient.shrink."""
         self._confirm()
         self._client.shrink(job_id, nodes)
 
     def cancel(self, job_id: int) -> None:
-        """See SlurmClient.cancel."""
         self._confirm()
         self._client.cancel(job_id)
 
     def set_comment(self, job_id: int, text: str) -> None:
-        """See SlurmClient.set_comment."""
         self._confirm()
         self._client.set_comment(job_id, text)
 
     def requeue(self, job_id: int) -> None:
-        """See SlurmClient.requeue."""
         self._confirm()
         self._client.requeue(job_id)
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        """See SlurmClient.resize_waiting."""
         self._confirm()
         self._client.resize_waiting(job_id, size, reservation)
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        """See SlurmClient.reserve."""
         self._confirm()
         self._client.reserve(name, nodes, user, minutes)
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
-        """See SlurmClient.unreserve."""
         self._confirm()
         self._client.unreserve(name, job_id)
 

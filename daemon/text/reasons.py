@@ -10,33 +10,37 @@ from slurm_elastic.protocol.bottleneck import COMMUNICATION, SLOW_RANK, STARVED_
 class Reason(str, Enum):
     """The value is the machine-readable code; `text` completes the sentence "because ..."."""
 
-    GROW_IDLE = "grow_idle"
-    GROW_SHARE = "grow_share"
-    SHRINK_FOR_JOB = "shrink_for_job"
-    SHRINK_FOR_ELASTIC = "shrink_for_elastic"
-    SHRINK_SHARE = "shrink_share"
-    SHRINK_CAPACITY = "shrink_capacity"
-    SHRINK_LIMIT = "shrink_limit"
-    SHRINK_NO_GAIN = "shrink_no_gain"
-    BATCH = "batch"
-    KEEP_BEST = "keep_best"
-    KEEP_LIMIT = "keep_limit"
-    KEEP_COOLDOWN = "keep_cooldown"
-    KEEP_PINNED = "keep_pinned"
-    KEEP_RESIZING = "keep_resizing"
-    KEEP_UNREGISTERED = "keep_unregistered"
-    KEEP_UNMEASURED = "keep_unmeasured"
-    KEEP_UNFITTED = "keep_unfitted"
-    KEEP_FAILED = "keep_failed"
-    WAITING = "waiting"
-    NOT_ELASTIC = "not_elastic"
-    MALFORMED = "malformed"
-    IMPOSSIBLE = "impossible"
-    NOT_ALLOWED = "not_allowed"
+    text: str
 
-    @property
-    def text(self) -> str:
-        return _TEXT[self]
+    def __new__(cls, code: str, text: str = "") -> Reason:
+        """A member: its code, and its words."""
+        made = str.__new__(cls, code)
+        made._value_, made.text = code, text
+        return made
+
+    GROW_IDLE = "grow_idle", "GPUs were idle and no waiting job could use them"
+    GROW_SHARE = "grow_share", "the GPUs bring more progress here than where they were"
+    SHRINK_FOR_JOB = "shrink_for_job", "an ordinary job waits for GPUs"
+    SHRINK_FOR_ELASTIC = "shrink_for_elastic", "an elastic job waits for its starting size"
+    SHRINK_SHARE = "shrink_share", "the GPUs bring more progress in another job"
+    SHRINK_CAPACITY = "shrink_capacity", "the cluster has fewer usable GPUs than before"
+    SHRINK_LIMIT = "shrink_limit", "its user or account holds more GPUs than it may"
+    SHRINK_NO_GAIN = "shrink_no_gain", "the GPUs it gives up brought it no progress"
+    BATCH = "batch", "another global batch is faster at this size"
+    KEEP_BEST = "keep_best", "no other size is worth a resize"
+    KEEP_LIMIT = "keep_limit", "its user or account may hold no more GPUs"
+    KEEP_COOLDOWN = "keep_cooldown", "it was resized a short while ago"
+    KEEP_PINNED = "keep_pinned", "it is pinned"
+    KEEP_RESIZING = "keep_resizing", "a resize is under way"
+    KEEP_UNREGISTERED = "keep_unregistered", "its supervisor (selastic run) has not reported yet"
+    KEEP_UNMEASURED = "keep_unmeasured", "its throughput has not been measured yet"
+    KEEP_UNFITTED = "keep_unfitted", "no throughput model can be made of its reports"
+    KEEP_FAILED = "keep_failed", "its last resize failed, and it is left alone for a while"
+    WAITING = "waiting", "it waits in Slurm's queue"
+    NOT_ELASTIC = "not_elastic", "it has no elastic request"
+    MALFORMED = "malformed", "its elastic request cannot be used as it stands"
+    IMPOSSIBLE = "impossible", "its elastic request cannot be met on this cluster"
+    NOT_ALLOWED = "not_allowed", "its partition or account is not open to elastic jobs"
 
 
 def bottleneck_text(kind: str, share: float, rank: int, node: str) -> str:
@@ -61,29 +65,4 @@ _REMEDY = {
     SLOW_RANK: "look at that node: its clock, its temperature, what else runs there",
     STARVED_INPUT: "more num_workers in job.loader(), faster storage, or less work per sample",
     COMMUNICATION: "a larger global batch or more accumulation, fewer nodes, or a faster network",
-}
-_TEXT = {
-    Reason.GROW_IDLE: "GPUs were idle and no waiting job could use them",
-    Reason.GROW_SHARE: "the GPUs bring more progress here than where they were",
-    Reason.SHRINK_FOR_JOB: "an ordinary job waits for GPUs",
-    Reason.SHRINK_FOR_ELASTIC: "an elastic job waits for its starting size",
-    Reason.SHRINK_SHARE: "the GPUs bring more progress in another job",
-    Reason.SHRINK_CAPACITY: "the cluster has fewer usable GPUs than before",
-    Reason.SHRINK_LIMIT: "its user or account holds more GPUs than it may",
-    Reason.SHRINK_NO_GAIN: "the GPUs it gives up brought it no progress",
-    Reason.BATCH: "another global batch is faster at this size",
-    Reason.KEEP_BEST: "no other size is worth a resize",
-    Reason.KEEP_LIMIT: "its user or account may hold no more GPUs",
-    Reason.KEEP_COOLDOWN: "it was resized a short while ago",
-    Reason.KEEP_PINNED: "it is pinned",
-    Reason.KEEP_RESIZING: "a resize is under way",
-    Reason.KEEP_UNREGISTERED: "its supervisor (selastic run) has not reported yet",
-    Reason.KEEP_UNMEASURED: "its throughput has not been measured yet",
-    Reason.KEEP_UNFITTED: "no throughput model can be made of its reports",
-    Reason.KEEP_FAILED: "its last resize failed, and it is left alone for a while",
-    Reason.WAITING: "it waits in Slurm's queue",
-    Reason.NOT_ELASTIC: "it has no elastic request",
-    Reason.MALFORMED: "its elastic request cannot be used as it stands",
-    Reason.IMPOSSIBLE: "its elastic request cannot be met on this cluster",
-    Reason.NOT_ALLOWED: "its partition or account is not open to elastic jobs",
 }

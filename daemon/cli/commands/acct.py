@@ -12,7 +12,6 @@ from slurm_elastic.protocol.routes import AcctQuery
 
 from ...reports.acct import Accounting, Allocation
 from ...reports.record import columns
-from ...text.times import ACCEPTED, check_window, parse_time
 from .. import options
 
 DEFAULT = "JobID,Name,User,State,Start,Elapsed,GPUs,Nodes,Batch,Steps,Samples,Samples/s,GPUHours,Pause,Reason"
@@ -25,13 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic acct`."""
     options.add_job_filters(parser)
     group = parser.add_argument_group("which time")
-    group.add_argument(
-        "-S",
-        "--starttime",
-        metavar="TIME",
-        help=f"sizes held after this (default: midnight, with -j: ever, with -s: now); {ACCEPTED}",
-    )
-    group.add_argument("-E", "--endtime", metavar="TIME", help="sizes held before this (default: now)")
+    after = "sizes held after this (default: midnight, with -j: ever, with -s: now)"
+    options.add_window_options(group, after, "sizes held before this (default: now)")
     parser.add_argument(
         "-X", "--allocations", action="store_true", help="one row per job: its last size, and the sums over all shown"
     )
@@ -43,12 +37,7 @@ def run(args: argparse.Namespace) -> int:
     with exit status 1."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     now = options.clock()
-    start = parse_time(args.starttime or ("now" if args.state and not args.jobs else "midnight"), now)
-    if args.jobs and not args.starttime:
-        start = 0.0
-    end = parse_time(args.endtime, now) if args.endtime else None
-    if args.starttime:
-        check_window(start, end, now)
+    start, end = options.window(args, now, "now" if args.state else "midnight")
     one_user = args.user[0] if args.user and len(args.user) == 1 else None
     query = AcctQuery(start, end, one_user, tuple(args.jobs or ()))
     found = options.ask(Accounting, query=query, timeout=options.LONG_S).allocations
@@ -56,10 +45,7 @@ def run(args: argparse.Namespace) -> int:
     rows = options.matching(found, args)
     if args.allocations:
         rows = per_job(rows)
-    if args.json:
-        options.print_json(Accounting(allocations=tuple(rows)))
-    else:
-        options.print_table(chosen, rows, args, rule=True)
+    options.print_answer(Accounting(allocations=tuple(rows)), chosen, rows, args, rule=True)
     options.refuse(unknown)
     return 0
 

@@ -14,11 +14,11 @@ from slurm_elastic.protocol.routes import WindowQuery
 
 from ...reports.advise import Advice, ClusterAdvice, JobAdvice, MoveAdvice
 from ...reports.record import columns
-from ...text import tables
-from ...text.times import ACCEPTED, check_window, format_time, parse_time, span
+from ...text.times import format_time, span
 from .. import options
 
 DEFAULT = "JobID,Name,User,Time,Moves,GPUs,WouldGPUs,GPUHours,WouldGPUHours,Change"
+DAY_AGO = "now-1day"
 MOVES = "JobID,Name,User,At,Time,GPUs,WouldGPUs,Batch,WouldBatch,Change,Reason"
 
 
@@ -29,9 +29,8 @@ FIELDS = (*_JOBS, *(column for column in _MOVES if column.name not in {known.nam
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic advise`."""
     options.add_job_filters(parser)
-    parser.add_argument("-S", "--starttime", metavar="TIME", default="now-1day",
-                        help=f"from when (default: a day ago; decisions are kept for 30 days); {ACCEPTED}")  # fmt: skip
-    parser.add_argument("-E", "--endtime", metavar="TIME", help="until when (default: now)")
+    options.add_window_options(parser, "from when (default: a day ago; decisions are kept for 30 days)")
+    parser.set_defaults(starttime=DAY_AGO)
     parser.add_argument(
         "--moves", action="store_true", help=f"a row for each move; its columns: {MOVES.replace(',', ', ')}"
     )
@@ -43,19 +42,13 @@ def run(args: argparse.Namespace) -> int:
     not known ends, after the rows of the others, with exit status 1."""
     chosen = options.check_format(args, FIELDS, MOVES if args.moves else DEFAULT)
     now = options.clock()
-    start, end = parse_time(args.starttime, now), parse_time(args.endtime, now) if args.endtime else None
-    check_window(start, end, now)
-    query = WindowQuery(max(0.0, start), end, tuple(args.jobs or ()))
+    start, end = options.window(args, now, DAY_AGO)
+    query = WindowQuery(start, end, tuple(args.jobs or ()))
     advice = options.ask(Advice, query=query, timeout=options.LONG_S)
     _, unknown = options.named(args, advice.jobs)
     rows, moves = options.matching(advice.jobs, args), options.matching(advice.moves, args)
-    if args.json:
-        options.print_json(replace(advice, moves=tuple(moves)) if args.moves else replace(advice, jobs=tuple(rows)))
-    else:
-        options.print_table(chosen, moves if args.moves else rows, args)
-        if not (args.noheader or args.parsable or args.parsable2):
-            for line in summary(advice, now):
-                print(tables.clean(line))
+    kept = replace(advice, moves=tuple(moves)) if args.moves else replace(advice, jobs=tuple(rows))
+    options.print_answer(kept, chosen, moves if args.moves else rows, args, below=summary(advice, now))
     options.refuse(unknown)
     return 0
 

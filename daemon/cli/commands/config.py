@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         with_it = "not there; selasticd would start with its defaults" if missing else "selasticd would start with it"
         print(f"{args.file}: {with_it}")
     elif args.json:
-        options.print_json(plain(loaded))
+        options.print_json(loaded)
     else:
-        for key, value in plain(loaded).items():
+        for key, value in asdict(loaded).items():
             print(f"{key} = {toml_value(value)}")
         print()
         print(f"# selasticd with these settings talks to Slurm through {slurm_client(loaded)}.")
@@ -90,17 +90,6 @@ def in_use() -> list[str]:
     when = f", learned {format_time(models.learned_at, 0.0)}" if models.learned_at else ""
     own = f"; programs with one of their own: {models.programs}" if models.programs else ""
     return [f"# selasticd at {url} models what was not measured from {models.prior}{when}{own}."]
-
-
-def plain(settings: Settings) -> dict[str, Any]:
-    """The settings as a plain object, in the order they are declared."""
-    return {key: _jsonable(value) for key, value in asdict(settings).items()}
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
-    return value if isinstance(value, (bool, int, float)) else str(value)
 
 
 def toml_value(value: Any) -> str:

@@ -30,8 +30,5 @@ def run(args: argparse.Namespace) -> int:
     """Print the events, oldest first."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     found = options.ask(Events, args.job)
-    if args.json:
-        options.print_json(found)
-    else:
-        options.print_table(chosen, found.events, args)
+    options.print_answer(found, chosen, found.events, args)
     return 0

@@ -24,11 +24,10 @@ def _gpus(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic pin`."""
-    parser.add_argument("job", type=options.job_id, metavar="JOB", help="job id")
+    add_unpin_arguments(parser)
     parser.add_argument(
         "gpus", type=_gpus, nargs="?", metavar="GPUS", help="size to hold (default: the one it has now)"
     )
-    options.add_json_option(parser)
 
 
 def add_unpin_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,19 +49,18 @@ def run(args: argparse.Namespace) -> int:
                 f"the size of job {args.job} is not known yet (it has not registered); "
                 f"name one: selastic pin {args.job} GPUS"
             )
-    answer = options.ask(Pinned, args.job, message=Pin(gpus))
-    if args.json:
-        options.print_json(answer)
-    else:
-        print(f"Job {args.job} is pinned to {gpus} GPUs; to let it go: selastic unpin {args.job}")
-    return 0
+    return _hold(args, gpus, f"pinned to {gpus} GPUs; to let it go: selastic unpin {args.job}")
 
 
 def run_unpin(args: argparse.Namespace) -> int:
     """Let the job go."""
-    answer = options.ask(Pinned, args.job, message=Pin(None))
+    return _hold(args, None, "not pinned; the next round may resize it")
+
+
+def _hold(args: argparse.Namespace, gpus: int | None, outcome: str) -> int:
+    answer = options.ask(Pinned, args.job, message=Pin(gpus))
     if args.json:
         options.print_json(answer)
     else:
-        print(f"Job {args.job} is not pinned; the next round may resize it")
+        print(f"Job {args.job} is {outcome}")
     return 0

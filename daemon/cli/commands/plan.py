@@ -39,12 +39,7 @@ def run(args: argparse.Namespace) -> int:
     everybody = args.allusers or args.jobs or os.geteuid() == 0
     rows = [row for row in plan.jobs if everybody or row.own is not False]
     rows = [row for row in rows if not args.jobs or row.job_id in args.jobs]
-    if args.json:
-        options.print_json(replace(plan, jobs=tuple(rows)))
-    else:
-        options.print_table(chosen, rows, args)
-        if not (args.noheader or args.parsable or args.parsable2):
-            print(_summary(rows))
+    options.print_answer(replace(plan, jobs=tuple(rows)), chosen, rows, args, below=[_summary(rows)])
     options.refuse(unknown)
     return 0
 

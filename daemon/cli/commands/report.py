@@ -17,16 +17,13 @@ from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.routes import WindowQuery
 
 from ...reports.usage import Usage
-from ...text.times import ACCEPTED, check_window, parse_time
 from .. import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic report`."""
     options.add_job_filters(parser)
-    parser.add_argument("-S", "--starttime", metavar="TIME",
-                        help=f"from when (default: a day ago, with -j: ever); {ACCEPTED}")  # fmt: skip
-    parser.add_argument("-E", "--endtime", metavar="TIME", help="until when (default: now)")
+    options.add_window_options(parser, "from when (default: a day ago, with -j: ever)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--html", metavar="FILE", nargs="?", const="-", default="-",
                       help="write the page here; - or nothing: to standard output (the default)")  # fmt: skip
@@ -36,15 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page. A job named with -j that is not known ends, after that, with exit status 1."""
     now = options.clock()
-    start = parse_time(args.starttime or "now-1day", now)
-    if args.jobs and not args.starttime:
-        start = 0.0
-    end = parse_time(args.endtime, now) if args.endtime else None
-    if args.starttime:
-        check_window(start, end, now)
+    start, end = options.window(args, now, "now-1day")
     if args.html == "-" and not args.json and sys.stdout.isatty():
         raise ConfigError("a page of HTML is not for a terminal; accepted: --html FILE, or standard output into a file")
-    query = WindowQuery(max(0.0, start), end, tuple(args.jobs or ()))
+    query = WindowQuery(start, end, tuple(args.jobs or ()))
     usage = options.ask(Usage, query=query, timeout=options.LONG_S)
     _, unknown = options.named(args, usage.jobs)
     jobs = options.matching(usage.jobs, args)

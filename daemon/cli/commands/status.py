@@ -27,10 +27,7 @@ def run(args: argparse.Namespace) -> int:
     known ends, after the rows of the others, with exit status 1."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     rows, unknown = current(args)
-    if args.json:
-        options.print_json(StatusTable(jobs=tuple(rows)))
-    else:
-        options.print_table(chosen, rows, args)
+    options.print_answer(StatusTable(jobs=tuple(rows)), chosen, rows, args)
     options.refuse(unknown)
     return 0
 

@@ -17,7 +17,7 @@ from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUn
 
 from .. import arguments
 from ..commands import CommandClient, says_no_answer
-from ..model import Size, Snapshot
+from ..model import Size, SlurmClient, Snapshot
 from ..site import Site
 from .process import WORKER, PySlurmProcess, WorkerEnded
 from .worker import NOT_IMPORTABLE, UNPARSABLE, UNTRACKED
@@ -33,7 +33,7 @@ class PyslurmUnusable(Exception):
     """Why pyslurm cannot be used here."""
 
 
-class PySlurmClient:
+class PySlurmClient(SlurmClient):
     """A SlurmClient on pyslurm. May be used from any thread; `close` ends the worker.
 
     commands: does what pyslurm does not, and everything once a restarted worker finds that pyslurm is no longer
@@ -67,7 +67,7 @@ class PySlurmClient:
         return f"pyslurm {self.version}" + ("" if self._lists else " for changes, Slurm's commands for listings")
 
     def snapshot(self) -> Snapshot:
-        """See SlurmClient.snapshot. When pyslurm cannot read a job, commands are used for the whole listing."""
+        """When pyslurm cannot read a job, commands are used for the whole listing."""
         if not self._lists:
             return self._commands.snapshot()
         try:
@@ -80,13 +80,11 @@ class PySlurmClient:
         return found
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        """See SlurmClient.shrink."""
         # Never `nodes`, which silently does nothing.
         changes = {"required_nodes": arguments.node_names(nodes, f"job {job_id}")}
         self._modify(lambda: self._commands.shrink(job_id, nodes), job_id, changes)
 
     def set_comment(self, job_id: int, text: str) -> None:
-        """See SlurmClient.set_comment."""
         if text:
             changes = {"comment": arguments.comment(text, job_id)}
             self._modify(lambda: self._commands.set_comment(job_id, text), job_id, changes)
@@ -94,28 +92,22 @@ class PySlurmClient:
             self._commands.set_comment(job_id, text)
 
     def requeue(self, job_id: int) -> None:
-        """See SlurmClient.requeue."""
         number = arguments.job_number(job_id)
         self._through(lambda: self._commands.requeue(job_id), "requeue", number, doing=f"requeue job {job_id}")
 
     def site(self) -> Site:
-        """See SlurmClient.site."""
         return self._commands.site()
 
     def cancel(self, job_id: int) -> None:
-        """See SlurmClient.cancel."""
         self._commands.cancel(job_id)
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        """See SlurmClient.resize_waiting."""
         self._commands.resize_waiting(job_id, size, reservation)
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        """See SlurmClient.reserve."""
         self._commands.reserve(name, nodes, user, minutes)
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
-        """See SlurmClient.unreserve."""
         self._commands.unreserve(name, job_id)
 
     def _modify(self, otherwise: Callable[[], None], job_id: int, changes: dict[str, Any]) -> None:

@@ -278,6 +278,7 @@ def test_config_without_a_file_shows_the_defaults(run: Run, tmp_path: Path, monk
         monkeypatch.setattr(module, "DEFAULT_FILE", tmp_path / "none.toml")
     monkeypatch.setenv("SELASTIC_CLIENT_CONF", str(tmp_path / "none.json"))
     assert 'mode = "advise"' in run("config", "show")[1]
+    assert json.loads(run("config", "show", "--json")[1])["mode"] == "advise"
     assert run("config", "check")[1].endswith("none.toml: not there; selasticd would start with its defaults\n")
     status, _, err = run("config", "check", str(tmp_path / "other.toml"))
     assert status == 2 and "other.toml cannot be read (No such file or directory)" in err

@@ -116,11 +116,3 @@ def test_the_sample_file_shows_the_defaults() -> None:
     values = tomli.loads(bare)
     assert set(values) == set(FIELDS) - set(reference.HIDDEN)
     assert check(values) == Settings()
-
-
-def test_the_check_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check` ends well for a good file, and with the sentence for a bad one."""
-    reference.main(["--check", str(ROOT / "packaging" / "selasticd.toml")])
-    assert capsys.readouterr().out.endswith(": good\n")
-    with pytest.raises(SystemExit, match="mode='x' is not accepted"):
-        reference.main(["--check", str(write(tmp_path, 'mode = "x"'))])
