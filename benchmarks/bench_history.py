@@ -25,6 +25,7 @@ from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm import CommandClient
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Report, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -46,7 +47,7 @@ def live(store: Store, piece: Piece, hours: int, resizes: int) -> None:
         detail = {"resize": order.id, "gpus": 4, "batch": 256, "reason": "grow_share"}
         for step in STEPS:
             store.advance_resize(order.id, ResizeState(step), at=at)
-            store.add_event(job_id, step, "supervisor", detail, at)
+            store.add_event(job_id, EventKind.of(ResizeState(step)), "supervisor", detail, at)
         store.set_in_use(job_id, number + 2, (piece,), 256, at, 0.5, "grow_share", order.id)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from sqlalchemy import func, insert, select
 
+from slurm_elastic.protocol.event_kind import EventKind
+
 from . import schema
 from .engine import Database
 from .part import Part
@@ -118,10 +120,10 @@ class Decisions(Part):
             self._marks.pop(job_id, None)
             self._standing.pop(job_id, None)
 
-    def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, Any], at: float) -> None:
+    def add_event(self, job_id: int, kind: EventKind, who: str, detail: dict[str, Any], at: float) -> None:
         """Append to the record of what was done; job 0 is the daemon itself."""
         with self._db.write() as connection:
-            connection.execute(insert(_EVENTS).values(job_id=job_id, kind=kind, who=who, detail=detail, at=at))
+            connection.execute(insert(_EVENTS).values(job_id=job_id, kind=str(kind), who=who, detail=detail, at=at))
 
     def events(self, job_id: int, limit: int = 1000) -> list[EventRow]:
         """The last `limit` events of the job, in the order in which they were stored."""

@@ -24,6 +24,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Grant, Phase, Pin, Registration, Reports, Resize
 from slurm_elastic.protocol.routes import ROUTES, NoQuery, ResizeQuery, Route
 
@@ -186,7 +187,9 @@ class Api:
             _check_size(job.request, gpus)
         self.store.pin(job_id, gpus)
         detail = {} if gpus is None else {"gpus": gpus}
-        self.store.add_event(job_id, "unpinned" if gpus is None else "pinned", f"uid:{viewer.uid}", detail, time.time())
+        self.store.add_event(
+            job_id, EventKind.UNPINNED if gpus is None else EventKind.PINNED, f"uid:{viewer.uid}", detail, time.time()
+        )
         self.controller.wake("pin")
 
 

@@ -10,9 +10,11 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from slurm_elastic.protocol.errors import SlurmRefused
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.requeue_placement import reservation_of
 from ..slurm.model import Size
@@ -43,6 +45,8 @@ class SlurmWrites(Protocol):
 class Act(ABC):
     """Something that Slurm is asked for, about one Slurm job."""
 
+    kind: ClassVar[EventKind]
+
     job_id: int
     slurm_job_id: int
 
@@ -67,6 +71,7 @@ class Act(ABC):
 class Shrink(Act):
     """Take a Slurm job down to these nodes, in place."""
 
+    kind = EventKind.SHRINK
     nodes: tuple[str, ...]
     why: str
 
@@ -84,6 +89,7 @@ class Shrink(Act):
 class Cancel(Act):
     """End a companion or a component."""
 
+    kind = EventKind.CANCEL
     why: str
 
     def ask(self, client: SlurmWrites) -> None:
@@ -97,6 +103,7 @@ class Cancel(Act):
 class Free(Act):
     """End the reservation that kept nodes for a job."""
 
+    kind = EventKind.FREE
     why: str
 
     def ask(self, client: SlurmWrites) -> None:
@@ -120,13 +127,14 @@ class _OfResize(Act):
         if not self.resize:
             return ()
         free = Free(self.job_id, self.slurm_job_id, "its resize was refused")
-        return (free, Close(self.job_id, self.resize, "failed", error))
+        return (free, Close(self.job_id, self.resize, ResizeState.FAILED, error))
 
 
 @dataclass(frozen=True)
 class Requeue(_OfResize):
     """Put a job back into the queue, its new nodes kept for it where the site lets us."""
 
+    kind = EventKind.REQUEUE
     nodes: tuple[str, ...]
     user: str
     why: str
@@ -147,6 +155,7 @@ class Requeue(_OfResize):
 class Resume(_OfResize):
     """Give a job that waits after a requeue its size, and let it start at once."""
 
+    kind = EventKind.RESUME
     size: Size
     why: str
 
@@ -167,7 +176,7 @@ class Advance:
 
     job_id: int
     resize: int
-    state: str
+    state: ResizeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +185,7 @@ class Close:
 
     job_id: int
     resize: int
-    state: str
+    state: ResizeState
     """done, failed, withdrawn or overtaken."""
     detail: str
 

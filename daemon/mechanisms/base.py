@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Ledger
 from ..capacity.roster import ElasticJob, RunningPiece
@@ -147,7 +148,7 @@ class Mechanism(ABC):
         """What to do now about an open resize that it leads; releases come on top, unless it restarts the job."""
         if job is not None and job.running:
             return []
-        return [Close(resize.job_id, resize.id, "withdrawn", "the job does not run any more")]
+        return [Close(resize.job_id, resize.id, ResizeState.WITHDRAWN, "the job does not run any more")]
 
     def release(self, job: ElasticJob, held: RunningPiece, due: Collection[Unit], why: str) -> Action | None:
         """How the due units of a piece of its kind are given up; None when none of them can go."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.placement import Like, place, take
 from ..capacity.roster import ElasticJob
@@ -49,7 +50,7 @@ class CompanionJob(Mechanism):
         return bool(resize.keep and resize.add)
 
     def awaits(self, job: ElasticJob, resize: ResizeRow) -> tuple[Shape, ...]:
-        if resize.state != "submitted":
+        if resize.state != ResizeState.SUBMITTED:
             return ()
         queued = [set(asked.required_nodes) for asked, tag in job.queued if tag.resize == resize.id]
         return tuple(shape for shape in resize.add if set(shape.node_list) in queued)

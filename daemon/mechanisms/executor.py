@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from .actions import Act, Action, Close, SlurmWrites
@@ -26,7 +27,7 @@ AGAIN_S = 0.5
 class Records(Protocol):
     """What it needs of the store."""
 
-    def add_event(self, job_id: int, kind: str, who: str, detail: dict[str, object], at: float) -> object: ...
+    def add_event(self, job_id: int, kind: EventKind, who: str, detail: dict[str, object], at: float) -> object: ...
 
     def advance_resize(
         self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None
@@ -86,14 +87,14 @@ class Executor:
         if isinstance(action, Close):
             self._close(action)
         else:
-            self.store.advance_resize(action.resize, ResizeState(action.state), at=self.clock())
+            self.store.advance_resize(action.resize, action.state, at=self.clock())
         return True
 
     def _close(self, action: Close) -> None:
         now = self.clock()
         detail: dict[str, object] = {"resize": action.resize, "state": action.state, "detail": action.detail}
-        self.store.add_event(action.job_id, f"resize_{action.state}", "selasticd", detail, now)
-        self.store.advance_resize(action.resize, ResizeState(action.state), action.detail, at=now)
+        self.store.add_event(action.job_id, EventKind.of(action.state), "selasticd", detail, now)
+        self.store.advance_resize(action.resize, action.state, action.detail, at=now)
         log.info("job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail))
 
     def _ask(self, action: Act) -> bool:
@@ -102,7 +103,7 @@ class Executor:
         until, waited = self._taken.get(key, (0.0, 0.0))
         if now < until or (before is not None and now < before.until):
             return False
-        self.store.add_event(action.job_id, type(action).__name__.lower(), "selasticd", asdict(action), now)
+        self.store.add_event(action.job_id, action.kind, "selasticd", asdict(action), now)
         log.info("job %d: %s", action.job_id, action.sentence())
         try:
             action.ask(self.client)
@@ -129,7 +130,7 @@ class Executor:
         self._refused = {k: refusal for k, refusal in self._refused.items() if refusal.until + 7200 > now}
         self._refused[key] = _Refusal(count, now + wait, sentence)
         detail: dict[str, object] = {"action": asdict(action), "error": sentence, "again_in_s": wait}
-        self.store.add_event(action.job_id, "refused", "selasticd", detail, now)
+        self.store.add_event(action.job_id, EventKind.REFUSED, "selasticd", detail, now)
         log.warning(
             "job %d: refused (%s), trying again in %.0f s: %s", action.job_id, action.sentence(), wait, sentence
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_elastic.db.rows import InUse, ResizeRow
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.roster import ElasticJob, Roster, RunningPiece
 from ..capacity.shrink_options import Unit, units_of
@@ -40,7 +41,7 @@ def next_actions(
     for number, why in (overtaken or {}).items():
         job_id = next(j for j, resize in by_job.items() if resize.id == number)
         actions += carrier(by_job.pop(job_id).message).undo(job_id, (), why)
-        actions.append(Close(job_id, number, "overtaken", why))
+        actions.append(Close(job_id, number, ResizeState.OVERTAKEN, why))
     led = {job_id: carrier(resize.message) for job_id, resize in by_job.items()}
     for job_id, resize in by_job.items():
         actions += led[job_id].next_actions(roster.elastic.get(job_id), in_use.get(job_id), resize, now, bounds)
@@ -83,8 +84,8 @@ def _for_job(
         return actions  # nobody has said what this job trains on: nothing of it is known to be unused
     releases = [_release(job, held, use, resize, unused_since, now, bounds) for held in job.held]
     actions += [action for action in releases if action]
-    if resize and resize.state == "running" and not any(releases):
-        actions.append(Close(job.job_id, resize.id, "done", ""))
+    if resize and resize.state == ResizeState.RUNNING and not any(releases):
+        actions.append(Close(job.job_id, resize.id, ResizeState.DONE, ""))
     return actions
 
 
@@ -99,7 +100,7 @@ def _release(
 ) -> Action | None:
     """The release of what is unused of one piece, if it is time."""
     idle = units_of((held.piece,)) - _wanted(use, resize, held)
-    switched = resize is not None and resize.state == "running"
+    switched = resize is not None and resize.state == ResizeState.RUNNING
     due = {unit for unit in idle if switched or now - unused_since.get(unit, now) >= bounds.leak_s}
     if not due:
         return None
@@ -112,7 +113,7 @@ def _wanted(use: InUse | None, resize: ResizeRow | None, held: RunningPiece) -> 
     if use is None:
         return units_of((held.piece,))
     wanted = units_of(use.pieces)
-    if resize is not None and resize.state != "running":
+    if resize is not None and resize.state != ResizeState.RUNNING:
         wanted |= units_of(resize.keep)
         if held.resize == resize.id:
             wanted |= units_of((held.piece,))
@@ -129,19 +130,21 @@ def _overdue(job: ElasticJob, resize: ResizeRow, now: float, bounds: Bounds) -> 
     quiet = now - resize.updated
     wait = resize.wait_s + bounds.margin_s
     limit = {
-        "issued": bounds.issued_s,
-        "accepted": wait if resize.add else bounds.switch_s,
-        "saved": wait,  # not said by ours, of a resize that keeps something
-        "submitted": wait,
-        "granted": wait,
-        "ready": bounds.switch_s,
-        "running": bounds.release_s,
+        ResizeState.ISSUED: bounds.issued_s,
+        ResizeState.ACCEPTED: wait if resize.add else bounds.switch_s,
+        ResizeState.SAVED: wait,  # not said by ours, of a resize that keeps something
+        ResizeState.SUBMITTED: wait,
+        ResizeState.GRANTED: wait,
+        ResizeState.READY: bounds.switch_s,
+        ResizeState.RUNNING: bounds.release_s,
     }[resize.state]
     if quiet < limit:
         return None
-    if resize.state == "running":
-        return Close(job.job_id, resize.id, "done", f"not everything given up was released within {limit:.0f} s")
-    return Close(job.job_id, resize.id, "withdrawn", f"no progress for {quiet:.0f} s after '{resize.state}'")
+    if resize.state == ResizeState.RUNNING:
+        return Close(
+            job.job_id, resize.id, ResizeState.DONE, f"not everything given up was released within {limit:.0f} s"
+        )
+    return Close(job.job_id, resize.id, ResizeState.WITHDRAWN, f"no progress for {quiet:.0f} s after '{resize.state}'")
 
 
 def _base_in_use(job: ElasticJob, use: InUse) -> bool:

@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_elastic.db.rows import EventRow, InUse, ResizeRow
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Amount
 from ..capacity.pending_jobs import SOON_S
@@ -75,19 +77,21 @@ class RequeueResized(Mechanism):
         number, quiet = resize.id, now - resize.updated
         if job is None:
             why, gone = "the job has ended", resize.job_id
-            return [*self.undo(gone, (), why), Close(gone, number, "withdrawn", why)]
-        if resize.state == "issued":
+            return [*self.undo(gone, (), why), Close(gone, number, ResizeState.WITHDRAWN, why)]
+        if resize.state == ResizeState.ISSUED:
             missing = "its supervisor has not taken it"
-            return _until_told(job.base, resize, quiet, bounds.issued_s, "withdrawn", missing)
-        if resize.state == "accepted":
-            return _until_told(job.base, resize, quiet, bounds.stop_s, "failed", "no checkpoint was written")
-        step = {"saved": _saved, "submitted": _submitted, "granted": _granted}.get(resize.state)
+            return _until_told(job.base, resize, quiet, bounds.issued_s, ResizeState.WITHDRAWN, missing)
+        if resize.state == ResizeState.ACCEPTED:
+            return _until_told(job.base, resize, quiet, bounds.stop_s, ResizeState.FAILED, "no checkpoint was written")
+        step = {ResizeState.SAVED: _saved, ResizeState.SUBMITTED: _submitted, ResizeState.GRANTED: _granted}.get(
+            resize.state
+        )
         if step is None:
-            return _close(job.base, resize, "failed", f"state {resize.state} is none of a requeue")
+            return _close(job.base, resize, ResizeState.FAILED, f"state {resize.state} is none of a requeue")
         return step(job, use, resize, quiet, bounds)
 
     def awaits(self, job: ElasticJob, resize: ResizeRow) -> tuple[Shape, ...]:
-        return resize.add if resize.state in ("issued", "accepted", "saved") else ()
+        return resize.add if resize.state.comes_before(ResizeState.SUBMITTED) else ()
 
     def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
         """Its nodes may be kept already where nobody heard whether it was put back."""
@@ -121,27 +125,29 @@ def bound_by_a_shrink(job: Job, shrinks: Iterable[EventRow]) -> bool:
     waiting one must get, and it would wait for them for ever, whoever has them. Its owner's own list is left alone.
     """
     required = set(job.required_nodes)
-    asked = (event.detail for event in shrinks if event.kind == "shrink")
+    asked = (event.detail for event in shrinks if event.kind == EventKind.SHRINK)
     return bool(required) and any(
         detail.get("slurm_job_id") == job.job_id and set(detail.get("nodes", ())) == required for detail in asked
     )
 
 
-def _until_told(base: Job, resize: ResizeRow, quiet: float, most_s: float, end: str, missing: str) -> list[Action]:
+def _until_told(
+    base: Job, resize: ResizeRow, quiet: float, most_s: float, end: ResizeState, missing: str
+) -> list[Action]:
     """Wait for the supervisor's word as long as the job runs, `most_s` seconds at most."""
     if not base.running:
-        return _close(base, resize, "withdrawn", "the job does not run any more")
+        return _close(base, resize, ResizeState.WITHDRAWN, "the job does not run any more")
     return _close(base, resize, end, f"{missing} within {quiet:.0f} s") if quiet >= most_s else []
 
 
 def _saved(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
     base, number = job.base, resize.id
     if base.pending:
-        return [Advance(job.job_id, number, "submitted")]
+        return [Advance(job.job_id, number, ResizeState.SUBMITTED)]
     if base.running and base.start_time is not None and base.start_time > resize.updated:
-        return _close(base, resize, "failed", "it started again before its new size was set")
+        return _close(base, resize, ResizeState.FAILED, "it started again before its new size was set")
     if quiet >= bounds.stop_s:
-        return _close(base, resize, "failed", f"it had not ended {quiet:.0f} s after it was put back")
+        return _close(base, resize, ResizeState.FAILED, f"it had not ended {quiet:.0f} s after it was put back")
     # Again where it is not known whether Slurm has heard: putting back what is ending is refused, and harmless.
     return [_requeue(base, resize)] if base.running else []
 
@@ -149,11 +155,13 @@ def _saved(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: float, 
 def _submitted(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
     base, number = job.base, resize.id
     if base.running:
-        return [Advance(job.job_id, number, "granted"), _free(base)]
+        return [Advance(job.job_id, number, ResizeState.GRANTED), _free(base)]
     if not base.pending:
         return []  # it starts, or has failed to
     if quiet >= bounds.restart_s:
-        return _close(base, resize, "failed", f"it waits in Slurm's queue ({base.reason or 'no reason given'})")
+        return _close(
+            base, resize, ResizeState.FAILED, f"it waits in Slurm's queue ({base.reason or 'no reason given'})"
+        )
     size = size_of(resize)
     if quiet < SETTLE_S or _has(base, size, quiet + resize.updated):
         return []
@@ -163,11 +171,11 @@ def _submitted(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: flo
 def _granted(job: ElasticJob, use: InUse | None, resize: ResizeRow, quiet: float, bounds: Bounds) -> list[Action]:
     base, number = job.base, resize.id
     if not base.running:
-        return _close(base, resize, "failed", "it ended again before it trained")
+        return _close(base, resize, ResizeState.FAILED, "it ended again before it trained")
     if use is not None and use.registered_at > resize.created and units_of(use.pieces) & units_of(job.pieces):
-        return [Close(job.job_id, number, "done", "")]
+        return [Close(job.job_id, number, ResizeState.DONE, "")]
     if quiet >= bounds.switch_s:
-        return _close(base, resize, "failed", f"its supervisor has not registered within {quiet:.0f} s")
+        return _close(base, resize, ResizeState.FAILED, f"its supervisor has not registered within {quiet:.0f} s")
     return []
 
 
@@ -193,5 +201,5 @@ def _free(base: Job) -> Free:
     return Free(base.job_id, base.job_id, f"it has its nodes ({reservation_of(base.job_id)})")
 
 
-def _close(base: Job, resize: ResizeRow, state: str, detail: str) -> list[Action]:
+def _close(base: Job, resize: ResizeRow, state: ResizeState, detail: str) -> list[Action]:
     return [_free(base), Close(base.job_id, resize.id, state, detail)]

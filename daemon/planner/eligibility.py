@@ -11,6 +11,7 @@ from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.bottleneck import SLOW_RANK
 from slurm_elastic.protocol.messages import Piece, Report
 from slurm_elastic.protocol.request import ElasticRequest
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Amount, per_node
 from ..capacity.roster import ElasticJob
@@ -210,9 +211,9 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     somebody else got is planned anew at once.
     """
     last = state.last
-    if last is None or last.state == "overtaken":
+    if last is None or last.state == ResizeState.OVERTAKEN:
         return _Rest()
-    if last.state == "done":
+    if last.state == ResizeState.DONE:
         grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
         ahead = [t for t in (grow, shrink) if t > now]
         if not ahead:
@@ -224,7 +225,7 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     until = last.updated + settings.failed_backoff_s
     if now >= until:
         return _Rest()
-    if last.state == "failed":
+    if last.state == ResizeState.FAILED:
         return _Rest(False, False, until=until, frozen=Reason.KEEP_FAILED, fresh_until=until)
     return _Rest(may_grow=False, until=until, fresh_until=until)
 
@@ -232,7 +233,7 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
 def _loose(job: ElasticJob, state: JobState, trained_on: tuple[Piece, ...]) -> dict[tuple[int, str], Amount]:
     used = units_of(trained_on)
     wanted = set(used)
-    if state.resize is not None and state.resize.state != "running":
+    if state.resize is not None and state.resize.state != ResizeState.RUNNING:
         wanted |= units_of(h.piece for h in job.held if h.resize == state.resize.id)
         wanted |= units_of(state.resize.keep)
         # Given up by the resize under way: still trained on, and on its way out.

@@ -10,6 +10,8 @@ from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
+from slurm_elastic.protocol.resize_state import ResizeState
+
 from .common import Viewer, reason_text, visible_job
 from .evidence import Alternative, Evidence
 from .record import about, made_from, read, read_all, record
@@ -142,7 +144,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     rows = sorted(store.decisions(job_id, DECISIONS), key=lambda row: -row.at)
     decisions = _Decisions(store, viewer, rows)
     opened = store.resize_of(job_id)
-    if opened is not None and opened.state == "running":
+    if opened is not None and opened.state == ResizeState.RUNNING:
         opened = None  # the training has switched; what is left is to give back what it no longer uses
     closed = store.last_closed_resize(job_id)
     return Explain(

@@ -15,7 +15,8 @@ from typing import Any
 from slurm_elastic.db.rows import REQUEUE, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Resize
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.messages import FINISHED, Grant, Phase, Piece, Registration, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..api.metrics import RoundState
@@ -83,7 +84,7 @@ class DaemonController:
         self.store.note_program(job_id, program, registration.pieces[0].gpu_type if registration.pieces else "")
         now = self.clock()
         detail = {"generation": registration.generation, "batch": registration.batch, "program": registration.program}
-        self.store.add_event(job_id, "registered", "supervisor", detail, now)
+        self.store.add_event(job_id, EventKind.REGISTERED, "supervisor", detail, now)
         pause, reason, number = self._after_requeue(job_id, now)
         self.store.set_in_use(
             job_id, registration.generation, registration.pieces, registration.batch, now, pause, reason, number
@@ -96,11 +97,11 @@ class DaemonController:
         now = self.clock()
         at = phase.at if abs(phase.at - now) < SKEW_S else now
         resize = self.store.resize(phase.resize) if phase.resize else None
-        if phase.phase in ("running", "finished") and phase.pieces:
+        if phase.phase in (ResizeState.RUNNING, FINISHED) and phase.pieces:
             job = self.jobs.find(job_id)[0]
             if job is not None:
                 self._check_pieces(job, phase.pieces)
-        if phase.phase == "running":
+        if phase.phase == ResizeState.RUNNING:
             # The allocation before the resize: see Rounds._look.
             reason = resize.reason if resize else self._restart_reason(job_id)
             step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
@@ -110,24 +111,28 @@ class DaemonController:
             )  # fmt: skip
             if step is not None and samples is not None:
                 self.store.note_progress(job_id, phase.generation, step, samples)
-        elif phase.phase == "finished":
+        elif phase.phase == FINISHED:
             if phase.step:
                 self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
             self.store.clear_in_use(job_id, at)
             self.registry.finished(job_id, phase.exit_code)
-        if resize is not None and phase.phase != "finished":
+        if resize is not None and phase.phase != FINISHED:
             self.store.advance_resize(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
-        if phase.phase in ("saved", "running", "failed", "withdrawn", "finished"):
+        if phase.phase in (ResizeState.SAVED, ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED):
             self.wake(phase.phase)
 
     def resize(self, job_id: int) -> Resize | None:
         """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""
         resize = self.store.resize_of(job_id)
         if resize is not None:
-            return resize.message if resize.state in _to_do(resize) else None
+            return resize.message if _to_do(resize) else None
         last = self.store.last_closed_resize(job_id)
-        if last is not None and last.state in ("withdrawn", "overtaken") and self.clock() - last.updated < WITHDRAWAL_S:
+        if (
+            last is not None
+            and last.state in (ResizeState.WITHDRAWN, ResizeState.OVERTAKEN)
+            and self.clock() - last.updated < WITHDRAWAL_S
+        ):
             return replace(last.message, withdrawn=True)
         return None
 
@@ -204,7 +209,7 @@ class DaemonController:
         The pause is the time from the last step before the requeue to the first step after it.
         """
         resize = self.store.resize_of(job_id)
-        if resize is None or not resize.requeues or resize.state in ("issued", "accepted", "saved"):
+        if resize is None or not resize.requeues or resize.state.comes_before(ResizeState.SUBMITTED):
             return 0.0, "registered", 0
         ends = [row.end for row in self.store.allocations(job_id) if row.end is not None]
         since = max(ends, default=resize.created)
@@ -221,16 +226,24 @@ class DaemonController:
             "gpus": sum(piece.gpus for piece in phase.pieces),
             "batch": phase.batch,
         }
-        if phase.phase == "running":
+        if phase.phase == ResizeState.RUNNING:
             detail |= {"pause_s": phase.pause_s, "step": phase.step, "samples": phase.samples}
-        if phase.phase == "finished":
+        if phase.phase == FINISHED:
             detail["exit_code"] = phase.exit_code
         if phase.detail:
             detail["detail"] = phase.detail
-        self.store.add_event(job_id, phase.phase, "supervisor", detail, now)
+        self.store.add_event(job_id, _event_of(phase), "supervisor", detail, now)
         log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "")
 
 
-def _to_do(resize: ResizeRow) -> tuple[str, ...]:
-    """States in which the supervisor still has work to do: in a resize by requeue, only the checkpoint."""
-    return ("issued", "accepted") if resize.requeues else ("issued", "accepted", "submitted", "granted", "ready")
+def _event_of(phase: Phase) -> EventKind:
+    if phase.phase == FINISHED:
+        return EventKind.FINISHED
+    state = ResizeState(phase.phase)
+    by_itself = state is ResizeState.RUNNING and not phase.resize
+    return EventKind.RUNNING if by_itself else EventKind.of(state)
+
+
+def _to_do(resize: ResizeRow) -> bool:
+    """Whether the supervisor still has work to do: in a resize by requeue, only the checkpoint."""
+    return resize.state.comes_before(ResizeState.SAVED if resize.requeues else ResizeState.RUNNING)

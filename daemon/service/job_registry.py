@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.request import find
 
 from ..capacity.roster import Roster, Scope, sort_jobs
@@ -110,7 +111,7 @@ class JobRegistry:
         """Store an event when it is managed, or not, or for another reason than before."""
         if before is not None and (before.managed, before.detail) == (row.managed, row.detail):
             return
-        kind = "managed" if row.managed else "not_managed"
+        kind = EventKind.MANAGED if row.managed else EventKind.NOT_MANAGED
         detail = {"request": row.request, "reason": row.reason, "detail": row.detail}
         self.store.add_event(row.job_id, kind, "selasticd", detail, self.clock())
         log.info("job %d (%s): %s", row.job_id, row.user, row.request if row.managed else f"not managed: {row.detail}")
@@ -122,7 +123,7 @@ class JobRegistry:
             self._reference.pop(job_id, None)
         now, state = self.clock(), end_state(code)
         detail = {"state": state} if code is None else {"state": state, "exit_code": code}
-        self.store.add_event(job_id, "ended", "selasticd", detail, now)
+        self.store.add_event(job_id, EventKind.ENDED, "selasticd", detail, now)
         self.store.end_job(job_id, state, now)
         log.info("job %d: ended", job_id)
 

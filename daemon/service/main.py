@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
+from slurm_elastic.protocol.event_kind import EventKind
 
 from ..api.app import create_app
 from ..api.auth import Authenticator
@@ -110,7 +111,7 @@ def _lead(
         url = public_url(settings, sockets[0])
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
-        store.add_event(0, "started", "selasticd", {"lease": leader.fence, "url": url}, time.time())
+        store.add_event(0, EventKind.STARTED, "selasticd", {"lease": leader.fence, "url": url}, time.time())
         server = DaemonServer(app, daemon, notifier)
         leader.on_lost(server.end)
         tune_interpreter()

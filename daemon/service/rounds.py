@@ -18,7 +18,9 @@ from types import MappingProxyType
 from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import SlurmError, StoreError
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Resize
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..api.waiters import Waiters
 from ..capacity.roster import Roster
@@ -145,7 +147,7 @@ class Rounds:
         if self.mode == "off":
             return False
         if self.executor.recover():
-            self.store.add_event(0, "tries_again", "selasticd", {"mode": self.mode}, self.clock())
+            self.store.add_event(0, EventKind.TRIES_AGAIN, "selasticd", {"mode": self.mode}, self.clock())
         with self.times.part("observe"):
             snapshot = self.client.snapshot()
             if abs(snapshot.at - self._site.at) >= self.settings.site_interval_s:
@@ -173,7 +175,7 @@ class Rounds:
             self._begin_resizes(plan.resizes, now)
             resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
         # A job that is being requeued does not train: its next step should not wait for the interval.
-        back = (i for i in seen.resizes.values() if i.requeues and i.state not in ("issued", "accepted"))
+        back = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or resumed > 0 or any(back)
 
     def _bound(self, plan: Plan, snapshot: Snapshot) -> set[int]:
@@ -200,9 +202,9 @@ class Rounds:
         act = self.mode == "act"
         if not act:
             actions = [
-                Close(resize.job_id, resize.id, "withdrawn", f"the daemon's mode is {self.mode}")
+                Close(resize.job_id, resize.id, ResizeState.WITHDRAWN, f"the daemon's mode is {self.mode}")
                 for resize in resizes
-                if resize.state != "running"
+                if resize.state != ResizeState.RUNNING
             ]
         before = self.executor.tripped
         done = self.executor.run(actions, act)
@@ -215,7 +217,9 @@ class Rounds:
 
     def _trip(self) -> None:
         log.error("mode is advise for a while: %s", self.executor.tripped)
-        self.store.add_event(0, "tripped", "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock())
+        self.store.add_event(
+            0, EventKind.TRIPPED, "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock()
+        )
 
     def _plan(self, seen: Observed, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
         running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]
@@ -246,7 +250,7 @@ class Rounds:
                 log.warning("job %d: no resize begins: %s", resize.job_id, error)
                 continue
             detail = {"resize": begun.id, "gpus": begun.gpus, "batch": begun.batch, "reason": begun.reason}
-            self.store.add_event(begun.job_id, "resize_issued", "selasticd", detail, now)
+            self.store.add_event(begun.job_id, EventKind.RESIZE_ISSUED, "selasticd", detail, now)
             self.waiters.notify(begun.job_id)
 
     def _failed(self, sentence: str) -> None:

@@ -28,10 +28,16 @@ from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import ElasticError
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.trainer_shim.training import audit
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
+COUNTED = (
+    *(EventKind.RESIZE_GRANTED, EventKind.RESIZE_RUNNING, EventKind.RESIZE_WITHDRAWN, EventKind.RESIZE_FAILED),
+    *(EventKind.RUNNING, EventKind.FINISHED),
+)
+"""Events that say on how many GPUs a job trains."""
 SAMPLES = {"chars": 3072, "digits": 1797}
 EPOCHS = {"chars": 32, "digits": (10, 14)}
 SHORT_EPOCHS = {"chars": 14, "digits": (4, 5)}
@@ -95,11 +101,11 @@ class Demo:
 
     def note(self, job: Elastic, kind: str, detail: dict[str, Any]) -> None:
         """Record what an event says of the GPUs that the job trains on, and of those where its workers start."""
-        if kind == "resize_issued":
+        if kind == EventKind.RESIZE_ISSUED:
             self.ordered[job.job_id] = detail["gpus"]
-        elif kind in ("granted", "running", "withdrawn", "failed", "finished"):
-            trains = 0 if kind == "finished" else detail["gpus"]
-            starting = max(0, self.ordered[job.job_id] - trains) if kind == "granted" else 0
+        elif kind in COUNTED and "gpus" in detail:
+            trains = 0 if kind == EventKind.FINISHED else detail["gpus"]
+            starting = max(0, self.ordered[job.job_id] - trains) if kind == EventKind.RESIZE_GRANTED else 0
             self.holds(f"{job.name} ({job.job_id})", trains, starting)
 
     @property
@@ -166,7 +172,7 @@ class Demo:
 
     def shrunk_in_place(self, job: Elastic) -> bool:
         """Whether a Slurm job of the elastic job has given up some of its nodes and keeps others."""
-        return any(event["kind"] == "shrink" for event in self.events(job))
+        return any(event["kind"] == EventKind.SHRINK for event in self.events(job))
 
     def settled(self) -> bool:
         """Whether every job trains on what the last decision wants it to have; so while the daemon is gone."""
@@ -175,7 +181,7 @@ class Demo:
 
     def gave_way(self, job: Elastic) -> bool:
         """Whether the job's last resize made room for an ordinary job."""
-        ordered = [event["detail"]["reason"] for event in self.events(job) if event["kind"] == "resize_issued"]
+        ordered = [event["detail"]["reason"] for event in self.events(job) if event["kind"] == EventKind.RESIZE_ISSUED]
         return ordered[-1:] == [Reason.SHRINK_FOR_JOB.value]
 
     def ask(self, path: str) -> dict[str, Any] | None:
@@ -224,26 +230,26 @@ class Demo:
 def phrase(kind: str, detail: dict[str, Any]) -> str:
     """An event as a sentence; empty for those that a spectator need not see."""
     match kind:
-        case "resize_issued":
+        case EventKind.RESIZE_ISSUED:
             return f"is resized to {detail['gpus']} GPUs, batch {detail['batch']}: {Reason(detail['reason']).text}"
-        case "submitted":
+        case EventKind.RESIZE_SUBMITTED:
             return "has asked Slurm for a companion; trains on meanwhile"
-        case "ready":
+        case EventKind.RESIZE_READY:
             return f"the companion's workers are ready; still training on {detail['gpus']} GPUs"
-        case "running" if detail["resize"] == 0 or detail["step"] == 0:
-            return f"trains on {detail['gpus']} GPUs, batch {detail['batch']}"
-        case "running":
+        case EventKind.RESIZE_RUNNING if detail["step"]:
             where = f"{detail['gpus']} GPUs, batch {detail['batch']}"
             return f"trains on {where} from step {detail['step']}; the pause was {detail['pause_s']:.2f} s"
-        case "shrink":
+        case EventKind.RUNNING | EventKind.RESIZE_RUNNING:
+            return f"trains on {detail['gpus']} GPUs, batch {detail['batch']}"
+        case EventKind.SHRINK:
             return f"Slurm job {detail['slurm_job_id']} shrunk in place, keeps {','.join(detail['nodes'])}"
-        case "cancel":
+        case EventKind.CANCEL:
             return f"Slurm job {detail['slurm_job_id']} given back"
-        case "finished":
+        case EventKind.FINISHED:
             return "has finished its training" if detail["exit_code"] == 0 else f"stopped: {detail['detail']}"
-        case "ended":
+        case EventKind.ENDED:
             return f"has ended: {detail['state']}"
-        case "withdrawn" | "refused" | "failed":
+        case EventKind.RESIZE_WITHDRAWN | EventKind.RESIZE_FAILED | EventKind.REFUSED:
             return f"{kind} {one_line(detail)}"
     return ""
 

@@ -71,9 +71,11 @@ def test_training_goes_on_from_a_checkpoint_written_before_the_requeue(
         wait_until(lambda: "resize_done" in selasticd.events(job.job_id), 120, campaign.story)
         selasticd.settles_at(job.job_id, 1, 60)
         kinds = selasticd.events(job.job_id)
-        kinds = kinds[kinds.index("saved") - 1 :]
-        order = [kind for kind in kinds if kind in ("accepted", "saved", "requeue", "resume", "resize_done")]
-        assert order == ["accepted", "saved", "requeue", "resume", "resize_done"], kinds
+        kinds = kinds[kinds.index("resize_saved") - 1 :]
+        order = [
+            kind for kind in kinds if kind in ("resize_accepted", "resize_saved", "requeue", "resume", "resize_done")
+        ]
+        assert order == ["resize_accepted", "resize_saved", "requeue", "resume", "resize_done"], kinds
         campaign.end()
         assert campaign.counts.jobs == 1 and campaign.counts.restarts == 1
 

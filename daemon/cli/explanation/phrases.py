@@ -17,15 +17,6 @@ OVER = (
     *("BOOT_FAIL", "REVOKED", "LAUNCH_FAILED"),
 )
 
-RESIZING = {
-    "issued": "'selastic run' is to take the resize; training goes on meanwhile",
-    "accepted": "'selastic run' carries it out; training goes on meanwhile",
-    "submitted": "Slurm is to grant what was asked for; training goes on meanwhile",
-    "granted": "the new workers start and warm up; training goes on meanwhile",
-    "ready": "the new workers are ready; training switches at a step that all agree on",
-}
-"""What goes on while a resize is in a state; of a requeue other states are told by their detail."""
-
 
 class Change(Protocol):
     """A size and a batch, before and after."""

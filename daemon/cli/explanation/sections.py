@@ -6,6 +6,8 @@ daemon/reports/explain.py hold.
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.resize_state import ResizeState
+
 from ...reports.evidence import Alternative, Evidence
 from ...reports.explain import Decision, Explain, ExplainedJob, ResizeProgress
 from ...text.reasons import Reason, bottleneck_remedy
@@ -172,8 +174,7 @@ def now(facts: Explain, cause: Decision | None) -> list[str]:
         return []
     resize, decision = facts.resize, facts.decision
     if resize:
-        meaning = words.RESIZING.get(resize.state)
-        return [_progress(facts, resize), *([meaning] if meaning else [])]
+        return [_progress(facts, resize), ResizeState(resize.state).meaning]
     if decision is None or (decision.moves and not facts.last_resize):
         return []  # the outcome says it
     if decision.moves and (decision.gpus_to, decision.batch_to) != (facts.job.gpus, facts.job.batch):

@@ -175,7 +175,7 @@ def _resized(store: Store) -> None:
         ],
     )
     store.add_event(1215, "resize_issued", "selasticd", {"resize": 1, "gpus": 2, "batch": 256}, at("13:20:35"))
-    store.add_event(1215, "running", "supervisor", {"generation": 2, "pause_s": 0.8}, at("13:20:41"))
+    store.add_event(1215, "resize_running", "supervisor", {"generation": 2, "pause_s": 0.8}, at("13:20:41"))
 
 
 def _growing(store: Store) -> None:

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import cli_reference
+import pytest
 
 from slurm_elastic.daemon.api import openapi
 from slurm_elastic.protocol import request
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.resize_state import ResizeState
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 
@@ -42,3 +45,15 @@ def test_every_route_has_its_row() -> None:
         if method in ("get", "post", "put", "delete")
     }
     assert rows("api.md") == routes
+
+
+@pytest.mark.parametrize("words", [EventKind, ResizeState])
+def test_every_event_and_state_has_its_row(words: type[EventKind | ResizeState]) -> None:
+    """With the meaning that the code gives it, and in the code's order."""
+    page = (REFERENCE / "events.md").read_text()
+    assert "".join(f"| `{word}` | {word.meaning} |\n" for word in words) in page
+
+
+def test_the_events_page_has_no_row_of_its_own() -> None:
+    """What the code no longer stores goes from the page."""
+    assert rows("events.md") == {*EventKind, *ResizeState}

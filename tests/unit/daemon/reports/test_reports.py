@@ -217,9 +217,9 @@ def test_explain_and_events_refuse_strangers_and_the_unknown(story: Store, viewe
 def test_events_are_oldest_first(story: Store, viewer: Callable[..., Any]) -> None:
     """The timeline reads downwards, each with who and what; a limit keeps the youngest."""
     rows = reports.events(story, 1215, viewer(1000)).events
-    assert [(row.kind, row.who) for row in rows] == [("resize_issued", "selasticd"), ("running", "supervisor")]
+    assert [(row.kind, row.who) for row in rows] == [("resize_issued", "selasticd"), ("resize_running", "supervisor")]
     assert rows[1].detail == {"generation": 2, "pause_s": 0.8}
-    assert [row.kind for row in reports.events(story, 1215, viewer(1000), 1).events] == ["running"]
+    assert [row.kind for row in reports.events(story, 1215, viewer(1000), 1).events] == ["resize_running"]
 
 
 def test_plan_is_the_last_decision_of_every_active_job(story: Store, viewer: Callable[..., Any]) -> None:
