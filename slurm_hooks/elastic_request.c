@@ -100,17 +100,24 @@ static int bounds(const char *key, struct span value, int64_t most, int64_t *low
 	return 0;
 }
 
-static int one_of(const char *key, struct span value, const char *const *accepted, size_t count, struct report report)
+static void join(char *list, const char *const *words, size_t count)
 {
-	char list[128] = "";
-
+	list[0] = '\0';
 	for (size_t i = 0; i < count; i++) {
-		if (equals(value, accepted[i]))
-			return 0;
 		if (i)
 			strcat(list, ", ");
-		strcat(list, accepted[i]);
+		strcat(list, words[i]);
 	}
+}
+
+static int one_of(const char *key, struct span value, const char *const *accepted, size_t count, struct report report)
+{
+	char list[128];
+
+	for (size_t i = 0; i < count; i++)
+		if (equals(value, accepted[i]))
+			return 0;
+	join(list, accepted, count);
 	return refuse(report, "%s=%.*s is not known; accepted: %s", key, (int)value.length, value.at, list);
 }
 
@@ -176,22 +183,12 @@ static size_t distance(struct span typed, const char *known)
 	return row[length];
 }
 
-static void list_keys(char *list)
-{
-	list[0] = '\0';
-	for (size_t i = 0; i < KEYS; i++) {
-		if (i)
-			strcat(list, ", ");
-		strcat(list, key_names[i]);
-	}
-}
-
 static int unknown_key(struct span key, struct report report)
 {
 	char list[128], hint[64] = "";
 	size_t nearest = 3;
 
-	list_keys(list);
+	join(list, key_names, KEYS);
 	for (size_t i = 0; i < KEYS && key.length <= 12; i++) {
 		size_t far = distance(key, key_names[i]);
 
@@ -218,7 +215,7 @@ static int split(struct span body, struct span *values, struct report report)
 		if (!sign || value.length == 0) {
 			char list[128];
 
-			list_keys(list);
+			join(list, key_names, KEYS);
 			return refuse(report, "'%.*s' in the elastic request is not KEY=VALUE; accepted keys: %s",
 				      (int)word.length, word.at, list);
 		}

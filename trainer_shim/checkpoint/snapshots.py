@@ -149,11 +149,11 @@ class Snapshots:
     def while_quiet(self) -> None:
         """On rank 0's client thread. During an evaluation no step comes that could save."""
         client = self._membership.client
-        if client is None or not client.save_wanted():
+        if client is None or not client.save_wanted:
             return
         with self._still:
             if self._quiet and not self._model().sharded and self.saving.writer is not None:
-                client.save_taken()
+                client.save_wanted = False
                 self.saving.put(self._state.snapshot())
 
     # -- on the writer's thread ------------------------------------------------------------------------------------

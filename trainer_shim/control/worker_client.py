@@ -70,7 +70,8 @@ class WorkerClient:
         self._changed = threading.Condition()
         self._coming: ComingWorld | None = None
         self._stores: dict[int, tuple[str, int]] = {}
-        self._save_wanted = False
+        self.save_wanted = False
+        """The supervisor asks for a checkpoint."""
         self._last_generation = self._off = self._dismissed = -1
         self.lost = False
         self.report_s = 0.0
@@ -93,7 +94,7 @@ class WorkerClient:
     @property
     def idle(self) -> bool:
         """Whether nothing is wanted of this worker, as nearly always: asked in every step, and without the lock."""
-        return self._coming is None and not self._save_wanted
+        return self._coming is None and not self.save_wanted
 
     def held(self) -> ComingWorld | None:
         """The announced world, once this worker holds all it needs to switch to it."""
@@ -132,14 +133,6 @@ class WorkerClient:
         """Whether this world, in which this worker has no place, has come."""
         with self._changed:
             return self._dismissed >= generation
-
-    def save_wanted(self) -> bool:
-        with self._changed:
-            return self._save_wanted
-
-    def save_taken(self) -> None:
-        with self._changed:
-            self._save_wanted = False
 
     def send(self, message: Message) -> None:
         """Queue a message; it is sent in order."""
@@ -231,8 +224,7 @@ class WorkerClient:
         elif kind == "report_every":
             self.report_s = float(message.get("seconds") or 0.0)
         elif kind in ("checkpoint", "hurry"):
-            with self._changed:
-                self._save_wanted = True
+            self.save_wanted = True
         # Anything else is from a newer supervisor, which does not rely on it being understood.
 
     def _announced(self, message: Message) -> None:

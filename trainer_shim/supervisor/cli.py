@@ -6,6 +6,7 @@ Works inside a Slurm batch job and, without Slurm, on one machine. `--dry-run` o
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import socket
@@ -16,15 +17,13 @@ from pathlib import Path
 from slurm_elastic.protocol import request
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
-from slurm_elastic.protocol.messages import Grant, Piece, Resize
+from slurm_elastic.protocol.messages import Piece
 
-from ..control.event_loop import Children, Loop
 from . import commands, job_dir, launchers
 from .daemon_client import DaemonClient
 from .driver import Options, Supervisor, ignore_broken_output
 from .slurm_job import SlurmJob
 from .state_machine.context import RunLimits
-from .state_machine.events import Event
 from .state_machine.machine import Machine
 
 EPILOG = """The script is run by the python that runs selastic, once per GPU (or --nproc times), with its arguments.
@@ -137,21 +136,14 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         limits=RunLimits(checkpoint_s=float(args.checkpoint_every)),
     )
 
-    def make_launcher(
-        loop: Loop, children: Children, setup: launchers.Setup, emit: Callable[[Event], None]
-    ) -> launchers.Launcher:
-        if jobs:
-            return launchers.SlurmLauncher(loop, children, setup, jobs, emit)
-        return launchers.LocalLauncher(loop, children, setup, emit, pieces[0])
-
-    def make_daemon_client(
-        resize: Callable[[Resize], None], said: Callable[[str], None], registered: Callable[[Grant], None]
-    ) -> DaemonClient | None:
-        if args.no_daemon or not (jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ):
-            return None
-        return DaemonClient(Client(), pieces[0].slurm_job_id, resize, said, registered)
-
-    return Supervisor(options, machine, make_launcher, make_daemon_client).run()
+    launcher: Callable[..., launchers.Launcher] = (
+        functools.partial(launchers.SlurmLauncher, jobs)
+        if jobs
+        else functools.partial(launchers.LocalLauncher, pieces[0])
+    )
+    has_daemon = jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ
+    connect = functools.partial(DaemonClient, Client(), pieces[0].slurm_job_id)
+    return Supervisor(options, machine, launcher, connect if has_daemon and not args.no_daemon else None).run()
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

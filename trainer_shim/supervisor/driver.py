@@ -61,11 +61,8 @@ class Supervisor:
         self,
         options: Options,
         machine: Machine,
-        launcher: Callable[[Loop, Children, Setup, Callable[[events.Event], None]], Launcher],
-        link: Callable[
-            [Callable[[messages.Resize], None], Callable[[str], None], Callable[[messages.Grant], None]],
-            DaemonClient | None,
-        ],
+        launcher: Callable[..., Launcher],
+        connect: Callable[..., DaemonClient] | None,
     ) -> None:
         self._options, self._machine = options, machine
         self._loop = Loop()
@@ -83,10 +80,14 @@ class Supervisor:
         }
         setup = Setup(options.command, env, options.job_dir, options.nproc)
         self._launcher = launcher(self._loop, self._children, setup, self._event)
-        self._link = link(
-            lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
-            self._print_later,
-            lambda grant: self._loop.call(lambda: self._event(events.Registered(grant.report_interval_s))),
+        self._daemon = (
+            connect(
+                lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
+                self._print_later,
+                lambda grant: self._loop.call(lambda: self._event(events.Registered(grant.report_interval_s))),
+            )
+            if connect is not None
+            else None
         )
         self._agents: dict[str, events.AgentKey] = {}
         self._exits: dict[str, events.WorkerExit] = {}
@@ -100,7 +101,7 @@ class Supervisor:
         self._loop.on_signal(signal.SIGUSR1, lambda: self._event(events.JobTerminating(60.0, stop=False)))
         self._perform(self._machine.start(time.monotonic()))
         self._loop.run()
-        if self._link is not None and not self._link.close():
+        if self._daemon is not None and not self._daemon.close():
             self._print("selasticd did not take the last messages")
         self._server.close()
         return 1 if self._code is None else self._code
@@ -196,8 +197,8 @@ class Supervisor:
             self._print(f"generation {action.generation} could not be recorded in {self._options.job_dir}: {error}")
 
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
-        if self._link is not None:
-            self._link.in_use(
+        if self._daemon is not None:
+            self._daemon.in_use(
                 messages.Registration(
                     version=messages.VERSION,
                     generation=action.generation,
@@ -210,14 +211,14 @@ class Supervisor:
             )
 
     def _report_phase(self, action: actions.ReportPhase) -> None:
-        if self._link is not None:
-            self._link.tell(dataclasses.replace(action.phase, at=time.time()))
+        if self._daemon is not None:
+            self._daemon.tell(dataclasses.replace(action.phase, at=time.time()))
 
     def _forward_report(self, action: actions.ForwardReport) -> None:
-        if self._link is None:
+        if self._daemon is None:
             return
         try:
-            self._link.report(
+            self._daemon.report(
                 messages.decode(messages.Report, {**action.report, "gpus": action.gpus, "nodes": action.nodes})
             )
         except ElasticError as error:

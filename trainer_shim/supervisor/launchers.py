@@ -56,7 +56,7 @@ class Launcher(Protocol):
 class SlurmLauncher:
     """Agents by srun, companions by salloc."""
 
-    def __init__(self, loop: Loop, children: Children, setup: Setup, jobs: tuple[SlurmJob, ...], emit: Emit) -> None:
+    def __init__(self, jobs: tuple[SlurmJob, ...], loop: Loop, children: Children, setup: Setup, emit: Emit) -> None:
         self._children, self._setup, self._emit = children, setup, emit
         self._jobs = {job.job_id: job for job in jobs}
         companions = Companions(loop, children, setup.env, jobs[0].job_id, self._granted, self._refused)
@@ -88,7 +88,7 @@ class SlurmLauncher:
 class LocalLauncher:
     """Agents as local processes. Each "node" of a piece is one agent; CPU workers only share the machine."""
 
-    def __init__(self, loop: Loop, children: Children, setup: Setup, emit: Emit, first_piece: Piece) -> None:
+    def __init__(self, first_piece: Piece, loop: Loop, children: Children, setup: Setup, emit: Emit) -> None:
         self._loop, self._children, self._setup, self._emit = loop, children, setup, emit
         self._next_job = FIRST_LOCAL_JOB
         self._agents: dict[int, list[subprocess.Popen[bytes]]] = {}

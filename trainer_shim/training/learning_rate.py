@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.protocol.errors import TrainingError
@@ -18,36 +19,27 @@ from ..numerics.noise_scale import Noise
 from ..state.progress import TrainingProgress
 
 
+@dataclass(eq=False)
 class Tuning:
     """See the module. Batches in samples over the whole job. Everything that changes is in TrainingProgress."""
 
-    def __init__(
-        self,
-        base: int,
-        max_batch: int | None,
-        rule: str,
-        micro_batch: int | None,
-        seed: int,
-        ramp: float,
-        shards: int = 0,
-    ) -> None:
-        self.base = base
-        self.max_batch = max_batch
-        self.rule = rule
-        self.micro_batch = micro_batch
-        self.seed = seed
-        self.ramp = ramp
-        self.shards = shards
-        """Parts of a deterministic step; 0: an ordinary one."""
-        self.fitted = 0
-        """Largest micro batch that was found to fit this rank's memory; 0: not looked for."""
-        self.agreed = 0
-        """The smallest `fitted` in the current world."""
-        self.wants_noise = False
-        """Whether steps of a single rank are cut in two now and then, so that the noise scale can be measured."""
-        self._optimizers: list[Any] = []
-        self._noise = ((0.0, 0.0, 0.0), Noise())
-        self._known: tuple[tuple[float, float], Rate] | None = None
+    base: int
+    max_batch: int | None
+    rule: str
+    micro_batch: int | None
+    seed: int
+    ramp: float
+    shards: int = 0
+    """Parts of a deterministic step; 0: an ordinary one."""
+    fitted: int = 0
+    """Largest micro batch that was found to fit this rank's memory; 0: not looked for."""
+    agreed: int = 0
+    """The smallest `fitted` in the current world."""
+    wants_noise: bool = False
+    """Whether steps of a single rank are cut in two now and then, so that the noise scale can be measured."""
+    _optimizers: list[Any] = field(default_factory=list)
+    _noise: tuple[tuple[float, float, float], Noise] = ((0.0, 0.0, 0.0), Noise())
+    _known: tuple[tuple[float, float], Rate] | None = None
 
     def limit(self) -> int | None:
         """Most samples a rank computes at a time in the current world; None: no limit."""

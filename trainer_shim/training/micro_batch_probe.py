@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +50,20 @@ def largest(fits: Callable[[int], bool], limit: int, margin: float = MARGIN) -> 
     return good if good == limit else max(min(good, 1), int(good * (1 - margin)))
 
 
+@dataclass(eq=False)
 class Probe:
     """One search; see the module."""
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        optimizers: list[torch.optim.Optimizer],
-        device: torch.device,
-        dataset: Any,
-        compute: Callable[[Any], torch.Tensor],
-        collate: Any,
-    ) -> None:
-        self._module = module
-        self._optimizers = optimizers
-        self._device = device
-        self._dataset = dataset
-        self._compute = compute
-        self._collate = collate or default_collate
+    module: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    device: torch.device
+    dataset: Any
+    compute: Callable[[Any], torch.Tensor]
+    collate: Any
 
     def run(self, limit: int, memory: Path | None) -> int | None:
         """The largest micro batch, remembered in the file `memory`; None where there is no GPU to fill."""
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return None
         return self.remembered(limit, memory)
 
@@ -85,14 +78,14 @@ class Probe:
 
     def key(self) -> str:
         """What the result depends on: program, shapes and types of the model, kind of device."""
-        kind = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device.type
-        shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in self._module.state_dict().items()]
+        kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in self.module.state_dict().items()]
         shapes_digest = hashlib.blake2b(repr(shapes).encode(), digest_size=8).hexdigest()
         return f"{Path(sys.argv[0]).name} {shapes_digest} {kind}"
 
     def search(self, limit: int) -> int:
         """Look for it now. Raises MemoryError when not even one sample fits."""
-        buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         room = self._optimizer_room()
         try:
             found = largest(self._fits, limit)
@@ -103,15 +96,15 @@ class Probe:
                     buffer.copy_(before)
             self._clean()
         if found == 0:
-            raise MemoryError(f"not even one sample fits the memory of {self._device}")
+            raise MemoryError(f"not even one sample fits the memory of {self.device}")
         return found
 
     def _fits(self, size: int) -> bool:
         try:
-            samples = [self._dataset[index % len(self._dataset)] for index in range(size)]
-            self._compute(to_device(self._collate(samples), self._device)).backward()  # type: ignore[no-untyped-call]
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            samples = [self.dataset[index % len(self.dataset)] for index in range(size)]
+            self.compute(to_device((self.collate or default_collate)(samples), self.device)).backward()  # type: ignore[no-untyped-call]
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
         except RuntimeError as error:  # torch.OutOfMemoryError, and cuBLAS or cuDNN in their own words
             text = str(error).lower()
             if "out of memory" not in text and "alloc_failed" not in text:
@@ -123,14 +116,14 @@ class Probe:
 
     def _optimizer_room(self) -> list[torch.Tensor]:
         """Memory for state that the optimizers will make at their first step: two tensors per parameter, as Adam."""
-        fresh = [optimizer for optimizer in self._optimizers if not optimizer.state]
+        fresh = [optimizer for optimizer in self.optimizers if not optimizer.state]
         parameters = [p for optimizer in fresh for group in optimizer.param_groups for p in group["params"]]
         return [torch.empty_like(parameter) for parameter in parameters for _ in range(2)]
 
     def _clean(self) -> None:
-        for parameter in self._module.parameters():
+        for parameter in self.module.parameters():
             parameter.grad = None
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..state.progress import TrainingProgress
 from .checks import Advanced, Watch
 from .learning_rate import Tuning
-
-if TYPE_CHECKING:
-    from ..parallel.strategy import Strategy
 
 
 class OptimizerSteps:
@@ -93,7 +91,7 @@ class OptimizerSteps:
             for optimizer in self.optimizers if self._scaler is not None else ():
                 self._scaler.unscale_(optimizer)
             model.clip(clip_norm)
-        with self._tuning.applied(progress), self._watch or nullcontext():
+        with self.stepping(progress):
             for optimizer in self.optimizers:
                 if self._scaler is None:
                     model.step(optimizer)

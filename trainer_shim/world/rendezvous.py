@@ -133,9 +133,8 @@ class Membership:
         if self.client is None or self.client.idle:
             return None, Vote(save=save, stop=stop, square=square) if save or stop or square else EMPTY_VOTE
         coming = self.client.held() if ready else None
-        if self.client.save_wanted():
-            self.client.save_taken()
-            save = True
+        if self.client.save_wanted:
+            self.client.save_wanted, save = False, True
         return coming, Vote(coming.generation if coming is not None else 0, save, stop, square)
 
     def leave(

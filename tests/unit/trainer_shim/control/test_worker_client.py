@@ -73,7 +73,7 @@ def test_a_world_is_held_with_its_store_only(peer: Peer) -> None:
     peer.world(2, batch=64)
     peer.send(type="store", generation=1, host="h", port=1)
     peer.send(type="checkpoint")
-    wait_until(peer.link.save_wanted)
+    wait_until(lambda: peer.link.save_wanted)
     assert peer.link.held() is None
     peer.send(type="store", generation=2, host="h", port=2)
     held = peer.held()
@@ -111,7 +111,7 @@ def test_a_world_called_off_or_outdated_is_forgotten(peer: Peer) -> None:
     peer.link.taken(held)
     peer.world(3)
     peer.send(type="hurry", deadline_s=3)
-    wait_until(peer.link.save_wanted)
+    wait_until(lambda: peer.link.save_wanted)
     assert peer.link.held() is None
 
 
