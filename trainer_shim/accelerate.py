@@ -7,7 +7,7 @@
 
 The loop stays the script's; what a step trains on, its rate and the worlds are the job's. One prepare() takes the
 model, its optimizer, schedulers, and first of the DataLoaders the one that is trained on. accelerator.sync_gradients
-tells of a step's last micro batch, as it does with accumulation. To Accelerate every worker is a process alone: each
+is set with a step's last micro batch, as it does with accumulation. To Accelerate every worker is a process alone: each
 runs the whole evaluation, and gather() gives back what it gets, but under torchrun.
 
 Limits: data parallel replicas, one model, one optimizer, one training DataLoader. Takes the place of some of the

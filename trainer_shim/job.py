@@ -1,7 +1,7 @@
 """What a training script uses: join, wrap, epochs, loader, step, once, keep.
 
 The same script trains alone, under torchrun, and under the supervisor, where the job's world changes between two steps
-without the script noticing: see session.py for how, data.py for which sample is next, state.py for what survives.
+without the script noticing: training/session.py shows how, data/sampling.py which sample is next, state/ what survives.
 Every rank has to run the same calls in the same order. Code after the loop runs on every rank of the last world.
 """
 
@@ -192,9 +192,9 @@ class Job(JobProperties):
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> Loader:
         """One pass over the dataset, instead of DistributedSampler and DataLoader: this rank's micro batches, on its
-        device. dataset: map-style, or made of shards that are read in order (streams.Shards), of which `shuffle` mixes
-        the order only. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share out
-        work.
+        device. dataset: map-style, or made of shards that are read in order (shard_streams.Shards), of which `shuffle`
+        mixes the order only. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share
+        out work.
         """
         if not self._epoch_loop.open:
             raise TrainingError("job.loader() was called outside the loop over job.epochs(); call it inside")

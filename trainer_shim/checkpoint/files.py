@@ -40,7 +40,7 @@ class Saved:
     samples: int
     finished: bool
     parts: bool = False
-    """Whether its tensors lie in parts as ranks wrote them: see parts.py."""
+    """Whether its tensors lie in parts as ranks wrote them: see sharded.py."""
 
 
 Found = tuple[Saved, dict[str, Any]]
@@ -188,7 +188,7 @@ class Writer:
 
     def __init__(self, directory: Path, on_saved: Callable[[Saved], None]) -> None:
         self.on_free: Callable[[dict[str, Any]], None] = lambda snapshot: None
-        """Told of a snapshot that is written, or was replaced by a newer one: its memory is free."""
+        """Called with a snapshot that is written, or was replaced by a newer one: its memory is free."""
         self.directory = directory
         self._on_saved = on_saved
         self._changed = threading.Condition()

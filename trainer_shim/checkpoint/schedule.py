@@ -1,6 +1,6 @@
 """When to save, and who does: periodically, on request, on a signal. A handler only sets a flag.
 
-What is due here is told to the other ranks with the next step, so all of them know at which step it happens.
+What is due here goes to the other ranks with the next step, so all of them know at which step it happens.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +22,18 @@ LAST_S = 1800.0
 """How long the end of a training waits for its last checkpoint."""
 
 
-class Background(threading.Thread):
-    """One function on a thread, and its result."""
+def in_background(function: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
+    """Run a function on a thread of its own."""
+    future: Future[dict[str, Any]] = Future()
 
-    def __init__(self, function: Callable[[], dict[str, Any] | None]) -> None:
-        super().__init__(name="selastic-snapshot", daemon=True)
-        self._function = function
-        self._result: dict[str, Any] | None = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._result = self._function()
+            future.set_result(function())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def result(self) -> dict[str, Any] | None:
-        """Wait for it. Raises what the function raised."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        return self._result
+    threading.Thread(target=run, name="selastic-snapshot", daemon=True).start()
+    return future
 
 
 class Saving:
@@ -81,7 +72,7 @@ class Saving:
 
     @property
     def ending(self) -> bool:
-        """Whether this rank was told to end."""
+        """Whether this rank has been asked to end."""
         return self._signal == signal.SIGTERM
 
     def put(self, snapshot: dict[str, Any]) -> None:

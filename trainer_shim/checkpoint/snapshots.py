@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..world import process_group as worlds
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .files import Found, Saved, Writer
-from .schedule import Background, Saving
+from .schedule import Saving, in_background
 
 SAVE_WAIT_S = 20.0
 """How long a leaving worker waits for its last snapshot to be on disk; below worker_client.LOST_GRACE_S."""
@@ -40,7 +41,7 @@ class Snapshots:
         self._membership, self._state, self._model = membership, state, model
         self._held: dict[str, Any] | None = None
         self._ahead, self._ahead_until, self._ahead_saved = 0, 0.0, False
-        self._copying: Background | None = None
+        self._copying: Future[dict[str, Any]] | None = None
         self._group: tuple[World, Any] | None = None
         self._still = threading.Lock()
         self._quiet = False
@@ -71,7 +72,7 @@ class Snapshots:
         elif rank_0 and self.saving.writer is not None:
             captured = self._state.capture()
             # Replicas are copied while the new world forms: until its first step nothing changes them.
-            self._copying = Background(lambda: self._state.copy(captured))
+            self._copying = in_background(lambda: self._state.copy(captured))
 
     def hold(self) -> None:
         """Have the snapshot of a switch complete before the next step, and written after it: writing takes time too."""

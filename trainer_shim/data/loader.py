@@ -1,8 +1,8 @@
 """The DataLoader around a plan: every sample of an epoch exactly once, whatever the number of ranks.
 
-Workers are told whole micro batches and kept over epochs and resizes; what they had prefetched for slices of an older
+Workers get whole micro batches, and are kept over epochs and resizes; what they had prefetched for slices of an older
 world is thrown away unread. Map-style datasets are sliced by one cursor (sampling.py), those made of shards are read
-in order (streams.py). Limit: the length has to be known, and the same on every rank.
+in order (shard_streams.py). Limit: the length has to be known, and the same on every rank.
 """
 
 # mypy: disallow-untyped-calls=False

@@ -2,7 +2,7 @@
 
 One cursor runs over one permutation of the epoch, drawn from (seed, epoch). A step takes the next `batch` positions
 and cuts them into one slice per rank; the last step is short instead of padded. Randomness comes from counters, so
-that no rank has a state of its own. Datasets that are read in order have a plan of their own: see streams.py.
+that no rank has a state of its own. Datasets that are read in order have a plan of their own: see shard_streams.py.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -68,7 +68,7 @@ class Slicing:
     halve: bool = False
     """Whether one rank alone computes a measured step in two micro batches: the noise scale needs two sizes."""
     dense_until: int = 0
-    """The noise scale is not known yet: up to this cursor every noise.EVERY-th step is measured."""
+    """The noise scale is not known yet: up to this cursor every noise_scale.EVERY-th step is measured."""
     shards: int = 0
     """Parts of a deterministic step, each computed by itself, and not cut otherwise; 0: an ordinary step."""
     together: bool = False

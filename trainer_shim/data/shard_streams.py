@@ -130,7 +130,7 @@ class _Walk:
 
 
 class StreamMicroBatches:
-    """The micro batches of one rank, as sampling.Plan gives them; sample numbers count through the shards in order."""
+    """The micro batches of one rank, as MicroBatches gives them; sample numbers count through the shards in order."""
 
     def __init__(
         self, sizes: Sequence[int], order: Sequence[int], cursor: int, unread: Unread, slicing: Slicing

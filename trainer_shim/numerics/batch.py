@@ -15,7 +15,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
 SHARDS = 16
-"""Of a deterministic step, where join() is told no number."""
+"""Of a deterministic step, where join() is given no number."""
 SDE_MAX_ONE_MINUS_BETA = 0.999
 """k (1 - beta) has to stay below 1: beyond it the SDE rule has no Adam to describe."""
 

@@ -62,5 +62,5 @@ class Noise:
         """B_noise in samples; 0 when nothing usable has been measured."""
         if not self.known or self.trace <= 0:
             return 0.0
-        # A signal below what can be told from noise would make the scale infinite.
+        # A signal below what can be distinguished from noise would make the scale infinite.
         return self.trace / max(self.signal, 1e-6 * self.trace)

@@ -1,7 +1,7 @@
 """A module whose parameters are cut up over ranks, resized in place: fully_shard (FSDP2), tensor parallelism, or both.
 
 At a resize the module is taken back to its whole form, sharded again over the new ranks, and every rank gets the parts
-that it is to hold (handover.py). Limits: a rank's old parts stay in host memory until the new world's first step;
+that it is to hold (state_transfer.py). Limits: a rank's old parts stay in host memory until the new world's first step;
 submodules become new objects (the root stays the same object).
 """
 

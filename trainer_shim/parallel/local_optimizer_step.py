@@ -65,7 +65,7 @@ def _alike(optimizer: torch.optim.Optimizer) -> bool:
 
 def _cut_alike(parameter: DTensor, state: dict[str, Any]) -> bool:
     if parameter.dim() == 0:
-        return False  # its state is told from a counter by the shape
+        return False  # only the shape distinguishes its state from a counter
     cuts, mesh = parameter.placements, parameter.device_mesh
     others = [parameter.grad, *state.values()]
     return all(

@@ -18,7 +18,7 @@ class TrainingProgress:
     pass_samples: int = 0
     """Length of the pass under way; 0: none has begun in this epoch."""
     unread: tuple[int, int, tuple[tuple[int, int, int], ...]] = (0, 0, ())
-    """Of the pass under way, where its dataset is made of shards: see streams.Unread."""
+    """Of the pass under way, where its dataset is made of shards: see shard_streams.Unread."""
     step: int = 0
     samples: int = 0
     schedule: int = 0

@@ -21,7 +21,8 @@ from slurm_elastic.protocol.messages import Piece
 
 from . import commands, job_dir, launchers
 from .daemon_client import DaemonClient
-from .driver import Options, Supervisor, ignore_broken_output
+from .driver import Supervisor, ignore_broken_output
+from .launchers import Options
 from .slurm_job import SlurmJob
 from .state_machine.context import RunLimits
 from .state_machine.machine import Machine

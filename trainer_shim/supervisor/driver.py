@@ -13,8 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from slurm_elastic.protocol import messages
@@ -25,7 +23,7 @@ from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
 from . import job_dir
 from .daemon_client import DaemonClient
-from .launchers import Launcher, Setup
+from .launchers import Launcher, Options
 from .state_machine import actions, events
 from .state_machine.machine import Machine
 
@@ -33,25 +31,6 @@ STOP_S = 25.0
 """For the checkpoint after SIGTERM: a little less than Slurm's usual KillWait of 30 s."""
 LATE_EXIT_S = 1.0
 GOODBYE_S = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How this run is to be done."""
-
-    command: tuple[str, ...]
-    job_dir: Path
-    listen: str
-    """Address to listen on; "" for all of this host's."""
-    host: str
-    """The name by which agents find this host."""
-    env: dict[str, str]
-    """For the agents; without the control variables."""
-    cluster: str = ""
-    nproc: int = 0
-    batch: int = 0
-    request: str = ""
-    audit: str = ""
 
 
 class Supervisor:
@@ -78,8 +57,7 @@ class Supervisor:
             "SELASTIC_JOB_DIR": str(options.job_dir),
             "SELASTIC_NPROC": str(options.nproc or ""),
         }
-        setup = Setup(options.command, env, options.job_dir, options.nproc)
-        self._launcher = launcher(self._loop, self._children, setup, self._event)
+        self._launcher = launcher(self._loop, self._children, dataclasses.replace(options, env=env), self._event)
         self._daemon = (
             connect(
                 lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),

@@ -29,14 +29,22 @@ FIRST_LOCAL_JOB = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What every agent is given."""
+class Options:
+    """How this run is to be done."""
 
-    arguments: tuple[str, ...]
-    env: Mapping[str, str]
-    """The user's environment, scrubbed, with the agent's own variables."""
+    command: tuple[str, ...]
     job_dir: Path
-    nproc: int
+    listen: str
+    """Address to listen on; "" for all of this host's."""
+    host: str
+    """The name by which agents find this host."""
+    env: Mapping[str, str]
+    """For the agents: the user's, scrubbed; the supervisor adds how it is reached."""
+    cluster: str = ""
+    nproc: int = 0
+    batch: int = 0
+    request: str = ""
+    audit: str = ""
 
 
 class Launcher(Protocol):
@@ -56,25 +64,27 @@ class Launcher(Protocol):
 class SlurmLauncher:
     """Agents by srun, companions by salloc."""
 
-    def __init__(self, jobs: tuple[SlurmJob, ...], loop: Loop, children: Children, setup: Setup, emit: Emit) -> None:
-        self._children, self._setup, self._emit = children, setup, emit
+    def __init__(
+        self, jobs: tuple[SlurmJob, ...], loop: Loop, children: Children, options: Options, emit: Emit
+    ) -> None:
+        self._children, self._options, self._emit = children, options, emit
         self._jobs = {job.job_id: job for job in jobs}
-        companions = Companions(loop, children, setup.env, jobs[0].job_id, self._granted, self._refused)
+        companions = Companions(loop, children, options.env, jobs[0].job_id, self._granted, self._refused)
         self.submit, self.drop, self.close = companions.submit, companions.drop, companions.close
 
     def launch(self, piece: Piece, number: int) -> None:
         job = self._jobs[piece.slurm_job_id]
-        command = commands.srun(piece, job, commands.agent_command(self._setup.arguments))
-        env = {**self._setup.env, **threads(self._setup.env, job.cpus_per_node, piece.gpus_per_node)}
+        command = commands.srun(piece, job, commands.agent_command(self._options.command))
+        env = {**self._options.env, **threads(self._options.env, job.cpus_per_node, piece.gpus_per_node)}
         env["SELASTIC_AGENT_JOB"] = str(piece.slurm_job_id)  # SLURM_JOB_ID is the leader's in every component
         if piece.kind == "companion":
             env["SELASTIC_COMPANION"] = "1"
-        log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
+        log = self._options.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
         self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
 
     def _granted(self, resize_id: int, index: int, job: SlurmJob) -> None:
         try:
-            piece = job.piece("companion", self._setup.nproc)
+            piece = job.piece("companion", self._options.nproc)
         except ValueError as error:
             self._refused(resize_id, index, str(error))
             return
@@ -88,8 +98,8 @@ class SlurmLauncher:
 class LocalLauncher:
     """Agents as local processes. Each "node" of a piece is one agent; CPU workers only share the machine."""
 
-    def __init__(self, first_piece: Piece, loop: Loop, children: Children, setup: Setup, emit: Emit) -> None:
-        self._loop, self._children, self._setup, self._emit = loop, children, setup, emit
+    def __init__(self, first_piece: Piece, loop: Loop, children: Children, options: Options, emit: Emit) -> None:
+        self._loop, self._children, self._options, self._emit = loop, children, options, emit
         self._next_job = FIRST_LOCAL_JOB
         self._agents: dict[int, list[subprocess.Popen[bytes]]] = {}
         self._resizes: dict[int, list[int]] = {}
@@ -97,7 +107,7 @@ class LocalLauncher:
 
     def launch(self, piece: Piece, number: int) -> None:
         left = set(piece.nodes)
-        log = self._setup.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
+        log = self._options.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
 
         def ended(node: str, how: Ended) -> None:
             left.discard(node)
@@ -106,14 +116,14 @@ class LocalLauncher:
 
         for node in piece.nodes:
             env = {
-                **self._setup.env,
-                **threads(self._setup.env, os.cpu_count() or 1, self._total),
+                **self._options.env,
+                **threads(self._options.env, os.cpu_count() or 1, self._total),
                 "SELASTIC_AGENT": f"{piece.slurm_job_id}.{node}",
                 "SELASTIC_AGENT_JOB": str(piece.slurm_job_id),
                 "SELASTIC_AGENT_NODE": node,
                 "SELASTIC_NPROC": str(piece.gpus_per_node),
             }
-            command = commands.agent_command(self._setup.arguments)
+            command = commands.agent_command(self._options.command)
             process = self._children.start(command, env, functools.partial(ended, node), log)
             if process is not None:
                 self._agents.setdefault(piece.slurm_job_id, []).append(process)

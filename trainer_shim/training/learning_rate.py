@@ -1,4 +1,4 @@
-"""What join() was told about batch and learning rate, and its effect on the optimizers at one step.
+"""What join() was given about batch and learning rate, and its effect on the optimizers at one step.
 
 Between steps the optimizers hold the rates that the script and its schedulers gave them; the rule's factor is there
 only while a step is taken. So a scheduler that computes from the current rate is never fed a scaled one.

@@ -41,7 +41,7 @@ class OptimizerSteps:
         self._watch: Watch | None = None
 
     def watch(self, kept: Iterable[Any], training: Callable[[], bool]) -> None:
-        """From now on nobody else steps an optimizer while a batch is out; see misuse.Watch."""
+        """From now on nobody else steps an optimizer while a batch is out; see checks.Watch."""
         self._watch = Watch(self.optimizers, kept, training)
 
     def end(self) -> None:

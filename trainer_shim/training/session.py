@@ -1,7 +1,7 @@
-"""The training's way through its worlds: beginning, agreeing on a step, saving, ending.
+"""The training from one world to the next: beginning, agreeing on a step, saving, ending.
 
 Everything that happens between two steps happens here, in the same order on every rank. What happens in a step is
-job.py's, changing worlds passage.py's.
+job.py's, changing worlds is switch.py's.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from .process_group import World
 
 BITS = 5
-"""Generations are told apart modulo 2^BITS; two that are held at one time are never that far from each other."""
+"""Generations are distinguished modulo 2^BITS; two that are held at one time are never that far from each other."""
 VOTE_SIZE = BITS + 3
 NO_VOTE = [0.0] * VOTE_SIZE
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Vote:
     save: bool = False
     """It wants a checkpoint."""
     stop: bool = False
-    """It was told to end."""
+    """It has been asked to end."""
     square: float = 0.0
     """|g_i|^2 of this rank's own mean gradient at the last step that was measured."""
 
@@ -78,7 +78,7 @@ class Tally:
     save: bool
     """Someone wants a checkpoint."""
     stop: bool
-    """Someone was told to end."""
+    """Someone has been asked to end."""
     square: float
     """The sum over the ranks."""
 

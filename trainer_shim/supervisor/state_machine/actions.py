@@ -9,8 +9,14 @@ from slurm_elastic.protocol.messages import Phase, Piece, Shape
 from .events import AgentKey, Message
 
 
+class Action:
+    """One thing for the driver to carry out."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class LaunchAgents:
+class LaunchAgents(Action):
     """Start one agent on each node of this piece. `number` tells one launch from another of the same nodes."""
 
     piece: Piece
@@ -18,12 +24,12 @@ class LaunchAgents:
 
 
 @dataclass(frozen=True, slots=True)
-class QuitAgent:
+class QuitAgent(Action):
     agent: AgentKey
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Action):
     """Fork a worker; `follow`: its output is also the job's output."""
 
     worker: str
@@ -33,19 +39,19 @@ class Spawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Action):
     worker: str
     agent: AgentKey
 
 
 @dataclass(frozen=True, slots=True)
-class FollowOutput:
+class FollowOutput(Action):
     worker: str
     agent: AgentKey
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Action):
     """A control message to a worker."""
 
     worker: str
@@ -53,14 +59,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordGeneration:
+class RecordGeneration(Action):
     """Write this generation to disk before any worker hears of it."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitCompanion:
+class SubmitCompanion(Action):
     resize_id: int
     index: int
     shape: Shape
@@ -68,14 +74,14 @@ class SubmitCompanion:
 
 
 @dataclass(frozen=True, slots=True)
-class DropCompanions:
+class DropCompanions(Action):
     """Cancel every companion of this resize, granted or not."""
 
     resize_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRegistration:
+class UpdateRegistration(Action):
     """What trains now, for the daemon's registration."""
 
     generation: int
@@ -85,14 +91,14 @@ class UpdateRegistration:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportPhase:
+class ReportPhase(Action):
     """A phase for the daemon; the driver fills in the time."""
 
     phase: Phase
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardReport:
+class ForwardReport(Action):
     """A worker's report for the daemon, with the size of the world."""
 
     report: Message = field(hash=False)
@@ -101,30 +107,12 @@ class ForwardReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Print:
+class Print(Action):
     """A line for the person who reads the job's output."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Action):
     code: int
-
-
-Action = (
-    LaunchAgents
-    | QuitAgent
-    | Spawn
-    | Kill
-    | FollowOutput
-    | Send
-    | RecordGeneration
-    | SubmitCompanion
-    | DropCompanions
-    | UpdateRegistration
-    | ReportPhase
-    | ForwardReport
-    | Print
-    | Exit
-)

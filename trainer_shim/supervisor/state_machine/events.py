@@ -16,11 +16,17 @@ AgentKey = tuple[int, str]
 Message = dict[str, Any]
 
 
+class Event:
+    """What comes from outside."""
+
+    __slots__ = ()
+
+
 # --- from outside -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class AgentUp:
+class AgentUp(Event):
     """An agent has connected; `gpus` are the device ids its workers get, one worker each ("" = a CPU worker)."""
 
     agent: AgentKey
@@ -28,14 +34,14 @@ class AgentUp:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentLost:
+class AgentLost(Event):
     """An agent's connection is gone, and with it every worker on that node."""
 
     agent: AgentKey
 
 
 @dataclass(frozen=True, slots=True)
-class StepEnded:
+class StepEnded(Event):
     """The srun (or local process) that carried a piece's agents has ended."""
 
     number: int
@@ -46,14 +52,14 @@ class StepEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTerminating:
+class NodeTerminating(Event):
     """Slurm has sent SIGTERM to a node's agent: the node will be taken away in seconds."""
 
     agent: AgentKey
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerMessage:
+class WorkerMessage(Event):
     """A control message of a worker."""
 
     worker: str
@@ -61,14 +67,14 @@ class WorkerMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(Event):
     """A worker's control connection is gone; its end is still to be told by its agent."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerExit:
+class WorkerExit(Event):
     """A worker process has ended; `signal` is 0 when it exited by itself, `raised` says that an error ended it."""
 
     worker: str
@@ -79,54 +85,38 @@ class WorkerExit:
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeCame:
+class ResizeCame(Event):
     resize: Resize
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Event):
     """selasticd has taken the registration, and wants a report this often."""
 
     report_interval_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionGranted:
+class CompanionGranted(Event):
     resize_id: int
     index: int
     piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionRefused:
+class CompanionRefused(Event):
     resize_id: int
     index: int
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
-class JobTerminating:
+class JobTerminating(Event):
     """The job is about to be killed. `stop`: end by ourselves, with `code`, as soon as the checkpoint is written."""
 
     deadline_s: float
     stop: bool
     code: int = 143
-
-
-Event = (
-    AgentUp
-    | AgentLost
-    | StepEnded
-    | NodeTerminating
-    | WorkerMessage
-    | WorkerLost
-    | WorkerExit
-    | ResizeCame
-    | Registered
-    | CompanionGranted
-    | CompanionRefused
-    | JobTerminating
-)
 
 
 # --- follow-ups: what has happened ------------------------------------------------------------------------------

@@ -11,44 +11,50 @@ from dataclasses import dataclass
 from .events import AgentKey
 
 
+class Timer:
+    """A timer's key, and its event."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class AgentsTimer:
+class AgentsTimer(Timer):
     """The time for agents to connect is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchTimer:
+class LaunchTimer(Timer):
     """A launch that Slurm had no step for is tried again."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class KillTimer:
+class KillTimer(Timer):
     """The killed workers on this node should be dead by now."""
 
     agent: AgentKey
 
 
 @dataclass(frozen=True, slots=True)
-class DisconnectedTimer:
+class DisconnectedTimer(Timer):
     """A worker whose control connection is gone should have ended by now."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class CulpritTimer:
+class CulpritTimer(Timer):
     """A world broke, and nobody's end has explained it."""
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionTimer:
+class CompanionTimer(Timer):
     """The time for companions to be granted and to warm up is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class RollBackTimer:
+class RollBackTimer(Timer):
     """The members of the old world should be back from a world that failed.
 
     `generation`: of a world that was called off while its members agreed on it; 0: the running resize's own.
@@ -58,26 +64,13 @@ class RollBackTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointTimer:
+class CheckpointTimer(Timer):
     """The last checkpoint is too old."""
 
 
 @dataclass(frozen=True, slots=True)
-class LastCheckpointTimer:
+class LastCheckpointTimer(Timer):
     """The time for the last checkpoint is over."""
-
-
-Timer = (
-    AgentsTimer
-    | LaunchTimer
-    | KillTimer
-    | DisconnectedTimer
-    | CulpritTimer
-    | CompanionTimer
-    | RollBackTimer
-    | CheckpointTimer
-    | LastCheckpointTimer
-)
 
 
 class Timers:
