@@ -16,17 +16,16 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, sel
 from slurm_elastic.protocol.messages import Piece
 
 from . import schema
-from .codec import pieces_in, pieces_out
 from .engine import Database
-from .part import Part, upsert
+from .part import StorePart, upsert
 from .progress import Progress, advance, allocation_of
-from .rows import REQUEUE, AllocationRow, InUse
+from .rows import REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
 
 _ROWS = schema.allocations
 _FIELDS = tuple(AllocationRow.__dataclass_fields__)
 
 
-class Allocations(Part):
+class Allocations(StorePart):
     """What jobs use and have used."""
 
     def __init__(self, database: Database) -> None:

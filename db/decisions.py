@@ -15,7 +15,7 @@ from slurm_elastic.protocol.event_kind import EventKind
 
 from . import schema
 from .engine import Database
-from .part import Part
+from .part import StorePart
 from .rows import DecisionRow, EventRow, Mark
 
 _DECISIONS, _EVENTS = schema.decisions, schema.events
@@ -26,7 +26,7 @@ CHUNK = 500
 """Jobs that one query names: databases bound the number of its values. Rows of one insertion: memory does."""
 
 
-class Decisions(Part):
+class DecisionStore(StorePart):
     """Decisions and events."""
 
     def __init__(self, database: Database) -> None:

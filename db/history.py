@@ -13,7 +13,7 @@ from sqlalchemy import delete, insert, select
 from . import schema
 from .engine import Database
 from .observations import load, rows_of
-from .part import Part, upsert
+from .part import StorePart, upsert
 from .rows import PriorRow, RunRow
 
 _PROGRAMS, _PRIORS = schema.programs, schema.priors
@@ -25,7 +25,7 @@ AT_ONCE = 500
 """Jobs whose observations one query reads."""
 
 
-class History(Part):
+class History(StorePart):
     """Programs, runs, priors."""
 
     def __init__(self, database: Database) -> None:

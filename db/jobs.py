@@ -17,7 +17,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from . import schema
 from .engine import Database
-from .part import Part, now, upsert
+from .part import StorePart, now, upsert
 from .rows import JobRow
 
 ENDED_STATES = (
@@ -30,7 +30,7 @@ TOKENS_PER_JOB = 4
 _FIELDS = tuple(JobRow.__dataclass_fields__)
 
 
-class Jobs(Part):
+class Jobs(StorePart):
     """Jobs, pins, tokens."""
 
     def __init__(self, database: Database) -> None:

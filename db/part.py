@@ -17,7 +17,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from .engine import Database
 
 
-class Part:
+class StorePart:
     """Base of the store's parts: one database, shared."""
 
     def __init__(self, database: Database) -> None:

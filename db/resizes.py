@@ -16,15 +16,14 @@ from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from . import schema
-from .codec import pieces_in, pieces_out, shapes_in, shapes_out
 from .engine import Database
-from .part import Part, now
-from .rows import ResizeRow
+from .part import StorePart, now
+from .rows import ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
 
 _ROWS = schema.resizes
 
 
-class Resizes(Part):
+class ResizeStore(StorePart):
     """The resizes of all jobs."""
 
     def __init__(self, database: Database) -> None:

@@ -5,10 +5,10 @@ Times are unix seconds. A row is a value: it does not follow later changes of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.messages import Piece, Resize, Shape, decode
 from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEUE = "requeue"
@@ -218,3 +218,26 @@ class EventRow:
     who: str
     """uid:NUMBER, supervisor, or selasticd."""
     detail: dict[str, Any] = field(default_factory=dict)
+
+
+# --- pieces and shapes as JSON values; the messages' strict decoder refuses a damaged one -----------------------
+
+
+def pieces_out(pieces: tuple[Piece, ...]) -> list[dict[str, Any]]:
+    """Pieces as JSON values; tuples become lists, as they come back."""
+    return [{**asdict(piece), "nodes": list(piece.nodes)} for piece in pieces]
+
+
+def pieces_in(value: Any) -> tuple[Piece, ...]:
+    """The reverse of `pieces_out`."""
+    return tuple(decode(Piece, item, "stored piece") for item in value)
+
+
+def shapes_out(shapes: tuple[Shape, ...]) -> list[dict[str, Any]]:
+    """Shapes as JSON values."""
+    return [{**asdict(shape), "node_list": list(shape.node_list)} for shape in shapes]
+
+
+def shapes_in(value: Any) -> tuple[Shape, ...]:
+    """The reverse of `shapes_out`."""
+    return tuple(decode(Shape, item, "stored shape") for item in value)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from .decisions import Decisions
+from .decisions import DecisionStore
 from .engine import Database
 from .history import History
 from .jobs import Jobs
 from .lease import guard
 from .migrate import check, migrate
-from .resizes import Resizes
+from .resizes import ResizeStore
 from .retention import Retention
 
 
-class Store(Jobs, Retention, Decisions, Resizes, History):
+class Store(Jobs, Retention, DecisionStore, ResizeStore, History):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str, fence: int | None = None) -> None:

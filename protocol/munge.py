@@ -36,8 +36,8 @@ class CredentialRefused(MungeError, NotAllowed):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who made a credential, and for what."""
+class Credential:
+    """What a credential says: who made it, and for what."""
 
     uid: int
     gid: int
@@ -65,7 +65,7 @@ def encode(payload: bytes, socket: str | None = None, *, ttl_s: int = 0, only_ui
             library.free(credential)
 
 
-def decode(credential: str, socket: str | None = None) -> Caller:
+def decode(credential: str, socket: str | None = None) -> Credential:
     """Who made this credential. Each is accepted once on a host.
 
     Raises CredentialRefused for one that must not be believed, MungeError when munged cannot be asked.
@@ -90,7 +90,7 @@ def decode(credential: str, socket: str | None = None) -> Caller:
             if code != _SUCCESS:
                 raise CredentialRefused(f"the credential is refused by MUNGE ({_why(library, context, code)})")
             data = ctypes.string_at(payload.value, length.value) if payload.value and length.value > 0 else b""
-            return Caller(uid.value, gid.value, data)
+            return Credential(uid.value, gid.value, data)
         finally:
             library.free(payload)
 

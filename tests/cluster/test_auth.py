@@ -202,7 +202,7 @@ def test_a_credential_is_good_for_one_request_once(world: World) -> None:
 def test_a_failed_decode_names_nobody(world: World) -> None:
     """Replayed, expired, forged, or meant for another uid: refused, though libmunge fills in a uid all the same."""
     credential = world.games.encode(b"x")
-    assert munge.decode(credential, world.socket) == munge.Caller(GAMES.pw_uid, GAMES.pw_gid, b"x")
+    assert munge.decode(credential, world.socket) == munge.Credential(GAMES.pw_uid, GAMES.pw_gid, b"x")
     with pytest.raises(munge.CredentialRefused, match="Replayed"):
         munge.decode(credential, world.socket)
     forged = world.games.encode(b"x")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_records import BASE, COMPANION, DECISION, JOB, RESIZE, report
 
-from slurm_elastic.db.codec import pieces_in, pieces_out, shapes_in, shapes_out
+from slurm_elastic.db.rows import pieces_in, pieces_out, shapes_in, shapes_out
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import NotFound, StoreError
 from slurm_elastic.protocol.messages import Piece, Shape

@@ -75,7 +75,9 @@ def test_a_users_daemon_serves_its_user_only(monkeypatch: pytest.MonkeyPatch) ->
     """Another uid, however well proven, has no business with a user's own daemon."""
     payload = munge.bind("GET", "/", b"")
     callers = {"MUNGE:mine:": os.geteuid(), "MUNGE:other:": os.geteuid() + 1}
-    monkeypatch.setattr(munge, "decode", lambda credential, socket=None: munge.Caller(callers[credential], 0, payload))
+    monkeypatch.setattr(
+        munge, "decode", lambda credential, socket=None: munge.Credential(callers[credential], 0, payload)
+    )
     found = Authenticator(Settings(user_mode=True))
     assert found.who("MUNGE MUNGE:mine:", "GET", "/", b"").uid == os.geteuid()
     with pytest.raises(NotAllowed, match="serves uid"):
