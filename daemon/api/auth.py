@@ -1,5 +1,5 @@
 """Who calls: a uid proven by MUNGE (or, for a user's own daemon, by who knows the secret of their client file), and
-what that uid may see. Whose job it is, is never the caller's to say: Slurm says it.
+what that uid may see. Slurm says whose job it is, never the caller.
 
 A credential or a proof counts for one request only: it was made for this method, address and body, and is accepted
 once.

@@ -1,7 +1,7 @@
 """What every request passes before its handler: who calls, at what rate, and what was sent, as the route has it.
 
 Promise: a handler gets a `Call` whose caller is known, and whose parameters and message are of the route's own types
-and within their bounds. Limit: whose job it is, the handler asks.
+and within their bounds. Limit: the handler checks whose job it is.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ Answer = Callable[[int, Headers, bytes], None]
 
 
 def _decoder() -> msgspec.json.Decoder[Any]:
-    """Reads wire.Reports with the bounds of wire.decode, made from the messages' own classes."""
+    """Reads messages.Reports with the bounds of messages.from_json, made from the same classes."""
     form = messages.form(Report)
     parts: list[Any] = [
         (item.name, _within(*form[item.name][:2]), *([] if item.default is MISSING else [item.default]))
@@ -57,7 +57,7 @@ _DECODER = _decoder()
 
 
 def decode(body: bytes) -> tuple[Report, ...] | None:
-    """The reports of a message; None for one that wire.from_json has to look at: it knows the sentence."""
+    """The reports of a message; None for one that messages.from_json has to look at: it knows the sentence."""
     try:
         message = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
 """The half of the API that only shows: status, acct, explain, events, plans, advice, reports.
 
-Whom it shows what is decided in reports/; here parameters are checked, and threads do the work, not the event loop.
+reports/ decides who sees what. Threads do the work, not the event loop.
 """
 
 from __future__ import annotations

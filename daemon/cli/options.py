@@ -1,7 +1,7 @@
 """What every `selastic` command shares: output options, job filters, the way to the daemon.
 
-Promise: sacct's letters mean what they mean in sacct. Limit: filters work on the rows that the daemon gave; whom it
-shows what is decided there.
+Promise: sacct's letters mean what they mean in sacct. Limit: filters work on the rows that the daemon gave; the daemon
+decides who sees what.
 """
 
 from __future__ import annotations

@@ -43,13 +43,6 @@ class JobRecord:
     own: bool = about("whether it is a job of who asks", public=True)
 
 
-class HasUid(Protocol):
-    """A viewer, or a job as its own owner."""
-
-    @property
-    def uid(self) -> int: ...
-
-
 class Viewer(Protocol):
     """Who asks."""
 

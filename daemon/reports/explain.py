@@ -149,7 +149,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     closed = store.last_closed_resize(job_id)
     return Explain(
         now=now,
-        job=made_from(ExplainedJob, job_row(store, job, viewer, now), record_reason=job.reason),
+        job=made_from(ExplainedJob, job_row(store, job, viewer.uid == job.uid, now), record_reason=job.reason),
         sizes=tuple(row.gpus for row in sorted(store.allocations(job_id), key=lambda row: row.start)),
         last_resize=_last_resize(store, job_id, decisions),
         decision=decisions.seen(rows[0]) if rows else None,

@@ -16,7 +16,7 @@ from slurm_elastic.protocol.errors import RequestError
 from ..text.cells import bounds, moment, number, share
 from ..text.reasons import bottleneck_text
 from ..text.times import elapsed
-from .common import HasUid, JobRecord, Viewer, known_job, may_see, reason_text, visible_job
+from .common import JobRecord, Viewer, known_job, may_see, reason_text, visible_job
 from .evidence import Evidence
 from .record import Column, about, made_from, read, record, redacted
 
@@ -193,18 +193,18 @@ def whole(store: Store, now: float, active_only: bool = True) -> Board:
             decided.get(job.job_id) if active_only else store.decision(job.job_id),
             opened.get(job.job_id),
         )
-        rows.append((job, job_row(store, job, job, now, known)))
+        rows.append((job, job_row(store, job, True, now, known)))
     return rows
 
 
 def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:
     """The record of one job, ended or not. Raises NotFound."""
     found = visible_job(store, job_id, viewer) if viewer.private else known_job(store, job_id, viewer)
-    row = job_row(store, found, viewer, now)
+    row = job_row(store, found, viewer.uid == found.uid, now)
     return row if may_see(viewer, found) else redacted(row)
 
 
-def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, known: LastKnown | None = None) -> JobStatus:
+def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown | None = None) -> JobStatus:
     """Everything known about one job, in one record."""
     known = known or LastKnown(store.in_use(job.job_id), store.decision(job.job_id), store.resize_of(job.job_id))
     used = known.used if job.end_time is None else None
@@ -217,7 +217,7 @@ def job_row(store: Store, job: JobRow, viewer: HasUid, now: float, known: LastKn
         job,
         asked,
         measured,
-        own=viewer.uid == job.uid,
+        own=own,
         elapsed_s=_elapsed(job, now),
         nodes=None if nodes is None else len(nodes),
         gpus=gpus,

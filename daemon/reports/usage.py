@@ -104,7 +104,7 @@ def _job(store: Store, job: JobRow, viewer: Viewer, now: float, prior: Prior | N
     observations = store.observations(job.job_id)
     return made_from(
         UsageJob,
-        job_row(store, job, viewer, now),
+        job_row(store, job, viewer.uid == job.uid, now),
         measured=observed(observations),
         curve=tuple(curve(job.request, observations, prior)),
     )

@@ -105,10 +105,8 @@ class CommandClient(SlurmClient):
         self._scontrol(["requeue", str(arguments.job_number(job_id))], f"requeue job {job_id}")
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        shown = self._run(["scontrol", "-o", "show", "job", str(arguments.job_number(job_id))])
-        if shown.returncode != 0:
-            raise _refusal(shown, f"show job {job_id}")
-        record = pending_resize.record(shown.stdout, job_id)
+        shown = self._scontrol(["-o", "show", "job", str(arguments.job_number(job_id))], f"show job {job_id}")
+        record = pending_resize.record(shown, job_id)
         words = pending_resize.size_words(record, size)
         try:
             self._update(job_id, f"ReservationName={arguments.plain_name(reservation)}")
@@ -186,10 +184,11 @@ class CommandClient(SlurmClient):
     def _update(self, job_id: int, *what: str) -> None:
         self._scontrol(["update", f"JobId={arguments.job_number(job_id)}", *what], f"change job {job_id}")
 
-    def _scontrol(self, words: Sequence[str], what: str) -> None:
+    def _scontrol(self, words: Sequence[str], what: str) -> str:
         done = self._run(["scontrol", *words])
         if done.returncode != 0:
             raise _refusal(done, what)
+        return done.stdout
 
     def _scancel(self, name: str, job_id: int) -> bool:
         """True when it has ended or will; False when Slurm does not know the name."""

@@ -55,33 +55,30 @@ class SnapshotCache(SlurmClient):
         with self._lock:
             return self._snapshot
 
-    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+    def _acting(self) -> SlurmClient:
         self._confirm()
-        self._client.shrink(job_id, nodes)
+        return self._client
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        self._acting().shrink(job_id, nodes)
 
     def cancel(self, job_id: int) -> None:
-        self._confirm()
-        self._client.cancel(job_id)
+        self._acting().cancel(job_id)
 
     def set_comment(self, job_id: int, text: str) -> None:
-        self._confirm()
-        self._client.set_comment(job_id, text)
+        self._acting().set_comment(job_id, text)
 
     def requeue(self, job_id: int) -> None:
-        self._confirm()
-        self._client.requeue(job_id)
+        self._acting().requeue(job_id)
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        self._confirm()
-        self._client.resize_waiting(job_id, size, reservation)
+        self._acting().resize_waiting(job_id, size, reservation)
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        self._confirm()
-        self._client.reserve(name, nodes, user, minutes)
+        self._acting().reserve(name, nodes, user, minutes)
 
     def unreserve(self, name: str, job_id: int = 0) -> None:
-        self._confirm()
-        self._client.unreserve(name, job_id)
+        self._acting().unreserve(name, job_id)
 
     def find(self, *job_ids: int) -> list[Job | None]:
         """These jobs as Slurm has them; None for one that it does not list."""

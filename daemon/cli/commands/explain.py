@@ -37,16 +37,6 @@ class Line:
     text: str = about("what is said under that label, in words", Column("Text"))
 
 
-@dataclass(frozen=True)
-class SizeChange:
-    """From one size and batch to another; None: not known."""
-
-    gpus_from: int | None
-    gpus_to: int | None
-    batch_from: int | None
-    batch_to: int | None
-
-
 FIELDS = columns(Line, capitals=True)
 
 
@@ -140,7 +130,7 @@ def _sizes(facts: Explain) -> str:
 
 def _under_way(facts: Explain, resize: ResizeProgress, name: str) -> str:
     job = facts.job
-    change = SizeChange(job.gpus, resize.gpus, job.batch, resize.batch)
+    change = words.SizeChange(job.gpus, resize.gpus, job.batch, resize.batch)
     since = words.clock(facts, resize.created)
     verb = words.moved(change, "shrinking", "growing", "changing its batch")
     return f"{name} is {verb} since {since}{words.batch(change)}."

@@ -15,6 +15,13 @@ from ...sandbox.config import SandboxSpec
 from ...sandbox.lifecycle import Sandbox
 
 DEFAULT_NAME = "default"
+SHAPE = {
+    "nodes": "compute nodes",
+    "gpus_per_node": "pretended GPUs of each node",
+    "gpu_type": "their type",
+    "cpus_per_node": "processors each node says it has",
+}
+"""Fields of SandboxSpec that are options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,20 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="sandbox_command", required=True, metavar="up|down|status")
     defaults = SandboxSpec()
     up = commands.add_parser("up", help="start a private Slurm and wait until it is ready")
-    up.add_argument("--nodes", type=int, default=defaults.nodes, help="compute nodes (default: %(default)s)")
-    up.add_argument(
-        "--gpus-per-node",
-        type=int,
-        default=defaults.gpus_per_node,
-        help="pretended GPUs of each node (default: %(default)s)",
-    )
-    up.add_argument("--gpu-type", default=defaults.gpu_type, help="their type (default: %(default)s)")
-    up.add_argument(
-        "--cpus-per-node",
-        type=int,
-        default=defaults.cpus_per_node,
-        help="processors each node says it has (default: %(default)s)",
-    )
+    for name, words in SHAPE.items():
+        default = getattr(defaults, name)
+        option, shown = f"--{name.replace('_', '-')}", f"{words} (default: %(default)s)"
+        up.add_argument(option, type=type(default), default=default, help=shown)
     up.add_argument("--dir", type=Path, help="a new or empty directory (default: /tmp/selastic-sandbox-NAME)")
     up.add_argument("--no-accounting", action="store_true", help="without slurmdbd and MariaDB: no sacct")
     down = commands.add_parser("down", help="end a private Slurm and remove all of it")
@@ -58,13 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    spec = SandboxSpec(
-        nodes=args.nodes,
-        gpus_per_node=args.gpus_per_node,
-        gpu_type=args.gpu_type,
-        cpus_per_node=args.cpus_per_node,
-        with_accounting=not args.no_accounting,
-    )
+    shape = {name: getattr(args, name) for name in SHAPE}
+    spec = SandboxSpec(with_accounting=not args.no_accounting, **shape)
     began = time.monotonic()
     sandbox = Sandbox.up(spec, name=args.name, directory=args.dir, owned=False)
     gpus = f", {spec.gpus_per_node} {spec.gpu_type} GPUs each" if spec.gpus_per_node else ""

@@ -121,7 +121,7 @@ def split(words: Sequence[str]) -> tuple[list[tuple[str, str | None, list[str]]]
 
 
 def _script_options(rest: Sequence[str]) -> list[tuple[str, str | None]]:
-    """The #SBATCH options of the script; none when there is no readable one, which is sbatch's to say.
+    """The #SBATCH options of the script; none when there is no readable one: sbatch says so.
 
     A pipe, as of <(...), can be read once, and that is for sbatch to do.
     """

@@ -179,16 +179,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings(
         gpus=nodes * per_node,
         gpus_per_node=per_node,
-        interval_s=args.interval,
-        pause_s=args.pause,
-        grow_wait_s=args.grow_wait,
-        cooldown_s=args.cooldown,
-        horizon_s=args.horizon,
-        drop=args.drop,
-        learned=args.learned,
-        seed=args.seed,
-        stretch=args.stretch,
-        until=args.until,
+        **{f"{name}_s": getattr(args, name) for name in ("interval", "pause", "grow_wait", "cooldown", "horizon")},
+        **{name: getattr(args, name) for name in ("drop", "learned", "seed", "stretch", "until")},
     )
 
 

@@ -1,7 +1,7 @@
 """`selastic top`: the status table with totals, refreshed in place until Ctrl-C.
 
-Promise: one request to the daemon per refresh (and one for each job named with -j that has ended), none to Slurm; an
-unreachable daemon is said and asked again; a job named that is not known ends it as it ends `status`.
+Promise: one request to the daemon per refresh (and one for each job named with -j that has ended), none to Slurm; a
+daemon that does not answer is named and asked again; a job named that is not known ends it as it ends `status`.
 Limit: plain text and two escape codes, no keys.
 """
 

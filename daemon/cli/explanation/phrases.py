@@ -5,10 +5,10 @@ Promise: 1 GPU and 2 GPUs, a reason in the words of the one enumeration. Limit: 
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from ...reports.common import reason_text
-from ...reports.explain import Explain
+from ...reports.explain import Decision, Explain, PastResize
 from ...reports.status import JobStatus
 from ...text.times import format_time
 
@@ -18,20 +18,17 @@ OVER = (
 )
 
 
-class Change(Protocol):
-    """A size and a batch, before and after."""
+@dataclass(frozen=True)
+class SizeChange:
+    """From one size and batch to another; None: not known."""
 
-    @property
-    def gpus_from(self) -> int | None: ...
+    gpus_from: int | None
+    gpus_to: int | None
+    batch_from: int | None
+    batch_to: int | None
 
-    @property
-    def gpus_to(self) -> int | None: ...
 
-    @property
-    def batch_from(self) -> int | None: ...
-
-    @property
-    def batch_to(self) -> int | None: ...
+Change = Decision | PastResize | SizeChange
 
 
 def is_over(job: JobStatus) -> bool:

@@ -1,4 +1,4 @@
-"""The process in which pyslurm lives. pyslurm_process starts it and holds the other end.
+"""The process in which pyslurm lives. process.py starts it and holds the other end.
 
 It answers (call, arguments) on the connection FD, one at a time, with (True, value) or (False, errno, text), until that
 closes. A process of its own, because libslurm ends the process at what it calls fatal, reads slurm.conf once, keeps
