@@ -181,14 +181,6 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReported:
-    """Rank 0's report, or another rank's pace."""
-
-    worker: str
-    message: Message = field(hash=False)
-
-
-@dataclass(frozen=True, slots=True)
 class WorldRolledBack:
     """A coming generation did not come about; the members of the old world go on with it."""
 

@@ -20,7 +20,6 @@ from .context import Mode, RunLimits, SupervisorContext
 from .events import AgentUp, Event, Started
 from .job_end import JobEnd
 from .nodes import Nodes
-from .reports import ReportForwarding
 from .resize import Resizes
 from .restarts import Restarts
 from .roll_back import RollBack
@@ -29,7 +28,7 @@ from .warm_up import WarmUp
 from .worker_messages import WorkerMessages
 
 Call = tuple[Callable[[Any], None], Any]
-PARTS = (WorkerMessages, Nodes, WarmUp, RollBack, Resizes, Restarts, ReportForwarding, Checkpoints, JobEnd)
+PARTS = (WorkerMessages, Nodes, WarmUp, RollBack, Resizes, Restarts, Checkpoints, JobEnd)
 """In the order in which those that subscribe to the same event take it."""
 
 

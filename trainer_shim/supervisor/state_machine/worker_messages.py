@@ -1,18 +1,31 @@
-"""What the workers of one job tell its supervisor: their own state is noted, what follows is emitted. Pure."""
+"""What the workers of one job tell its supervisor: their own state is noted, what follows is emitted. Pure.
+
+Their reports become one report of the job: rank 0's, with what only all ranks together show. Limit: ranks report at
+their own times, so what is compared are stretches that overlap, not the same steps.
+"""
 
 from __future__ import annotations
 
+import math
+
+from slurm_elastic.protocol import bottleneck
+from slurm_elastic.protocol.bottleneck import Pace
+
 from . import events
-from .actions import Send
+from .actions import ForwardReport, Send
 from .context import Handlers, Mode, Part, number
 from .workers import Worker
 
 
 class WorkerMessages(Part):
-    """The part of the machine that listens to workers."""
+    """The part of the machine that listens to workers, and reports what they say to selasticd."""
 
     def handlers(self) -> Handlers:
-        return {events.WorkerMessage: self._take}
+        return {
+            events.WorkerMessage: self._take,
+            events.Registered: self._registered,
+            events.WorldRuns: self._world_runs,
+        }
 
     def _take(self, event: events.WorkerMessage) -> None:
         """One message; a kind that is not known has no effect, nor has anything from a worker that was killed."""
@@ -42,8 +55,10 @@ class WorkerMessages(Part):
         elif kind == "done":
             worker.done, worker.finished = True, bool(message.get("finished"))
             context.emit(events.TrainingOver(message))
-        elif kind in ("report", "pace"):
-            context.emit(events.WorkerReported(worker.name, message))
+        elif kind == "report":
+            self._reported(worker, message)
+        elif kind == "pace":
+            self._note_pace(worker, message)
 
     def _relay(self, worker: Worker, generation: int, message: events.Message) -> None:
         """Only rank 0 of a world that is coming opens a store."""
@@ -57,3 +72,68 @@ class WorkerMessages(Part):
             for name in dict.fromkeys(participants):
                 if name in context.workers:
                     context.do(Send(name, message))
+
+    # --- reports ----------------------------------------------------------------------------------------------
+
+    def _registered(self, event: events.Registered) -> None:
+        """selasticd has said how often it wants a report."""
+        context, every_s = self._context, event.report_interval_s
+        if every_s == context.report_every_s:
+            return
+        context.report_every_s = every_s
+        for name in context.workers:
+            context.do(Send(name, {"type": "report_every", "seconds": every_s}))
+
+    def _world_runs(self, event: events.WorldRuns) -> None:
+        """What was measured in the world before does not describe this one."""
+        for worker in self._context.workers.values():
+            worker.pace = None
+
+    def _reported(self, worker: Worker, message: events.Message) -> None:
+        """Rank 0's report is forwarded as the job's."""
+        context = self._context
+        if context.mode in (Mode.RUNNING, Mode.FINISHING) and context.world is not None:
+            context.batch = int(number(message.get("batch"))) or context.batch
+            self._note_pace(worker, message)
+            self._forward(message)
+
+    def _note_pace(self, worker: Worker, message: events.Message) -> None:
+        world = self._context.world
+        if world is not None and message.get("generation") == world.generation:
+            worker.pace = _pace(message.get("pace"))
+
+    def _forward(self, message: events.Message) -> None:
+        context, world, step = self._context, self._context.world, message.get("step")
+        context.reported_step = step if isinstance(step, int) else 0
+        report = {name: value for name, value in message.items() if name not in ("type", "pace")}
+        nodes = len({node for piece in context.pieces for node in piece.nodes})
+        context.do(ForwardReport(report | self._compared(), len(world.members) if world else 0, nodes))
+
+    def _compared(self) -> events.Message:
+        """What holds the steps back; nothing until every rank has reported its pace."""
+        members = self._context.members()
+        paces = [worker.pace for worker in members if worker.pace is not None]
+        world = self._context.world
+        if world is None or not paces or len(paces) < len(world.members):
+            return {}
+        compared: events.Message = {"comm_share": bottleneck.exposed_communication(paces)}
+        found = bottleneck.find(paces)
+        if found is None:
+            return compared
+        node = next((worker.agent[1] for worker in members if worker.pace and worker.pace.rank == found.rank), "")
+        named = {"bottleneck": found.kind, "bottleneck_share": found.share}
+        where = {"bottleneck_rank": found.rank, "bottleneck_node": node}
+        return compared | named | ({} if found.kind == bottleneck.COMMUNICATION else where)
+
+
+def _pace(value: object) -> Pace | None:
+    """A worker's message is not trusted to have its form: a report is no reason to stop a job."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        numbers = {name: float(value[name]) for name in Pace.__dataclass_fields__}
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not all(math.isfinite(number) and number >= 0 for number in numbers.values()):
+        return None
+    return Pace(int(numbers.pop("rank")), **numbers)
