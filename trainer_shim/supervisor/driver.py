@@ -176,17 +176,8 @@ class Supervisor:
 
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:
-            self._daemon.in_use(
-                messages.Registration(
-                    version=messages.VERSION,
-                    generation=action.generation,
-                    pieces=action.pieces,
-                    batch=action.batch,
-                    program=" ".join(self._options.command)[:1000],
-                    request=self._options.request,
-                    max_micro_batch=action.max_micro_batch,
-                )
-            )
+            program, request = " ".join(self._options.command)[:1000], self._options.request
+            self._daemon.in_use(dataclasses.replace(action.registration, program=program, request=request))
 
     def _report_phase(self, action: actions.ReportPhase) -> None:
         if self._daemon is not None:

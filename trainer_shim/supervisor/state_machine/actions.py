@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slurm_elastic.protocol.messages import Phase, Piece, Shape
+from slurm_elastic.protocol.messages import Phase, Piece, Registration, Shape
 
 from .events import AgentKey, Message
 
@@ -82,12 +82,9 @@ class DropCompanions(Action):
 
 @dataclass(frozen=True, slots=True)
 class UpdateRegistration(Action):
-    """What trains now, for the daemon's registration."""
+    """What trains now; the driver fills in the program and its request."""
 
-    generation: int
-    pieces: tuple[Piece, ...]
-    batch: int
-    max_micro_batch: int = 0
+    registration: Registration
 
 
 @dataclass(frozen=True, slots=True)

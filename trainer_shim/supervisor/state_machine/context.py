@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from slurm_elastic.protocol.messages import Phase, Piece
+from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration
 
 from . import actions, events
 from .timers import CheckpointTimer, KillTimer, Timers
@@ -255,11 +255,9 @@ class SupervisorContext:
             worker.quiesced = False
         first = self.workers[world.members[0]]
         self.do(actions.FollowOutput(first.name, first.agent))
-        self.do(
-            actions.UpdateRegistration(
-                world.generation, pieces, self.batch, int(number(first.config.get("micro_batch")))
-            )
-        )
+        micro_batch = int(number(first.config.get("micro_batch")))
+        now = Registration(VERSION, world.generation, pieces, self.batch, program="", max_micro_batch=micro_batch)
+        self.do(actions.UpdateRegistration(now))
 
     def ask_for_checkpoint(self) -> None:
         """Rank 0 is to write one, if it is there."""
