@@ -20,7 +20,7 @@ from pathlib import Path
 import _setup  # noqa: F401
 
 from slurm_elastic.daemon.cli.commands.simulate import load_profiles
-from slurm_elastic.daemon.simulator.jobs import Settings
+from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import Summary, summary
 from slurm_elastic.daemon.simulator.programs import Program, builtin
 from slurm_elastic.daemon.simulator.replay import simulate
@@ -71,14 +71,14 @@ def fixed(rows: list[TraceJob], how: str, known: dict[str, Program], seed: int) 
     return out
 
 
-def one(rows: list[TraceJob], policy: str, known: dict[str, Program], settings: Settings) -> Summary:
+def one(rows: list[TraceJob], policy: str, known: dict[str, Program], settings: SimulationSettings) -> Summary:
     return summary(simulate(rows, known, policy, settings)[0], WINDOW_S)
 
 
 def experiment(kind: str, gpus: int, load: float, bursty: bool, drop: bool, quick: bool, noise: bool = False) -> None:
     """One line per baseline: the factor of elastic batches over it."""
     known = programs(noise)
-    settings = Settings(gpus, 4, interval_s=60.0, pause_s=30.0, drop=drop)
+    settings = SimulationSettings(gpus, 4, interval_s=60.0, pause_s=30.0, drop=drop)
     rows = trace(kind, gpus, load, bursty, 1)
     same = [replace(r, samples=r.duration_s * known[r.program].throughput(1, 1, 32)) for r in rows]
     policy = "goodput" if noise else "throughput"
@@ -134,7 +134,7 @@ def measured(folder: Path, quick: bool) -> None:
         for gpus in (40,) if quick else (40, 128):
             for load in (0.5, 2.0) if quick else (0.5, 1.0, 2.0, 4.0):
                 rows = measured_trace(known, gpus, load, smallest)
-                settings = Settings(gpus, 4, interval_s=60.0, pause_s=30.0)
+                settings = SimulationSettings(gpus, 4, interval_s=60.0, pause_s=30.0)
                 elastic = one(rows, "throughput", known, settings)
                 base = one([held(row, known[row.program], least) for row in rows], "fixed-batch", known, settings)
                 jobs = elastic.completed_in_window / max(1, base.completed_in_window)

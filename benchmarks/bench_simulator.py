@@ -21,7 +21,7 @@ from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.plan import plan
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY, POLICIES
 from slurm_elastic.daemon.simulator.job_states import TrueCurve
-from slurm_elastic.daemon.simulator.jobs import Settings
+from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import summary, table
 from slurm_elastic.daemon.simulator.programs import Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.replay import simulate
@@ -49,7 +49,7 @@ def speed(quick: bool) -> None:
     for interval in (60.0, 300.0) if quick else (60.0, 300.0, 0.0):
         for policy in (*CONCAVE, "throughput"):
             start = time.process_time()
-            outcome, _ = simulate(jobs, builtin(), policy, Settings(512, 8, interval_s=interval))
+            outcome, _ = simulate(jobs, builtin(), policy, SimulationSettings(512, 8, interval_s=interval))
             spent = time.process_time() - start
             row = summary(outcome)
             when = f"at most every {interval:.0f} s" if interval else "at every event"
@@ -71,7 +71,7 @@ def workload(data: Path | None, quick: bool) -> None:
     else:
         jobs = made_up(160, 64, 1.2)
         print("\nmade-up workload of the built-in classes: 160 jobs on 64 GPUs (assumed shapes, not measured)")
-    settings = Settings(64, 4)
+    settings = SimulationSettings(64, 4)
     rows = [summary(simulate(jobs, programs, policy, settings)[0]) for policy in TABLE]
     print(table(rows), flush=True)
     print("\nthe same, restarts of 300 s")
@@ -102,7 +102,9 @@ def endings(data: Path | None, quick: bool) -> None:
     for name, rows in sets.items():
         for how, said in ENDINGS.items():
             jobs = [replace(row, until=said[i % len(said)]) for i, row in enumerate(rows)]
-            means = [summary(simulate(jobs, programs, policy, Settings(64, 4))[0]).mean_s for policy in CONCAVE]
+            means = [
+                summary(simulate(jobs, programs, policy, SimulationSettings(64, 4))[0]).mean_s for policy in CONCAVE
+            ]
             print(f"  {name:<12} {how:<8} " + " ".join(f"{mean:>15.0f}" for mean in means), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Whole sizes for a job that starts anew: which equal share of how many nodes it can have, and where. Pure.
+"""Whole sizes for a job that restarts: which equal share of how many nodes it can have, and where. Pure.
 
 Used for a resize by requeue, and for a job that was preempted or lost its node and comes back at what is left. Limit:
 for ordinary batch jobs that asked for their GPUs per node; others come back as they were submitted.
@@ -22,7 +22,7 @@ SETTLE_S = 2.0
 """Of these, before its size is touched: Slurm fails a launch in the second in which the job was killed."""
 
 
-def can_start_anew(job: ElasticJob) -> bool:
+def can_restart(job: ElasticJob) -> bool:
     """Whether Slurm can give the job another whole size. One in a reservation of its owner's stays as it is."""
     base = job.base
     ordinary = bool(base.asked_per_node) and not job.components and not base.het_job_id and not base.array_job_id
@@ -41,7 +41,7 @@ def whole_sizes(gpus: int, most: int) -> Iterator[Size]:
             yield Size(gpus // share, share)
 
 
-def place_anew(
+def place_restart(
     ledger: Ledger, own: Mapping[str, Amount], gpus: int, like: Like, nodes: Iterable[str], most: int
 ) -> Shape | None:
     """A shape of exactly `gpus` GPUs on what is free and what the job itself gives back (`own`, by node), its own
@@ -89,7 +89,7 @@ def comes_back_at(snapshot: Snapshot, job: ElasticJob, ledger: Ledger, accepted:
     ]
     sizes = sorted((size for size in accepted if size <= asks.gpus), reverse=True)
     for gpus in sizes:
-        found = place_anew(ledger, {}, gpus, like, nodes, asks.gpus_per_node)
+        found = place_restart(ledger, {}, gpus, like, nodes, asks.gpus_per_node)
         if found is not None:
             same = Size(found.nodes, found.gpus_per_node) == asks
             return None if same and base.eligible_time <= now + SOON_S else found

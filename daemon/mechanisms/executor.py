@@ -65,7 +65,7 @@ class Executor:
         """What Slurm took: until when it is not asked again, and how long that was."""
 
     def recover(self) -> bool:
-        """Try again when the time for it has come, with the first action that is refused tripping it anew."""
+        """Try again when the time for it has come, with the first action that is refused tripping it again."""
         if not self.tripped or self.clock() < self._until:
             return False
         self.tripped, self.failures = "", self.trip_after - 1

@@ -1,4 +1,4 @@
-"""Resizes whose nodes somebody else has got meanwhile: they are withdrawn at once, and what fits is planned anew. Pure.
+"""Resizes whose nodes somebody else has got meanwhile: withdrawn at once; what fits is planned again. Pure.
 
 A companion is asked for on nodes that were free; whoever was quicker has them now, and it would wait out its time for
 nothing. Limit: judges what the plan judged (GPUs, cores, memory, whether the node takes work); a companion that Slurm

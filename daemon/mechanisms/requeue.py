@@ -25,7 +25,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from ..capacity.ledger import Amount
 from ..capacity.pending_jobs import SOON_S
 from ..capacity.placement import Like, take
-from ..capacity.requeue_placement import SETTLE_S, can_start_anew, place_anew, reservation_of
+from ..capacity.requeue_placement import SETTLE_S, can_restart, place_restart, reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import units_of
 from ..config.settings import Settings
@@ -42,7 +42,7 @@ class RequeueResized(Mechanism):
 
     def fits(self, job: ResizableJob, site: Site) -> str:
         missing = super().fits(job, site)
-        if missing or can_start_anew(job.job):
+        if missing or can_restart(job.job):
             return missing
         return "only an ordinary batch job that asked for its GPUs per node can get another size in the queue"
 
@@ -60,7 +60,7 @@ class RequeueResized(Mechanism):
         own, ledger = _own_nodes(job), free.ledger
         usable = [name for name in free.nodes if ledger.usable(name)]
         most = max((ledger.now[name].gpus + own.get(name, Amount()).gpus for name in usable), default=1)
-        shape = place_anew(ledger, own, gpus, Like.base(job.job.base), free.nodes, most)
+        shape = place_restart(ledger, own, gpus, Like.base(job.job.base), free.nodes, most)
         if shape is None:
             return None
         for name, amount in own.items():

@@ -25,7 +25,7 @@ class Bounds:
     stop_s: float = 300.0
     """For the checkpoint before a requeue, and again from the requeue to the job being back in the queue."""
     restart_s: float = 90.0
-    """From there to its start at the new size. Later it waits like any other job, and what fits is looked at anew."""
+    """From there to its start at the new size. Later it waits like any other job, and what fits is looked at again."""
 
     @classmethod
     def of(cls, settings: Settings) -> Bounds:

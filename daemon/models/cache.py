@@ -1,8 +1,8 @@
 """Each running job's throughput model, made from its reports and kept until they say something new.
 
-Promise: the model depends on the job's observations and its prior alone; all that have to be made anew in a round are
+Promise: the model depends on the job's observations and its prior alone; all that have to be made again in a round are
 fitted together, which takes a fraction of a millisecond each. A job of which no model can be made keeps nobody else
-from theirs. Limit: kept in memory; after a restart all are made anew.
+from theirs. Limit: kept in memory; after a restart all are made again.
 """
 
 from __future__ import annotations

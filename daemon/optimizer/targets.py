@@ -25,7 +25,7 @@ class Target:
     batch: int
     value: float
     """Its term in the objective."""
-    gain: float
+    progress_change: float
     """Relative change of progress against the current allocation; for a job that starts, its speedup."""
     reason: str
     """A code of daemon/text/reasons.py, or "start" / "keep_frozen"."""
@@ -80,7 +80,7 @@ def explained(
                 gpus=choice.gpus,
                 batch=choice.batch,
                 value=choice.value,
-                gain=_gain(job, choice, policy),
+                progress_change=_progress_change(job, choice, policy),
                 reason=_reason(job, choice, grow, shrink),
                 offered=own,
                 price=solution.price,
@@ -90,7 +90,7 @@ def explained(
     return PoolPlan(tuple(targets), solution.value, solution.bound, solution.price, solution.stopped)
 
 
-def _gain(job: JobView, choice: Choice, policy: str) -> float:
+def _progress_change(job: JobView, choice: Choice, policy: str) -> float:
     if job.current_gpus == 0:
         return choice.speedup
     if (choice.gpus, choice.batch) == (job.current_gpus, job.current_batch):

@@ -1,8 +1,8 @@
-"""The optimizer's part of a plan: the GPUs of every pool divided among its movable jobs, as wishes with their reasons.
+"""The optimizer's part of a plan: every pool's GPUs divided among its movable jobs, as allotments with their reasons.
 
-Promise: wishes keep within the pools' capacities and the limits; pools that no plan can be made for stay as they are,
-and the others get theirs all the same.
-Limit: a wish says how many GPUs, not which; whether nodes can be found for it is decided with the moves.
+Promise: allotments keep within the pools' capacities and the limits; pools that no plan can be made for stay as they
+are, and the others get theirs all the same.
+Limit: an allotment says how many GPUs, not which; whether nodes can be found for it is decided with the moves.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..text.reasons import Reason
 from .context import Situation
 from .eligibility import Standing
 from .fixed_targets import failed_lately
-from .moves import Wish, nearest_batch
-from .optimizer_inputs import Member, Shared, explored, in_reach, member, share
+from .moves import Allotment, nearest_batch
+from .optimizer_inputs import Member, PoolAnswer, explored, in_reach, member, share
 from .user_limits import reach
 
 
@@ -53,19 +53,19 @@ def members_of(situation: Situation, pool: Pool, movable: list[Standing], idle: 
 
 
 class Division:
-    """What comes of dividing once: `share` gives the wishes and fills the rest in."""
+    """What comes of dividing once: `share` gives the allotments and fills the rest in."""
 
     def __init__(self, situation: Situation) -> None:
         self.situation, self.inputs, self.limits = situation, situation.inputs, situation.limits
         self.value = self.bound = 0.0
         self.trouble: list[str] = []
         """Pools for which no plan could be made, with the reason."""
-        self.shared: dict[int, tuple[Member, Shared, Target]] = {}
+        self.shared: dict[int, tuple[Member, PoolAnswer, Target]] = {}
         """What the optimizer said of each job."""
 
-    def share(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[Wish]:
+    def share(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[Allotment]:
         """The optimizer's answer for all pools; one that it refuses is left as it is, for the reason given."""
-        wishes: list[Wish] = []
+        allotments: list[Allotment] = []
         try:
             shared = self._solve(groups, nodes)
         except (InfeasiblePlan, PlanInputError):
@@ -75,17 +75,17 @@ class Division:
                     self._solve([group], nodes)
                 except (InfeasiblePlan, PlanInputError) as error:
                     self.trouble.append(f"{group.pool.name}: {error}")
-                    wishes += [self._at_rest(m) for m in group.members]
+                    allotments += [self._at_rest(m) for m in group.members]
                 else:
                     good.append(group)
             groups, shared = good, self._solve(good, nodes)
         for group, answer in zip(groups, shared, strict=True):
             for m, target in zip(group.members, answer.targets, strict=True):
                 self.limits.give(m.standing.job_id, max(target.gpus, m.standing.gpus))
-            wishes += self._wishes(group.members, group.capacity, answer)
-        return wishes
+            allotments += self._allotments(group.members, group.capacity, answer)
+        return allotments
 
-    def _solve(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[Shared]:
+    def _solve(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[PoolAnswer]:
         ledger = self.situation.room.ledger
         caps, first = self.limits.caps([m for group in groups for m in group.members]), 0
         for group in groups:
@@ -95,11 +95,11 @@ class Division:
         pools, capacities = [g.members for g in groups], [g.capacity for g in groups]
         return share(pools, capacities, caps, self.inputs.settings, self.inputs.memory.columns, self.inputs.solver)
 
-    def _wishes(self, members: list[Member], capacity: int, shared: Shared) -> list[Wish]:
-        """The optimizer's answer for one pool as wishes, sizes worth a try on what stays idle among them."""
+    def _allotments(self, members: list[Member], capacity: int, shared: PoolAnswer) -> list[Allotment]:
+        """The optimizer's answer for one pool as allotments, sizes worth a try on what stays idle among them."""
         self.value += shared.value
         self.bound += shared.bound
-        wishes = []
+        allotments = []
         idle = capacity - sum(target.gpus for target in shared.targets)
         taken = any(target.gpus > m.standing.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
@@ -109,7 +109,7 @@ class Division:
             if tried is not None:
                 idle -= tried[0] - m.standing.gpus
                 self.limits.give(m.standing.job_id, tried[0])
-                wishes.append(Wish(m.standing, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
+                allotments.append(Allotment(m.standing, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
                 continue
             reason = self._reason(m, target.gpus, target.batch, target.reason)
             if target.limit:
@@ -125,20 +125,22 @@ class Division:
             elif reason is Reason.SHRINK_CAPACITY and any(other.forced for other in members):
                 # The room is made by another job, which this one makes up for.
                 reason = self.situation.why_forced(next(other.standing for other in members if other.forced))
-            wishes.append(Wish(m.standing, target.gpus, target.batch, reason, target.gain, m.forced))
-        return wishes
+            allotments.append(
+                Allotment(m.standing, target.gpus, target.batch, reason, target.progress_change, m.forced)
+            )
+        return allotments
 
     @staticmethod
     def _stays(m: Member, target: Target) -> bool:
         return not m.forced and target.gpus == m.standing.gpus and target.batch == m.standing.batch
 
-    def _at_rest(self, m: Member) -> Wish:
+    def _at_rest(self, m: Member) -> Allotment:
         """Without a plan nobody moves, but for waiting jobs."""
         reason = self.situation.why_forced(m.standing) if m.forced else Reason.KEEP_BEST
         batch = (
             nearest_batch(m.standing.job.request.batches(m.rest), m.standing.batch) if m.forced else m.standing.batch
         )
-        return Wish(m.standing, m.rest, batch, reason, 0.0, m.forced)
+        return Allotment(m.standing, m.rest, batch, reason, 0.0, m.forced)
 
     def _reason(self, m: Member, gpus: int, batch: int, said: str) -> Reason:
         if m.forced and gpus <= m.standing.gpus:

@@ -21,7 +21,7 @@ from .context import Inputs, Situation
 from .eligibility import Standing
 from .fixed_targets import settled
 from .free_capacity import comebacks, free_ledger, reachable
-from .moves import Move, Wish, moves
+from .moves import Allotment, Move, moves
 
 
 @dataclass(slots=True)
@@ -59,14 +59,14 @@ def decide(inputs: Inputs) -> Decisions:
             places[standing.job_id] = pool
     made = Decisions(situation, Division(situation), places, resumes=resumes)
     nodes = reachable(inputs, situation.standings, places)
-    wishes: list[Wish] = []
+    allotments: list[Allotment] = []
     groups = []
     for pool in found:
         decided, group = _group(made, pool, by_pool[pool.name])
-        wishes += decided
+        allotments += decided
         groups.append(group)
-    wishes += made.division.share([group for group in groups if group.members], nodes)
-    made.moves = moves(wishes, situation.room.ledger.copy(), nodes)
+    allotments += made.division.share([group for group in groups if group.members], nodes)
+    made.moves = moves(allotments, situation.room.ledger.copy(), nodes)
     made.begun = _begun(made)
     return made
 
@@ -87,7 +87,7 @@ def _situation(inputs: Inputs) -> Situation:
     return Situation(inputs, standings, make_room(snapshot, ledger, givers, waiting))
 
 
-def _group(made: Decisions, pool: Pool, standings: list[Standing]) -> tuple[list[Wish], Group]:
+def _group(made: Decisions, pool: Pool, standings: list[Standing]) -> tuple[list[Allotment], Group]:
     """What is settled of the jobs of one pool, and what the optimizer is to share out among the others."""
     situation = made.situation
     reserve = situation.inputs.settings.rigid_reserve_gpus * len(pool.partitions)
@@ -95,21 +95,23 @@ def _group(made: Decisions, pool: Pool, standings: list[Standing]) -> tuple[list
     made.idle[pool.name] = idle
     held = sum(standing.gpus for standing in standings)
     made.capacity[pool.name] = held + idle - sum(situation.forced_gpus(standing) for standing in standings)
-    wishes, movable = [], []
+    allotments, movable = [], []
     for standing in standings:
-        wish = settled(situation, standing)
-        if wish is not None:
-            wishes.append(wish)
-            idle = max(0, idle - max(0, wish.gpus - standing.gpus))
-            situation.limits.give(standing.job_id, max(wish.gpus, standing.gpus))
+        allotment = settled(situation, standing)
+        if allotment is not None:
+            allotments.append(allotment)
+            idle = max(0, idle - max(0, allotment.gpus - standing.gpus))
+            situation.limits.give(standing.job_id, max(allotment.gpus, standing.gpus))
         elif standing.frozen is None:
             movable.append(standing)
     found = members_of(situation, pool, movable, idle)
-    return wishes, Group(pool, found, idle + sum(m.rest for m in found))
+    return allotments, Group(pool, found, idle + sum(m.rest for m in found))
 
 
 def _begun(made: Decisions) -> tuple[Move, ...]:
-    """The moves that begin now: those for waiting jobs first, shrinks before growths, the largest gain first."""
+    """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first."""
     ready = (move for move in made.moves.values() if move.changes and not move.later)
-    ordered = sorted(ready, key=lambda m: (not m.wish.forced, m.gpus > m.wish.standing.gpus, -m.wish.gain))
+    ordered = sorted(
+        ready, key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.standing.gpus, -m.allotment.progress_change)
+    )
     return tuple(ordered[: made.situation.inputs.settings.max_resizes_per_round])

@@ -23,7 +23,7 @@ from ..reports.record import known_values
 from ..text.reasons import Reason
 from .eligibility import Standing, batches, weight_of
 from .moves import Move, nearest_batch
-from .optimizer_inputs import Member, Shared, rests
+from .optimizer_inputs import Member, PoolAnswer, rests
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""
@@ -41,7 +41,7 @@ class Context:
     capacity: int
     pool: str = ""
     member: Member | None = None
-    shared: Shared | None = None
+    shared: PoolAnswer | None = None
     target: Target | None = None
     met: tuple[Met, ...] = ()
     """Waiting jobs that this one makes room for."""
@@ -55,7 +55,7 @@ class Context:
 
 def row(move: Move, begun: bool, context: Context) -> DecisionRow:
     """The decision on a job that could be moved."""
-    standing, wish, target = move.wish.standing, move.wish, context.target
+    standing, allotment, target = move.allotment.standing, move.allotment, context.target
     changes, gpus = move.changes, move.gpus
     # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
     planned = target is not None and target.gpus == gpus
@@ -66,8 +66,8 @@ def row(move: Move, begun: bool, context: Context) -> DecisionRow:
         gpus_from=standing.gpus,
         gpus_to=gpus,
         batch_from=standing.batch,
-        batch_to=wish.batch,
-        reason=wish.reason.value,
+        batch_to=allotment.batch,
+        reason=allotment.reason.value,
         value=target.value if target and planned else None,
         gain=gain,
         mechanism=move.mechanism if changes else "",
@@ -86,8 +86,8 @@ def _with(made: DecisionRow, evidence: Evidence, alternatives: Sequence[Alternat
 
 def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> Evidence:
     """What a row says beside its numbers. `planned`: the size is the optimizer's."""
-    standing, settings = move.wish.standing, context.settings
-    speeds = Speeds.of(standing, move.gpus, move.wish.batch, context.member)
+    standing, settings = move.allotment.standing, context.settings
+    speeds = Speeds.of(standing, move.gpus, move.allotment.batch, context.member)
     found = replace(
         _common(standing, context), **asdict(speeds), next=_next(move, begun, context), limit=context.limit or None
     )
@@ -105,7 +105,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> Evide
             if any(mechanism.restarts for mechanism in move.by)
             else found.pause_measured
         ),
-        tried=True if not planned and move.wish.reason is Reason.GROW_IDLE else None,
+        tried=True if not planned and move.allotment.reason is Reason.GROW_IDLE else None,
     )
 
 
@@ -114,7 +114,7 @@ def _next(move: Move, begun: bool, context: Context) -> str | None:
     shared = context.shared
     if shared is not None and shared.held_back and not move.changes:
         return (
-            f"the best other plan gains {shared.gain:.3f}, below the least worth moving for "
+            f"the best other plan gains {shared.objective_gain:.3f}, below the least worth moving for "
             f"({context.settings.min_gain:g})"
         )
     if move.changes and not begun:
@@ -248,15 +248,15 @@ def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[OtherMo
 
 
 def _other(move: Move, members: Mapping[int, Member]) -> OtherMove:
-    standing = move.wish.standing
-    speeds = Speeds.of(standing, move.gpus, move.wish.batch, members.get(standing.job_id))
+    standing = move.allotment.standing
+    speeds = Speeds.of(standing, move.gpus, move.allotment.batch, members.get(standing.job_id))
     before, after = speeds.samples_per_s_from, speeds.samples_per_s_to
     change = after / before - 1.0 if before and after is not None else None
     return OtherMove(job_id=standing.job_id, gpus_from=standing.gpus, gpus_to=move.gpus, change=change)
 
 
 def _by_change(move: Move) -> tuple[int, int]:
-    standing = move.wish.standing
+    standing = move.allotment.standing
     return -abs(move.gpus - standing.gpus), standing.job_id
 
 
@@ -272,8 +272,8 @@ def _alternatives(target: Target | None, member: Member | None) -> list[Alternat
 
 def _kept_more(move: Move, met: Sequence[Met]) -> list[Alternative]:
     """The next size above the one that is left to a job which makes room, and why it was not left that one."""
-    standing = move.wish.standing
-    if not met or not move.wish.forced:
+    standing = move.allotment.standing
+    if not met or not move.allotment.forced:
         return []
     size = min((k for k in rests(standing, frozenset()) if move.gpus < k <= standing.gpus), default=standing.gpus)
     names = ", ".join(str(entry.need.job_id) for entry in met[:MOST_NAMED])

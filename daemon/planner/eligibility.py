@@ -89,7 +89,7 @@ class Standing:
         object.__setattr__(self, "batch", self.state.in_use.batch if self.state.in_use else 0)
 
     @property
-    def may_start_anew(self) -> bool:
+    def may_restart(self) -> bool:
         """Whether some mechanism can start it again at another size."""
         return registry.restarting(self, self.site) is not None
 
@@ -208,7 +208,7 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     """Apply the cooldowns and the time after a failure.
 
     A companion that never came is no fault of the job: after it the job only does not grow for a while. One whose nodes
-    somebody else got is planned anew at once.
+    somebody else got is planned again at once.
     """
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN:

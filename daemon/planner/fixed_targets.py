@@ -1,7 +1,7 @@
 """Jobs whose size is not the optimizer's to choose: pinned by their owner, on a draining node, or not measured (well).
 
-Promise: each gets one wish with the reason for it, within the limits; for a job that the optimizer is to decide on, and
-for a frozen one, there is none.
+Promise: each gets one allotment with the reason for it, within the limits; for a job that the optimizer is to decide
+on, and for a frozen one, there is none.
 Limit: an unmeasured job never grows here; what it might gain is not guessed.
 """
 
@@ -10,36 +10,36 @@ from __future__ import annotations
 from ..text.reasons import Reason
 from .context import Situation
 from .eligibility import Standing
-from .moves import Wish, nearest_batch
+from .moves import Allotment, nearest_batch
 from .optimizer_inputs import rests
 
 
-def settled(situation: Situation, standing: Standing) -> Wish | None:
+def settled(situation: Situation, standing: Standing) -> Allotment | None:
     """What becomes of a job whose size is not the optimizer's to choose; None for any other."""
     if standing.frozen is not None:
         return None
     forced, pinned = situation.forced(standing), standing.state.pinned
     if pinned is not None and pinned > standing.gpus and failed_lately(standing):
-        return Wish(standing, standing.gpus, standing.batch, Reason.KEEP_FAILED, 0.0)
+        return Allotment(standing, standing.gpus, standing.batch, Reason.KEEP_FAILED, 0.0)
     if pinned is not None and pinned > standing.gpus + situation.more(standing, pinned):
         situation.said[standing.job_id] = (
             f"it is pinned to {pinned} GPUs, and {situation.limits.label(standing.job_id)} in all"
         )
-        return Wish(standing, standing.gpus, standing.batch, Reason.KEEP_LIMIT, 0.0)
+        return Allotment(standing, standing.gpus, standing.batch, Reason.KEEP_LIMIT, 0.0)
     if pinned is not None:
         # An owner's word does not wait for a cooldown.
         batch = nearest_batch(standing.job.request.batches(pinned), standing.batch)
-        return Wish(standing, pinned, batch, Reason.KEEP_PINNED, float("inf"))
+        return Allotment(standing, pinned, batch, Reason.KEEP_PINNED, float("inf"))
     if not forced and _leaves(situation, standing):
-        return Wish(standing, standing.gpus, standing.batch, Reason.SHRINK_CAPACITY, 0.0, elsewhere=True)
+        return Allotment(standing, standing.gpus, standing.batch, Reason.SHRINK_CAPACITY, 0.0, elsewhere=True)
     if standing.measured:
         return None
     if not forced:
         why = Reason.KEEP_UNFITTED if standing.state.unfitted else Reason.KEEP_UNMEASURED
-        return Wish(standing, standing.gpus, standing.batch, why, 0.0)
+        return Allotment(standing, standing.gpus, standing.batch, why, 0.0)
     rest = max(rests(standing, forced))
     batch = nearest_batch(standing.job.request.batches(rest), standing.batch)
-    return Wish(standing, rest, batch, situation.why_forced(standing), 0.0, forced)
+    return Allotment(standing, rest, batch, situation.why_forced(standing), 0.0, forced)
 
 
 def failed_lately(standing: Standing) -> bool:
@@ -51,5 +51,5 @@ def failed_lately(standing: Standing) -> bool:
 def _leaves(situation: Situation, standing: Standing) -> bool:
     """Whether one of its base's nodes is being drained, and it may be requeued elsewhere."""
     nodes = situation.inputs.snapshot.nodes
-    may = standing.may_start_anew and standing.may_grow and standing.may_shrink
+    may = standing.may_restart and standing.may_grow and standing.may_shrink
     return may and any({"DRAIN", "DRAINING"} & nodes[name].flags for name in standing.job.base.nodes if name in nodes)

@@ -15,7 +15,7 @@ from slurm_elastic.protocol.messages import Shape
 from ..capacity.ledger import Amount, Ledger, Pool
 from ..capacity.pending_jobs import meets
 from ..capacity.placement import take
-from ..capacity.requeue_placement import can_start_anew, comes_back_at, put_back
+from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
 from ..slurm.model import Snapshot
 from .context import Inputs
 from .eligibility import Standing, sizes
@@ -45,7 +45,7 @@ def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
     """What waiting jobs that have run before are to come back at; counted as used in the ledger."""
     found = {}
     for job_id, job in sorted(inputs.roster.elastic.items(), key=lambda item: (-item[1].base.priority, item[0])):
-        known = job_id in inputs.put_back or not can_start_anew(job) or not put_back(job.base, inputs.snapshot.at)
+        known = job_id in inputs.put_back or not can_restart(job) or not put_back(job.base, inputs.snapshot.at)
         shape = None if known else comes_back_at(inputs.snapshot, job, ledger, sizes(job))
         if shape is not None:
             take(ledger, (shape,))

@@ -21,15 +21,15 @@ from .eligibility import Standing, ascending_sizes, sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Allotment:
     """What a job is to have, before it is known where."""
 
     standing: Standing
     gpus: int
     batch: int
     reason: Reason
-    gain: float
-    """Orders growths on as many nodes: the largest first."""
+    progress_change: float
+    """The optimizer's, which orders growths on as many nodes: the largest first."""
     forced: frozenset[Unit] = frozenset()
     elsewhere: bool = False
     """It is to leave the nodes it has, whatever its size."""
@@ -37,9 +37,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A wish with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
+    """An allotment with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
 
-    wish: Wish
+    allotment: Allotment
     keep: tuple[Piece, ...]
     add: tuple[Shape, ...] = ()
     later: str = ""
@@ -52,129 +52,131 @@ class Move:
 
     @property
     def changes(self) -> bool:
-        now = self.wish.standing
-        return bool(self.add) or self.keep != now.pieces or self.wish.batch != now.batch
+        now = self.allotment.standing
+        return bool(self.add) or self.keep != now.pieces or self.allotment.batch != now.batch
 
     @property
     def by(self) -> tuple[Mechanism, ...]:
         """The mechanisms that do it; none when the batch alone changes."""
-        return registry.used(self.wish.standing.pieces, self.keep, self.placed_by)
+        return registry.used(self.allotment.standing.pieces, self.keep, self.placed_by)
 
     @property
     def mechanism(self) -> str:
         """Their names, or batch."""
         by = self.by
-        if not by and self.wish.batch != self.wish.standing.batch:
+        if not by and self.allotment.batch != self.allotment.standing.batch:
             return "batch"
         return "+".join(mechanism.name for mechanism in by)
 
     def cost_s(self, settings: Settings) -> float:
         """Seconds that the training is expected to stand still for it."""
-        return registry.cost_s(self.wish.standing, self.by, settings)
+        return registry.cost_s(self.allotment.standing, self.by, settings)
 
     def passed_over(self, settings: Settings) -> list[dict[str, str]]:
         """{mechanism, why} for every one that has no part in it."""
-        standing = self.wish.standing
-        chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.wish.elsewhere)
+        standing = self.allotment.standing
+        chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.allotment.elsewhere)
         return registry.passed_over(standing, standing.site, chosen, settings)
 
     def resize(self, wait_s: float) -> Resize:
         """The order to the supervisor; its number comes from the store."""
-        wish = self.wish
+        allotment = self.allotment
         return Resize(
             id=0,
-            job_id=wish.standing.job_id,
+            job_id=allotment.standing.job_id,
             keep=self.keep,
             add=self.add,
             gpus=self.gpus,
-            batch=wish.batch,
-            reason=wish.reason.value,
+            batch=allotment.batch,
+            reason=allotment.reason.value,
             wait_s=wait_s,
         )
 
 
-def moves(wishes: Sequence[Wish], ledger: Ledger, nodes: Mapping[int, Collection[str]]) -> dict[int, Move]:
-    """A move for every wish, by job id. `nodes`: where each job may grow. The ledger is used up in place."""
+def moves(allotments: Sequence[Allotment], ledger: Ledger, nodes: Mapping[int, Collection[str]]) -> dict[int, Move]:
+    """A move for every allotment, by job id. `nodes`: where each job may grow. The ledger is used up in place."""
     found: dict[int, Move] = {}
-    placing: dict[Mechanism, list[Wish]] = {mechanism: [] for mechanism in registry.MECHANISMS}
-    for wish in wishes:
-        standing = wish.standing
-        if wish.gpus == standing.gpus and not wish.forced and not wish.elsewhere:
-            found[standing.job_id] = Move(wish, standing.pieces)
+    placing: dict[Mechanism, list[Allotment]] = {mechanism: [] for mechanism in registry.MECHANISMS}
+    for allotment in allotments:
+        standing = allotment.standing
+        if allotment.gpus == standing.gpus and not allotment.forced and not allotment.elsewhere:
+            found[standing.job_id] = Move(allotment, standing.pieces)
             continue
-        kept = shrinks(standing.giver, wish.forced)
-        if not wish.elsewhere and wish.gpus in kept:
-            found[standing.job_id] = Move(wish, kept[wish.gpus])
-            _free(ledger, wish, kept[wish.gpus])
+        kept = shrinks(standing.giver, allotment.forced)
+        if not allotment.elsewhere and allotment.gpus in kept:
+            found[standing.job_id] = Move(allotment, kept[allotment.gpus])
+            _free(ledger, allotment, kept[allotment.gpus])
             continue
-        wanted = WantedSize(wish.gpus, max(kept, default=0), bool(wish.forced), wish.elsewhere)
+        wanted = WantedSize(allotment.gpus, max(kept, default=0), bool(allotment.forced), allotment.elsewhere)
         mechanism = registry.cheapest(standing, standing.site, wanted)
         if mechanism is None:
-            found[standing.job_id] = _stay(wish)  # a pin to a size that no piece can be cut down to
+            found[standing.job_id] = _stay(allotment)  # a pin to a size that no piece can be cut down to
         else:
-            placing[mechanism].append(wish)
-    under = _under([wish for placed in placing.values() for wish in placed])
+            placing[mechanism].append(allotment)
+    under = _under([allotment for placed in placing.values() for allotment in placed])
     for mechanism, placed in placing.items():
         free = {w.standing.job_id: FreeNodes(ledger, nodes.get(w.standing.job_id, ()), under) for w in placed}
         if mechanism.adds:
             # Who can grow on few nodes only comes first: others find room elsewhere.
-            placed.sort(key=lambda w: (len(free[w.standing.job_id].nodes), -w.gain, w.standing.job_id))
-        for wish in placed:
-            found[wish.standing.job_id] = _place(mechanism, wish, free[wish.standing.job_id])
+            placed.sort(key=lambda w: (len(free[w.standing.job_id].nodes), -w.progress_change, w.standing.job_id))
+        for allotment in placed:
+            found[allotment.standing.job_id] = _place(mechanism, allotment, free[allotment.standing.job_id])
     return found
 
 
-def _free(ledger: Ledger, wish: Wish, keep: Sequence[Piece]) -> None:
+def _free(ledger: Ledger, allotment: Allotment, keep: Sequence[Piece]) -> None:
     """What is given up becomes free soon; units forced for a waiting job are spoken for already."""
-    for unit in units_of(wish.standing.pieces) - units_of(keep) - wish.forced:
-        ledger.release(unit[1], wish.standing.giver.share[unit[0]])
+    for unit in units_of(allotment.standing.pieces) - units_of(keep) - allotment.forced:
+        ledger.release(unit[1], allotment.standing.giver.share[unit[0]])
 
 
-def _under(wishes: Sequence[Wish]) -> dict[str, list[str]]:
+def _under(allotments: Sequence[Allotment]) -> dict[str, list[str]]:
     """The nodes under each switch; the site's are the same for every job of a round."""
     found: dict[str, list[str]] = {}
-    for node, switch in wishes[0].standing.site.switches.items() if wishes else ():
+    for node, switch in allotments[0].standing.site.switches.items() if allotments else ():
         found.setdefault(switch, []).append(node)
     return found
 
 
-def _place(mechanism: Mechanism, wish: Wish, free: FreeNodes) -> Move:
-    """The wish as far as the mechanism finds room for it: what only adds may add less."""
-    standing = wish.standing
-    keep = without(standing.pieces, wish.forced) if mechanism.adds else ()
-    for gpus in _tries(standing, sum(piece.gpus for piece in keep), wish.gpus) if mechanism.adds else [wish.gpus]:
+def _place(mechanism: Mechanism, allotment: Allotment, free: FreeNodes) -> Move:
+    """The allotment as far as the mechanism finds room for it: what only adds may add less."""
+    standing = allotment.standing
+    keep = without(standing.pieces, allotment.forced) if mechanism.adds else ()
+    kept = sum(piece.gpus for piece in keep)
+    for gpus in _tries(standing, kept, allotment.gpus) if mechanism.adds else [allotment.gpus]:
         placed = mechanism.place(standing, keep, gpus, free)
-        if placed is not None and placed.later and wish.forced:
-            return _stay(wish)  # what it gives up must not wait for what it gets: that may be the same GPUs
+        if placed is not None and placed.later and allotment.forced:
+            return _stay(allotment)  # what it gives up must not wait for what it gets: that may be the same GPUs
         if placed is not None:
-            smaller = wish if gpus == wish.gpus else replace(wish, gpus=gpus, batch=_batch(standing, gpus, wish.batch))
-            return Move(smaller, placed.keep, placed.add, placed.later, mechanism)
-    return _stay(wish)
+            if gpus != allotment.gpus:
+                allotment = replace(allotment, gpus=gpus, batch=_batch(standing, gpus, allotment.batch))
+            return Move(allotment, placed.keep, placed.add, placed.later, mechanism)
+    return _stay(allotment)
 
 
 def _tries(standing: Standing, rest: int, gpus: int) -> list[int]:
-    """The size wished for, then smaller ones: GPUs may be idle where their cores or memory are not."""
+    """The size wanted, then smaller ones: GPUs may be idle where their cores or memory are not."""
     accepted = ascending_sizes(standing.job)
     larger = accepted[bisect_right(accepted, max(rest, standing.gpus)) : bisect_right(accepted, gpus)]
     return [*reversed(larger)] + ([gpus] if gpus <= standing.gpus else [])
 
 
-def _stay(wish: Wish) -> Move:
+def _stay(allotment: Allotment) -> Move:
     """No place for any growth: keep what there is, or what the forced units leave."""
-    standing = wish.standing
-    if not wish.forced:
-        kept = replace(wish, gpus=standing.gpus, batch=standing.batch, reason=Reason.KEEP_BEST)
+    standing = allotment.standing
+    if not allotment.forced:
+        kept = replace(allotment, gpus=standing.gpus, batch=standing.batch, reason=Reason.KEEP_BEST)
         return Move(kept, standing.pieces)
-    left = {k: pieces for k, pieces in shrinks(standing.giver, wish.forced).items() if k in sizes(standing.job)}
+    left = {k: pieces for k, pieces in shrinks(standing.giver, allotment.forced).items() if k in sizes(standing.job)}
     size = max(left)
-    return Move(replace(wish, gpus=size, batch=_batch(standing, size, wish.batch)), left[size])
+    return Move(replace(allotment, gpus=size, batch=_batch(standing, size, allotment.batch)), left[size])
 
 
-def _batch(standing: Standing, gpus: int, wished: int) -> int:
-    """The accepted batch nearest to the wished one at another size."""
-    return nearest_batch(standing.job.request.batches(gpus), wished)
+def _batch(standing: Standing, gpus: int, wanted: int) -> int:
+    """The accepted batch nearest to the wanted one at another size."""
+    return nearest_batch(standing.job.request.batches(gpus), wanted)
 
 
-def nearest_batch(accepted: Sequence[int], wished: int) -> int:
-    """The nearest of the accepted batches; the wished one itself when it is accepted or there is no other."""
-    return min(accepted, key=lambda batch: (abs(batch - wished), batch), default=wished)
+def nearest_batch(accepted: Sequence[int], wanted: int) -> int:
+    """The nearest of the accepted batches; the wanted one itself when it is accepted or there is no other."""
+    return min(accepted, key=lambda batch: (abs(batch - wanted), batch), default=wanted)

@@ -53,13 +53,13 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class PoolAnswer:
     """The optimizer's answer for one pool."""
 
     targets: tuple[Target, ...]
     value: float
     bound: float
-    gain: float
+    objective_gain: float
     """Against leaving everyone where it is, in the objective's unit."""
     members: tuple[Member, ...]
     held_back: bool = False
@@ -99,10 +99,10 @@ def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: in
         for size in larger[bisect_right(larger, rest) : bisect_right(larger, rest + room)]:
             choices[size] = downs[rest] + -(-(size - rest) // per_node)
     restart = None if forced else registry.restarting(standing, standing.site)
-    anew = _anew(standing, choices, rest + room, node_gpus) if restart else {}
-    view = _view(standing, {**choices, **anew}, settings)
-    if restart and anew:
-        view = replace(view, restart_sizes=frozenset(anew), restart_pause_s=restart.cost_s(standing, settings))
+    by_restart = _restart_sizes(standing, choices, rest + room, node_gpus) if restart else {}
+    view = _view(standing, {**choices, **by_restart}, settings)
+    if restart and by_restart:
+        view = replace(view, restart_sizes=frozenset(by_restart), restart_pause_s=restart.cost_s(standing, settings))
     return Member(standing, forced, downs, view, rest)
 
 
@@ -113,7 +113,7 @@ def in_reach(standing: Standing, forced: frozenset[Unit], room: int) -> int:
     return bisect_right(ascending_sizes(standing.job), standing.gpus + room) if standing.may_grow else 0
 
 
-def _anew(standing: Standing, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
+def _restart_sizes(standing: Standing, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
     """GPUs -> nodes of the sizes that only a requeue reaches."""
     if not (standing.may_grow and standing.may_shrink):
         return {}
@@ -196,7 +196,7 @@ def share(
     settings: Settings,
     cache: Cache | None = None,
     solver: Solver = plan_pools,
-) -> list[Shared]:
+) -> list[PoolAnswer]:
     """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little.
 
     `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
@@ -212,7 +212,7 @@ def share(
             (stay,) = plan_pools([[m.staying for m in members]], capacities[g : g + 1], (), policy, cache)
             out.append(_at_rest(members, best, stay, gain))
         else:
-            out.append(Shared(best.targets, best.value, best.bound, gain, tuple(members)))
+            out.append(PoolAnswer(best.targets, best.value, best.bound, gain, tuple(members)))
     return out
 
 
@@ -243,12 +243,12 @@ def _held_back(
         still = still - moved
 
 
-def _at_rest(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: float) -> Shared:
+def _at_rest(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: float) -> PoolAnswer:
     """Nobody moves, though the best plan would gain so much."""
     moved = any(_moves(m, t) for m, t in zip(members, best.targets, strict=True))
     rows = zip(stay.targets, best.targets, strict=True)
     kept = tuple(replace(own, limit=target.limit, unlimited=target.unlimited) for own, target in rows)
-    return Shared(kept, stay.value, best.bound, gain if moved else 0.0, tuple(members), held_back=moved)
+    return PoolAnswer(kept, stay.value, best.bound, gain if moved else 0.0, tuple(members), held_back=moved)
 
 
 def _progress(m: Member, target: Target) -> float | None:

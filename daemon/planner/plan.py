@@ -61,7 +61,7 @@ def plan_round(inputs: Inputs) -> Plan:
 
 
 def _running_rows(made: Decisions) -> list[DecisionRow]:
-    begun = {move.wish.standing.job_id for move in made.begun}
+    begun = {move.allotment.standing.job_id for move in made.begun}
     moved = cache(lambda: _moved(made))
     makes_room: dict[int, list[Met]] = {}
     for met in made.situation.room.met:

@@ -16,8 +16,8 @@ from ..capacity.shrink_options import units_of
 from ..slurm.model import Job as SlurmJob
 from ..slurm.model import Node, Partition, Snapshot
 from .job_states import request_of
-from .jobs import Job
-from .nodes import Nodes
+from .jobs import SimulatedJob
+from .nodes import NodeAllocations
 
 PARTITION = "main"
 
@@ -25,7 +25,7 @@ PARTITION = "main"
 class Cluster:
     """Slurm's records of the simulated jobs. A job's number is its place in the trace, plus one."""
 
-    def __init__(self, jobs: Sequence[Job], nodes: Nodes) -> None:
+    def __init__(self, jobs: Sequence[SimulatedJob], nodes: NodeAllocations) -> None:
         self.trace, self.allocated = jobs, nodes
         self.names = [f"n{node:05d}" for node in range(len(nodes.free))]
         self.sizes = list(nodes.free)

@@ -22,14 +22,19 @@ from ..slurm.site import Site
 from .cluster import Cluster
 from .engine import SWITCH, Simulation
 from .job_states import JobStates
-from .jobs import Job, Settings
+from .jobs import SimulatedJob, SimulationSettings
 
 
 class Elastic(Simulation):
     """The simulation with a round of the planner at each decision."""
 
     def __init__(
-        self, jobs: list[Job], policy: str, settings: Settings, solver: Solver = plan_pools, objective: str = ""
+        self,
+        jobs: list[SimulatedJob],
+        policy: str,
+        settings: SimulationSettings,
+        solver: Solver = plan_pools,
+        objective: str = "",
     ) -> None:
         super().__init__(jobs, policy, settings)
         self.solver, self.rules, self.memory = solver, settings.planner(objective or policy), Memory()
@@ -105,7 +110,7 @@ class Elastic(Simulation):
 
     def _resize(self, move: Move) -> None:
         """Carry a move out: a grow waits for what it asked for, everything else pauses now."""
-        job_id = move.wish.standing.job_id
+        job_id = move.allotment.standing.job_id
         i, job = job_id - 1, self.jobs[job_id - 1]
         self._advance(job)
         self.resizes += 1

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ..optimizer.models.goodput import nearest
-from .jobs import Job, Settings
-from .nodes import Nodes
+from .jobs import SimulatedJob, SimulationSettings
+from .nodes import NodeAllocations
 
 ARRIVE, PROGRESS, SWITCH, DECIDE = range(4)
 
@@ -23,8 +23,8 @@ class Outcome:
     """What came of it: the jobs, and every change of what a job holds as (time, job id, GPUs, batch)."""
 
     policy: str
-    settings: Settings
-    jobs: list[Job]
+    settings: SimulationSettings
+    jobs: list[SimulatedJob]
     changes: list[tuple[float, str, int, int]]
     decisions: int
     events: int
@@ -34,14 +34,14 @@ class Outcome:
 class Simulation(ABC):
     """One policy over one set of jobs."""
 
-    def __init__(self, jobs: list[Job], policy: str, settings: Settings) -> None:
+    def __init__(self, jobs: list[SimulatedJob], policy: str, settings: SimulationSettings) -> None:
         self.jobs, self.policy, self.settings = jobs, policy, settings
         self.now, self.heap, self.sequence = 0.0, list[tuple[float, int, int, int, int]](), 0
-        self.running: dict[int, Job] = {}
+        self.running: dict[int, SimulatedJob] = {}
         self.waiting: list[int] = []
         self.changes = list[tuple[float, str, int, int]]()
         self.decided_at, self.due, self.decisions, self.events = float("-inf"), float("inf"), 0, 0
-        self.nodes = Nodes(settings.gpus, settings.gpus_per_node)
+        self.nodes = NodeAllocations(settings.gpus, settings.gpus_per_node)
 
     @abstractmethod
     def _decide(self) -> None:
@@ -92,7 +92,7 @@ class Simulation(ABC):
 
     # one job
 
-    def _advance(self, job: Job) -> None:
+    def _advance(self, job: SimulatedJob) -> None:
         """Bring a job's progress up to now."""
         worked = self.now - max(job.updated, job.resume_at)
         if worked > 0:

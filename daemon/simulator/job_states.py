@@ -19,7 +19,7 @@ from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import fit
 from ..planner import JobState
 from ..planner.optimizer_inputs import NOISE_REPORTS
-from .jobs import Job, Settings
+from .jobs import SimulatedJob, SimulationSettings
 from .programs import BatchLadder, Program
 
 REPORTS_AFTER_S = 30.0
@@ -81,7 +81,7 @@ def request_of(ladder: tuple[int, ...], batches: BatchLadder, weight: float, qua
 class JobStates:
     """The states of one simulation's running elastic jobs, by job id."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SimulationSettings) -> None:
         self.settings, self.random = settings, random.Random(settings.seed)
         self.of: dict[int, JobState] = {}
         self.stale = set[int]()
@@ -101,7 +101,7 @@ class JobStates:
         self.of.pop(job_id, None)
         del self._use[job_id]
 
-    def update(self, jobs: Iterable[tuple[int, Job]]) -> None:
+    def update(self, jobs: Iterable[tuple[int, SimulatedJob]]) -> None:
         """Make the states of these jobs, which changed."""
         for job_id, job in jobs:
             rows = self._observations(job)
@@ -117,7 +117,7 @@ class JobStates:
             )
         self.stale.clear()
 
-    def _observations(self, job: Job) -> tuple[ObservationRow, ...]:
+    def _observations(self, job: SimulatedJob) -> tuple[ObservationRow, ...]:
         """Its reports; where curves are known, one that says so."""
         seen: Iterable[Observation] = job.reports.values()
         if not self.settings.learned:
@@ -138,7 +138,7 @@ class JobStates:
             known = self._curves[id(program)] = TrueCurve(program, **jitter)
         return known
 
-    def learn(self, jobs: Iterable[tuple[int, Job]], now: float) -> None:
+    def learn(self, jobs: Iterable[tuple[int, SimulatedJob]], now: float) -> None:
         """Each job that has trained long enough at a size and batch that it had not reported yet reports it."""
         for job_id, job in jobs:
             key = job.gpus, job.batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_elastic.db.rows import ResizeRow
 
-from ..config.settings import Settings as PlannerSettings
+from ..config.settings import Settings
 from ..optimizer.models.goodput import nearest
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import ThroughputModel
@@ -22,7 +22,7 @@ Sizes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SimulationSettings:
     """The cluster, the costs and the rules of one simulation; times in seconds."""
 
     gpus: int
@@ -37,7 +37,7 @@ class Settings:
     """Until what a grow added can be used (a companion's wait); training goes on meanwhile."""
     cooldown_s: float | None = None
     """Between a resize of a job and the next; None: selasticd's own settings, one for growing and one for shrinking."""
-    horizon_s: float = PlannerSettings.horizon_s
+    horizon_s: float = Settings.horizon_s
     drop: bool = False
     """A job that cannot start at the first decision after it comes is dropped; else it waits."""
     learned: bool = False
@@ -51,16 +51,16 @@ class Settings:
     until: str = "quality"
     """What ends the training of a job that does not say: "quality" counts a large batch's waste, "epochs" does not."""
 
-    def planner(self, policy: str) -> PlannerSettings:
+    def planner(self, policy: str) -> Settings:
         """The settings of a daemon that plans for this cluster: the shipped ones, but for what is said here."""
-        found = PlannerSettings(mode="act", policy=policy, horizon_s=self.horizon_s)
+        found = Settings(mode="act", policy=policy, horizon_s=self.horizon_s)
         if self.cooldown_s is None:
             return found
         return replace(found, cooldown_grow_s=self.cooldown_s, cooldown_shrink_s=self.cooldown_s)
 
 
 @dataclass(eq=False)
-class Job:
+class SimulatedJob:
     """A job of the trace on its way through the simulation."""
 
     trace: TraceJob
@@ -110,14 +110,14 @@ class Job:
 
 
 def prepare(
-    trace: Sequence[TraceJob], programs: dict[str, Program], settings: Settings, declared: str = ""
-) -> tuple[list[Job], list[str]]:
+    trace: Sequence[TraceJob], programs: dict[str, Program], settings: SimulationSettings, declared: str = ""
+) -> tuple[list[SimulatedJob], list[str]]:
     """(jobs ready to run, the assumptions made about them).
 
     `declared`: the program assumed for jobs whose own is unknown; empty: they stay rigid. Raises TraceError for a job
     of which it is not known how long it takes.
     """
-    jobs, assumed, shapes = list[Job](), dict[str, int](), _Shapes()
+    jobs, assumed, shapes = list[SimulatedJob](), dict[str, int](), _Shapes()
     for row in trace:
         program, own = programs.get(row.program), row.program in programs
         if program is None and declared and row.program != "rigid":
@@ -160,7 +160,7 @@ _STRETCHED = (
 )
 
 
-def _declared(row: TraceJob, program: Program, settings: Settings) -> TraceJob:
+def _declared(row: TraceJob, program: Program, settings: SimulationSettings) -> TraceJob:
     """What is taken of a job whose program is only assumed; what its request says stays."""
     batch = row.batch or row.min_batch or program.base_batch * row.gpus
     return replace(
@@ -171,16 +171,16 @@ def _declared(row: TraceJob, program: Program, settings: Settings) -> TraceJob:
     )  # fmt: skip
 
 
-def _rigid(row: TraceJob, settings: Settings) -> Job:
+def _rigid(row: TraceJob, settings: SimulationSettings) -> SimulatedJob:
     gpus = min(row.gpus, settings.gpus)
     row = replace(row, batch=row.batch or 1)
-    return Job(row, rigid(), ((gpus, 1),), BatchLadder(1, 1), max(row.duration_s, 1e-3), False, False, gpus)
+    return SimulatedJob(row, rigid(), ((gpus, 1),), BatchLadder(1, 1), max(row.duration_s, 1e-3), False, False, gpus)
 
 
 _Shapes = dict[tuple[Program, int, int, int, int, int], tuple[Sizes, BatchLadder]]
 
 
-def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shapes) -> Job:
+def _elastic(row: TraceJob, program: Program, settings: SimulationSettings, shapes: _Shapes) -> SimulatedJob:
     low, high = row.min_batch or program.base_batch, row.max_batch or program.max_batch
     # Where no batch was recorded it ran at the least that it accepts: the one that its rate was tuned for.
     row = row if row.batch else replace(row, batch=low)
@@ -205,4 +205,4 @@ def _elastic(row: TraceJob, program: Program, settings: Settings, shapes: _Shape
         work *= program.efficiency(batch, 0.0) if quality else 1.0
     accepted = tuple(gpus for gpus, _ in sizes)
     start = max((gpus for gpus in accepted if gpus <= asked), default=accepted[0])
-    return Job(row, program, sizes, batches, max(work, 1.0), True, quality, start, accepted)
+    return SimulatedJob(row, program, sizes, batches, max(work, 1.0), True, quality, start, accepted)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..text.times import elapsed
 from .engine import Outcome
-from .jobs import Job
+from .jobs import SimulatedJob
 
 RECORDED = "recorded"
 """The policy of an outcome that the trace itself tells."""
@@ -92,7 +92,7 @@ def per_job(outcome: Outcome) -> list[dict[str, Any]]:
     return [record(job) for job in outcome.jobs]
 
 
-def record(job: Job) -> dict[str, Any]:
+def record(job: SimulatedJob) -> dict[str, Any]:
     finished = job.end_s >= 0
     return {
         "job_id": job.trace.job_id,

@@ -7,7 +7,7 @@ memory never run out before GPUs do. Where a resize adds GPUs is the planner's t
 from __future__ import annotations
 
 
-class Nodes:
+class NodeAllocations:
     """The nodes of a cluster and who holds what on them."""
 
     def __init__(self, gpus: int, per_node: int) -> None:

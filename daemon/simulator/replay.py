@@ -14,7 +14,7 @@ from .baselines.evolution import OBJECTIVE, Evolution
 from .baselines.feedback import Feedback
 from .elastic import Elastic
 from .engine import Outcome
-from .jobs import Job, Settings, prepare
+from .jobs import SimulatedJob, SimulationSettings, prepare
 from .metrics import RECORDED
 from .programs import BatchLadder, Program, rigid
 from .traces.formats import TraceJob
@@ -24,7 +24,7 @@ def simulate(
     trace: Sequence[TraceJob],
     programs: dict[str, Program],
     policy: str,
-    settings: Settings,
+    settings: SimulationSettings,
     declared: str = "",
 ) -> tuple[Outcome, list[str]]:
     """(outcome, assumptions) of one policy over a trace."""
@@ -40,13 +40,18 @@ def simulate(
     return Elastic(jobs, policy, settings).run(), assumptions
 
 
-def recorded(trace: Sequence[TraceJob], settings: Settings) -> Outcome | None:
+def recorded(trace: Sequence[TraceJob], settings: SimulationSettings) -> Outcome | None:
     """What the trace itself says came of it; None where it does not say for every job when it started."""
     if any(row.wait_s < 0 or not row.duration_s for row in trace):
         return None
-    jobs, changes, program, batches = list[Job](), list[tuple[float, str, int, int]](), rigid(), BatchLadder(1, 1)
+    jobs, changes, program, batches = (
+        list[SimulatedJob](),
+        list[tuple[float, str, int, int]](),
+        rigid(),
+        BatchLadder(1, 1),
+    )
     for row in trace:
-        job = Job(row, program, ((row.gpus, 1),), batches, row.duration_s, False, False, row.gpus)
+        job = SimulatedJob(row, program, ((row.gpus, 1),), batches, row.duration_s, False, False, row.gpus)
         job.start_s = row.submit_s + row.wait_s
         job.end_s = job.start_s + row.duration_s
         job.gpu_seconds = row.gpus * row.duration_s

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...simulator.engine import Outcome
-    from ...simulator.jobs import Settings
+    from ...simulator.jobs import SimulationSettings
     from ...simulator.metrics import Summary
     from ...simulator.programs import Program
     from ...text.tables import Field, Row
@@ -133,7 +133,7 @@ def _needless(args: argparse.Namespace) -> set[str]:
     return {*(() if args.drop else ("dropped",)), *(() if args.window else ("completed_in_window",))}
 
 
-def _conditions(outcomes: list[Outcome], settings: Settings) -> list[str]:
+def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[str]:
     """What holds for every job."""
     from ...config.settings import Settings as Shipped
     from ...simulator.metrics import RECORDED
@@ -162,8 +162,8 @@ def _conditions(outcomes: list[Outcome], settings: Settings) -> list[str]:
     return found
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    from ...simulator.jobs import Settings
+def _settings(args: argparse.Namespace) -> SimulationSettings:
+    from ...simulator.jobs import SimulationSettings
 
     shape = re.fullmatch(r"(\d+)x(\d+)", args.cluster)
     if not shape or not int(shape[1]) * int(shape[2]):
@@ -176,7 +176,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     if not 0 < args.horizon < float("inf"):
         raise ConfigError(f"--horizon {args.horizon}: expected more than 0 seconds")
     nodes, per_node = int(shape[1]), int(shape[2])
-    return Settings(
+    return SimulationSettings(
         gpus=nodes * per_node,
         gpus_per_node=per_node,
         **{f"{name}_s": getattr(args, name) for name in ("interval", "pause", "grow_wait", "cooldown", "horizon")},
@@ -208,7 +208,9 @@ def load_profiles(folder: Path) -> dict[str, Program]:
     return found
 
 
-def _document(outcomes: list[Outcome], rows: list[Summary], notes: list[str], settings: Settings) -> dict[str, Any]:
+def _document(
+    outcomes: list[Outcome], rows: list[Summary], notes: list[str], settings: SimulationSettings
+) -> dict[str, Any]:
     from ...simulator.metrics import per_job
 
     policies = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..engine import Simulation
-from ..jobs import Job, Settings
+from ..jobs import SimulatedJob, SimulationSettings
 
 MOST_TRIED = 500
 """Waiting jobs looked at behind the first: Slurm's bf_max_job_test. `static` looks at none."""
@@ -19,7 +19,7 @@ MOST_TRIED = 500
 class Backfill(Simulation):
     """The simulation under this discipline."""
 
-    def __init__(self, jobs: list[Job], policy: str, settings: Settings) -> None:
+    def __init__(self, jobs: list[SimulatedJob], policy: str, settings: SimulationSettings) -> None:
         super().__init__(jobs, policy, replace(settings, interval_s=0.0))
         self.tried = MOST_TRIED if policy == "backfill" else 0
 
@@ -45,7 +45,7 @@ class Backfill(Simulation):
                 return ends, free
         return self.now, free
 
-    def _ends(self, job: Job) -> float:
+    def _ends(self, job: SimulatedJob) -> float:
         return max(job.updated, job.resume_at) + job.left / job.rate
 
     def _fits(self, gpus: int, free: list[int]) -> bool:

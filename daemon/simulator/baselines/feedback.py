@@ -11,19 +11,19 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ..engine import Simulation
-from ..jobs import Job
+from ..jobs import SimulatedJob
 
 LEVELS = (3600.0, 14400.0, 57600.0)
 """GPU-seconds had at which a job falls to the next queue: 1, 4 and 16 GPU-hours, the best of those tried there."""
 INFINITE = float("inf")
 
 
-def level(job: Job) -> int:
+def level(job: SimulatedJob) -> int:
     """A job's queue, 0 first."""
     return bisect_right(LEVELS, job.gpu_seconds)
 
 
-def falls_in(job: Job) -> float:
+def falls_in(job: SimulatedJob) -> float:
     """Seconds until a running job falls to the next queue; infinite in the last one."""
     at = level(job)
     return (LEVELS[at] - job.gpu_seconds) / job.asked if at < len(LEVELS) else INFINITE

@@ -1,4 +1,4 @@
-"""Resizes whose nodes somebody else was quicker to get: withdrawn as soon as it is seen, and planned anew at once."""
+"""Resizes whose nodes somebody else was quicker to get: withdrawn as soon as it is seen, and planned again at once."""
 
 from __future__ import annotations
 

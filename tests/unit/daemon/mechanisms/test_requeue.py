@@ -14,9 +14,9 @@ from store_records import resize_row
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
 from slurm_elastic.daemon.capacity.placement import Like
 from slurm_elastic.daemon.capacity.requeue_placement import (
-    can_start_anew,
+    can_restart,
     comes_back_at,
-    place_anew,
+    place_restart,
     put_back,
     whole_sizes,
 )
@@ -192,11 +192,11 @@ def test_a_place_is_its_own_nodes_first() -> None:
     job = cluster.run(1, "n2", 4)
     ledger, like = Ledger.of(cluster.snapshot()), Like.base(job)
     own = {"n2": Amount(4, 8, 4000)}
-    shape = place_anew(ledger, own, 2, like, ["n1", "n2", "n3"], 4)
+    shape = place_restart(ledger, own, 2, like, ["n1", "n2", "n3"], 4)
     assert shape is not None and (shape.node_list, shape.gpus_per_node, shape.cpus_per_node) == (("n2",), 2, 4)
-    shape = place_anew(ledger, own, 12, like, ["n1", "n2", "n3"], 4)
+    shape = place_restart(ledger, own, 12, like, ["n1", "n2", "n3"], 4)
     assert shape is not None and shape.nodes == 3
-    assert place_anew(ledger, {}, 12, like, ["n1", "n2", "n3"], 4) is None
+    assert place_restart(ledger, {}, 12, like, ["n1", "n2", "n3"], 4) is None
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_only_ordinary_jobs_start_anew() -> None:
     for number, more in enumerate(changes, 1):
         cluster.wait(number, 1, 4, VIA, **{"asked_per_node": 4, **more})
     roster = sort_jobs(cluster.snapshot())
-    assert [can_start_anew(roster.elastic[number]) for number in range(1, 6)] == [True, True, False, False, False]
+    assert [can_restart(roster.elastic[number]) for number in range(1, 6)] == [True, True, False, False, False]
 
 
 def test_it_comes_back_at_the_largest_size_that_fits() -> None:
@@ -256,7 +256,7 @@ def test_it_comes_back_at_the_largest_size_that_fits() -> None:
 
 
 def test_a_pin_below_a_node_is_reached_by_requeue(tmp_path: Path) -> None:
-    """2 of a node's 4 GPUs: neither shrink nor companion can; the job starts anew there, and its pause is measured."""
+    """2 of a node's 4 GPUs: neither shrink nor companion can; the job restarts there, and its pause is measured."""
     world = World(tmp_path, nodes=2)
     job = world.elastic(comment=VIA)
     world.round()
@@ -272,7 +272,7 @@ def test_a_pin_below_a_node_is_reached_by_requeue(tmp_path: Path) -> None:
 
 
 def test_it_leaves_a_node_that_is_drained(tmp_path: Path) -> None:
-    """Its batch host is being drained: it starts anew on another node, at its size; with none free it stays."""
+    """Its batch host is being drained: it restarts on another node, at its size; with none free it stays."""
     world = World(tmp_path, nodes=2)
     job, other = world.elastic(comment=VIA), world.rigid()
     world.round()

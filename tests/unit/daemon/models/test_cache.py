@@ -59,7 +59,7 @@ def test_a_model_is_made_anew_only_when_its_job_was_measured_anew(monkeypatch: p
     assert made == [1] and found[0] == found[1] == found[2] and set(found[0]) == {1}
     kept.of({1: (more, DEFAULT), 3: (first, DEFAULT)})
     kept.of({1: (more, prior), 3: (first, DEFAULT)})
-    assert made == [1, 1, 1], "job 3 has the model that job 1 had; a prior learned anew counts"
+    assert made == [1, 1, 1], "job 3 has the model that job 1 had; a prior learned again counts"
     assert kept.of({}) == {} and not kept._models, "ended jobs leave nothing behind"
 
 

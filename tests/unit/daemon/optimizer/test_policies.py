@@ -195,9 +195,9 @@ def test_the_batch_is_not_flipped_for_a_little() -> None:
     little = job("a", 4, (4,), model=power(0.9, fixed=0.5), batches=lambda k: (256, 512))
     much = job("b", 4, (4,), model=power(0.9, fixed=60.0), batches=lambda k: (256, 512))
     targets = plan([little, much], 8, "throughput").targets
-    assert (targets[0].batch, targets[0].reason, targets[0].gain) == (256, "keep_best", 0.0)
+    assert (targets[0].batch, targets[0].reason, targets[0].progress_change) == (256, "keep_best", 0.0)
     assert (targets[1].batch, targets[1].reason) == (512, "batch")
-    assert 0.2 < targets[1].gain < 0.4
+    assert 0.2 < targets[1].progress_change < 0.4
 
 
 def test_goodput_takes_a_smaller_batch_than_throughput() -> None:

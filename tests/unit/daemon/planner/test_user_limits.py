@@ -113,7 +113,7 @@ def test_each_gpu_type_of_a_partition_is_a_pool() -> None:
 
 
 def test_a_report_that_says_nothing_new_leaves_the_curve_as_it_is() -> None:
-    """Step times within the noise, and one more report of many, are the same observation: nothing is fitted anew."""
+    """Step times within the noise, and one more report of many, are the same observation: nothing is fitted again."""
     first, again = seen(4, 1.0, count=40), seen(4, 1.001, count=41)
     assert observation(first) == observation(again)
     assert math.isclose(observation(first).step_time_s, 1.0, rel_tol=0.002)
@@ -131,7 +131,7 @@ def test_what_is_kept_between_rounds_changes_no_plan() -> None:
 
 
 def test_a_decision_that_stands_is_made_without_its_evidence() -> None:
-    """The plan and every row's numbers are the same; what is not stored again is not written anew, the rest in full."""
+    """The plan and every row's numbers are the same; what is not stored again is not written, the rest in full."""
     world = World(5)
     world.job(1, "n1")
     world.job(2, "n2", measured=False)

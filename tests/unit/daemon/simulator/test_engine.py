@@ -13,23 +13,23 @@ import pytest
 
 from slurm_elastic.daemon.optimizer.policies import POLICIES
 from slurm_elastic.daemon.simulator.engine import Outcome
-from slurm_elastic.daemon.simulator.jobs import Settings
+from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import per_job, quantile, summary, table
-from slurm_elastic.daemon.simulator.nodes import Nodes
+from slurm_elastic.daemon.simulator.nodes import NodeAllocations
 from slurm_elastic.daemon.simulator.page import means, page
 from slurm_elastic.daemon.simulator.programs import BatchLadder, Program, builtin, size_ladder
 from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 
 LINEAR = Program("linear", lambda gpus, nodes, micro: micro / 100.0, 64, 64, (1, 64), note="100 samples/s a GPU")
-QUIET = Settings(gpus=8, gpus_per_node=4, interval_s=0.0, pause_s=0.0, cooldown_s=0.0)
+QUIET = SimulationSettings(gpus=8, gpus_per_node=4, interval_s=0.0, pause_s=0.0, cooldown_s=0.0)
 
 
 def job(name: str, at: float, gpus: int = 1, samples: float = 1000.0, **more: float) -> TraceJob:
     return TraceJob(name, at, "linear", gpus, 64, samples, **more)  # type: ignore[arg-type]
 
 
-def outcome(rows: list[TraceJob], policy: str = "throughput", settings: Settings = QUIET) -> Outcome:
+def outcome(rows: list[TraceJob], policy: str = "throughput", settings: SimulationSettings = QUIET) -> Outcome:
     return simulate(rows, {"linear": LINEAR, **builtin()}, policy, settings)[0]
 
 
@@ -120,7 +120,7 @@ def growths(result: Outcome) -> list[float]:
 @pytest.mark.parametrize("policy", [*sorted(POLICIES), "feedback", "evolution", "backfill"])
 def test_every_policy_keeps_the_books(policy: str) -> None:
     """All jobs end, capacity is never exceeded, work is done in full, nobody ends before it starts."""
-    settings = Settings(gpus=16, gpus_per_node=4, pause_s=10.0)
+    settings = SimulationSettings(gpus=16, gpus_per_node=4, pause_s=10.0)
     result = outcome(trace_of(60), policy, settings)
     assert held_at_most(result) <= 16
     for one in result.jobs:
@@ -211,7 +211,7 @@ def test_a_small_job_starts_behind_one_that_nobody_can_make_room_for() -> None:
 def test_the_same_seed_gives_the_same_run() -> None:
     """Learning from noisy reports is reproducible, and another seed gives another run."""
     rows = trace_of(30)
-    settings = Settings(gpus=16, pause_s=5.0, learned=True)
+    settings = SimulationSettings(gpus=16, pause_s=5.0, learned=True)
     one, again = outcome(rows, "log-goodput", settings), outcome(rows, "log-goodput", settings)
     other = outcome(rows, "log-goodput", replace(settings, seed=1))
     assert one.changes == again.changes
@@ -221,7 +221,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_learned_curves_come_close_to_known_ones() -> None:
     """Planning from each job's own noisy reports costs less than half over knowing the true curves."""
     rows = trace_of(60)
-    settings = Settings(gpus=16, pause_s=5.0)
+    settings = SimulationSettings(gpus=16, pause_s=5.0)
     known, learned = (summary(outcome(rows, "log-goodput", replace(settings, learned=x))).mean_s for x in (False, True))
     assert learned < 1.5 * known
 
@@ -229,7 +229,7 @@ def test_learned_curves_come_close_to_known_ones() -> None:
 def test_elastic_batches_beat_fixed_ones_and_fixed_beat_static() -> None:
     """The claim of the whole product, in shape: mean completion time falls from static to elastic to batch-elastic."""
     rows = trace_of(120, spacing=30.0)
-    settings = Settings(gpus=32, pause_s=10.0)
+    settings = SimulationSettings(gpus=32, pause_s=10.0)
     policies = ("static", "fixed-batch", "log-goodput")
     static, fixed, elastic = (summary(outcome(rows, p, settings)).mean_s for p in policies)
     assert elastic < fixed < static
@@ -246,14 +246,14 @@ def test_the_default_is_the_better_measure_for_each_kind_of_job(how: str, other:
     """Where all jobs train epochs `auto` makes log-throughput's every decision, where all stop at a quality
     log-goodput's: it cannot be worse than either."""
     rows = ending(trace_of(60, spacing=20.0), how)
-    settings = Settings(gpus=16, pause_s=10.0)
+    settings = SimulationSettings(gpus=16, pause_s=10.0)
     assert outcome(rows, "auto", settings).changes == outcome(rows, other, settings).changes
 
 
 def test_the_default_beats_both_measures_where_jobs_are_of_both_kinds() -> None:
     """One objective over both kinds of job: better than counting everybody's samples, and everybody's goodput."""
     rows = ending(trace_of(150, spacing=12.0), "both")
-    settings = Settings(gpus=32, pause_s=10.0)
+    settings = SimulationSettings(gpus=32, pause_s=10.0)
     auto, samples, goodput = (
         summary(outcome(rows, policy, settings)).mean_s for policy in ("auto", "log-throughput", "log-goodput")
     )
@@ -271,7 +271,7 @@ def test_jobs_that_do_not_say_what_ends_them_are_taken_as_told_and_counted() -> 
 def test_unpriced_moves_cost_more() -> None:
     """Taking restarts for free makes more of them and longer completion times."""
     rows = trace_of(80, spacing=20.0)
-    settings = Settings(gpus=32, pause_s=60.0, horizon_s=600.0, interval_s=30.0)
+    settings = SimulationSettings(gpus=32, pause_s=60.0, horizon_s=600.0, interval_s=30.0)
     priced, free = (summary(outcome(rows, "throughput", replace(settings, price_moves=x))) for x in (True, False))
     assert priced.restarts < free.restarts
 
@@ -342,7 +342,7 @@ def test_the_page_is_self_contained_and_escaped() -> None:
 
 def test_gpus_are_never_held_twice() -> None:
     """Over three thousand random starts, growths, shrinks and ends, the books balance on every node."""
-    rng, nodes = random.Random(7), Nodes(30, 8)  # the last node has six
+    rng, nodes = random.Random(7), NodeAllocations(30, 8)  # the last node has six
     rooms = [8, 8, 8, 6]
     sizes, refused = dict[int, int](), 0
     for turn in range(3000):
@@ -457,6 +457,6 @@ def test_multilevel_feedback_serves_the_least_served_first() -> None:
 
 def test_spread_jobs_do_not_chase_a_compactness_that_no_resize_brings() -> None:
     """With a decision at every event jobs that growth has spread over nodes are not moved to and fro for it."""
-    result = outcome(trace_of(150, spacing=12.0), "auto", Settings(gpus=64, gpus_per_node=8, interval_s=0.0))
+    result = outcome(trace_of(150, spacing=12.0), "auto", SimulationSettings(gpus=64, gpus_per_node=8, interval_s=0.0))
     row = summary(result)
     assert row.spread > 0.0 and row.restarts < 4.0

@@ -13,7 +13,7 @@ from slurm_elastic.daemon.planner import Inputs, decide
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.service import rounds
 from slurm_elastic.daemon.simulator.elastic import Elastic
-from slurm_elastic.daemon.simulator.jobs import Settings, prepare
+from slurm_elastic.daemon.simulator.jobs import SimulationSettings, prepare
 from slurm_elastic.daemon.simulator.programs import Program
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 
@@ -49,7 +49,7 @@ def simulation() -> Elastic:
     sizes = {"min_gpus": 4, "max_gpus": 24, "min_batch": 240, "max_batch": 3840}
     rows = [TraceJob(str(i), float(i), program.name, 4, 240, 1e9, until="epochs", **sizes) for i in range(ELASTIC)]
     rows.append(TraceJob("rigid", 10.0, "unknown", 8, duration_s=1e6))
-    settings = Settings(NODES * GPUS, GPUS, cooldown_s=0.0, pause_s=0.1)
+    settings = SimulationSettings(NODES * GPUS, GPUS, cooldown_s=0.0, pause_s=0.1)
     return Elastic(prepare(rows, {program.name: program}, settings)[0], "auto", settings)
 
 
@@ -70,7 +70,9 @@ def resizes(inputs: Inputs) -> list[Resize]:
     for move in decide(replace(inputs, memory=Memory())).begun:
         kept = tuple(sorted(place[name] for piece in move.keep for name in piece.nodes))
         added = tuple(tuple(place[name] for name in shape.node_list) for shape in move.add)
-        found.append((move.wish.standing.gpus, move.gpus, move.wish.batch, move.wish.reason.value, kept, added))
+        found.append(
+            (move.allotment.standing.gpus, move.gpus, move.allotment.batch, move.allotment.reason.value, kept, added)
+        )
     return sorted(found)
 
 

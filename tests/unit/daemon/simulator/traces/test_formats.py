@@ -11,7 +11,7 @@ import pytest
 from slurm_elastic.daemon.cli.commands import simulate as command
 from slurm_elastic.daemon.config import settings as daemon_settings
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
-from slurm_elastic.daemon.simulator.jobs import Settings
+from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.measured import program
 from slurm_elastic.daemon.simulator.metrics import per_job
 from slurm_elastic.daemon.simulator.programs import builtin
@@ -127,23 +127,23 @@ def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pyt
     own = DEFAULTS.cooldown_grow_s, DEFAULTS.cooldown_shrink_s
     assert "{:g} s before a grow, {:g} s before a shrink".format(*own) in " ".join(told.split())
     assert "DROPPED" not in told and "IN WINDOW" not in told
-    assert recorded(read(OWN), Settings(4)) is None, "nobody wrote down when they started"
+    assert recorded(read(OWN), SimulationSettings(4)) is None, "nobody wrote down when they started"
 
 
 def test_nothing_is_assumed_of_a_job_that_is_not_said() -> None:
     """A rigid job that cannot run is left out and counted; one made elastic has bounds, and the notes tell them; with a
     batch that its GPUs cannot share it still takes as long as it took."""
     rows = [TraceJob("a", 0.0, "x", 8, duration_s=100.0), TraceJob("b", 0.0, "x", 2, duration_s=100.0)]
-    outcome, notes = simulate(rows, builtin(), "static", Settings(4))
+    outcome, notes = simulate(rows, builtin(), "static", SimulationSettings(4))
     assert [job.trace.job_id for job in outcome.jobs] == ["b"] and any(
         "1 job, larger than the cluster" in n for n in notes
     )
-    outcome, notes = simulate(rows, builtin(), "auto", Settings(64, stretch=2.0), "balanced")
+    outcome, notes = simulate(rows, builtin(), "auto", SimulationSettings(64, stretch=2.0), "balanced")
     assert [(job.sizes[0][0], job.sizes[-1][0]) for job in outcome.jobs] == [(4, 16), (1, 4)]
     assert [job.batches(job.asked)[-1] for job in outcome.jobs] == [512, 128]
     assert any("2 jobs, without an elastic request: taken to accept 1/2 to 2 times the GPUs" in note for note in notes)
     small = TraceJob("c", 0.0, "balanced", 16, 32, duration_s=1000.0)
-    outcome, _ = simulate([small], builtin(), "static", Settings(16))
+    outcome, _ = simulate([small], builtin(), "static", SimulationSettings(16))
     assert outcome.jobs[0].end_s == pytest.approx(1000.0)
 
 
@@ -152,7 +152,7 @@ def test_a_job_of_unknown_length_is_refused() -> None:
     trace = "name,time,application,num_replicas,batch_size\ncifar10-0,107,cifar10,6,2048\n"
     for declared in ("", "balanced"):
         with pytest.raises(TraceError, match=r"job cifar10-0: the trace has no run time .* 'cifar10' is not known"):
-            simulate(read(trace), builtin(), "static", Settings(64), declared)
+            simulate(read(trace), builtin(), "static", SimulationSettings(64), declared)
 
 
 @pytest.mark.parametrize("until", ["epochs", "quality"])
@@ -163,7 +163,7 @@ def test_without_elasticity_jobs_take_as_long_as_they_took(until: str) -> None:
 102|2026-10-01T00:00:00|7200|gres/gpu=4|elastic:gpus=2-16,batch=256-4096
 103|2026-10-01T00:00:00|900|gres/gpu=3|elastic:gpus=1-4,batch=48-96
 """
-    outcome, _ = simulate(read(lines), builtin(), "static", Settings(16, until=until), "balanced")
+    outcome, _ = simulate(read(lines), builtin(), "static", SimulationSettings(16, until=until), "balanced")
     took = {job["job_id"]: job["completion_s"] for job in per_job(outcome)}
     assert took == pytest.approx({"101": 36000.0, "102": 7200.0, "103": 900.0}, rel=1e-3)
 
