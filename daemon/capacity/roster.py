@@ -34,7 +34,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class RunningPiece:
-    """One running Slurm job that belongs to an elastic job: its piece, and on whose order a companion came."""
+    """One running Slurm job that belongs to an elastic job: its piece, and of which resize a companion came."""
 
     job: Job
     piece: Piece

@@ -79,7 +79,7 @@ class Move:
         return registry.passed_over(standing, standing.site, chosen, settings)
 
     def resize(self, wait_s: float) -> Resize:
-        """The order to the supervisor; its number comes from the store."""
+        """The message to the supervisor; its number comes from the store."""
         allotment = self.allotment
         return Resize(
             id=0,

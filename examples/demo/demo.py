@@ -80,7 +80,7 @@ class Demo:
     seen: dict[int, int] = field(default_factory=dict)
     """The last event of each job that was printed."""
     client: Client | None = None
-    ordered: dict[int, int] = field(default_factory=dict)
+    wanted: dict[int, int] = field(default_factory=dict)
     """GPUs that the last resize of each job is to bring it to."""
     record: list[dict[str, Any]] = field(default_factory=list)
     """Who trained on how many GPUs from when on, and when each part of the story began; figure.py draws it."""
@@ -102,10 +102,10 @@ class Demo:
     def note(self, job: Elastic, kind: str, detail: dict[str, Any]) -> None:
         """Record what an event says of the GPUs that the job trains on, and of those where its workers start."""
         if kind == EventKind.RESIZE_ISSUED:
-            self.ordered[job.job_id] = detail["gpus"]
+            self.wanted[job.job_id] = detail["gpus"]
         elif kind in COUNTED and "gpus" in detail:
             trains = 0 if kind == EventKind.FINISHED else detail["gpus"]
-            starting = max(0, self.ordered[job.job_id] - trains) if kind == EventKind.RESIZE_GRANTED else 0
+            starting = max(0, self.wanted[job.job_id] - trains) if kind == EventKind.RESIZE_GRANTED else 0
             self.holds(f"{job.name} ({job.job_id})", trains, starting)
 
     @property

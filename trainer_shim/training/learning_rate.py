@@ -57,7 +57,7 @@ class Tuning:
         """The batch to train with, and what to tell the user about it.
 
         At the start a batch outside join()'s range raises TrainingError, before any training is spent; later the
-        nearest accepted one is used: a mistaken order is no reason to lose a job.
+        nearest accepted one is used: a mistaken batch is no reason to lose a job.
         """
         try:
             return check_batch(batch, self.max_batch), ""
