@@ -33,6 +33,7 @@ from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.db.rows import REQUEUE, InUse
 from slurm_elastic.protocol.errors import SlurmRefused
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 VIA = "elastic:gpus=1-4,batch=240-3840,via=shrink+requeue"
 NOW = 1000.0
@@ -104,7 +105,7 @@ def test_it_waits_for_its_nodes_until_it_was_put_back() -> None:
     resize = resize_row(Resize(7, 1, (), (SHAPE,), 2, 240, "r", 60.0), "saved", NOW, NOW)
     job = holder()[0].job
     assert REQUEUEING.awaits(job, resize) == (SHAPE,)
-    assert REQUEUEING.awaits(job, replace(resize, state="submitted")) == ()
+    assert REQUEUEING.awaits(job, replace(resize, state=ResizeState.SUBMITTED)) == ()
     assert REQUEUEING.undo(1, (), "why") == [Free(1, 1, "why")]
 
 
