@@ -6,9 +6,11 @@ Limit: jobs run cluster/stub_supervisor.py, which trains nothing; their throughp
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -66,14 +68,13 @@ class Selasticd:
         self.shim = _everyones_copy(folder / "code")
         self.slurm = CommandClient(sandbox.env["SLURM_CONF"])
         self.process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self.port = _free_port()
         self.options: list[str] = []
 
     def start(self) -> None:
         """Start it (again, at the same address), and wait until it answers."""
         self.launch()
         wait_until(self.answers, 60, self.log)
-        self.port = int(self.client().url.rpartition(":")[2])
 
     def launch(self) -> None:
         """Start it, and do not wait."""
@@ -180,6 +181,18 @@ class Selasticd:
         command = [sys.executable, "-m", "slurm_elastic.daemon.cli.main", *words]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
         return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
+
+
+def _free_port() -> int:
+    """A port that no connection of anybody takes while the daemon is away: below those that the kernel gives out."""
+    while True:
+        port = random.randrange(12_000, 18_000)
+        with socket.socket() as tried:
+            try:
+                tried.bind(("", port))
+            except OSError:
+                continue
+            return port
 
 
 def _everyones_copy(folder: Path) -> Path:
