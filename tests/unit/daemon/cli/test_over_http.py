@@ -139,7 +139,7 @@ def test_explain_events_plan_and_top(daemon: Daemon, run: Run) -> None:
     assert run("explain", "1215")[1].startswith("Job 1215 shrank from 4 to 2 GPUs at ")
     assert json.loads(run("explain", "1215", "--json")[1])["last_resize"]["gpus_to"] == 2
     status, out, _ = run("events", "1215", "-n", "-o", "kind,who,detail")
-    assert (status, out.splitlines()[1].split()) == (0, ["running", "supervisor", "generation=2", "pause_s=0.8"])
+    assert (status, out.splitlines()[1].split()) == (0, ["resize_running", "supervisor", "generation=2", "pause_s=0.8"])
     assert run("plan")[1].splitlines()[-1] == "1 of 2 running jobs to be resized"
     assert run("plan", "-a")[1].splitlines()[-1] == "1 of 2 running jobs to be resized, 1 waiting"
     assert run("plan", "--dry-run", "-nP", "-o", "jobid,from,to")[1].splitlines() == ["1207|2|4", "1215|2|2"]
