@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -46,9 +47,11 @@ def test_one_stopped_through_its_lease_wakes_up_and_does_nothing(pair: tuple[Sel
     first.settles_at(job, 12)
     assert first.process is not None and second.process is not None
     with sqlite3.connect(first.state / "selastic.db", timeout=60) as database:
-        # Not in the middle of a write: SQLite would keep the lock of a process that is stopped.
+        # Not in the middle of a write: SQLite would keep the lock of a process that is stopped. The lock is given back
+        # when all of its threads have stopped: one that still runs could begin a write.
         database.execute("BEGIN IMMEDIATE")
         first.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, first.process.pid, os.WSTOPPED | os.WNOWAIT)
         database.rollback()
     database.close()
     rigid = first.rigid(7)
