@@ -54,6 +54,8 @@ class Restarts(Part):
         workers = [worker for worker in context.workers_on(here) if not worker.ending]
         if context.mode is not Mode.STARTING or context.awaited or not workers:
             return
+        if CulpritTimer() in context.timers:  # a worker's end is not explained yet: a restart follows
+            return
         if not all(worker.ready or worker.exited for worker in workers):
             return
         if any(worker.exited for worker in workers):

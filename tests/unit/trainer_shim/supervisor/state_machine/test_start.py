@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import LaunchAgents, QuitAgent, RecordGeneration, Send
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import RunLimits
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, CompanionGranted, StepEnded
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
+    AgentLost,
+    AgentUp,
+    CompanionGranted,
+    Event,
+    StepEnded,
+    WorkerExit,
+    WorkerMessage,
+)
 from slurm_elastic.trainer_shim.supervisor.state_machine.workers import Worker, ranked
 
 
@@ -132,3 +141,22 @@ def test_rank_order_is_stable() -> None:
     ]
     names = ranked(workers, (BASE, COMPANION))
     assert names == ("10.n1.0", "10.n1.1", "10.n2.0", "10.n2.1", "11.n3.0", "11.n3.1")
+
+
+GONE, READY = AgentLost((11, "n3")), WorkerMessage("10.n2.1.2", {"type": "ready"})
+
+
+@pytest.mark.parametrize("then", [GONE, READY], ids=["a node goes", "a worker is ready"])
+def test_nothing_is_formed_or_ended_while_a_workers_end_is_unexplained(then: Event) -> None:
+    """One that lost its connection while the others warmed up: a restart follows, also when a node that was sent away
+    goes, or another worker gets ready, in the meantime."""
+    drive = Drive().up().grown()
+    drive.order(2, (BASE,))
+    drive.running(drive.context.generation)  # the companion's agent is told to quit, and takes its time
+    drive(WorkerExit("10.n2.1", 0, 9))
+    drive.die_when_killed()
+    drive.ready(["10.n1.1.2", "10.n2.0.2", *(["10.n2.1.2"] if then is GONE else [])])
+    drive(WorkerExit("10.n1.0.2", 75))
+    assert drive(then) == [] and drive.exits() == []
+    drive.wait(1.0)
+    assert drive.context.mode is Mode.RESTARTING
