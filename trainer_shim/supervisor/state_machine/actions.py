@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Phase, Piece, Registration, Shape
 
-from .events import AgentKey, Message
+from .events import AgentKey
 
 
 class Action:

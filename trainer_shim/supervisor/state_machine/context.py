@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration
 
 from . import actions, events
@@ -273,7 +274,7 @@ class SupervisorContext:
     # --- the daemon, and the end ------------------------------------------------------------------------------
 
     def report_phase(
-        self, resize_id: int, phase: str, detail: str = "", counters: events.Message | None = None, exit_code: int = 0
+        self, resize_id: int, phase: str, detail: str = "", counters: Message | None = None, exit_code: int = 0
     ) -> None:
         """A phase for the daemon, with what trains now."""
         counters = counters or {}

@@ -7,13 +7,12 @@ events too (timers).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece, Resize
 
 AgentKey = tuple[int, str]
 """(Slurm job id, node name); the job id is 0 without Slurm."""
-Message = dict[str, Any]
 
 
 class Event:
@@ -68,7 +67,7 @@ class WorkerMessage(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost(Event):
-    """A worker's control connection is gone; its end is still to be told by its agent."""
+    """A worker's control connection is gone; its agent has not reported its end yet."""
 
     worker: str
 
@@ -129,7 +128,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class AgentsSettled:
-    """An agent has come, has gone as it was told to, or is awaited no more: perhaps the workers can begin."""
+    """An agent has come, has quit, or is awaited no longer: perhaps workers can start, or their world can form."""
 
 
 @dataclass(frozen=True, slots=True)

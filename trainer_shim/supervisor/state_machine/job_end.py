@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.json_lines import Message
+
 from . import events
 from .actions import Exit, Print, Send
 from .context import Handlers, Mode, Part, SupervisorContext
@@ -15,7 +17,7 @@ class JobEnd(Part):
         super().__init__(context)
         self._owed_s: float | None = None
         """A checkpoint is to be written in this time as soon as there is something to write."""
-        self._counters: events.Message = {}
+        self._counters: Message = {}
         """The training's, at its end."""
 
     def handlers(self) -> Handlers:

@@ -8,6 +8,7 @@ left here; selasticd gives them back to Slurm.
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Resize
 
 from . import events
@@ -172,7 +173,7 @@ class Resizes(Part):
         else:
             self._undo("the training is over", "withdrawn")
 
-    def _running(self, generation: int, message: events.Message) -> None:
+    def _running(self, generation: int, message: Message) -> None:
         """The new world's first step is done: it is what trains now."""
         context, resize, world = self._context, self._context.resize, self._context.coming(generation)
         if resize is None or world is None:

@@ -10,6 +10,7 @@ import math
 
 from slurm_elastic.protocol import bottleneck
 from slurm_elastic.protocol.bottleneck import Pace
+from slurm_elastic.protocol.json_lines import Message
 
 from . import events
 from .actions import ForwardReport, Send
@@ -60,7 +61,7 @@ class WorkerMessages(Part):
         elif kind == "pace":
             self._note_pace(worker, message)
 
-    def _relay(self, worker: Worker, generation: int, message: events.Message) -> None:
+    def _relay(self, worker: Worker, generation: int, message: Message) -> None:
         """Only rank 0 of a world that is coming opens a store."""
         context, world = self._context, self._context.world
         participants: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class WorkerMessages(Part):
         for worker in self._context.workers.values():
             worker.pace = None
 
-    def _reported(self, worker: Worker, message: events.Message) -> None:
+    def _reported(self, worker: Worker, message: Message) -> None:
         """Rank 0's report is forwarded as the job's."""
         context = self._context
         if context.mode in (Mode.RUNNING, Mode.FINISHING) and context.world is not None:
@@ -97,26 +98,26 @@ class WorkerMessages(Part):
             self._note_pace(worker, message)
             self._forward(message)
 
-    def _note_pace(self, worker: Worker, message: events.Message) -> None:
+    def _note_pace(self, worker: Worker, message: Message) -> None:
         world = self._context.world
         if world is not None and message.get("generation") == world.generation:
             worker.pace = _pace(message.get("pace"))
 
-    def _forward(self, message: events.Message) -> None:
+    def _forward(self, message: Message) -> None:
         context, world, step = self._context, self._context.world, message.get("step")
         context.reported_step = step if isinstance(step, int) else 0
         report = {name: value for name, value in message.items() if name not in ("type", "pace")}
         nodes = len({node for piece in context.pieces for node in piece.nodes})
         context.do(ForwardReport(report | self._compared(), len(world.members) if world else 0, nodes))
 
-    def _compared(self) -> events.Message:
+    def _compared(self) -> Message:
         """What holds the steps back; nothing until every rank has reported its pace."""
         members = self._context.members()
         paces = [worker.pace for worker in members if worker.pace is not None]
         world = self._context.world
         if world is None or not paces or len(paces) < len(world.members):
             return {}
-        compared: events.Message = {"comm_share": bottleneck.exposed_communication(paces)}
+        compared: Message = {"comm_share": bottleneck.exposed_communication(paces)}
         found = bottleneck.find(paces)
         if found is None:
             return compared
