@@ -15,8 +15,12 @@ from ...text.tables import number
 from ...text.times import span
 from . import phrases as words
 
-FORCED = ("shrink_for_job", "shrink_for_elastic", "shrink_capacity")
-"""Reasons that no gain is weighed for."""
+UNWEIGHED = {
+    Reason.SHRINK_FOR_JOB.value: "waiting jobs come first",
+    Reason.SHRINK_FOR_ELASTIC.value: "waiting jobs come first",
+    Reason.SHRINK_CAPACITY.value: "GPUs that are not usable cannot be kept",
+}
+"""Reasons that no gain is weighed for, and why none is."""
 SHOWN_ALTERNATIVES = 3
 
 
@@ -41,20 +45,24 @@ def gain(facts: Explain, cause: Decision) -> str:
     if not cause.moves:
         return ""
     evidence = cause.evidence
-    forced = cause.reason in FORCED and not cause.gain
-    if cause.gain is None and not forced and not evidence.tried:
+    if cause.gain is None and cause.reason not in UNWEIGHED and not evidence.tried:
         return f"n/a ({_measured_sizes(facts)})"
     own = _change(evidence)
     shares = [f"{facts.job.job_id}: {own}"] if own else []
-    return _total(cause, forced) + _in_brackets(shares + _others(evidence))
+    return _total(cause) + _in_brackets(shares + _others(evidence))
 
 
-def _total(cause: Decision, forced: bool) -> str:
-    if forced:
-        return "none asked for: waiting jobs come first"
+def _total(cause: Decision) -> str:
+    """The gain of all elastic jobs together: what is lost is said as a cost, with what it is paid for."""
+    unweighed, total = UNWEIGHED.get(cause.reason), round(cause.gain or 0.0, 2)
+    none = f"none asked for: {unweighed}" if unweighed else "none"
+    if total < 0:
+        return f"{none}; all elastic jobs together lose {-total:.2f} jobs' worth of progress"
+    if unweighed and not total:
+        return none
     if cause.gain is None:
         return f"not known: {words.gpus(cause.gpus_to)} are tried while they are idle, to measure them"
-    return f"cluster {cause.gain:+.2f} jobs' worth of progress"
+    return f"cluster {total:+.2f} jobs' worth of progress"
 
 
 def _in_brackets(shares: list[str]) -> str:

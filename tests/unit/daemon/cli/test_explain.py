@@ -296,11 +296,30 @@ def test_what_is_predicted_is_told_from_what_is_measured(store: Store, viewer: C
     assert "Prior what was not measured is taken from 3 earlier runs of train.py on a100" in text
 
 
-def test_a_shrink_for_a_waiting_job_claims_no_gain(store: Store, viewer: Callable[..., Any]) -> None:
-    """Waiting jobs come first without a weighing, so a gain of nought is not printed as if it were one."""
-    steady(store, gpus_to=1, batch_to=128, reason="shrink_for_job", gain=0.0)
-    text = "\n".join(render(reports.explain(store, 7, viewer(1000), NOW)))
-    assert "Gain        none asked for: waiting jobs come first\n" in text
+@pytest.mark.parametrize(
+    ("reason", "gain", "said"),
+    [
+        ("shrink_for_job", 0.0, "none asked for: waiting jobs come first"),
+        ("shrink_for_job", None, "none asked for: waiting jobs come first"),
+        ("shrink_for_elastic", -0.001, "none asked for: waiting jobs come first"),
+        (
+            "shrink_for_job",
+            -0.784,
+            "none asked for: waiting jobs come first; all elastic jobs together lose 0.78 jobs' worth of progress",
+        ),
+        ("shrink_for_job", 0.61, "cluster +0.61 jobs' worth of progress"),
+        ("shrink_capacity", 0.0, "none asked for: GPUs that are not usable cannot be kept"),
+        ("shrink_limit", -0.2, "none; all elastic jobs together lose 0.20 jobs' worth of progress"),
+        ("grow_share", 0.25, "cluster +0.25 jobs' worth of progress"),
+    ],
+)
+def test_a_gain_is_claimed_only_where_there_is_one(
+    reason: str, gain: float | None, said: str, store: Store, viewer: Callable[..., Any]
+) -> None:
+    """What a waiting job, a limit or a drained node costs the others is told as a cost, with what it is paid for."""
+    steady(store, gpus_to=1, batch_to=128, reason=reason, gain=gain)
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert f"Gain {said} From" in text
 
 
 def test_a_size_that_is_only_tried_claims_no_gain(store: Store, viewer: Callable[..., Any]) -> None:
