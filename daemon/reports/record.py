@@ -91,8 +91,9 @@ def redacted(record: R) -> R:
 
 def made_from(kind: type[R], *rows: Any, **more: Any) -> R:
     """A record with what these rows of the store, or records, have under the same names: the last one that has it
-    counts, and `more` before all. What none of them has is None: not known."""
-    found = dict(_form(kind)[1])  # type: ignore[arg-type]  # a class is hashable
+    counts, and `more` before all. A row may be None: then what none of the others has is None too, not known. Raises
+    TypeError where every row is there and a field is in none of them."""
+    found = dict(_form(kind)[1]) if None in rows else {}  # type: ignore[arg-type]  # a class is hashable
     for row in rows:
         if row is not None:
             found |= {name: getattr(row, name) for name in _shared_names(kind, type(row))}  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from slurm_elastic.daemon.reports.record import (
     about,
     columns,
     known_values,
+    made_from,
     read,
     read_all,
     record,
@@ -71,3 +72,29 @@ def test_what_others_do_not_see_may_be_none(kind: type) -> None:
     for item in fields(kind):
         assert item.metadata["help"]
         assert item.metadata["public"] or type(None) in typing.get_args(hints[item.name]), item.name
+
+
+@record
+class Row:
+    """A row of the store, with a part of a Sample."""
+
+    job_id: int
+    name: str
+
+
+@record
+class Named:
+    """A record whose note comes from elsewhere."""
+
+    job_id: int
+    name: str
+    note: str | None
+
+
+def test_a_forgotten_field_is_refused() -> None:
+    """With every row there, a field that none of them has was forgotten; without one, it is not known."""
+    row = Row(job_id=7, name="x")
+    assert made_from(Named, row, note="y") == Named(job_id=7, name="x", note="y")
+    assert made_from(Named, None, row) == Named(job_id=7, name="x", note=None)
+    with pytest.raises(TypeError, match="note"):
+        made_from(Named, row)
