@@ -200,6 +200,8 @@ def server_config(app: Application, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(BoundedProtocol, intake=app.intake),  # type: ignore[arg-type]  # uvicorn only calls it
+        # Else a WebSocket library that happens to be installed would take connections out of BoundedProtocol's hands.
+        ws="none",
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
         log_config=None,

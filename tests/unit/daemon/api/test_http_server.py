@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import configparser
 import inspect
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from slurm_elastic.daemon.api import http_server
+from slurm_elastic.daemon.config.settings import Settings
 
 CALLBACKS = {
     *("connection_made", "data_received", "connection_lost", "on_message_begin", "on_headers_complete", "on_body"),
@@ -52,10 +55,11 @@ def test_a_connection_of_uvicorn_has_what_ours_builds_on() -> None:
 
 def test_a_request_of_uvicorn_has_what_stands_in_for_it() -> None:
     """What uvicorn looks at in the request under way, our own class has too, while reports are written."""
-    source = inspect.getsource(HttpToolsProtocol)
-    used = {name for name in ("disconnected", "keep_alive", "response_complete", "message_event") if name in source}
+    used = set(re.findall(r"(?:self\.|existing_)cycle\.(\w+)", inspect.getsource(HttpToolsProtocol)))
     stand_in = http_server._PendingReports(True)
-    assert used and {name for name in used if not hasattr(stand_in, name)} == set()
+    assert {"disconnected", "keep_alive", "response_complete", "message_event"} <= used
+    # These are used of a request that uvicorn has made itself: reports never reach it.
+    assert {name for name in used if not hasattr(stand_in, name)} <= {"body", "more_body", "run_asgi"}
 
 
 def test_a_server_of_uvicorn_has_what_ours_builds_on() -> None:
@@ -68,6 +72,13 @@ def test_a_server_of_uvicorn_has_what_ours_builds_on() -> None:
     assert "self.servers" in inspect.getsource(uvicorn.Server.startup)
     for name in ("startup", "on_tick", "capture_signals", "run"):
         assert callable(getattr(uvicorn.Server, name, None)), name
+
+
+def test_no_connection_becomes_a_websocket() -> None:
+    """Whatever is installed beside uvicorn: a connection keeps its bounds."""
+    config = http_server.server_config(SimpleNamespace(intake=None), Settings())  # type: ignore[arg-type]
+    config.load()
+    assert config.ws_protocol_class is None
 
 
 def test_the_bounds_are_the_versions_that_were_tried() -> None:
