@@ -1,6 +1,6 @@
 """Idle nodes sorted by what is free on them: placing a growth then costs what it takes, whatever the cluster's size.
 
-Limit: sees only changes that it is told of; the ledger tells it.
+Limit: it knows only the changes that `put` gives it; the ledger does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 Amounts = TypeVar("Amounts")
 
 
-class Alike(Generic[Amounts]):
+class IdleNodes(Generic[Amounts]):
     """Nodes by their free amount; those of one amount are in the order of their names."""
 
     def __init__(self, nodes: Iterable[tuple[str, Amounts]]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..slurm.model import Job, Node, Snapshot
-from .idle_nodes import Alike
+from .idle_nodes import IdleNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Ledger:
     def __init__(self, now: Mapping[str, Amount], soon: Mapping[str, Amount] | None = None) -> None:
         self.now = dict(now)
         self.soon = dict(soon or {})
-        self._alike: dict[tuple[frozenset[str], bool], tuple[Alike[Amount], int]] = {}
+        self._idle_nodes: dict[tuple[frozenset[str], bool], tuple[IdleNodes[Amount], int]] = {}
         """By set of nodes, with how many of the changes are in it."""
         self._changes: list[str] = []
         """Every node of which something was taken or released, in that order."""
@@ -75,18 +75,19 @@ class Ledger:
         later = self.soon.get(node)
         return self.now[node] if later is None else self.now[node] + later
 
-    def alike(self, nodes: Iterable[str], soon: bool) -> Alike[Amount]:
+    def idle_nodes(self, nodes: Iterable[str], soon: bool) -> IdleNodes[Amount]:
         """Those of the nodes that have a GPU free, or will have, by amount. Made once for a set of nodes that is asked
         for again and again; of what `take` and `release` changed since then it only catches up."""
         key = frozenset(nodes), soon
-        if key not in self._alike:
+        if key not in self._idle_nodes:
             free = ((name, self._idle(name, soon)) for name in key[0] if name in self.now)
-            self._alike[key] = Alike((name, amount) for name, amount in free if amount is not None), len(self._changes)
-        found, seen = self._alike[key]
+            made = IdleNodes((name, amount) for name, amount in free if amount is not None)
+            self._idle_nodes[key] = made, len(self._changes)
+        found, seen = self._idle_nodes[key]
         if seen < len(self._changes):
             for name in set(self._changes[seen:]) & key[0]:
                 found.put(name, self._idle(name, soon))
-            self._alike[key] = found, len(self._changes)
+            self._idle_nodes[key] = found, len(self._changes)
         return found
 
     def _idle(self, node: str, soon: bool) -> Amount | None:

@@ -72,7 +72,7 @@ def make_room(snapshot: Snapshot, ledger: Ledger, givers: Iterable[Giver], waiti
     refused = set[tuple[NeedPart, ...]]()
     for need in waiting:
         if need.parts in refused:
-            unmet.append(need)  # there was no room for one like it, and what is left only gets less
+            unmet.append(need)  # there was no room for one like it, and nobody was given any since
             continue
         partitions = {name for part in need.parts for name in part.partitions}
         before = min((blocked[name] for name in partitions if name in blocked), default=inf)
@@ -88,6 +88,7 @@ def make_room(snapshot: Snapshot, ledger: Ledger, givers: Iterable[Giver], waiti
                 blocked[name] = min(blocked.get(name, inf), start)
             continue
         state = attempt
+        refused.clear()
         met.append(Met(need, tuple(attempt.nodes), attempt.given, attempt.waits))
     return Room(state.ledger, state.dropped, tuple(met), tuple(unmet))
 

@@ -17,8 +17,8 @@ from .ledger import Amount, Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Like:
-    """What a companion has in common with its base."""
+class ShapeTemplate:
+    """What every shape for a job has in common, whatever its size."""
 
     partition: str
     account: str
@@ -28,7 +28,8 @@ class Like:
     mem_mb_per_gpu: float
 
     @classmethod
-    def base(cls, job: Job) -> Like:
+    def of(cls, job: Job) -> ShapeTemplate:
+        """That of an elastic job's base."""
         gpus = max(1, job.gpus)
         partition = job.partition.split(",")[0]
         share = max(1, job.gpus_per_node or gpus // max(1, len(job.nodes)))
@@ -45,19 +46,39 @@ class Like:
             gpus -= 1
         return gpus
 
+    def shape(self, gpus_per_node: int, nodes: Collection[str]) -> Shape:
+        """So many GPUs on each of these nodes."""
+        amount = self.amount(gpus_per_node)
+        return Shape(
+            nodes=len(nodes),
+            gpus_per_node=gpus_per_node,
+            cpus_per_node=amount.cpus,
+            mem_mb_per_node=amount.mem_mb,
+            gpu_type=self.gpu_type,
+            partition=self.partition,
+            account=self.account,
+            qos=self.qos,
+            node_list=tuple(sorted(nodes)),
+        )
+
 
 def place(
-    ledger: Ledger, gpus: int, like: Like, nodes: Iterable[str], soon: bool = False, near: Collection[str] = ()
+    ledger: Ledger,
+    gpus: int,
+    template: ShapeTemplate,
+    nodes: Iterable[str],
+    soon: bool = False,
+    near: Collection[str] = (),
 ) -> tuple[Shape, ...] | None:
     """Shapes that hold exactly `gpus` further GPUs; None when they do not fit. Takes nothing from the ledger.
 
     `near`: nodes to take before others with as many free GPUs, for they lie next to the job's own.
     `soon`: count what is being released as well; such a plan can only be carried out later.
     """
-    idle = ledger.alike(nodes, soon)
+    idle = ledger.idle_nodes(nodes, soon)
     fits: dict[int, list[Amount]] = {}
     for amount in idle.amounts:  # most nodes are alike
-        fits.setdefault(like.most(amount), []).append(amount)
+        fits.setdefault(template.most(amount), []).append(amount)
     fits.pop(0, None)
     taken: dict[str, int] = {}
     left = gpus
@@ -72,7 +93,7 @@ def place(
         if last is None:
             return None
         taken[last] = left
-    return _shapes(taken, like)
+    return _shapes(taken, template)
 
 
 def take(ledger: Ledger, shapes: Iterable[Shape]) -> None:
@@ -83,24 +104,8 @@ def take(ledger: Ledger, shapes: Iterable[Shape]) -> None:
                 ledger.take(node, Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node))
 
 
-def _shapes(taken: dict[str, int], like: Like) -> tuple[Shape, ...]:
+def _shapes(taken: dict[str, int], template: ShapeTemplate) -> tuple[Shape, ...]:
     by_size: dict[int, list[str]] = {}
     for name, gpus in taken.items():
         by_size.setdefault(gpus, []).append(name)
-    shapes = []
-    for gpus, names in sorted(by_size.items(), reverse=True):
-        amount = like.amount(gpus)
-        shapes.append(
-            Shape(
-                nodes=len(names),
-                gpus_per_node=gpus,
-                cpus_per_node=amount.cpus,
-                mem_mb_per_node=amount.mem_mb,
-                gpu_type=like.gpu_type,
-                partition=like.partition,
-                account=like.account,
-                qos=like.qos,
-                node_list=tuple(sorted(names)),
-            )
-        )
-    return tuple(shapes)
+    return tuple(template.shape(gpus, names) for gpus, names in sorted(by_size.items(), reverse=True))

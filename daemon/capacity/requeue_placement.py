@@ -13,7 +13,7 @@ from slurm_elastic.protocol.messages import Shape
 from ..slurm.model import Job, Size, Snapshot
 from .ledger import Amount, Ledger
 from .pending_jobs import SOON_S, meets
-from .placement import Like
+from .placement import ShapeTemplate
 from .roster import ElasticJob
 
 BEGIN_S = 121.0
@@ -42,25 +42,17 @@ def whole_sizes(gpus: int, most: int) -> Iterator[Size]:
 
 
 def place_restart(
-    ledger: Ledger, own: Mapping[str, Amount], gpus: int, like: Like, nodes: Iterable[str], most: int
+    ledger: Ledger, own: Mapping[str, Amount], gpus: int, template: ShapeTemplate, nodes: Iterable[str], most: int
 ) -> Shape | None:
     """A shape of exactly `gpus` GPUs on what is free and what the job itself gives back (`own`, by node), its own
     nodes first; None when no equal share fits. Takes nothing from the ledger."""
     usable = [name for name in nodes if ledger.usable(name)]
     for size in whole_sizes(gpus, most):
-        amount = like.amount(size.gpus_per_node)
+        amount = template.amount(size.gpus_per_node)
         fits = [name for name in usable if (ledger.now[name] + own.get(name, Amount())).covers(amount)]
         if len(fits) >= size.nodes:
             chosen = sorted(fits, key=lambda name: (name not in own, name))[: size.nodes]
-            return Shape(
-                nodes=size.nodes,
-                gpus_per_node=size.gpus_per_node,
-                cpus_per_node=amount.cpus,
-                mem_mb_per_node=amount.mem_mb,
-                gpu_type=like.gpu_type,
-                partition=like.partition,
-                node_list=tuple(sorted(chosen)),
-            )
+            return template.shape(size.gpus_per_node, chosen)
     return None
 
 
@@ -83,17 +75,16 @@ def comes_back_at(snapshot: Snapshot, job: ElasticJob, ledger: Ledger, accepted:
     """
     base, now = job.base, snapshot.at
     asks = Size(max(1, base.num_nodes), base.asked_per_node)
-    like = Like.base(base)
-    nodes = [
-        n.name for n in snapshot.nodes.values() if like.partition in n.partitions and meets(base.features, n.features)
-    ]
+    template = ShapeTemplate.of(base)
+    inside = (node for node in snapshot.nodes.values() if template.partition in node.partitions)
+    nodes = [node.name for node in inside if meets(base.features, node.features)]
     sizes = sorted((size for size in accepted if size <= asks.gpus), reverse=True)
     for gpus in sizes:
-        found = place_restart(ledger, {}, gpus, like, nodes, asks.gpus_per_node)
+        found = place_restart(ledger, {}, gpus, template, nodes, asks.gpus_per_node)
         if found is not None:
             same = Size(found.nodes, found.gpus_per_node) == asks
             return None if same and base.eligible_time <= now + SOON_S else found
     least = next(whole_sizes(min(sizes), asks.gpus_per_node), None) if sizes else None
     if least is None or (least == asks and base.eligible_time <= now + SOON_S):
         return None
-    return Shape(least.nodes, least.gpus_per_node, partition=like.partition)
+    return Shape(least.nodes, least.gpus_per_node, partition=template.partition)

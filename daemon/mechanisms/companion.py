@@ -13,7 +13,7 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..capacity.placement import Like, place, take
+from ..capacity.placement import ShapeTemplate, place, take
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
@@ -38,9 +38,9 @@ class CompanionJob(Mechanism):
 
     def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         more = gpus - sum(piece.gpus for piece in keep)
-        like, near = Like.base(job.job.base), _near(job, keep, free)
+        template, near = ShapeTemplate.of(job.job.base), _near(job, keep, free)
         for soon in (False, True):
-            shapes = place(free.ledger, more, like, free.nodes, soon, near)
+            shapes = place(free.ledger, more, template, free.nodes, soon, near)
             if shapes is not None:
                 take(free.ledger, shapes)
                 return Placement(keep, shapes, "the GPUs are still being released" if soon else "")

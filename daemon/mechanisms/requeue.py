@@ -24,7 +24,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Amount
 from ..capacity.pending_jobs import SOON_S
-from ..capacity.placement import Like, take
+from ..capacity.placement import ShapeTemplate, take
 from ..capacity.requeue_placement import SETTLE_S, can_restart, place_restart, reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import units_of
@@ -60,7 +60,7 @@ class RequeueResized(Mechanism):
         own, ledger = _own_nodes(job), free.ledger
         usable = [name for name in free.nodes if ledger.usable(name)]
         most = max((ledger.now[name].gpus + own.get(name, Amount()).gpus for name in usable), default=1)
-        shape = place_restart(ledger, own, gpus, Like.base(job.job.base), free.nodes, most)
+        shape = place_restart(ledger, own, gpus, ShapeTemplate.of(job.job.base), free.nodes, most)
         if shape is None:
             return None
         for name, amount in own.items():

@@ -11,6 +11,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from slurm_elastic.db.rows import DecisionRow, Mark
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.make_room import Met
 from ..capacity.roster import ElasticJob
@@ -166,7 +167,7 @@ def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Setti
 def _common(standing: Standing, context: Context) -> Evidence:
     state, settings = standing.state, context.settings
     until = standing.until if standing.until is not None and standing.until > context.now else None
-    failed = state.last is not None and state.last.state != "done"
+    failed = state.last is not None and state.last.state != ResizeState.DONE
     weight, counts = standing.job.request.weight, weight_of(standing.job.request, settings)
     first = context.met[0].need if context.met else None
     return Evidence(

@@ -7,6 +7,8 @@ Limit: an unmeasured job never grows here; what it might gain is not guessed.
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.resize_state import ResizeState
+
 from ..text.reasons import Reason
 from .context import Situation
 from .eligibility import Standing
@@ -45,7 +47,7 @@ def settled(situation: Situation, standing: Standing) -> Allotment | None:
 def failed_lately(standing: Standing) -> bool:
     """Whether it may not grow because its last resize did not come about."""
     last = standing.state.last
-    return not standing.may_grow and last is not None and last.state != "done"
+    return not standing.may_grow and last is not None and last.state != ResizeState.DONE
 
 
 def _leaves(situation: Situation, standing: Standing) -> bool:

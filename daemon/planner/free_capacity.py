@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from math import inf
 
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Amount, Ledger, Pool
 from ..capacity.pending_jobs import meets
@@ -29,7 +30,7 @@ def free_ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
             ledger.release(unit[1], amount)
     for standing in standings:
         resize = standing.state.resize
-        if resize is None or resize.state == "running":
+        if resize is None or resize.state == ResizeState.RUNNING:
             continue
         number = resize.id
         granted = {node for held in standing.job.held if held.resize == number for node in held.piece.nodes}

@@ -20,9 +20,12 @@ from ..planner.memory import Memory
 from ..planner.moves import Move
 from ..slurm.site import Site
 from .cluster import Cluster
-from .engine import SWITCH, Simulation
+from .engine import PROGRESS, Simulation
 from .job_states import JobStates
 from .jobs import SimulatedJob, SimulationSettings
+
+SWITCH = PROGRESS + 1
+"""The kind of event at which the GPUs that a growth waited for can be used."""
 
 
 class Elastic(Simulation):
@@ -40,6 +43,7 @@ class Elastic(Simulation):
         self.solver, self.rules, self.memory = solver, settings.planner(objective or policy), Memory()
         self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
         self.site, self.resizes = Site(), 0
+        self.handlers[SWITCH] = self._switch
 
     def inputs(self) -> Inputs:
         """What a round of the daemon would see now."""
@@ -126,9 +130,9 @@ class Elastic(Simulation):
             self._set_rate(i)
             self._push(self.now + self.settings.grow_wait_s, SWITCH, i, resize.id)
         else:
-            self._switch(i)
+            self._switch(i, resize.id)
 
-    def _switch(self, i: int) -> None:
+    def _switch(self, i: int, resize_id: int) -> None:
         """A resize takes effect; nothing to do when the job ended meanwhile."""
         job = self.jobs[i]
         if i not in self.running or job.resize is None or not job.resize.open:

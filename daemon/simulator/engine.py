@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..optimizer.models.goodput import nearest
 from .jobs import SimulatedJob, SimulationSettings
 from .nodes import NodeAllocations
 
-ARRIVE, PROGRESS, SWITCH, DECIDE = range(4)
+ARRIVE, PROGRESS, DECIDE = 0, 1, 9
+"""Kinds of events, in the order in which they come at one moment; a subclass's own lie between the last two."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Simulation(ABC):
         self.changes = list[tuple[float, str, int, int]]()
         self.decided_at, self.due, self.decisions, self.events = float("-inf"), float("inf"), 0, 0
         self.nodes = NodeAllocations(settings.gpus, settings.gpus_per_node)
+        self.handlers: dict[int, Callable[[int, int], None]] = {
+            ARRIVE: self._arrive,
+            PROGRESS: self._progress,
+            DECIDE: self._decision,
+        }
+        """What happens at an event, by its kind: called with the job and the version that it was announced with."""
 
     @abstractmethod
     def _decide(self) -> None:
@@ -51,10 +59,6 @@ class Simulation(ABC):
         """A job has joined the queue."""
         self._want_decision()
 
-    def _switch(self, i: int) -> None:
-        """What a growth asked for can be used."""
-        raise NotImplementedError("nothing grows here")
-
     def run(self) -> Outcome:
         """To the end of the last job."""
         for i, job in enumerate(self.jobs):
@@ -62,23 +66,29 @@ class Simulation(ABC):
         while self.heap:
             self.now, kind, _, i, version = heapq.heappop(self.heap)
             self.events += 1
-            if kind == DECIDE:
-                if self.now == self.due:
-                    self.due = float("inf")
-                    self._decide()
-            elif kind == ARRIVE:
-                self.waiting.append(i)
-                self._arrived()
-            elif kind == SWITCH:
-                self._switch(i)
-            elif version == self.jobs[i].version:
-                self._advance(self.jobs[i])
-                if self.jobs[i].left <= 1e-9 * self.jobs[i].work:
-                    self._finish(i)
-                else:
-                    self._set_rate(i)
+            self.handlers[kind](i, version)
         end = max((job.end_s for job in self.jobs), default=0.0)
         return Outcome(self.policy, self.settings, self.jobs, self.changes, self.decisions, self.events, end)
+
+    def _arrive(self, i: int, version: int) -> None:
+        self.waiting.append(i)
+        self._arrived()
+
+    def _progress(self, i: int, version: int) -> None:
+        """A job has done its work, or comes to another phase of it; nothing where its speed has changed meanwhile."""
+        job = self.jobs[i]
+        if version != job.version:
+            return
+        self._advance(job)
+        if job.left <= 1e-9 * job.work:
+            self._finish(i)
+        else:
+            self._set_rate(i)
+
+    def _decision(self, i: int, version: int) -> None:
+        if self.now == self.due:
+            self.due = float("inf")
+            self._decide()
 
     def _push(self, at: float, kind: int, i: int, version: int) -> None:
         self.sequence += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from slurm_elastic.daemon.capacity.ledger import Ledger, per_node
 from slurm_elastic.daemon.capacity.make_room import Room, make_room
 from slurm_elastic.daemon.capacity.pending_jobs import needs
@@ -26,7 +28,7 @@ def giver(roster: Roster, job_id: int) -> Giver:
     )
 
 
-def room(snapshot: Snapshot, **more: object) -> Room:
-    roster = sort_jobs(snapshot)
+def room(snapshot: Snapshot, accepted: Collection[int] = ()) -> Room:
+    roster = sort_jobs(snapshot, accepted=accepted)
     givers = [giver(roster, job_id) for job_id, job in roster.elastic.items() if job.running]
     return make_room(snapshot, Ledger.of(snapshot), givers, needs(snapshot, roster))

@@ -120,6 +120,22 @@ def test_jobs_like_a_refused_one_are_refused_and_a_smaller_one_behind_them_is_me
     assert [met.need.job_id for met in made.met] == [4]
 
 
+def test_a_job_like_a_refused_one_is_looked_at_again_when_room_was_made_since() -> None:
+    """Of a node with more than eight units few sets are tried, none with four GPUs; of two that a job without GPUs has
+    freed meanwhile, two more are enough."""
+    cluster = Cluster(1, gpus=16, cpus=32)
+    cluster.run(1, "n1", comment="elastic:gpus=8-16,batch=16-4096", time_left_s=None)
+    for companion in range(10, 22):
+        cluster.companion(companion, 1, "n1", 1)
+        cluster.change(companion, time_left_s=None)
+    cluster.wait(30, 1, 4, cpus=4)
+    cluster.wait(31, 1, 0, cpus=4)
+    cluster.wait(32, 1, 4, cpus=4)
+    made = room(cluster.snapshot(), accepted={1})
+    assert [need.job_id for need in made.unmet] == [30]
+    assert [met.need.job_id for met in made.met] == [31, 32]
+
+
 def test_memory_and_cores_are_limits_too() -> None:
     """A node whose GPUs are idle but whose cores are taken holds no waiting job."""
     cluster = Cluster(2)

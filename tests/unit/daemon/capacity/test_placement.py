@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
-from slurm_elastic.daemon.capacity.idle_nodes import Alike
+from slurm_elastic.daemon.capacity.idle_nodes import IdleNodes
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
-from slurm_elastic.daemon.capacity.placement import Like, place, take
+from slurm_elastic.daemon.capacity.placement import ShapeTemplate, place, take
 
 
 def by_looking_everywhere(
-    ledger: Ledger, gpus: int, like: Like, nodes: Collection[str], soon: bool, near: Collection[str]
+    ledger: Ledger, gpus: int, template: ShapeTemplate, nodes: Collection[str], soon: bool, near: Collection[str]
 ) -> dict[str, int] | None:
     """GPUs by node: whole nodes, the fullest free first, then the rest where it leaves least over."""
-    free = {n: like.most(ledger.total(n) if soon else ledger.now[n]) for n in nodes if ledger.usable(n)}
+    free = {n: template.most(ledger.total(n) if soon else ledger.now[n]) for n in nodes if ledger.usable(n)}
     free = {name: most for name, most in free.items() if most > 0}
     taken: dict[str, int] = {}
     left = gpus
@@ -43,11 +43,13 @@ def sequence(chance: random.Random) -> list[bool]:
     sets = [frozenset(chance.sample(names, chance.randint(0, len(names)))) for _ in range(3)] + [frozenset(names)]
     placed = []
     for _ in range(60):
-        like = Like("main", "a", "q", "a100", chance.choice((0.0, 1.0, 2.5)), chance.choice((0.0, 500.0, 1000.0)))
+        template = ShapeTemplate(
+            "main", "a", "q", "a100", chance.choice((0.0, 1.0, 2.5)), chance.choice((0.0, 500.0, 1000.0))
+        )
         nodes, soon, wanted = chance.choice(sets), chance.random() < 0.4, chance.randint(1, 3 * gpus)
         near = set(chance.sample(names, len(names) // 3)) if chance.random() < 0.5 else set[str]()
-        expected = by_looking_everywhere(ledger, wanted, like, nodes, soon, near)
-        shapes = place(ledger, wanted, like, nodes, soon, near)
+        expected = by_looking_everywhere(ledger, wanted, template, nodes, soon, near)
+        shapes = place(ledger, wanted, template, nodes, soon, near)
         assert (None if shapes is None else {n: s.gpus_per_node for s in shapes for n in s.node_list}) == expected
         placed.append(shapes is not None)
         if shapes is not None and chance.random() < 0.4:
@@ -71,13 +73,13 @@ def test_growths_go_where_the_plain_rule_puts_them() -> None:
 def test_a_copy_is_used_up_by_itself() -> None:
     """What is tried on a copy of the ledger changes nothing in what the ledger itself answers afterwards."""
     ledger = Ledger({"n1": Amount(4, 16, 8000), "n2": Amount(2, 16, 8000)})
-    like = Like("main", "", "", "a100", 1.0, 0.0)
-    before = place(ledger, 4, like, ledger.now)
+    template = ShapeTemplate("main", "", "", "a100", 1.0, 0.0)
+    before = place(ledger, 4, template, ledger.now)
     assert before is not None
     trial = ledger.copy()
     take(trial, before)
-    assert place(trial, 4, like, ledger.now) is None
-    assert place(ledger, 4, like, ledger.now) == before
+    assert place(trial, 4, template, ledger.now) is None
+    assert place(ledger, 4, template, ledger.now) == before
 
 
 def test_placing_costs_what_it_takes() -> None:
@@ -91,7 +93,7 @@ def test_placing_costs_what_it_takes() -> None:
             looked.append(self)
             return str.__lt__(self, other)
 
-    idle = Alike((Seen(f"n{i:04d}"), 8) for i in range(1000))
+    idle = IdleNodes((Seen(f"n{i:04d}"), 8) for i in range(1000))
     looked.clear()
     found = idle.of((8,))
     assert [next(found), next(found)] == ["n0000", "n0001"]

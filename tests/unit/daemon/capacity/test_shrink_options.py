@@ -10,7 +10,7 @@ from shrink_jobs import REQUEST, giver, room
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger, pool_of, pools
 from slurm_elastic.daemon.capacity.make_room import make_room
 from slurm_elastic.daemon.capacity.pending_jobs import needs
-from slurm_elastic.daemon.capacity.placement import Like, place, take
+from slurm_elastic.daemon.capacity.placement import ShapeTemplate, place, take
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import Giver, droppable, shrinks, units_of, without
 from slurm_elastic.daemon.mechanisms.registry import drop_rules
@@ -105,9 +105,9 @@ def test_room_is_made_on_the_slowest_node_that_would_do() -> None:
 def test_growth_prefers_nodes_next_to_the_jobs_own() -> None:
     """Of nodes with as many free GPUs those under the same switch are taken."""
     cluster = Cluster(4)
-    like = Like.base(cluster.run(1, "n1"))
+    template = ShapeTemplate.of(cluster.run(1, "n1"))
     ledger = Ledger.of(cluster.snapshot())
-    shapes = place(ledger, 4, like, ["n2", "n3", "n4"], near={"n4"})
+    shapes = place(ledger, 4, template, ["n2", "n3", "n4"], near={"n4"})
     assert shapes is not None and shapes[0].node_list == ("n4",)
 
 
@@ -136,14 +136,14 @@ def test_without_drops_pieces_that_lose_every_node() -> None:
 # --- where growth fits --------------------------------------------------------------------------------------------
 
 
-def like(cluster: Cluster) -> Like:
-    return Like.base(cluster.run(99, "n1", 4))
+def template(cluster: Cluster) -> ShapeTemplate:
+    return ShapeTemplate.of(cluster.run(99, "n1", 4))
 
 
 def test_whole_nodes_first_then_one_remainder() -> None:
     """Six GPUs on idle nodes of four: one whole node, and two on another."""
     cluster = Cluster(4)
-    shape = like(cluster)
+    shape = template(cluster)
     shapes = place(Ledger.of(cluster.snapshot()), 6, shape, cluster.nodes)
     assert shapes is not None
     assert [(s.nodes, s.gpus_per_node, s.cpus_per_node, s.node_list) for s in shapes] == [
@@ -155,7 +155,7 @@ def test_whole_nodes_first_then_one_remainder() -> None:
 def test_remainder_goes_where_it_leaves_least_over() -> None:
     """A half-used node is filled before a whole one is broken."""
     cluster = Cluster(4)
-    shape = like(cluster)
+    shape = template(cluster)
     cluster.run(5, "n3", 2)
     shapes = place(Ledger.of(cluster.snapshot()), 2, shape, cluster.nodes)
     assert shapes is not None and [s.node_list for s in shapes] == [("n3",)]
@@ -164,7 +164,7 @@ def test_remainder_goes_where_it_leaves_least_over() -> None:
 def test_growth_respects_cores() -> None:
     """GPUs without the cores that the base has per GPU are not used."""
     cluster = Cluster(2)
-    shape = like(cluster)
+    shape = template(cluster)
     cluster.run(5, "n2", 0, cpus=14)
     assert place(Ledger.of(cluster.snapshot()), 2, shape, cluster.nodes) is None
     assert place(Ledger.of(cluster.snapshot()), 1, shape, cluster.nodes) is not None
@@ -173,7 +173,7 @@ def test_growth_respects_cores() -> None:
 def test_growth_never_counts_what_is_not_free_yet() -> None:
     """A companion on GPUs still held would only wait; such growth is known to be possible later."""
     cluster = Cluster(2)
-    shape = like(cluster)
+    shape = template(cluster)
     cluster.run(5, "n2", 4)
     ledger = Ledger.of(cluster.snapshot())
     ledger.release("n2", Amount(4, 8, 4000))
@@ -184,7 +184,7 @@ def test_growth_never_counts_what_is_not_free_yet() -> None:
 def test_two_growths_take_different_nodes() -> None:
     """What one plan takes is used up for the next."""
     cluster = Cluster(3)
-    shape = like(cluster)
+    shape = template(cluster)
     ledger = Ledger.of(cluster.snapshot())
     first = place(ledger, 4, shape, cluster.nodes)
     assert first is not None

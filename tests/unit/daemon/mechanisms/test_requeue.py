@@ -12,7 +12,7 @@ from resizable_jobs import Resizable, free_nodes, resizable
 from store_records import resize_row
 
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
-from slurm_elastic.daemon.capacity.placement import Like
+from slurm_elastic.daemon.capacity.placement import ShapeTemplate
 from slurm_elastic.daemon.capacity.requeue_placement import (
     can_restart,
     comes_back_at,
@@ -191,13 +191,13 @@ def test_a_place_is_its_own_nodes_first() -> None:
     """What the job gives back counts as free, and is taken before anything else."""
     cluster = Cluster(3)
     job = cluster.run(1, "n2", 4)
-    ledger, like = Ledger.of(cluster.snapshot()), Like.base(job)
+    ledger, template = Ledger.of(cluster.snapshot()), ShapeTemplate.of(job)
     own = {"n2": Amount(4, 8, 4000)}
-    shape = place_restart(ledger, own, 2, like, ["n1", "n2", "n3"], 4)
+    shape = place_restart(ledger, own, 2, template, ["n1", "n2", "n3"], 4)
     assert shape is not None and (shape.node_list, shape.gpus_per_node, shape.cpus_per_node) == (("n2",), 2, 4)
-    shape = place_restart(ledger, own, 12, like, ["n1", "n2", "n3"], 4)
+    shape = place_restart(ledger, own, 12, template, ["n1", "n2", "n3"], 4)
     assert shape is not None and shape.nodes == 3
-    assert place_restart(ledger, {}, 12, like, ["n1", "n2", "n3"], 4) is None
+    assert place_restart(ledger, {}, 12, template, ["n1", "n2", "n3"], 4) is None
 
 
 @pytest.mark.parametrize(
