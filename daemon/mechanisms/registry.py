@@ -76,9 +76,8 @@ def cost_s(job: ResizableJob, by: Iterable[Mechanism], settings: Settings) -> fl
     return max((mechanism.cost_s(job, settings) for mechanism in by), default=pause_s(job, settings))
 
 
-def passed_over(job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> list[dict[str, str]]:
-    """{mechanism, why} for every one that has no part in a resize; empty when nothing but the batch changes."""
+def passed_over(job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> dict[str, str]:
+    """Why not, by the name of every mechanism that has no part in a resize; empty when nothing but the batch changes."""
     if not chosen.by:
-        return []
-    others = (mechanism for mechanism in MECHANISMS if mechanism not in chosen.by)
-    return [{"mechanism": m.name, "why": m.why_not(job, site, chosen, settings)} for m in others]
+        return {}
+    return {m.name: m.why_not(job, site, chosen, settings) for m in MECHANISMS if m not in chosen.by}

@@ -99,7 +99,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> Evide
         found,
         others=tuple(islice(others, MOST_OTHERS)) or None,
         starts="now" if begun else "later",
-        passed_over=tuple(PassedOver(**entry) for entry in move.passed_over(settings)),
+        passed_over=tuple(PassedOver(mechanism=name, why=why) for name, why in move.passed_over(settings).items()),
         pause_s=move.cost_s(settings),
         pause_measured=(
             standing.state.requeue_s is not None

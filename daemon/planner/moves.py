@@ -72,8 +72,8 @@ class Move:
         """Seconds that the training is expected to stand still for it."""
         return registry.cost_s(self.allotment.standing, self.by, settings)
 
-    def passed_over(self, settings: Settings) -> list[dict[str, str]]:
-        """{mechanism, why} for every one that has no part in it."""
+    def passed_over(self, settings: Settings) -> dict[str, str]:
+        """Why not, by the name of every mechanism that has no part in it."""
         standing = self.allotment.standing
         chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.allotment.elsewhere)
         return registry.passed_over(standing, standing.site, chosen, settings)

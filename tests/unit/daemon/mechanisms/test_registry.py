@@ -146,5 +146,5 @@ def test_pieces_are_given_up_by_the_rules_of_the_mechanisms_named() -> None:
 
 def test_a_change_of_the_batch_passes_nothing_over() -> None:
     """No mechanism has a part in it, and it costs a pause."""
-    assert registry.passed_over(job(), Site(), ChosenWay(8, (), 0.5), Settings()) == []
+    assert registry.passed_over(job(), Site(), ChosenWay(8, (), 0.5), Settings()) == {}
     assert registry.cost_s(job(), (), Settings()) == 0.5

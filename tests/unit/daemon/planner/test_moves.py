@@ -32,7 +32,7 @@ def move(gpus: int, via: str = ALL, asked: int = 4, busy: bool = False) -> Move:
 
 
 def why(made: Move) -> dict[str, str]:
-    return {entry["mechanism"]: entry["why"] for entry in made.passed_over(Settings())}
+    return made.passed_over(Settings())
 
 
 def test_the_cheapest_that_reaches_the_size_is_taken() -> None:
