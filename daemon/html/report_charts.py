@@ -1,14 +1,14 @@
 """The charts of the report: GPUs over time, a job's throughput against its GPUs, pauses.
 
-Limit: rows lie within the window (`report_page.clipped`).
+Limit: rows lie within the window (`stretches.clipped`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
+from ..reports.usage import CapacityPoint, CurvePoint, UsageJob
 from .charts import (
     BELOW,
     COLOURS,
@@ -31,17 +31,17 @@ from .charts import (
     time_ticks,
     value_axis,
 )
+from .stretches import Stretch
 
-Row = Mapping[str, Any]
 LANE = 44
 NAME = 18
 """Characters of a job's name beside its lane."""
 
 
-def timeline(rows: Sequence[Row], names: Mapping[int, str], start: float, end: float) -> Chart:
+def timeline(rows: Sequence[Stretch], names: Mapping[int, str], start: float, end: float) -> Chart:
     """A lane per job: what it held over time, as high as its GPUs; a mark where a resize paused it."""
-    jobs = list(dict.fromkeys(row["job_id"] for row in rows))
-    x, top = horizontal(start, end), max((row["gpus"] for row in rows), default=1)
+    jobs = list(dict.fromkeys(row.job_id for row in rows))
+    x, top = horizontal(start, end), max((row.gpus for row in rows), default=1)
     height = LANE * len(jobs)
     marks = time_axis(x, height, time_ticks(start, end))
     for index, job in enumerate(jobs):
@@ -51,39 +51,40 @@ def timeline(rows: Sequence[Row], names: Mapping[int, str], start: float, end: f
         marks.append(path("grid", f"M{LEFT} {floor}H{WIDTH - RIGHT}"))
         marks.append(Mark("g", {}, full, children=(label(LEFT - 8, floor - 18, short, "end", "name"),)))
         marks.append(label(LEFT - 8, floor - 5, str(job), "end"))
-        marks += [mark for row in rows if row["job_id"] == job for mark in _held(row, x, floor, top, index)]
+        marks += [mark for row in rows if row.job_id == job for mark in _held(row, x, floor, top, index)]
     return Chart(WIDTH, height + BELOW, "GPUs of every job over time", marks)
 
 
-def _held(row: Row, x: Axis, floor: float, top: int, index: int) -> list[Mark]:
-    left, right = x.at(row["start"]), x.at(row["end"])
-    tall, width = max(4.0, (LANE - 8) * row["gpus"] / max(1, top)), max(0.8, right - left)
-    title = (
-        f"{row['gpus']} GPUs on {row['node_list']}, batch {row['batch']}, {row['steps']} steps: {row['reason_text']}"
-    )
+def _held(row: Stretch, x: Axis, floor: float, top: int, index: int) -> list[Mark]:
+    left, right = x.at(row.start), x.at(row.end)
+    tall, width = max(4.0, (LANE - 8) * row.gpus / max(1, top)), max(0.8, right - left)
+    held = row.allocation
+    title = f"{held.gpus} GPUs on {held.node_list}, batch {held.batch}, {held.steps} steps: {held.reason_text}"
     marks = [rect(f"{colour(index)} held", left, floor - tall, width, tall, title)]
-    if width > 10 + 7 * len(str(row["gpus"])):
+    if width > 10 + 7 * len(str(row.gpus)):
         inside = tall > 15
         place = floor - tall + 12 if inside else floor - tall - 3
-        marks.append(label(left + 4, place, str(row["gpus"]), kind="in" if inside else None))
-    if row["pause_s"] and x.low < row["start"]:
-        marks.append(path("pause", f"M{left:.1f} {floor + 5}v-5", f"paused for {row['pause_s']:.2f} s"))
+        marks.append(label(left + 4, place, str(row.gpus), kind="in" if inside else None))
+    if row.pause_s and x.low < row.start:
+        marks.append(path("pause", f"M{left:.1f} {floor + 5}v-5", f"paused for {row.pause_s:.2f} s"))
     return marks
 
 
-def stacked(rows: Sequence[Row], shown: Collection[int], capacity: Sequence[Row], start: float, end: float) -> Chart:
+def stacked(
+    rows: Sequence[Stretch], shown: Collection[int], capacity: Sequence[CapacityPoint], start: float, end: float
+) -> Chart:
     """GPUs that train under the line of what elastic jobs may hold: the jobs `shown` one upon another, and what all
     together held behind them."""
-    jobs = list(dict.fromkeys(row["job_id"] for row in rows if row["job_id"] in shown))
-    drawn = [row for row in rows if row["job_id"] in shown]
-    edges = sorted({start, end, *(row["start"] for row in drawn), *(row["end"] for row in drawn)})
+    jobs = list(dict.fromkeys(row.job_id for row in rows if row.job_id in shown))
+    drawn = [row for row in rows if row.job_id in shown]
+    edges = sorted({start, end, *(row.start for row in drawn), *(row.end for row in drawn)})
     at = {edge: index for index, edge in enumerate(edges)}
     total, held = held_by_all(rows, start, end), dict[int, dict[int, int]]()
     for row in drawn:
-        mine = held.setdefault(row["job_id"], {})
-        for index in range(at[row["start"]], at[row["end"]]):
-            mine[index] = mine.get(index, 0) + row["gpus"]
-    top = max([1.0, *(gpus for _, gpus in total), *(point["gpus"] for point in capacity)])
+        mine = held.setdefault(row.job_id, {})
+        for index in range(at[row.start], at[row.end]):
+            mine[index] = mine.get(index, 0) + row.gpus
+    top = max([1.0, *(gpus for _, gpus in total), *(point.gpus for point in capacity)])
     height = 230
     x, y = horizontal(start, end), Axis(0, top, height, 20)
     marks = time_axis(x, height, time_ticks(start, end)) + value_axis(y, "GPUs")
@@ -102,13 +103,13 @@ def stacked(rows: Sequence[Row], shown: Collection[int], capacity: Sequence[Row]
     return Chart(WIDTH, height + BELOW, "GPUs that train, all jobs", marks + _capacity(capacity, x, y))
 
 
-def held_by_all(rows: Iterable[Row], start: float, end: float, most: int = 1500) -> list[Point]:
+def held_by_all(rows: Iterable[Stretch], start: float, end: float, most: int = 1500) -> list[Point]:
     """(from when, GPUs held by all from then on), the last (end, 0). Of more than `most` changes, what is largest and
     what is left within each of as many stretches."""
     changes: dict[float, int] = {}
     for row in rows:
-        changes[row["start"]] = changes.get(row["start"], 0) + row["gpus"]
-        changes[row["end"]] = changes.get(row["end"], 0) - row["gpus"]
+        changes[row.start] = changes.get(row.start, 0) + row.gpus
+        changes[row.end] = changes.get(row.end, 0) - row.gpus
     steps, gpus = [(start, 0.0)], 0
     for moment in sorted(changes):
         gpus += changes[moment]
@@ -124,39 +125,39 @@ def held_by_all(rows: Iterable[Row], start: float, end: float, most: int = 1500)
     return [*steps, (end, 0.0)]
 
 
-def _capacity(points: Sequence[Row], x: Axis, y: Axis) -> list[Mark]:
+def _capacity(points: Sequence[CapacityPoint], x: Axis, y: Axis) -> list[Mark]:
     if not points:
         return []
-    d = f"M{x.at(points[0]['at']):.1f} {y.at(points[0]['gpus']):.1f}"
-    d += "".join(f"H{x.at(point['at']):.1f}V{y.at(point['gpus']):.1f}" for point in points[1:])
+    d = f"M{x.at(points[0].at):.1f} {y.at(points[0].gpus):.1f}"
+    d += "".join(f"H{x.at(point.at):.1f}V{y.at(point.gpus):.1f}" for point in points[1:])
     return [path("capacity", f"{d}H{x.last:.1f}", "GPUs that elastic jobs may hold")]
 
 
-def scaling(job: Row, index: int) -> Chart:
+def scaling(job: UsageJob, index: int) -> Chart:
     """Throughput against GPUs: measurements, the model's curve with one sigma about it, and linear scaling."""
-    curve, seen = job["curve"], job["measured"]
+    curve, seen = job.curve, job.measured
     width, height, left = 340, 220, 56
-    most = max([1, *(p["gpus"] for p in curve), *(m["gpus"] for m in seen)])
-    upper = [p["samples_per_s"] * (1 + p["uncertainty"]) for p in curve]
-    top = max([1e-9, *upper, *(m["samples_per_s"] for m in seen)])
+    most = max([1, *(p.gpus for p in curve), *(m.gpus for m in seen)])
+    upper = [p.samples_per_s * (1 + p.uncertainty) for p in curve]
+    top = max([1e-9, *upper, *(m.samples_per_s for m in seen)])
     x, y = Axis(0, most * 1.05, left, width - 10), Axis(0, top * 1.08, height - 34, 26)
     marks = value_axis(y, "samples/s", left, width - 10)
     marks += [label(x.at(v), height - 18, f"{v:g}", "middle") for v in ticks(most) if v == int(v)]
     marks.append(label(width - 10, height - 4, "GPUs", "end"))
     marks += _fitted(curve, x, y, most, index) if curve else []
     for point in seen:
-        title = f"{point['gpus']} GPUs, batch {point['batch']}: {point['samples_per_s']:.4g} samples/s"
-        title += f", {point['count']} report{'s' * (point['count'] != 1)}"
-        radius = min(7.0, 2.5 + math.sqrt(point["count"]) / 2)
-        marks.append(dot(index, x.at(point["gpus"]), y.at(point["samples_per_s"]), radius, title))
-    return Chart(width, height, f"throughput of job {job['job_id']} against its GPUs", marks)
+        title = f"{point.gpus} GPUs, batch {point.batch}: {point.samples_per_s:.4g} samples/s"
+        title += f", {point.count} report{'s' * (point.count != 1)}"
+        radius = min(7.0, 2.5 + math.sqrt(point.count) / 2)
+        marks.append(dot(index, x.at(point.gpus), y.at(point.samples_per_s), radius, title))
+    return Chart(width, height, f"throughput of job {job.job_id} against its GPUs", marks)
 
 
-def _fitted(curve: Sequence[Row], x: Axis, y: Axis, most: float, index: int) -> list[Mark]:
+def _fitted(curve: Sequence[CurvePoint], x: Axis, y: Axis, most: float, index: int) -> list[Mark]:
     first = curve[0]
-    each = first["samples_per_s"] / first["gpus"]
+    each = first.samples_per_s / first.gpus
     far = min(most, y.high / each)
-    points = [(p["gpus"], p["samples_per_s"], p["uncertainty"]) for p in curve]
+    points = [(p.gpus, p.samples_per_s, p.uncertainty) for p in curve]
     upper = [(x.at(gpus), y.at(rate * (1 + sigma))) for gpus, rate, sigma in points]
     lower = [(x.at(gpus), y.at(rate * max(0.0, 1 - sigma))) for gpus, rate, sigma in points]
     return [
@@ -166,14 +167,14 @@ def _fitted(curve: Sequence[Row], x: Axis, y: Axis, most: float, index: int) -> 
     ]
 
 
-def pauses(rows: Sequence[Row], start: float, end: float) -> Chart:
+def pauses(rows: Sequence[Stretch], start: float, end: float) -> Chart:
     """Every resize by when it was and how long training was paused."""
-    found = [row for row in rows if row["pause_s"] and row["start"] >= start]
-    order = {job: index for index, job in enumerate(dict.fromkeys(row["job_id"] for row in rows))}
-    height, top = 160, max((row["pause_s"] for row in found), default=1.0)
+    found = [row for row in rows if row.pause_s and row.start >= start]
+    order = {job: index for index, job in enumerate(dict.fromkeys(row.job_id for row in rows))}
+    height, top = 160, max((row.pause_s for row in found), default=1.0)
     x, y = horizontal(start, end), Axis(0, top * 1.1, height, 20)
     marks = time_axis(x, height, time_ticks(start, end)) + value_axis(y, "seconds")
     for row in found:
-        title = f"job {row['job_id']} to {row['gpus']} GPUs: {row['pause_s']:.2f} s ({row['reason']})"
-        marks.append(dot(order[row["job_id"]], x.at(row["start"]), y.at(row["pause_s"]), 5, title))
+        title = f"job {row.job_id} to {row.gpus} GPUs: {row.pause_s:.2f} s ({row.allocation.reason})"
+        marks.append(dot(order[row.job_id], x.at(row.start), y.at(row.pause_s), 5, title))
     return Chart(WIDTH, height + BELOW, "pauses of resizes", marks)

@@ -1,4 +1,4 @@
-"""The page of `selastic report --html`: key figures, charts and a table of an answer of /v1/report.
+"""The page of `selastic report --html`: key figures, charts and a table of how jobs have gone over a window.
 
 Promise: pure; no script, no link, nothing fetched: the page opens anywhere, years later. Limit: the charts show the
 MOST_JOBS jobs with the most GPU-hours, the figures and the table count all.
@@ -6,46 +6,49 @@ MOST_JOBS jobs with the most GPU-hours, the figures and the table count all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
-from typing import Any
+from itertools import groupby
 
+from ..reports.usage import CapacityPoint, Usage, UsageJob
 from ..text.tables import clean, number
 from ..text.times import elapsed, span
 from . import report_charts as charts
+from .charts import Chart
 from .render import render
+from .stretches import Stretch, clipped, used
 
 MOST_JOBS = 40
 MOST_CURVES = 12
+Curve = tuple[str, Chart]
+"""A job's name and its chart."""
 HEAD = (
     *("Job", "Name", "User", "State", "Trained", "GPUs", "GPU-hours", "Samples", "Samples/s"),
     *("Resizes", "Paused"),
 )
-Row = Mapping[str, Any]
 
 
-def page(report: Row) -> str:
-    """The HTML of an answer of /v1/report."""
-    rows = clipped(report["allocations"], report["start"], report["end"])
-    jobs = {job["job_id"]: job for job in report["jobs"]}
-    start, end = min((row["start"] for row in rows), default=report["start"]), report["end"]
-    by_job: dict[int, list[Row]] = {job: [] for job in sorted(jobs)}
+def page(usage: Usage) -> str:
+    """The HTML of these jobs."""
+    rows = clipped(usage.allocations, usage.start, usage.end)
+    jobs = {job.job_id: job for job in usage.jobs}
+    start, end = min((row.start for row in rows), default=usage.start), usage.end
+    by_job: dict[int, list[Stretch]] = {job: [] for job in sorted(jobs)}
     for row in rows:
-        by_job[row["job_id"]].append(row)
-    hours = {job: sum(row["gpu_hours"] for row in mine) for job, mine in by_job.items()}
+        by_job[row.job_id].append(row)
+    hours = {job: sum(row.gpu_hours for row in mine) for job, mine in by_job.items()}
     shown = sorted(sorted(jobs, key=lambda job: -hours[job])[:MOST_JOBS])
-    drawn = [row for row in rows if row["job_id"] in shown]
+    drawn = [row for row in rows if row.job_id in shown]
     curves, more_curves = _curves([jobs[job] for job in shown], hours)
     return render(
         "report.html",
         start=_when(start),
         end=_when(end),
         zone=_zone(end),
-        figures=_figures(rows, report["capacity"], end),
+        figures=_figures(rows, usage.capacity, end),
         drawn=len(shown),
-        timeline=charts.timeline(drawn, {job: clean(jobs[job]["name"] or "") for job in shown}, start, end),
-        stacked=charts.stacked(rows, shown, report["capacity"], start, end),
+        timeline=charts.timeline(drawn, {job: clean(jobs[job].name or "") for job in shown}, start, end),
+        stacked=charts.stacked(rows, shown, usage.capacity, start, end),
         curves=curves,
         more_curves=more_curves,
         pauses=charts.pauses(drawn, start, end),
@@ -54,37 +57,11 @@ def page(report: Row) -> str:
     )
 
 
-def clipped(rows: Sequence[Row], start: float, end: float) -> list[dict[str, Any]]:
-    """Rows cut to the window; hours are of what is left, samples and steps by its share of the whole row."""
-    found = []
-    for row in rows:
-        left, right = max(start, row["start"]), min(end, end if row["end"] is None else row["end"])
-        if right <= left:
-            continue
-        share = (right - left) / row["elapsed_s"] if row["elapsed_s"] else 1.0
-        cut = {"start": left, "end": right, "elapsed_s": right - left, "gpu_hours": row["gpus"] * (right - left) / 3600}
-        cut |= {"samples": row["samples"] * min(1.0, share), "pause_s": row["pause_s"] if left == row["start"] else 0.0}
-        found.append({**row, **cut})
-    return found
-
-
-def used(rows: Iterable[Row], capacity: Sequence[Row], end: float) -> float | None:
-    """Share of the GPU-hours that elastic jobs might have had in which they trained, from the first moment at which
-    capacity is known; None: it never is."""
-    ends = [point["at"] for point in capacity[1:]] + [end]
-    might = sum(point["gpus"] * max(0.0, until - point["at"]) for point, until in zip(capacity, ends, strict=True))
-    if not might:
-        return None
-    since = capacity[0]["at"]
-    held = sum(row["gpus"] * max(0.0, row["end"] - max(since, row["start"])) for row in rows)
-    return float(held / might)
-
-
-def _figures(rows: Sequence[Row], capacity: Sequence[Row], end: float) -> list[tuple[str, str]]:
+def _figures(rows: Sequence[Stretch], capacity: Sequence[CapacityPoint], end: float) -> list[tuple[str, str]]:
     """Values and what they are."""
-    jobs, pauses = {row["job_id"] for row in rows}, [row["pause_s"] for row in rows if row["pause_s"]]
-    hours = sum(row["gpu_hours"] for row in rows)
-    lost = sum(row["pause_s"] * row["gpus"] for row in rows) / 3600
+    jobs, pauses = {row.job_id for row in rows}, [row.pause_s for row in rows if row.pause_s]
+    hours = sum(row.gpu_hours for row in rows)
+    lost = sum(row.pause_s * row.gpus for row in rows) / 3600
     share = used(rows, capacity, end) if capacity else None
     return [
         (str(len(jobs)), "jobs"),
@@ -93,7 +70,7 @@ def _figures(rows: Sequence[Row], capacity: Sequence[Row], end: float) -> list[t
             "unknown" if share is None else f"{100 * min(1.0, share):.0f}%",
             "of the GPUs they might hold were in training",
         ),
-        _samples(sum(row["samples"] for row in rows)),
+        _samples(sum(row.samples for row in rows)),
         (str(len(pauses)), "resizes"),
         (f"{sorted(pauses)[len(pauses) // 2]:.2f} s" if pauses else "none", "median pause"),
         (_percent(lost / hours) if hours else "none", "of the GPU-hours lost to pauses"),
@@ -107,25 +84,24 @@ def _samples(count: float) -> tuple[str, str]:
     return f"{count:,.0f}", "samples trained on"
 
 
-def _curves(jobs: Sequence[Row], hours: Mapping[int, float]) -> tuple[list[Row], list[Row]]:
+def _curves(jobs: Sequence[UsageJob], hours: Mapping[int, float]) -> tuple[list[Curve], list[Curve]]:
     """The MOST_CURVES jobs with the most GPU-hours, and the others; of both those that were measured."""
-    measured = [(index, job) for index, job in enumerate(jobs) if job["measured"]]
-    first = {job["job_id"] for _, job in sorted(measured, key=lambda entry: -hours[entry[1]["job_id"]])[:MOST_CURVES]}
+    measured = [(index, job) for index, job in enumerate(jobs) if job.measured]
+    first = {job.job_id for _, job in sorted(measured, key=lambda entry: -hours[entry[1].job_id])[:MOST_CURVES]}
     made = [
-        (job["job_id"], {"title": f"{job['job_id']} {clean(job['name'] or '')}", "chart": charts.scaling(job, index)})
-        for index, job in measured
+        (job.job_id, (f"{job.job_id} {clean(job.name or '')}", charts.scaling(job, index))) for index, job in measured
     ]
     return [each for job, each in made if job in first], [each for job, each in made if job not in first]
 
 
-def _job(job: Row, rows: Sequence[Row]) -> list[str]:
-    pauses = [row["pause_s"] for row in rows if row["pause_s"]]
-    seconds, hours = sum(row["elapsed_s"] for row in rows), sum(row["gpu_hours"] for row in rows)
-    samples = sum(row["samples"] for row in rows)
-    sizes = [rows[0]["gpus"], *(b["gpus"] for a, b in pairwise(rows) if a["gpus"] != b["gpus"])] if rows else []
+def _job(job: UsageJob, rows: Sequence[Stretch]) -> list[str]:
+    pauses = [row.pause_s for row in rows if row.pause_s]
+    seconds, hours = sum(row.seconds for row in rows), sum(row.gpu_hours for row in rows)
+    samples = sum(row.samples for row in rows)
+    sizes = [str(gpus) for gpus, _ in groupby(row.gpus for row in rows)]
     return [
-        str(job["job_id"]), clean(job["name"] or ""), clean(job["user"] or ""), job["state"], elapsed(seconds),
-        " → ".join(map(str, sizes[:3] + ["…"] * (len(sizes) > 6) + sizes[max(3, len(sizes) - 3):])),
+        str(job.job_id), clean(job.name or ""), clean(job.user or ""), job.state, elapsed(seconds),
+        " → ".join(sizes[:3] + ["…"] * (len(sizes) > 6) + sizes[max(3, len(sizes) - 3):]),
         number(hours), f"{samples:,.0f}", number(samples / seconds if seconds else None), str(len(pauses)),
         span(sum(pauses)) if pauses else "",
     ]  # fmt: skip

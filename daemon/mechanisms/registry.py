@@ -77,7 +77,7 @@ def cost_s(job: ResizableJob, by: Iterable[Mechanism], settings: Settings) -> fl
 
 
 def passed_over(job: ResizableJob, site: Site, chosen: ChosenWay, settings: Settings) -> dict[str, str]:
-    """Why not, by the name of every mechanism that has no part in a resize; empty when nothing but the batch changes."""
+    """Why not, by the name of every mechanism without a part in a resize; empty when nothing but the batch changes."""
     if not chosen.by:
         return {}
     return {m.name: m.why_not(job, site, chosen, settings) for m in MECHANISMS if m not in chosen.by}

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import secrets
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from ...html.report_page import page
 
-        _write(page(asdict(usage)), args.html)
+        _write(page(usage), args.html)
     options.refuse(unknown)
     return 0
 
