@@ -18,12 +18,18 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
 LINES = {"ddp": 6, "fsdp": 6, "tensor_parallel": 6, "lightning": 2, "transformers": 2}
 SLOW = """
-import os, sys, time
+import itertools, os, sys, time
 if "slurm_elastic.trainer_shim.node.agent" in sys.orig_argv:
     from torch.optim.optimizer import register_optimizer_step_post_hook
-    register_optimizer_step_post_hook(lambda *_: time.sleep(0 if os.path.exists("go") else 0.1))
+    steps = itertools.count(1)
+    def wait(*_):
+        until = time.monotonic() + next(steps) * 0.03
+        while time.monotonic() < until and not os.path.exists("go"):
+            time.sleep(0.05)
+    register_optimizer_step_post_hook(wait)
 """
-"""Naps after every step until there is a file `go`: the examples themselves know nothing of tests."""
+"""Every step takes longer than the one before it until there is a file `go`: 130 steps take four minutes, so that the
+training does not end before it was resized, however busy the machine. The examples themselves know nothing of tests."""
 
 
 def submit(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words: str) -> int:
