@@ -10,7 +10,6 @@ import re
 import shutil
 import struct
 import subprocess
-from dataclasses import asdict
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ import pytest
 import sample_history
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.api.auth import Viewer
 from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.html.report_page import page
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.store import Store
 
 PROBE = """
@@ -48,7 +47,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("store")
     with Store.open(f"sqlite:///{folder}/a.db") as store:
         sample_history.acted(store)
-        return page(asdict(reports.usage(store, Viewer(0, True), sample_history.END, start=sample_history.START)))
+        return page(reports.usage(store, Viewer(0, True), sample_history.END, start=sample_history.START))
 
 
 @pytest.fixture(scope="module")
