@@ -30,10 +30,10 @@ from slurm_elastic.protocol.routes import ROUTES, NoQuery, ResizeQuery, Route
 
 from ..config.settings import Settings
 from ..reports.answers import Health, Pinned, Stored, Taken
-from ..reports.common import not_known
+from ..reports.common import Viewer, not_known
 from . import openapi
 from . import requests as guard
-from .auth import Authenticator, Viewer
+from .auth import Authenticator
 from .callers import Call, Callers
 from .metrics import Metrics
 from .report_intake import Intake

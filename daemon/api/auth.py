@@ -11,7 +11,6 @@ import hmac
 import os
 import secrets
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,12 @@ from slurm_elastic.protocol.errors import ConfigError, NotAllowed
 from slurm_elastic.protocol.shared_secret import Verifier
 
 from ..config.settings import Settings
+from ..reports.common import Viewer
 from .slurm_roles import hides_jobs, uids
 
 
 class Unauthenticated(NotAllowed):
     """Nobody that we know: 401, where NotAllowed is 403."""
-
-
-@dataclass(frozen=True, slots=True)
-class Viewer:
-    """Someone who asks. Admins (root, Slurm's user and operators, `admins` of the settings) see and pin everyone's."""
-
-    uid: int
-    admin: bool = False
-    private: bool = False
-    """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
 
 
 class Authenticator:

@@ -18,8 +18,9 @@ from slurm_elastic.protocol.errors import NotAllowed
 from slurm_elastic.protocol.routes import Caller, Route
 
 from ..config.settings import Settings
+from ..reports.common import Viewer
 from . import requests as guard
-from .auth import Authenticator, Unauthenticated, Viewer, bearer
+from .auth import Authenticator, Unauthenticated, bearer
 
 NOBODY = Viewer(-1, private=True)
 """Who asks where it does not matter, or where a job's token says it."""

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
 
 import msgspec
@@ -19,9 +18,8 @@ import msgspec
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
-from ..reports.record import redacted
-from ..reports.status import Board, whole
-from .auth import Viewer
+from ..reports.common import Viewer
+from ..reports.status import Board, shown, whole
 
 log = logging.getLogger(__name__)
 FRESH_S = 1.0
@@ -36,6 +34,8 @@ REFRESH_S = 4.0
 """Time between two calls of `refresh_ahead`: twice before an expensive one is too old."""
 WATCHED_S = 900.0
 """How long after a request expensive ones are made ahead."""
+NOT_A_UID = -1
+"""Of somebody who owns no job."""
 
 
 class RenderedStatus:
@@ -47,11 +47,11 @@ class RenderedStatus:
 
     @cached_property
     def _admins(self) -> list[bytes]:
-        return [msgspec.json.encode(replace(row, own=False)) for _, row in self._board]
+        return [msgspec.json.encode(row) for row in shown(self._board, Viewer(NOT_A_UID, admin=True))]
 
     @cached_property
     def _others(self) -> list[bytes]:
-        return [msgspec.json.encode(replace(redacted(row), own=False)) for _, row in self._board]
+        return [msgspec.json.encode(row) for row in shown(self._board, Viewer(NOT_A_UID))]
 
     def of(self, viewer: Viewer) -> bytes:
         """{"jobs": what `reports.status.shown` gives}."""

@@ -20,8 +20,8 @@ from slurm_elastic.protocol.routes import AcctQuery, EventsQuery, NoQuery, PlanQ
 from .. import reports
 from ..optimizer.models.prior import Prior
 from ..reports.acct import Accounting
+from ..reports.common import Viewer
 from ..reports.history import Plan, plan_row_seen
-from .auth import Viewer
 from .callers import Call
 from .status_cache import StatusCache
 

@@ -8,7 +8,8 @@ Limit: the viewer is taken at its word; the API says who it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.request import ACCEPTED_FORM
@@ -43,19 +44,14 @@ class JobRecord:
     own: bool = about("whether it is a job of who asks", public=True)
 
 
-class Viewer(Protocol):
-    """Who asks."""
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who asks. Admins (root, Slurm's user and operators, `admins` of the settings) see and pin everyone's jobs."""
 
-    @property
-    def uid(self) -> int: ...
-
-    @property
-    def admin(self) -> bool: ...
-
-    @property
-    def private(self) -> bool:
-        """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
-        ...
+    uid: int
+    admin: bool = False
+    private: bool = False
+    """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
 
 
 def may_see(viewer: Viewer, job: JobRow) -> bool:

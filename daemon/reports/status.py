@@ -160,9 +160,9 @@ def _asked(text: str) -> elastic_request.ElasticRequest | None:
         return None
 
 
-def status(store: Store, viewer: Viewer, now: float, active_only: bool = True) -> list[JobStatus]:
-    """A record per job by job id. Another user's keeps its id, state and GPUs only."""
-    return shown(whole(store, now, active_only), viewer)
+def status(store: Store, viewer: Viewer, now: float) -> list[JobStatus]:
+    """A record per job that has not ended, by job id. Another user's keeps its id, state and GPUs only."""
+    return shown(whole(store, now), viewer)
 
 
 Board = list[tuple["JobRow", JobStatus]]
@@ -180,21 +180,17 @@ def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
     return found
 
 
-def whole(store: Store, now: float, active_only: bool = True) -> Board:
+def whole(store: Store, now: float) -> Board:
     """The rows of `status`, in full."""
-    rows: Board = []
     opened = {resize.job_id: resize for resize in store.open_resizes()}
-    used = store.all_in_use()
-    jobs = store.jobs(active_only=active_only)
-    decided = store.standing([job.job_id for job in jobs]) if active_only else {}
-    for job in jobs:
-        known = LastKnown(
-            used.get(job.job_id),
-            decided.get(job.job_id) if active_only else store.decision(job.job_id),
-            opened.get(job.job_id),
-        )
-        rows.append((job, job_row(store, job, True, now, known)))
-    return rows
+    used, jobs = store.all_in_use(), store.jobs(active_only=True)
+    decided = store.standing([job.job_id for job in jobs])
+
+    def full(job: JobRow) -> JobStatus:
+        known = LastKnown(used.get(job.job_id), decided.get(job.job_id), opened.get(job.job_id))
+        return job_row(store, job, True, now, known)
+
+    return [(job, full(job)) for job in jobs]
 
 
 def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:

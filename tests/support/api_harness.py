@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from slurm_elastic.daemon.api.app import Application
-from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, Viewer
+from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import Health
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.history import Plan, PlanRow
 from slurm_elastic.daemon.service.listeners import unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer

@@ -14,10 +14,10 @@ import uvicorn
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.api.auth import Viewer
 from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.history import Plan
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import munge

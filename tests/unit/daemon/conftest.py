@@ -7,7 +7,6 @@ submitted; 1210 of alice is over; 1220 of bob cannot be read; 1221 of alice runs
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from live_api import daemon as daemon
 from live_api import run as run
 
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
@@ -22,15 +22,6 @@ from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 ALICE, BOB = 1000, 1001
-
-
-@dataclass(frozen=True)
-class Viewer:
-    """Who asks."""
-
-    uid: int
-    admin: bool = False
-    private: bool = False
 
 
 def at(clock: str) -> float:

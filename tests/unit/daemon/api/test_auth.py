@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, Viewer, bearer
+from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, bearer
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.errors import NotAllowed
 from slurm_elastic.protocol.shared_secret import MAX_AGE_S, Verifier, prove

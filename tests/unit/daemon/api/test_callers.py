@@ -24,9 +24,10 @@ from waiting import wait_until
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.api.auth import Authenticator, Viewer
+from slurm_elastic.daemon.api.auth import Authenticator
 from slurm_elastic.daemon.api.slurm_roles import SlurmRoles
 from slurm_elastic.daemon.config.settings import Settings, check
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.history import Plan
 from slurm_elastic.daemon.service.listeners import shows_all_uids, unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer

@@ -16,8 +16,8 @@ from waiting import wait_until
 
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import status_cache
-from slurm_elastic.daemon.api.auth import Viewer
 from slurm_elastic.daemon.api.status_cache import REFRESH_S, STALE_S, WATCHED_S, StatusCache
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 

@@ -19,7 +19,7 @@ import pytest
 import tomli
 from live_api import Daemon, Run
 
-from slurm_elastic.daemon.api.auth import Viewer
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.protocol.errors import DaemonUnreachable
 from slurm_elastic.protocol.messages import Piece
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from live_api import Daemon, Run
 
-from slurm_elastic.daemon.api.auth import Viewer
+from slurm_elastic.daemon.reports.common import Viewer
 
 
 def test_status_shows_my_jobs(daemon: Daemon, run: Run) -> None:
