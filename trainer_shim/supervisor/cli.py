@@ -11,7 +11,6 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from slurm_elastic.protocol import request
@@ -137,7 +136,7 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         limits=RunLimits(checkpoint_s=float(args.checkpoint_every)),
     )
 
-    launcher: Callable[..., launchers.Launcher] = (
+    launcher: launchers.StartLauncher = (
         functools.partial(launchers.SlurmLauncher, jobs)
         if jobs
         else functools.partial(launchers.LocalLauncher, pieces[0])

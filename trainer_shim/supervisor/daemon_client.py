@@ -210,3 +210,7 @@ class DaemonClient:
         if text != self._told:
             self._told = text
             self._said(text)
+
+
+Connect = Callable[[Callable[[Resize], None], Callable[[str], None], Callable[[Grant], None]], DaemonClient]
+"""resize, said, registered: see DaemonClient."""

@@ -22,8 +22,8 @@ from slurm_elastic.protocol.json_lines import Message
 from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
 from . import job_dir
-from .daemon_client import DaemonClient
-from .launchers import Launcher, Options
+from .daemon_client import Connect
+from .launchers import Options, StartLauncher
 from .state_machine import actions, events
 from .state_machine.machine import Machine
 
@@ -40,8 +40,8 @@ class Supervisor:
         self,
         options: Options,
         machine: Machine,
-        launcher: Callable[..., Launcher],
-        connect: Callable[..., DaemonClient] | None,
+        launcher: StartLauncher,
+        connect: Connect | None,
     ) -> None:
         self._options, self._machine = options, machine
         self._loop = Loop()

@@ -1,7 +1,7 @@
 """Where agents run: on the nodes of Slurm jobs, or, without Slurm, as processes of this machine.
 
-Both have the same five methods, so everything above them (the state machine, resizes, restarts) is the same on a
-laptop; there a "companion" is one more local agent. Nothing here decides.
+Both are a Launcher, so everything above them (the state machine, resizes, restarts) is the same on a laptop; there a
+"companion" is one more local agent. Nothing here decides.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Launcher(Protocol):
         """Cancel the companions of a resize."""
 
     def close(self, done: Callable[[], None]) -> None:
-        """Cancel all companions; `done` is called when Slurm has been told."""
+        """Cancel all companions; `done` is called when Slurm has answered."""
+
+
+StartLauncher = Callable[[Loop, Children, Options, Emit], Launcher]
 
 
 class SlurmLauncher:
@@ -69,8 +72,7 @@ class SlurmLauncher:
     ) -> None:
         self._children, self._options, self._emit = children, options, emit
         self._jobs = {job.job_id: job for job in jobs}
-        companions = Companions(loop, children, options.env, jobs[0].job_id, self._granted, self._refused)
-        self.submit, self.drop, self.close = companions.submit, companions.drop, companions.close
+        self._companions = Companions(loop, children, options.env, jobs[0].job_id, self._granted, self._refused)
 
     def launch(self, piece: Piece, number: int) -> None:
         job = self._jobs[piece.slurm_job_id]
@@ -81,6 +83,15 @@ class SlurmLauncher:
             env["SELASTIC_COMPANION"] = "1"
         log = self._options.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
         self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
+
+    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
+        self._companions.submit(resize_id, index, shape, wait_s)
+
+    def drop(self, resize_id: int) -> None:
+        self._companions.drop(resize_id)
+
+    def close(self, done: Callable[[], None]) -> None:
+        self._companions.close(done)
 
     def _granted(self, resize_id: int, index: int, job: SlurmJob) -> None:
         try:
