@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         job_dir=place,
         listen="" if jobs else "127.0.0.1",
         host=(env.get("SELASTIC_HOST") or socket.gethostname()) if jobs else "127.0.0.1",
-        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload), **told(asked)},
+        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload), **worker_env(asked)},
         cluster=job_dir.cluster(env),
         nproc=args.nproc,
         batch=args.batch,
@@ -89,15 +89,15 @@ def elastic_request(option: str, comment: str | None, from_plugin: str) -> str:
     """The request that counts: the option's, else the comment's, else the one that the SPANK plugin left behind.
 
     Raises RequestError for an option that cannot be read. A malformed one from elsewhere is passed on to the daemon,
-    which tells why the job is not managed: the job itself runs on as an ordinary one.
+    which reports why the job is not managed: it runs on as an ordinary one.
     """
     if option:
         request.parse(option)
     return option or comment or from_plugin
 
 
-def told(asked: str) -> dict[str, str]:
-    """What join() has to know of the request: the learning-rate rule for its lr="auto", and the GPUs of a replica."""
+def worker_env(asked: str) -> dict[str, str]:
+    """What join() needs from the request: the learning-rate rule for its lr="auto", and the GPUs of a replica."""
     if not asked:
         return {}
     try:

@@ -36,7 +36,7 @@ class CompanionRequest:
     process: subprocess.Popen[bytes] | None = None
     job_id: int = 0
     dropped: str = ""
-    told: bool = False
+    reported: bool = False
 
 
 class Companions:
@@ -78,12 +78,12 @@ class Companions:
 
     def _ask(self, asked: CompanionRequest, base: Ended) -> None:
         if asked.dropped:
-            self._tell(asked, asked.dropped)
+            self._refuse(asked, asked.dropped)
             return
         try:
             job = parse_job(base.out, self._base, self._expand)
         except SlurmError as error:
-            self._tell(asked, f"{error} {base.err.strip()}".strip())
+            self._refuse(asked, f"{error} {base.err.strip()}".strip())
             return
         command = commands.salloc(asked.shape, job, asked.resize_id, minutes_left(job.end_time, time.time()))
         asked.process = self._children.start(command, self._env, lambda ended: self._answered(asked, ended))
@@ -96,7 +96,7 @@ class Companions:
             # A pending request that salloc was killed over is revoked by itself, a granted one is not.
             self._cancel(asked)
             last = ended.err.strip().splitlines()[-1:] or [f"salloc ended with code {ended.code}"]
-            self._tell(asked, asked.dropped or last[0].removeprefix("salloc: ").removeprefix("error: "))
+            self._refuse(asked, asked.dropped or last[0].removeprefix("salloc: ").removeprefix("error: "))
             return
         self._look(asked)
 
@@ -110,18 +110,18 @@ class Companions:
             job = parse_job(ended.out, asked.job_id, self._expand)
         except SlurmError as error:
             self._take_back(asked, f"companion {asked.job_id}: {error} {ended.err.strip()}".strip())
-            self._tell(asked, asked.dropped)
+            self._refuse(asked, asked.dropped)
             return
         if job.state == "CONFIGURING":
             self._loop.after(CONFIGURING_S, lambda: self._look(asked))
-        elif not asked.told:
-            asked.told = True
+        elif not asked.reported:
+            asked.reported = True
             self._granted(asked.resize_id, asked.index, job)
 
     def _too_late(self, asked: CompanionRequest, wait_s: float) -> None:
-        if not asked.told and not asked.dropped:
+        if not asked.reported and not asked.dropped:
             self._take_back(asked, f"Slurm granted no companion within {wait_s:.0f} s")
-            self._tell(asked, asked.dropped)
+            self._refuse(asked, asked.dropped)
 
     # --- giving back ------------------------------------------------------------------------------------------
 
@@ -146,9 +146,9 @@ class Companions:
             return
         self._children.start(commands.scancel(left), self._env, lambda ended: done())
 
-    def _tell(self, asked: CompanionRequest, why: str) -> None:
-        if not asked.told:
-            asked.told = True
+    def _refuse(self, asked: CompanionRequest, why: str) -> None:
+        if not asked.reported:
+            asked.reported = True
             self._refused(asked.resize_id, asked.index, why)
 
     def _expand(self, expression: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""The supervisor's line to selasticd: registers, reports, takes resizes. Two threads; the training never waits.
+"""The supervisor's connection to selasticd: registers, reports, takes resizes. Two threads; the training never waits.
 
 No daemon, a daemon that comes later, dies, or is started again: nothing is lost but time. Phases are kept in order
 and re-sent until acknowledged, reports are kept up to a bound (the oldest go first), the registration is renewed
-whenever the daemon no longer knows the token. What arrives is handed to `resize`, on one of the link's threads.
+whenever the daemon no longer knows the token. What arrives is handed to `resize`, on one of the two threads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DaemonClient:
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self._closing = self._known = False
         self._seen = (0, False)
-        self._told = ""
+        self._last_said = ""
         self._backoff = FIRST_BACKOFF_S
         self._threads = [
             threading.Thread(target=work, name=f"selastic-{work.__name__.strip('_')}", daemon=True)
@@ -56,14 +56,14 @@ class DaemonClient:
         for thread in self._threads:
             thread.start()
 
-    def in_use(self, registration: Registration) -> None:
-        """What trains now; the first call is what makes the link register."""
+    def update_registration(self, registration: Registration) -> None:
+        """What trains now; nothing is sent before the first call."""
         with self._changed:
             self._registration = registration
             self._changed.notify_all()
 
-    def tell(self, phase: Phase) -> None:
-        """Queue a phase. Before the first registration there is nobody to tell."""
+    def report_phase(self, phase: Phase) -> None:
+        """Queue a phase. Before the first registration it is left out: selasticd does not know the job."""
         with self._changed:
             if self._registration is not None:
                 if len(self._phases) == MAX_PHASES:
@@ -100,11 +100,11 @@ class DaemonClient:
             except DaemonUnreachable:
                 self._pause()
             except (ConfigError, MungeError) as error:
-                # No word of the daemon's: a client file that cannot be read for a moment, a munged that starts again.
-                self._tell_once(str(error))
+                # Not the daemon's answer: a client file that cannot be read for a moment, a munged that starts again.
+                self._say_once(str(error))
                 self._pause()
             except ElasticError as error:
-                self._tell_once(f"selasticd refuses: {error}")
+                self._say_once(f"selasticd refuses: {error}")
                 self._give_up_on_first()
                 self._pause()
 
@@ -133,7 +133,7 @@ class DaemonClient:
             self._changed.notify_all()
         self._registered(grant)
         how = "manages this job" if grant.managed else "does not manage this job"
-        self._tell_once(f"selasticd {how}" + (f": {grant.reason}" if grant.reason else ""))
+        self._say_once(f"selasticd {how}" + (f": {grant.reason}" if grant.reason else ""))
 
     def _deliver(self, grant: Grant) -> None:
         with self._changed:
@@ -154,7 +154,7 @@ class DaemonClient:
                 self._changed.notify_all()
 
     def _give_up_on_first(self) -> None:
-        """What the daemon refuses as such it will refuse again: without this nothing behind it would ever arrive."""
+        """The daemon would refuse it again, and nothing behind it would ever arrive."""
         with self._changed:
             if self._grant is not None and self._phases:
                 self._phases.popleft()
@@ -196,7 +196,7 @@ class DaemonClient:
         with self._changed:
             known, self._grant = self._grant, None
         if known is None:
-            self._tell_once(f"selasticd refuses: {error}")
+            self._say_once(f"selasticd refuses: {error}")
         self._pause(FIRST_BACKOFF_S if known else None)
 
     def _pause(self, seconds: float | None = None) -> None:
@@ -206,9 +206,9 @@ class DaemonClient:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, max(0.0, deadline - time.monotonic()))
 
-    def _tell_once(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+    def _say_once(self, text: str) -> None:
+        if text != self._last_said:
+            self._last_said = text
             self._said(text)
 
 

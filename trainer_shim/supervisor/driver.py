@@ -177,11 +177,11 @@ class Supervisor:
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:
             program, request = " ".join(self._options.command)[:1000], self._options.request
-            self._daemon.in_use(dataclasses.replace(action.registration, program=program, request=request))
+            self._daemon.update_registration(dataclasses.replace(action.registration, program=program, request=request))
 
     def _report_phase(self, action: actions.ReportPhase) -> None:
         if self._daemon is not None:
-            self._daemon.tell(dataclasses.replace(action.phase, at=time.time()))
+            self._daemon.report_phase(dataclasses.replace(action.phase, at=time.time()))
 
     def _forward_report(self, action: actions.ForwardReport) -> None:
         if self._daemon is None:

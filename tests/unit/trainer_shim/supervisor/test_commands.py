@@ -11,7 +11,7 @@ from slurm_elastic.protocol.errors import ConfigError, RequestError, SlurmUnpars
 from slurm_elastic.protocol.messages import Piece, Shape
 from slurm_elastic.trainer_shim.node.agent import gpus
 from slurm_elastic.trainer_shim.supervisor import commands, job_dir
-from slurm_elastic.trainer_shim.supervisor.cli import elastic_request, told
+from slurm_elastic.trainer_shim.supervisor.cli import elastic_request, worker_env
 from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
 from slurm_elastic.trainer_shim.supervisor.slurm_job import SlurmJob, component_ids, parse_job
 
@@ -85,8 +85,8 @@ def test_the_request_of_the_command_line_counts_first() -> None:
 @pytest.mark.parametrize("asked", ["", "gpus=2-4,batch=8", "gpus=2-4,batch=8,lr=auto", "elastic:gpus=4-2"])
 def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
     """lr=auto, none given, and a request that cannot be read: nothing is imposed."""
-    assert "SELASTIC_LR" not in told(asked)
-    assert told("elastic:gpus=2-4,batch=8,lr=sqrt,group=2") == {"SELASTIC_LR": "sqrt", "SELASTIC_GROUP": "2"}
+    assert "SELASTIC_LR" not in worker_env(asked)
+    assert worker_env("elastic:gpus=2-4,batch=8,lr=sqrt,group=2") == {"SELASTIC_LR": "sqrt", "SELASTIC_GROUP": "2"}
 
 
 def test_component_is_found_among_its_siblings() -> None:

@@ -52,7 +52,7 @@ def test_a_daemon_of_the_next_version_is_understood() -> None:
     """Fields of its grant and its resize that this supervisor does not know are ignored."""
     came, client = Queue[Resize](), Newer({})
     link = DaemonClient(client, 7, came.put, lambda text: None, lambda grant: None)
-    link.in_use(Registration(VERSION, 1, (), 64, "train.py"))
+    link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
     assert came.get(timeout=60).id == 3
     client.ended.set()
     assert link.close(60)
@@ -63,9 +63,9 @@ def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:
     registered, said = threading.Event(), list[str]()
     client = Script({1: MungeError("munged is away"), 4: ConfigError("client file cannot be read")})
     link = DaemonClient(client, 7, lambda resize: None, said.append, lambda grant: registered.set())
-    link.in_use(Registration(VERSION, 1, (), 64, "train.py"))
-    link.tell(Phase(3, "ready", 1, (), 64, 1.0))
-    link.tell(Phase(3, "running", 1, (), 64, 2.0))
+    link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
+    link.report_phase(Phase(3, "ready", 1, (), 64, 1.0))
+    link.report_phase(Phase(3, "running", 1, (), 64, 2.0))
     assert registered.wait(60) and link.close(60)
     client.ended.set()
     assert client.posted == ["register", "phases", "phases"]
