@@ -29,7 +29,7 @@ from pathlib import Path
 import _setup  # noqa: F401
 
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.trainer_shim.parallel.exposed_communication import Exposed
+from slurm_elastic.trainer_shim.parallel.exposed_communication import ExposedCommunication
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, WorkerMessage
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
 from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
@@ -39,7 +39,7 @@ STEP_S = 0.010
 INTERVAL_S = 5.0
 RANKS = 64
 LIMIT = 0.01
-SHAPE = StepShape(1, 64 * RANKS, 64, 1, rank=0, own=64)
+SHAPE = StepShape(1, 64 * RANKS, 64, 1, rank=0, rank_samples=64)
 
 
 def cost(work: Callable[[], object], times: int) -> float:
@@ -50,16 +50,16 @@ def cost(work: Callable[[], object], times: int) -> float:
     return (time.process_time() - begun) / times
 
 
-def one_step(meter: Meter, exposed: Exposed) -> None:
+def one_step(meter: Meter, exposed: ExposedCommunication) -> None:
     """All that a step does for the reports, as job.py, norms.py and reporting.py do it."""
     asked = time.perf_counter()
     meter.waited(time.perf_counter() - asked)
     exposed.ready(cuda=False)
     exposed.done()
-    meter.step(64, SHAPE, Position(1, 64, 0, 3100.0), True, exposed.seconds())
+    meter.step(64, Position(1, 64, 0, 3100.0), True, exposed.seconds())
 
 
-def one_report(meter: Meter, exposed: Exposed, steps: int) -> float:
+def one_report(meter: Meter, exposed: ExposedCommunication, steps: int) -> float:
     """CPU seconds of making and encoding a report of so many steps."""
     for _ in range(steps):
         one_step(meter, exposed)
@@ -136,8 +136,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of whole steps; 0: none")
     parser.add_argument("--beside", type=Path, action="append", default=[], metavar="CHECKOUT")
     args = parser.parse_args(argv)
-    meter, exposed = Meter(), Exposed()
-    meter.world()
+    meter, exposed = Meter(), ExposedCommunication()
+    meter.enter_world(SHAPE)
     step = cost(lambda: one_step(meter, exposed), args.steps)
     per_report = round(INTERVAL_S / STEP_S)
     report = min(one_report(meter, exposed, per_report) for _ in range(20))

@@ -33,7 +33,6 @@ class Reporting:
 
     def entered(self, slicing: Slicing) -> None:
         """A world, or a batch, is new: its first step is announced, and measured by itself."""
-        self.meter.world()
         self._announce = True
         world = self._membership.world
         generation, rank = (world.generation, world.rank) if world else (-1, 0)
@@ -42,6 +41,7 @@ class Reporting:
         parts = [len(part) for part, *_ in positions_of(0, slicing.batch, first)]
         own = sum(len(part) for part, *_ in positions_of(0, slicing.batch, slicing))
         self._shape = StepShape(generation, slicing.batch, max(parts), len(parts), rank, own)
+        self.meter.enter_world(self._shape)
 
     def leaving(self, old: World, batch: int) -> None:
         """A switch begins, after the old world's last step."""
@@ -69,7 +69,7 @@ class Reporting:
             return
         position = Position(progress.step, progress.samples, progress.epoch, self._tuning.noise(progress).scale)
         typical = micro.total == shape.batch and (micro.count == shape.accumulation or shape.rank > 0)
-        self.meter.step(micro.total, shape, position, typical, exposed_s)
+        self.meter.step(micro.total, position, typical, exposed_s)
         self._ended = time.perf_counter()
         if self._announce:
             self._say_running(first_rate, shape.batch, micro.total)

@@ -14,40 +14,43 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+from slurm_elastic.protocol.bottleneck import Pace
 
 WARM_UP_STEPS = 2
 MAX_STEPS = 4096
 REPORT_EVERY_S = 5.0
 FIRST_AFTER_S = 1.0
-"""When a new world's first report is due, in seconds: what a resize has brought is waited for."""
+"""When a new world's first report is due, in seconds: selasticd waits for what a resize has brought."""
 FEWEST_STEPS = 3
-"""Steps that a median is taken over, at least."""
+"""A median is taken over at least as many steps."""
 
 
 class StepTime(NamedTuple):
-    """One optimizer step on this rank; seconds."""
+    """One optimizer step on this rank; times in seconds."""
 
     seconds: float
     input_wait: float
     samples: int
-    communication: float = 0.0
-    """Gradients travelled, and nothing was computed."""
+    exposed: float
+    """Gradients travelled, and this rank computed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What stays the same over the steps of one report. rank, own: this rank, and its samples in a step."""
+    """What stays the same over the steps of one world with one batch."""
 
     generation: int
     batch: int
     micro_batch: int
     accumulation: int
     rank: int = 0
-    own: int = 0
+    rank_samples: int = 0
+    """Of a whole step, this rank's."""
 
 
 class Position(NamedTuple):
@@ -75,11 +78,11 @@ class Meter:
         self._due = clock() + every_s
         self._recent: deque[float] = deque(maxlen=50)
 
-    def world(self) -> None:
+    def enter_world(self, shape: StepShape) -> None:
         """Another world, or another batch: what was measured before does not describe it."""
-        self._steps = deque(maxlen=MAX_STEPS)
+        with self._reporting:
+            self._steps, self._shape = deque(maxlen=MAX_STEPS), shape
         self._recent.clear()
-        self._shape = None
         self._skip = WARM_UP_STEPS
         self._begun = self._clock()
         self._due = self._begun + min(self._every_s, FIRST_AFTER_S)
@@ -99,26 +102,22 @@ class Meter:
         self._begun = self._clock()
         self._input_wait = 0.0
 
-    def step(
-        self, samples: int, shape: StepShape, position: Position, typical: bool = True, communication: float = 0.0
-    ) -> None:
+    def step(self, samples: int, position: Position, typical: bool = True, exposed: float = 0.0) -> None:
         """An optimizer step has ended. One that is not `typical` (the short last one of a pass) is not measured.
 
-        communication: seconds in which gradients travelled and nothing was computed.
+        samples: of the whole step, over all ranks. exposed: seconds, see StepTime.
         """
         now = self._clock()
         took, waited = now - self._begun, self._input_wait
         self._begun, self._input_wait = now, 0.0
-        if self._shape is not None and shape != self._shape:
-            self._steps = deque(maxlen=MAX_STEPS)
-        self._shape, self._position = shape, position
+        self._position = position
         if self._skip > 0:
             self._skip -= 1
             return
         if not typical:
             return
         self._recent.append(took)
-        self._steps.append(StepTime(took, waited, samples, communication))
+        self._steps.append(StepTime(took, waited, samples, exposed))
 
     def median_step(self) -> float:
         """Median of the last steps of this world, in seconds; 0 when none was measured."""
@@ -140,7 +139,7 @@ class Meter:
 
 
 def report(steps: list[StepTime], shape: StepShape, position: Position) -> dict[str, Any]:
-    """A report in the form of the wire's, without the fields that only the supervisor knows."""
+    """A messages.Report, without the fields that only the supervisor knows, and this rank's pace."""
     times = sorted(step.seconds for step in steps)
     total = sum(times)
     return {
@@ -159,21 +158,21 @@ def report(steps: list[StepTime], shape: StepShape, position: Position) -> dict[
         "noise_scale": position.noise_scale,
         "input_wait_share": min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
         "memory_peak_mb": memory_peak_mb(),
-        "pace": pace(steps, shape),
+        "pace": asdict(pace(steps, shape)),
     }
 
 
-def pace(steps: list[StepTime], shape: StepShape) -> dict[str, Any]:
-    """What is compared between ranks, as the fields of bottleneck.Pace."""
+def pace(steps: list[StepTime], shape: StepShape) -> Pace:
+    """What the supervisor compares between ranks."""
     total = sum(step.seconds for step in steps)
-    return {
-        "rank": shape.rank,
-        "step_s": statistics.median(step.seconds for step in steps),
-        "busy_s": statistics.median(max(0.0, step.seconds - step.input_wait - step.communication) for step in steps),
-        "samples": shape.own,
-        "input_share": min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
-        "comm_share": min(1.0, sum(step.communication for step in steps) / total) if total else 0.0,
-    }
+    return Pace(
+        rank=shape.rank,
+        step_s=statistics.median(step.seconds for step in steps),
+        busy_s=statistics.median(max(0.0, step.seconds - step.input_wait - step.exposed) for step in steps),
+        samples=shape.rank_samples,
+        input_share=min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
+        comm_share=min(1.0, sum(step.exposed for step in steps) / total) if total else 0.0,
+    )
 
 
 def memory_peak_mb() -> float:

@@ -19,18 +19,18 @@ class Clock:
         return self.now
 
 
-def measured(clock: Clock, meter: Meter, times: list[float], wait: float = 0.0, shape: StepShape = SHAPE) -> None:
+def measured(clock: Clock, meter: Meter, times: list[float], wait: float = 0.0) -> None:
     for number, took in enumerate(times):
         clock.now += took
         meter.waited(wait)
-        meter.step(64, shape, Position(step=number, samples=64 * number, epoch=1))
+        meter.step(64, Position(step=number, samples=64 * number, epoch=1))
 
 
-def test_a_report_is_what_the_wire_accepts() -> None:
-    """With GPUs and nodes, which the supervisor adds, it is a wire.Report with the right numbers."""
+def test_a_report_is_what_selasticd_accepts() -> None:
+    """With GPUs and nodes, which the supervisor adds, it is a messages.Report with the right numbers."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
-    meter.world()
+    meter.enter_world(SHAPE)
     measured(clock, meter, [9.0] * WARM_UP_STEPS + [1.0] * 8 + [3.0] * 2, wait=0.35)
     report = meter.due()
     assert report is not None
@@ -43,16 +43,15 @@ def test_a_report_is_what_the_wire_accepts() -> None:
     assert (decoded.generation, decoded.accumulation, decoded.epoch) == (3, 2, 1)
 
 
-def test_a_rank_tells_how_it_fares() -> None:
-    """Busy is what is left of a step without waiting, for input and for gradients; the fields are bottleneck.Pace's."""
+def test_a_rank_reports_its_pace() -> None:
+    """Busy is what is left of a step without waiting, for input and for gradients."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
-    meter.world()
-    shape = StepShape(3, 64, 8, 2, rank=2, own=16)
+    meter.enter_world(StepShape(3, 64, 8, 2, rank=2, rank_samples=16))
     for number in range(WARM_UP_STEPS + 4):
         clock.now += 1.0
         meter.waited(0.25)
-        meter.step(64, shape, Position(number, 64 * number, 1), communication=0.5)
+        meter.step(64, Position(number, 64 * number, 1), exposed=0.5)
     report = meter.due()
     assert report is not None
     assert Pace(**report["pace"]) == Pace(2, 1.0, 0.25, 16, 0.25, 0.5)
@@ -62,7 +61,7 @@ def test_the_interval_can_be_changed() -> None:
     """A shorter one counts at once, the same one again changes nothing."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
-    meter.world()
+    meter.enter_world(SHAPE)
     measured(clock, meter, [0.25] * 8)
     assert meter.due() is not None
     meter.every(1.0)
@@ -74,10 +73,10 @@ def test_the_interval_can_be_changed() -> None:
 
 
 def test_reports_come_at_their_interval_and_not_without_steps() -> None:
-    """The first of a world soon, then at the interval; none without measured steps; each step is told once."""
+    """The first of a world soon, then at the interval; none without measured steps; each step is reported once."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
-    meter.world()
+    meter.enter_world(SHAPE)
     measured(clock, meter, [0.09] * 10)
     assert meter.due() is None
     clock.now += 0.2
@@ -93,10 +92,10 @@ def test_reports_come_at_their_interval_and_not_without_steps() -> None:
 
 
 def test_a_short_world_is_reported_at_its_end() -> None:
-    """What was measured before a resize comes in time is told then, unless it is too little to say anything."""
+    """What was measured before a resize comes in time is reported then, unless it is too little to say anything."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
-    meter.world()
+    meter.enter_world(SHAPE)
     measured(clock, meter, [0.05] * (WARM_UP_STEPS + 4))
     rest = meter.rest()
     assert rest is not None and rest["steps"] == 4
@@ -104,20 +103,21 @@ def test_a_short_world_is_reported_at_its_end() -> None:
     assert meter.rest() is None
 
 
-def test_another_world_or_batch_starts_anew() -> None:
+def test_another_world_or_batch_starts_again() -> None:
     """Steps of different worlds or batches are never mixed, and a new world's first steps are left out."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
-    meter.world()
+    meter.enter_world(SHAPE)
     measured(clock, meter, [1.0] * 6)
     assert meter.median_step() == 1.0
-    meter.world()
+    meter.enter_world(SHAPE)
     assert meter.median_step() == 0.0
     measured(clock, meter, [7.0] * WARM_UP_STEPS + [2.0] * 3)
     report = meter.due()
     assert report is not None and report["steps"] == 3 and report["step_time_median_s"] == 2.0
     measured(clock, meter, [1.0] * 3)
-    measured(clock, meter, [2.0] * 4, shape=StepShape(3, 128, 8, 4))
+    meter.enter_world(StepShape(3, 128, 8, 4))
+    measured(clock, meter, [7.0] * WARM_UP_STEPS + [2.0] * 4)
     report = meter.due()
     assert report is not None and report["steps"] == 4 and report["batch"] == 128
 
@@ -126,10 +126,10 @@ def test_short_steps_are_not_measured() -> None:
     """The last step of a pass, with fewer samples, is in no median and does not throw away the others."""
     clock = Clock()
     meter = Meter(clock, every_s=5)
-    meter.world()
+    meter.enter_world(SHAPE)
     measured(clock, meter, [1.0] * 7)
     clock.now += 0.1
-    meter.step(3, SHAPE, Position(8, 500, 1), typical=False)
+    meter.step(3, Position(8, 500, 1), typical=False)
     report = meter.due()
     assert report is not None and report["steps"] == 5 and report["step_time_median_s"] == 1.0 and report["step"] == 8
 
@@ -138,7 +138,7 @@ def test_an_evaluation_is_not_a_step() -> None:
     """Time between two passes over the data is no step's time."""
     clock = Clock()
     meter = Meter(clock)
-    meter.world()
+    meter.enter_world(SHAPE)
     measured(clock, meter, [1.0] * 5)
     clock.now += 500
     meter.resume()
