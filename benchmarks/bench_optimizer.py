@@ -25,7 +25,7 @@ from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.optimizer.plan import Cache, plan
 from slurm_elastic.daemon.optimizer.solver.knapsack import solve, solve_table, solve_table_exactly
 from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_pools
-from slurm_elastic.daemon.optimizer.solver.table import Choice
+from slurm_elastic.daemon.optimizer.solver.table import Choice, Memo
 
 TARGET_S = {(100, 512): 0.001, (1000, 4096): 0.006, (2000, 16384): 0.02, (10000, 100000): 0.08}
 
@@ -67,7 +67,7 @@ def with_build(instance: Instance) -> float:
 def kept(instance: Instance) -> float:
     """As the daemon does it: lists of options kept from the decision before, a tenth of the jobs with new ones."""
     rows = [[Choice(int(k), float(v)) for k, v in zip(w, x, strict=True)] for w, x in instance.rows()]
-    memo: dict[object, object] = {}
+    memo: Memo = {}
     solve(rows, instance.capacity, memo=memo)
     best = float("inf")
     for turn in range(3):
@@ -163,7 +163,7 @@ def plans() -> None:
         for turn in range(3):
             views[turn::10] = [measured_job(rng, j) for j in range(turn, jobs, 10)]
             best = min(best, cpu(lambda v=views, k=capacity, c=cache: again(v, k, c))[0])
-        rows = (("nothing known from before", first), ("a tenth measured anew", best), ("nothing new", same))
+        rows = (("nothing known from before", first), ("a tenth measured again", best), ("nothing new", same))
         for label, seconds in rows:
             print(f"{f'{jobs} x {capacity}':>15} {label:<44} {seconds:>9.4f}", flush=True)
 

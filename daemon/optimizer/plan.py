@@ -12,9 +12,8 @@ Limit: within one pool GPUs are equal; which nodes a job gets is decided elsewhe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from .choices import choices
 from .job_view import JobView
@@ -48,12 +47,7 @@ class Cache:
         kept = {id(found) for _, found in self.made.values()} | {id(found) for _, _, found in self.views.values()}
         self.old, self.made = self.made, {}
         self.old_views, self.views = self.views, {}
-        self.lists = {key: made for key, made in self.lists.items() if _list_of(key) in kept}
-
-
-def _list_of(key: object) -> object:
-    """The identity of the list of choices that something was made of (see table.Memo)."""
-    return key[0] if isinstance(key, tuple) else key
+        self.lists = {key: made for key, made in self.lists.items() if key in kept}
 
 
 def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None) -> PoolPlan:
@@ -66,17 +60,8 @@ def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, c
     return explained(jobs, made, found, capacity, policy)
 
 
-class Solver(Protocol):
-    """Makes a plan for several pools at once, as `plan_pools` does."""
-
-    def __call__(
-        self,
-        pools: Sequence[Sequence[JobView]],
-        capacities: Sequence[int],
-        caps: Sequence[Cap],
-        policy: str,
-        cache: Cache | None = None,
-    ) -> list[PoolPlan]: ...
+Solver = Callable[[Sequence[Sequence[JobView]], Sequence[int], Sequence[Cap], str, Cache | None], list[PoolPlan]]
+"""Makes a plan for several pools at once, as `plan_pools` does."""
 
 
 def plan_pools(

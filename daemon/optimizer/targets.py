@@ -54,8 +54,6 @@ class PoolPlan:
     targets: tuple[Target, ...]
     value: float
     bound: float
-    price: float = 0.0
-    stopped: str = ""
 
 
 def explained(
@@ -87,7 +85,7 @@ def explained(
                 measured=job.model is not None and choice.gpus in job.model.sizes_seen,
             )
         )
-    return PoolPlan(tuple(targets), solution.value, solution.bound, solution.price, solution.stopped)
+    return PoolPlan(tuple(targets), solution.value, solution.bound)
 
 
 def _progress_change(job: JobView, choice: Choice, policy: str) -> float:

@@ -139,7 +139,7 @@ def _job(row: dict[str, str]) -> Job:
         asked_per_node=read("tres-per-node", lambda text: sum(_asked(text).values())),
         gpu_type=gpu_type,
         cpus=read("NumCPUs", _count),
-        mem_mb=read("tres-alloc", lambda text: int(_mib(tres.get("mem", "0")) / max(1, num_nodes))),
+        mem_mb=read("tres-alloc", lambda text: int(mib(tres.get("mem", "0")) / max(1, num_nodes))),
         het_job_id=read("HetJobID", _count),
         het_offset=read("HetJobOffset", _count),
         array_job_id=read("ArrayJobID", _count) if array_task else 0,
@@ -165,7 +165,7 @@ def _node(row: dict[str, str]) -> Node:
         present, used = gres_gpus(row["Gres"]), gres_gpus(row["GresUsed"])
         return Node(
             name=row["NodeList"],
-            flags=frozenset(row["StateComplete"].rstrip("*~#!%$@^-").upper().split("+")),
+            flags=state_flags(row["StateComplete"]),
             partitions=(row["PartitionName"],) if _given(row["PartitionName"]) else (),
             gpus=sum(present.values()),
             gpus_used=sum(used.values()),
@@ -245,7 +245,13 @@ def _tres(text: str) -> Mapping[str, str]:
     return MappingProxyType(dict(part.split("=", 1) for part in _given(text).split(",") if part))
 
 
-def _mib(text: str) -> float:
+def state_flags(text: str) -> frozenset[str]:
+    """{"MIXED", "DRAIN"} for "mixed+drain*"."""
+    return frozenset(text.rstrip("*~#!%$@^-").upper().split("+"))
+
+
+def mib(text: str) -> float:
+    """16384.0 for "16G"; a number alone is MiB. Raises ValueError."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an amount of memory such as 16G")

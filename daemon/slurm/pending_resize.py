@@ -11,6 +11,7 @@ import re
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable
 
 from .model import Size
+from .parse import mib
 
 _FIELD = re.compile(r"(?<!\S)([A-Za-z][A-Za-z/:]*)=(\S*)")
 _RECORD = re.compile(r"(?m)^(?=JobId=\d+ )")
@@ -59,7 +60,10 @@ def size_words(fields: dict[str, str], size: Size, *, keep_tasks: bool = False) 
         words.append("ReqNodeList=")
     memory = fields.get("MinMemoryNode", "0")
     if share != 1 and memory not in ("", "0"):
-        words.append(f"MinMemoryNode={max(1, round(_mib(memory) * share))}")
+        try:
+            words.append(f"MinMemoryNode={max(1, round(mib(memory) * share))}")
+        except ValueError as error:
+            raise SlurmUnparsable(f"MinMemoryNode of job {fields.get('JobId')}: {error}.") from None
     return words
 
 
@@ -87,10 +91,3 @@ def _first(fields: dict[str, str], name: str) -> int:
     """The whole number at the beginning: 4 for 4-4, 1 for N/A."""
     match = re.match(r"\d+", fields.get(name, ""))
     return max(1, int(match.group())) if match else 1
-
-
-def _mib(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)
-    if match is None:
-        raise SlurmUnparsable(f"MinMemoryNode={text!r} is not an amount of memory such as 16G.")
-    return float(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .step_time import Array, Parameters, log_step_time, parameters
+from .step_time import Array, log_step_time, parameters
 
 ROUNDS, ENOUGH = 60, 1e-7
 MOST_STEP = 2.0
@@ -34,7 +34,8 @@ def fit(points: Sequence[Sequence[Point]], mean: Array, precision: Array) -> tup
     for _ in range(ROUNDS):
         damped = matrix.copy()
         np.einsum("jaa->ja", damped)[...] *= 1 + damping[:, None]
-        step = np.clip(np.linalg.solve(damped, gradient[..., None])[..., 0], -MOST_STEP, MOST_STEP)
+        step = np.linalg.solve(damped, gradient[..., None])[..., 0]
+        step = np.minimum(np.maximum(step, -MOST_STEP), MOST_STEP)
         trial = np.where(going[:, None], theta - step, theta)
         new_cost, new_gradient, new_matrix = _equations(trial, columns, mean, precision)
         better = going & (new_cost <= cost)
@@ -60,8 +61,7 @@ def fit(points: Sequence[Sequence[Point]], mean: Array, precision: Array) -> tup
 def _equations(theta: Array, columns: Array, mean: Array, precision: Array) -> tuple[Array, Array, Array]:
     """(cost, gradient / 2, Gauss-Newton matrix) of each model."""
     gpus, nodes, micro, accumulation, seen, weight = columns
-    own = Parameters(*(value[:, None] for value in parameters(theta)))
-    log_time, slope = log_step_time(own, gpus, nodes, micro, accumulation)
+    log_time, slope = log_step_time(parameters(theta[:, None]), gpus, nodes, micro, accumulation)
     miss, off = log_time - seen, theta - mean
     pulled = (precision @ off[..., None])[..., 0]
     weighted = np.swapaxes(slope * weight[..., None], 1, 2)

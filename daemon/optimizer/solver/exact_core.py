@@ -3,7 +3,7 @@
 At a multiplier p/q the base plan takes each job's best v*q - p*w. Any other choice has a loss >= 0 against it, and
 U - (losses) - p * (GPUs unused) is the value of a plan, so a plan better than the incumbent has losses + p * unused
 below the gap G. Choices with a loss above G are out for good; what is left is the core. The search deepens: it
-decides completely whether a plan within `tau` of the bound exists, and raises tau fourfold until it does.
+decides completely whether a plan within `tau` of the bound exists, and raises tau by DEEPER until it does.
 
 Why only B choices per change of weight suffice: take a best plan with the fewest moves away from the base. No part of
 its moves sums to zero (dropping it would cost nothing), and moves can be ordered so that all prefix sums lie in a
@@ -18,14 +18,19 @@ After Pisinger, "A minimal algorithm for the multiple-choice knapsack problem", 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Move = tuple[int, int, int, int]
 """(loss, change of weight, job, position in the table)"""
 State = tuple[int, "Link | None"]
-Link = tuple[Move, "Link | None"]
+"""(loss, the moves to here)"""
+Link = tuple[Any, "Link | None"]
+"""(the last move, those before it)"""
 
 DEEPER = 64
+"""Factor by which the search deepens."""
 MANY, FEW = 200, 2
 """Above MANY open choices, a try with only the FEW cheapest per change of weight comes first: ties close there."""
 
@@ -56,17 +61,14 @@ def fill(moves: list[Move], slack: int, price: int) -> tuple[list[Move], int]:
     return taken, total
 
 
-def finish(
-    moves: list[Move], slack: int, price: int, unit: int, work: int, first: tuple[list[Move], int] | None = None
-) -> Finish:
+def finish(moves: list[Move], slack: int, price: int, unit: int, work: int) -> Finish:
     """The best set of moves, at most one per job, with total change <= slack.
 
     `moves` may come in any order and need to hold every choice whose loss is below price * slack; `unit` is the
-    smallest difference between two plans' values (q), so a gap below it is none. `first`: what `fill` finds, where the
-    caller did; then moves that lose as much as it or more may be missing.
+    smallest difference between two plans' values (q), so a gap below it is none.
     """
     moves.sort()
-    best = Finish(*(first or fill(moves, slack, price)), 0, work)
+    best = Finish(*fill(moves, slack, price), 0, work)
     losses = [m[0] for m in moves]
     tau = max(unit, losses[23]) if len(losses) > 23 else best.loss
     while best.proven + unit <= best.loss:
@@ -158,11 +160,15 @@ def _search(rows: list[list[Move]], slack: int, price: int, tau: int, best: Fini
         if best.work < 0:
             best.exhausted = True
             return None
-    ends = [(cost + price * (slack - at), at) for at, (cost, _) in states.items() if at <= slack]
+    return cheapest([(cost + price * (slack - at), at) for at, (cost, _) in states.items() if at <= slack], states, tau)
+
+
+def cheapest(ends: list[tuple[int, Any]], states: Mapping[Any, State], tau: int) -> tuple[list[Any], int] | None:
+    """(the moves to the (loss, state) that loses least, its loss); None when all lose more than tau."""
     if not ends or min(ends)[0] > tau:
         return None
     total, at = min(ends)
-    moves, link = list[Move](), states[at][1]
+    moves, link = list[Any](), states[at][1]
     while link is not None:
         moves.append(link[0])
         link = link[1]

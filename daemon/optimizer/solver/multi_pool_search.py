@@ -8,13 +8,13 @@ from math import fsum
 
 from ..errors import InfeasiblePlan
 from . import column_generation
+from .exact_core import State, cheapest
 from .knapsack import Solution
 from .table import scale_for
 
 Vector = tuple[int, ...]
 Move = tuple[int, Vector, int, int]
 """(loss, change of weights, job, option)"""
-Link = tuple[Move, "Link | None"]
 UNIT = 1 << 12
 """Denominator of the multipliers."""
 FIRST_WORK = 100_000
@@ -112,10 +112,10 @@ class _Search:
             rows.setdefault(move[2], []).append(move)
         ordered = sorted(rows.values(), key=lambda row: -max(max(map(abs, m[1])) for m in row))
         bounds = self._reach(ordered)
-        states: dict[Vector, tuple[int, Link | None]] = {(0,) * len(self.slack): (0, None)}
+        states: dict[Vector, State] = {(0,) * len(self.slack): (0, None)}
         for (top, floor), row in zip(bounds, ordered, strict=True):
             fits = _fits(top, floor, self.prices)
-            grown = dict[Vector, tuple[int, Link | None]]()
+            grown = dict[Vector, State]()
             for at, state in states.items():
                 cost, link = state
                 if fits(at, tau - cost) and (at not in grown or cost < grown[at][0]):
@@ -133,14 +133,7 @@ class _Search:
                 return None
             states = grown
         ends = [(cost + self._unused(at), at) for at, (cost, _) in states.items() if self._unused(at) >= 0]
-        if not ends or min(ends)[0] > tau:
-            return None
-        total, at = min(ends)
-        moves, link = list[Move](), states[at][1]
-        while link is not None:
-            moves.append(link[0])
-            link = link[1]
-        return moves, total
+        return cheapest(ends, states, tau)
 
     def _unused(self, at: Vector) -> int:
         """What the GPUs left idle are worth; -1 when a pool is overfull."""

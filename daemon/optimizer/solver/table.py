@@ -51,13 +51,13 @@ class Read:
     """GPUs over values, once an array of them was needed."""
 
 
-Memo = dict[object, Any]
+Memo = dict[int, Read]
 """What was read of lists of choices before, by their identity: for callers that keep their lists unchanged."""
 
 
 def read(row: Sequence[Choice], labels: Sequence[str] | None, j: int, memo: Memo) -> Read:
     """The list of choices of job j. Raises PlanInputError."""
-    known: Read | None = memo.get(id(row))
+    known = memo.get(id(row))
     if known is not None:
         return known
     if not row:

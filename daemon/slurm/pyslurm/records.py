@@ -16,6 +16,7 @@ from slurm_elastic.protocol.errors import SlurmUnparsable
 
 from ..model import ACTIVE, Job, Node, Partition
 from ..nodelist import expand
+from ..parse import state_flags
 
 _NOTHING = frozenset({"", "None", "(null)", "N/A"})
 
@@ -99,7 +100,7 @@ def node(source: Any) -> Node:
         )
         return Node(
             name=source.name,
-            flags=frozenset(source.state.rstrip("*~#!%$@^-").upper().split("+")),
+            flags=state_flags(source.state),
             partitions=tuple(source.partitions),
             gpus=present,
             gpus_used=used,

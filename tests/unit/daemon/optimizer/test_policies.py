@@ -266,7 +266,7 @@ def test_alternatives_are_the_next_best_at_the_price_of_a_gpu() -> None:
     for target in result.targets:
         listed = [k for k, _, _ in target.alternatives]
         assert len(listed) == 3 and target.gpus not in listed
-    assert result.price > 0
+        assert target.price > 0
 
 
 def test_a_plan_is_deterministic() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 
+import numpy as np
 import pytest
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
@@ -36,7 +38,7 @@ def pool_rows(rng: random.Random, pools: int, jobs: int) -> list[list[PoolChoice
 def test_pools_equal_brute_force(closing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On four thousand small instances of one to three pools the plan is the best of all, or rightly refused."""
     if closing == "alone":
-        monkeypatch.setattr(multi_pool_search, "_milp", lambda *_: None)
+        monkeypatch.setitem(sys.modules, "scipy", None)
     else:
         pytest.importorskip("scipy")
         monkeypatch.setattr(multi_pool_search, "FIRST_WORK", 20)  # so that the MILP solver really closes some
@@ -66,7 +68,7 @@ def test_pools_equal_brute_force(closing: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_linked_pools_equal_a_milp_on_a_medium_instance() -> None:
     """Sixty jobs over three GPU types: the same value as a MILP solver at gap zero over all choices."""
-    np, optimize = pytest.importorskip("numpy"), pytest.importorskip("scipy.optimize")
+    optimize = pytest.importorskip("scipy.optimize")
     rng = random.Random(3)
     rows = []
     for _ in range(60):
@@ -99,18 +101,23 @@ def test_pools_that_no_job_links_are_solved_apart() -> None:
     assert answer.gap <= 0 and math.isclose(answer.value, 2 + 2**0.5 + 6)
 
 
-def test_pools_out_of_work_state_their_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a MILP solver and with next to no work, the plan is feasible and its bound holds."""
-    monkeypatch.setattr(multi_pool_search, "_milp", lambda *_: None)
+def test_pools_out_of_work_state_their_gap_and_a_milp_solver_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With next to no work the plan is feasible and says how far it may be; where scipy is installed it is the best."""
     rng = random.Random(1)
     rows = [
         [PoolChoice((0, 0), 0.0)]
         + [PoolChoice((k * (t == 0), k * (t == 1)), k + rng.random()) for k in (2, 3, 5, 7, 11) for t in (0, 1)]
         for _ in range(40)
     ]
-    exact = solve_pools(rows, [101, 53])
-    rough = solve_pools(rows, [101, 53], work=multi_pool_search.FIRST_WORK // 20)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "scipy", None)
+        exact = solve_pools(rows, [101, 53])
+        rough = solve_pools(rows, [101, 53], work=200)
+    assert exact.gap == 0 and not exact.stopped
+    assert rough.gap > 0 and rough.stopped == "stopped after 200 steps"
     assert rough.value <= exact.value <= rough.bound + 1e-9
+    pytest.importorskip("scipy")
+    assert math.isclose(solve_pools(rows, [101, 53], work=200).value, exact.value, rel_tol=1e-9)
 
 
 @pytest.mark.parametrize(
