@@ -96,7 +96,7 @@ test-torch:  ## the shim's tests on the oldest torch and Python that are promise
 	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_TORCH)' 'numpy<2.3' \
 		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100'
 	$(OLD_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
-		--ignore=$(SHIM_TESTS)/adapters $(SHIM_TESTS) tests/unit/protocol/test_request.py tests/unit/protocol/test_messages.py
+		--ignore=$(SHIM_TESTS)/adapters $(SHIM_TESTS) tests/unit/protocol/test_request.py tests/unit/protocol/test_codec.py
 
 # The lowest version of each requirement that setup.cfg accepts; tomli's own is schemathesis'.
 test-python:  ## the daemon's and the command line's tests on the oldest Python and the oldest libraries that are promised

@@ -48,7 +48,8 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service.main import tune_interpreter
 from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Report, Reports, to_json
+from slurm_elastic.protocol.codec import to_json
+from slurm_elastic.protocol.messages import Report, Reports
 from slurm_elastic.trainer_shim.supervisor.daemon_client import POLL_S
 
 UID = 1000

@@ -5,10 +5,11 @@ Times are unix seconds. A row is a value: it does not follow later changes of th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from slurm_elastic.protocol.messages import Piece, Resize, Shape, decode
+from slurm_elastic.protocol.codec import decode
+from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEUE = "requeue"
@@ -153,30 +154,18 @@ class DecisionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeRow:
-    """One resize of one job: what is wanted, and how far it has come."""
+class ResizeRow(ResizeTarget):
+    """One resize of one job: what it is to reach, and how far it has come."""
 
-    id: int
-    job_id: int
-    keep: tuple[Piece, ...]
-    """What stays of the allocation; all else is dropped."""
-    add: tuple[Shape, ...]
-    gpus: int
-    batch: int
-    reason: str
-    wait_s: float
     state: ResizeState
     phases: tuple[tuple[ResizeState, float], ...]
     """The states it has come to and when, the first one first."""
     detail: str = ""
 
     @classmethod
-    def issued(cls, wanted: Resize, at: float) -> ResizeRow:
-        """The resize that this message begins."""
-        return cls(
-            *(wanted.id, wanted.job_id, wanted.keep, wanted.add, wanted.gpus, wanted.batch, wanted.reason),
-            *(wanted.wait_s, ResizeState.ISSUED, ((ResizeState.ISSUED, at),)),
-        )
+    def issued(cls, target: ResizeTarget, at: float) -> ResizeRow:
+        """The resize that begins at this time."""
+        return cls(**_target_of(target), state=ResizeState.ISSUED, phases=((ResizeState.ISSUED, at),))
 
     def come_to(self, state: ResizeState, at: float, detail: str = "") -> ResizeRow:
         """The resize once it is in this state."""
@@ -197,14 +186,11 @@ class ResizeRow:
     @property
     def message(self) -> Resize:
         """What its supervisor is told."""
-        return Resize(
-            self.id, self.job_id, self.keep, self.add, self.gpus, self.batch, self.reason, self.wait_s
-        )  # fmt: skip
+        return Resize(**_target_of(self))
 
-    @property
-    def requeues(self) -> bool:
-        """See messages.Resize.requeues."""
-        return not self.keep
+
+def _target_of(resize: ResizeTarget) -> dict[str, Any]:
+    return {item.name: getattr(resize, item.name) for item in fields(ResizeTarget)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The HTTP client of selasticd, for supervisors and the command line. Standard library only.
 
-One request, one answer, no retry: who calls knows whether and when to try again. A thread keeps its connection for its
-next request; one that the daemon has closed meanwhile is made anew, which no caller notices. Proxies of the environment
-are left alone (the daemon is on the cluster's own network), and redirects are refused (a token must not follow one).
+One request, one answer, no retry: the caller knows whether and when to try again. A thread keeps its connection for its
+next request and opens another one if the daemon has closed it; no caller notices. Proxies of the environment are not
+used (the daemon is on the cluster's own network), and redirects are refused (a token must not follow one).
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
-import struct
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from . import munge, shared_secret
+from .codec import to_json
+from .connections import UnixConnection, connection_to
 from .errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
-from .messages import to_json
 from .routes import Route
 
 SITE_FILE = "/etc/slurm-elastic/client.json"
@@ -118,10 +117,10 @@ class Client:
         while True:
             connection, used = self._connection(url, values, timeout)
             headers = {"Accept": "application/json"}
-            # Made anew for each try: a credential counts once.
+            # One for each try: a credential counts once.
             if token is not None:
                 authorization = f"Bearer {token}"
-            elif isinstance(connection, _UnixConnection):
+            elif isinstance(connection, UnixConnection):
                 authorization = ""  # the kernel tells the daemon who calls
             else:
                 authorization = self._proof(munge.bind(method, path, body), values)
@@ -137,7 +136,7 @@ class Client:
                 self.close()
                 if not used:
                     raise
-                continue  # closed by the daemon while it lay idle
+                continue  # the daemon closed it while it was idle
             except BaseException:
                 self.close()
                 raise
@@ -158,7 +157,7 @@ class Client:
             return connection, False
         if kept is not None and kept[0][0] == key[0]:
             kept[1].close()
-        connection = _made(url, values, timeout)
+        connection = connection_to(url, values, timeout)
         self._kept.connection = (key, connection)
         return connection, False
 
@@ -181,78 +180,6 @@ def _is_address(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number or too large, half of an IPv6 address
         return False
-
-
-def _unix(values: dict[str, Any]) -> str:
-    """The Unix socket to call the daemon by: the one that the client file names, where it is on this host."""
-    path = str(values.get("socket", ""))
-    return path if path and os.access(path, os.W_OK) else ""
-
-
-def _made(url: str, values: dict[str, Any], timeout: float) -> http.client.HTTPConnection:
-    """A connection that is not open yet."""
-    path, parts = _unix(values), urlsplit(url)
-    if path:
-        return _UnixConnection(path, values.get("uid"), timeout)
-    if parts.scheme == "http":
-        return _AtOnce(str(parts.hostname), parts.port, timeout=timeout)
-    import ssl
-
-    try:
-        context = ssl.create_default_context(cadata=values.get("ca"))
-    except (ssl.SSLError, ValueError, TypeError) as error:
-        raise ConfigError(f"ca of the client file cannot be read ({error}); accepted: certificates in PEM") from None
-    return _SafeConnection(str(parts.hostname), parts.port, timeout=timeout, context=context)
-
-
-class _AtOnce(http.client.HTTPConnection):
-    """Sends head and body of a request in one piece, when the answer is asked for: what arrives whole costs the daemon
-    half of what it costs in two pieces."""
-
-    _held = b""
-
-    def send(self, data: Any) -> None:
-        """Keep some bytes of the request."""
-        self._held += data
-
-    def getresponse(self) -> http.client.HTTPResponse:
-        """Send the request, and read the answer's head."""
-        held, self._held = self._held, b""
-        super().send(held)
-        return super().getresponse()
-
-    def close(self) -> None:
-        """Close, and forget a request that was not sent."""
-        self._held = b""
-        super().close()
-
-
-class _SafeConnection(_AtOnce, http.client.HTTPSConnection):
-    """Over TLS."""
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """uid of the process at the other end of a Unix socket, as it was when it connected or listened."""
-    size = struct.calcsize("iII")
-    _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(uid)
-
-
-class _UnixConnection(_AtOnce):
-    """To a daemon that runs as `uid` (None: not known); nobody else than that user and root is spoken to."""
-
-    def __init__(self, path: str, uid: int | None, timeout: float) -> None:
-        super().__init__("selasticd", timeout=timeout)
-        self._path, self._uid = path, uid
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-        if self._uid is not None:
-            uid = peer_uid(self.sock)
-            if uid not in (0, self._uid):
-                raise ConnectionError(f"uid {uid} listens on {self._path}, not the daemon's uid {self._uid}")
 
 
 def _file() -> dict[str, Any]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from .resize_state import Explained, ResizeState
 
 
+def _of_state(state: ResizeState) -> tuple[str, str]:
+    return f"resize_{state}", state.meaning
+
+
 class EventKind(Explained):
     """Those of a resize are its states, whoever reports them: selasticd or the job's supervisor."""
 
@@ -13,17 +17,17 @@ class EventKind(Explained):
     REGISTERED = "registered", "the job's supervisor has registered"
     PINNED = "pinned", "a user holds the job at a size"
     UNPINNED = "unpinned", "a user lets the job be resized again"
-    RESIZE_ISSUED = "resize_issued", "a resize begins: it is stored for the supervisor to take"
-    RESIZE_ACCEPTED = "resize_accepted", "the supervisor has taken it"
-    RESIZE_SAVED = "resize_saved", "by requeue: the checkpoint is written"
-    RESIZE_SUBMITTED = "resize_submitted", "what it adds is asked of Slurm"
-    RESIZE_GRANTED = "resize_granted", "Slurm has granted it; the new workers start and warm up"
-    RESIZE_READY = "resize_ready", "the new workers are ready"
-    RESIZE_RUNNING = "resize_running", "the new size trains"
-    RESIZE_DONE = "resize_done", "what was given up is released"
-    RESIZE_FAILED = "resize_failed", "it went wrong; the job goes on as before"
-    RESIZE_WITHDRAWN = "resize_withdrawn", "given up before the training switched"
-    RESIZE_OVERTAKEN = "resize_overtaken", "given up because another job took the nodes that it waited for"
+    RESIZE_ISSUED = _of_state(ResizeState.ISSUED)
+    RESIZE_ACCEPTED = _of_state(ResizeState.ACCEPTED)
+    RESIZE_SAVED = _of_state(ResizeState.SAVED)
+    RESIZE_SUBMITTED = _of_state(ResizeState.SUBMITTED)
+    RESIZE_GRANTED = _of_state(ResizeState.GRANTED)
+    RESIZE_READY = _of_state(ResizeState.READY)
+    RESIZE_RUNNING = _of_state(ResizeState.RUNNING)
+    RESIZE_DONE = _of_state(ResizeState.DONE)
+    RESIZE_FAILED = _of_state(ResizeState.FAILED)
+    RESIZE_WITHDRAWN = _of_state(ResizeState.WITHDRAWN)
+    RESIZE_OVERTAKEN = _of_state(ResizeState.OVERTAKEN)
     RUNNING = "running", "the training runs, and not because of a resize: at the start and after a restart"
     SHRINK = "shrink", "Slurm is asked to take nodes from a Slurm job"
     CANCEL = "cancel", "Slurm is asked to end a companion or a component"

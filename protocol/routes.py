@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from . import messages
-from .messages import MAX_NUMBER, Within
+from . import codec, messages
+from .codec import MAX_NUMBER, Within
 
 MAX_JOB_ID = (1 << 32) - 1
 MAX_JOBS = 1000
@@ -102,8 +102,8 @@ class Route:
     """The least job id; 0 stands for the daemon itself."""
 
     def parameters(self) -> dict[str, tuple[Any, Within, bool]]:
-        """Type and bounds of each parameter, as `messages.form` has them."""
-        return messages.form(self.query)  # type: ignore[arg-type]  # a class is hashable
+        """Type and bounds of each parameter, as `codec.form` has them."""
+        return codec.form(self.query)  # type: ignore[arg-type]  # a class is hashable
 
     def target(self, job_id: int | None = None, query: object = None) -> str:
         """Path and query of a request. Parameters at their defaults are left out."""

@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.errors import NotAllowed
 from slurm_elastic.protocol.routes import Caller, Route
 
@@ -57,7 +57,7 @@ class Callers:
             body = await guard.body(request)
         if route.caller is Caller.USER:
             viewer = await self._viewer(request, body)
-        message = messages.from_json(route.message, body) if route.message is not None else None
+        message = codec.from_json(route.message, body) if route.message is not None else None
         return Call(guard.query(route, request), message, job_id, viewer)
 
     async def _viewer(self, request: Request, body: bytes) -> Viewer:

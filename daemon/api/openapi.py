@@ -11,7 +11,7 @@ import re
 import typing
 from typing import Any
 
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.routes import MAX_JOB_ID, MAX_JOBS, ROUTES, Caller, Route
 
 from ..reports.answers import ANSWERS
@@ -30,9 +30,9 @@ _ERRORS = {
     "500": "A fault of selasticd's own.",
     "503": "The database, MUNGE or Slurm does not answer; Retry-After says when to come again.",
 }
-_TEXT = {"type": "string", "maxLength": messages.MAX_TEXT, "description": "Printable characters only."}
+_TEXT = {"type": "string", "maxLength": codec.MAX_TEXT, "description": "Printable characters only."}
 _NARROWER: dict[tuple[Any, str], Schema] = {
-    (messages.Registration, "version"): {"const": messages.VERSION},
+    (messages.Registration, "version"): {"const": codec.VERSION},
     (messages.Phase, "phase"): {"enum": list(messages.PHASES)},
 }
 _SECURITY = {
@@ -54,7 +54,7 @@ def document() -> Schema:
     kinds = [kind for route in ROUTES for kind in (route.message, ANSWERS.get(route)) if kind is not None]
     return {
         "openapi": "3.1.0",
-        "info": {"title": "selasticd", "version": str(messages.VERSION), "license": {"name": "Apache-2.0"}},
+        "info": {"title": "selasticd", "version": str(codec.VERSION), "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {
             "schemas": {kind.__name__: schema(kind) for kind in _with_parts(kinds)} | {"Error": _error()},
@@ -68,25 +68,25 @@ def schema(kind: Any) -> Schema:
     strict = kind.__module__ == messages.__name__
     fields = {item.name: item for item in dataclasses.fields(kind)}
     found: Schema = {"type": "object"} | ({"additionalProperties": False} if strict else {})
-    found["required"] = [name for name, (_, _, required) in messages.form(kind).items() if required or not strict]
+    found["required"] = [name for name, (_, _, required) in codec.form(kind).items() if required or not strict]
     found["properties"] = {
         name: _value(hint, within if strict else None)
         | _NARROWER.get((kind, name), {})
         | ({"description": fields[name].metadata["help"]} if "help" in fields[name].metadata else {})
-        for name, (hint, within, _) in messages.form(kind).items()
+        for name, (hint, within, _) in codec.form(kind).items()
     }
     return found
 
 
-def _value(hint: Any, within: messages.Within | None) -> Schema:
+def _value(hint: Any, within: codec.Within | None) -> Schema:
     """`within`: the bounds of what may be sent; None: of an answer, which has none."""
-    if (inner := messages.or_none(hint)) is not None:
+    if (inner := codec.or_none(hint)) is not None:
         value = _value(inner, within)
         return (
             {"anyOf": [value, {"type": "null"}]} if "type" not in value else value | {"type": [value["type"], "null"]}
         )
     if typing.get_origin(hint) is tuple:
-        most = {"maxItems": messages.MAX_ITEMS} if within is not None else {}
+        most = {"maxItems": codec.MAX_ITEMS} if within is not None else {}
         return {"type": "array", **most, "items": _value(typing.get_args(hint)[0], within)}
     if typing.get_origin(hint) is dict:
         return {"type": "object"}
@@ -106,7 +106,7 @@ def _with_parts(kinds: list[Any]) -> list[Any]:
         kind = left.pop(0)
         if kind not in found:
             found[kind] = None
-            left += [part for hint, _, _ in messages.form(kind).values() for part in _classes(hint)]
+            left += [part for hint, _, _ in codec.form(kind).values() for part in _classes(hint)]
     return list(found)
 
 
@@ -147,8 +147,8 @@ def _parameters(route: Route) -> list[Schema]:
     ]
 
 
-def _parameter(hint: Any, within: messages.Within) -> Schema:
-    kind = messages.or_none(hint) or hint
+def _parameter(hint: Any, within: codec.Within) -> Schema:
+    kind = codec.or_none(hint) or hint
     if kind is str:
         return {"type": "string"}
     if typing.get_origin(kind) is tuple:

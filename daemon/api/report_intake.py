@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.messages import Report, Reports
 
@@ -29,27 +29,27 @@ _URL = re.compile(rb"/v1/jobs/([1-9][0-9]{0,9})/reports")
 _OTHERWISE = (b"expect", b"upgrade")
 """Headers that ask for more than an answer."""
 # Printable ASCII: other text is looked at again.
-_TEXT = Annotated[str, msgspec.Meta(max_length=messages.MAX_TEXT, pattern=r"\A[ -~]*\Z")]
+_TEXT = Annotated[str, msgspec.Meta(max_length=codec.MAX_TEXT, pattern=r"\A[ -~]*\Z")]
 Headers = list[tuple[bytes, bytes]]
 Answer = Callable[[int, Headers, bytes], None]
 """Gets status, headers and body."""
 
 
 def _decoder() -> msgspec.json.Decoder[Any]:
-    """Reads messages.Reports with the bounds of messages.from_json, made from the same classes."""
-    form = messages.form(Report)
+    """Reads messages.Reports with the bounds of codec.from_json, made from the same classes."""
+    form = codec.form(Report)
     parts: list[Any] = [
         (item.name, _within(*form[item.name][:2]), *([] if item.default is MISSING else [item.default]))
         for item in fields(Report)
     ]
     one = msgspec.defstruct("OneReport", parts, forbid_unknown_fields=True, gc=False)
-    several = Annotated[list[one], msgspec.Meta(max_length=messages.MAX_ITEMS)]  # type: ignore[valid-type]
-    whole = Annotated[int, msgspec.Meta(ge=0, le=int(messages.MAX_NUMBER))]
-    form_of_all: list[Any] = [("reports", several), ("version", whole, messages.VERSION)]
+    several = Annotated[list[one], msgspec.Meta(max_length=codec.MAX_ITEMS)]  # type: ignore[valid-type]
+    whole = Annotated[int, msgspec.Meta(ge=0, le=int(codec.MAX_NUMBER))]
+    form_of_all: list[Any] = [("reports", several), ("version", whole, codec.VERSION)]
     return msgspec.json.Decoder(msgspec.defstruct("AllReports", form_of_all, forbid_unknown_fields=True))
 
 
-def _within(kind: Any, within: messages.Within) -> Any:
+def _within(kind: Any, within: codec.Within) -> Any:
     return _TEXT if kind is str else Annotated[kind, msgspec.Meta(ge=kind(within.low), le=kind(within.high))]
 
 
@@ -57,7 +57,7 @@ _DECODER = _decoder()
 
 
 def decode(body: bytes) -> tuple[Report, ...] | None:
-    """The reports of a message; None for one that messages.from_json has to look at: it knows the sentence."""
+    """The reports of a message; None for one that codec.from_json has to look at: it knows the sentence."""
     try:
         message = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -91,7 +91,7 @@ class Intake:
     def take(self, job_id: int, body: bytes, answer: Answer) -> bool:
         """Store the reports of a message, and answer once they are on the disk. False: the API's own handler has to
         look at it, and nothing has been done."""
-        reports = decode(body) if len(body) <= messages.MAX_BODY else None
+        reports = decode(body) if len(body) <= codec.MAX_BODY else None
         if not reports:
             return False
         try:

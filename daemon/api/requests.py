@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.codec import MAX_BODY, Within
 from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError
-from slurm_elastic.protocol.messages import MAX_BODY, Within
 from slurm_elastic.protocol.munge import MungeError
 from slurm_elastic.protocol.routes import MAX_JOB_ID, MAX_JOBS, Route
 
@@ -124,7 +124,7 @@ def check_names(route: Route, request: Request) -> None:
 
 
 def _parameter(name: str, text: str, hint: Any, within: Within) -> Any:
-    kind = messages.or_none(hint) or hint
+    kind = codec.or_none(hint) or hint
     if kind is str:
         return text
     if kind is int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_elastic.protocol import messages, routes
+from slurm_elastic.protocol import codec, messages, routes
 from slurm_elastic.protocol.routes import Route
 
 from .acct import Accounting
@@ -33,7 +33,7 @@ class Health:
     """Whether the daemon is there, and how its rounds go."""
 
     status: str = "ok"
-    version: int = messages.VERSION
+    version: int = codec.VERSION
     mode: str = about("off, observe, advise or act, as it is now")
     rounds: int | None = None
     last_round_age_s: float | None = None

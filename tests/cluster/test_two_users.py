@@ -18,8 +18,9 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.errors import NotAllowed
-from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration, to_json
+from slurm_elastic.protocol.messages import Phase, Piece, Registration
 
 SECRET = "secret-name"
 """Name of root's job: games must not find it anywhere."""

@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+import old_database  # noqa: E402
 from waiting import wait_until  # noqa: E402
 
 SUITE = "bookworm"
@@ -251,22 +252,39 @@ def test_upgrade_keeps_database_and_configuration(installed: Root, built: Path) 
     assert "127.0.0.1" in installed.run("cat", "/etc/slurm-elastic/client.json", user="nobody:nogroup")
 
 
-REVISION = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1][10:]); "
-MARK = REVISION + "c.execute('UPDATE alembic_version SET version_num = ?', ['{}']); c.commit()"
-FOUND = REVISION + "print(c.execute('SELECT version_num FROM alembic_version').fetchone()[0])"
+@pytest.fixture
+def old_history(installed: Root) -> Iterator[list[str]]:
+    """A database that 0.1.0 wrote in the place of today's: its content. Afterwards today's is back."""
+    state = installed.at(STATE)
+    (state / "kept").mkdir()
+    for file in state.glob("selastic.db*"):
+        file.rename(state / "kept" / file.name)
+    old_database.write(state / "selastic.db")
+    installed.run("chown", "selastic:selastic", f"{STATE}/selastic.db")
+    yield old_database.content(state / "selastic.db")
+    for file in state.glob("selastic.db*"):
+        file.unlink()
+    for file in (state / "kept").iterdir():
+        file.rename(state / file.name)
+    (state / "kept").rmdir()
 
 
-def test_an_upgrade_over_0_1_0_says_what_to_do(installed: Root) -> None:
-    """The package and `selasticd --check` both say it; the old database stays as it is."""
-    now = on_database(installed, FOUND).strip()
-    on_database(installed, MARK.format("0004"))
+def test_an_upgrade_over_0_1_0_says_what_to_do(installed: Root, old_history: list[str]) -> None:
+    """The package and `selasticd --check` both say it; what they say, carried out, is all that is needed."""
     scripts = "sh /var/lib/dpkg/info/slurm-elastic.postinst configure 0.1.0-1 2>&1"
     for command in (scripts, f"{DAEMON} --check --config {CONFIG} 2>&1; true"):
         said = installed.run("sh", "-c", command)
         assert "was written by slurm-elastic 0.1.0, which 0.2.0 does not read: move it away (mkdir" in said
-    assert on_database(installed, FOUND).strip() == "0004", "it is left alone"
-    on_database(installed, MARK.format(now))
-    assert on_database(installed, EVENTS).strip() == "['pin']"
+    assert old_database.content(installed.at(f"{STATE}/selastic.db")) == old_history, "it is left alone"
+    way_out = re.search(r"\((mkdir [^)]*)\)", said)
+    assert way_out is not None
+    installed.run("sh", "-c", way_out[1])
+    with installed.daemon() as daemon:
+        daemon.request("GET", "/v1/health")
+        assert daemon.getresponse().status == 200
+    moved = installed.at(f"{STATE}/0.1.0/selastic.db")
+    assert old_database.content(moved) == old_history, "and kept"
+    shutil.rmtree(moved.parent)
 
 
 def test_the_plugin_package_fits_this_slurm(installed: Root, built: Path) -> None:

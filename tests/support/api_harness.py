@@ -21,7 +21,8 @@ from slurm_elastic.daemon.service.listeners import unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.daemon.service.systemd import Notifier
 from slurm_elastic.db.rows import JobRow
-from slurm_elastic.protocol.messages import VERSION, Grant, Phase, Piece, Registration, Report, Resize, to_json
+from slurm_elastic.protocol.codec import VERSION, to_json
+from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Resize
 
 ADA, BOB, ROOT = 1000, 2000, 0
 BASE = Piece(7, "base", ("n1",), 4)

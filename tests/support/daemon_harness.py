@@ -19,7 +19,8 @@ from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration, Report, Resize, Shape
+from slurm_elastic.protocol.codec import VERSION
+from slurm_elastic.protocol.messages import Phase, Piece, Registration, Report, Resize, Shape
 
 REQUEST = "elastic:gpus=4-24,step=4,batch=240-3840"
 USER = "games"

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from waiting import wait_until
 
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Reports, Resize, Shape
 
 
@@ -117,14 +117,14 @@ class FakeDaemon:
         known = request.headers.get("Authorization") == f"Bearer t{self._token}"
         code, answer = 200, b""
         if what == "register":
-            self.registrations.append(messages.from_json(Registration, body))
-            answer = messages.to_json(Grant(f"t{self._token}", True, "", 0.5))
+            self.registrations.append(codec.from_json(Registration, body))
+            answer = codec.to_json(Grant(f"t{self._token}", True, "", 0.5))
         elif not known:
             code, answer = 401, b'{"error": "unknown token"}'
         elif what == "phases":
-            self.phases.append(messages.from_json(Phase, body))
+            self.phases.append(codec.from_json(Phase, body))
         elif what == "reports":
-            self.reports.extend(messages.from_json(Reports, body).reports)
+            self.reports.extend(codec.from_json(Reports, body).reports)
         else:
             asked = {key: float(value[0]) for key, value in parse_qs(url.query).items()}
             answer = self._wait_resize(int(asked.get("after", 0)), asked.get("wait", 0.0))
@@ -145,4 +145,4 @@ class FakeDaemon:
 
         with self._changed:
             self._changed.wait_for(lambda: new() or self._closed, seconds)
-            return messages.to_json(self._current) if new() else b""
+            return codec.to_json(self._current) if new() else b""

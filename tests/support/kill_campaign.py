@@ -6,6 +6,7 @@ Deterministic in what it chooses (the seed), not in what happens: that is the po
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shlex
@@ -329,9 +330,8 @@ class Campaign:
             seen = rows[0][0] if rows else ""
             return bool(rows) and (rows[0][1] is None or STAGES.index(seen) >= STAGES.index(stage))
 
-        end = time.monotonic() + 20
-        while not reached() and time.monotonic() < end:
-            time.sleep(0.01)
+        with contextlib.suppress(AssertionError):  # nothing may have had to be resized
+            wait_until(reached, 20, every=0.01)
         time.sleep(self.chance.random() * 0.2)  # somewhere within the stage
         return seen or "rest"
 

@@ -10,9 +10,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 
@@ -88,10 +89,15 @@ def kill_node(sandbox: Sandbox, node: str) -> int:
     """A node dies: its slurmd, its steps' managers and all that runs in them, at once. Slurm hears of it as a health
     check would tell it, for slurmctld itself waits SlurmdTimeout (minutes) before it calls a silent node down."""
     count = kill(sandbox.daemons.pid(f"slurmd-{node}"))
-    # Again until nothing is left: a step may just have been on its way.
-    while here := [*_step_managers(sandbox, node), *(one.pid for one in processes(sandbox) if one.node == node)]:
+
+    def nothing_left() -> bool:
+        # Killed again at each look: a step may just have been on its way.
+        nonlocal count
+        here = [*_step_managers(sandbox, node), *(one.pid for one in processes(sandbox) if one.node == node)]
         count += kill(*here)
-        time.sleep(0.01)
+        return not here
+
+    wait_until(nothing_left, 60, f"nothing runs on {node}", every=0.01)
     sandbox.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=campaign"])
     return count
 
@@ -109,8 +115,7 @@ def kill_daemon(sandbox: Sandbox, name: str) -> int:
     pid = sandbox.daemons.pid(name)
     # slurmctld's helper (slurmscriptd) ends with it by itself.
     count = kill(pid)
-    while pid and sandbox.daemons.pid(name) == pid:
-        time.sleep(0.01)
+    wait_until(lambda: not pid or sandbox.daemons.pid(name) != pid, 60, f"{name} is dead", every=0.01)
     return count
 
 

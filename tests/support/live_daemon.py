@@ -1,6 +1,6 @@
 """A selasticd of the tests' own on the private Slurm, as a process, with stub supervisors that speak the real protocol.
 
-Limit: jobs run cluster/stub_supervisor.py, which trains nothing; their throughput is made up.
+Limit: jobs run stub_supervisor.py, which trains nothing; their throughput is made up.
 """
 
 from __future__ import annotations

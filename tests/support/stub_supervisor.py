@@ -15,7 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_elastic.protocol import messages
+from waiting import wait_until
+
+from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
@@ -81,9 +83,9 @@ class Stub:
         self.cancel([piece.slurm_job_id for piece in self.pieces if piece.kind == "companion"])
 
     def register(self) -> None:
-        message = messages.Registration(messages.VERSION, self.generation, self.pieces, self.batch, "stub")
-        answer = self.client.post(f"{self.path}/register", messages.to_json(message))
-        grant = messages.decode(messages.Grant, answer)
+        message = messages.Registration(codec.VERSION, self.generation, self.pieces, self.batch, "stub")
+        answer = self.client.post(f"{self.path}/register", codec.to_json(message))
+        grant = codec.decode(messages.Grant, answer)
         self.token = grant.token
         self.log(f"registered managed={grant.managed} {grant.reason}")
 
@@ -100,13 +102,13 @@ class Stub:
             self.generation, self.reported, gpus, nodes, self.batch, micro, 1, 10, step, step, self.batch / step,
             self.steps, self.steps * 100, 0,
         )  # fmt: skip
-        self.client.post(f"{self.path}/reports", messages.to_json(messages.Reports((report,))), token=self.token)
+        self.client.post(f"{self.path}/reports", codec.to_json(messages.Reports((report,))), token=self.token)
 
     def poll(self) -> None:
         answer = self.client.get(f"{self.path}/resize?after={self.last}&wait=0.3", token=self.token)
         if answer is None:
             return
-        resize = messages.decode(Resize, answer)
+        resize = codec.decode(Resize, answer)
         if resize.withdrawn or resize.id <= self.last:
             time.sleep(0.2)
             return
@@ -161,8 +163,7 @@ class Stub:
     def wait_at(self, stage: str) -> None:
         if stage == self.hold:
             self.log(f"holds at {stage}")
-            while not (self.folder / f"{self.job_id}.go").exists():
-                time.sleep(0.05)
+            wait_until((self.folder / f"{self.job_id}.go").exists, 600)
 
     def tell(self, resize_id: int, phase: str, detail: str = "") -> None:
         self.log(f"{phase} {sum(piece.gpus for piece in self.pieces)}")
@@ -178,7 +179,7 @@ class Stub:
         """Phases reach the daemon in order, however often it dies in between."""
         while self.owed:
             try:
-                self.client.post(f"{self.path}/phases", messages.to_json(self.owed[0]), token=self.token)
+                self.client.post(f"{self.path}/phases", codec.to_json(self.owed[0]), token=self.token)
             except (DaemonUnreachable, NotAllowed):
                 raise
             except ElasticError as error:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from slurm_elastic.protocol import messages, routes
+from slurm_elastic.protocol import codec, routes
 from slurm_elastic.protocol.client import Client
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Reports, Resize
@@ -127,7 +127,7 @@ class DaemonClient:
         if registration is None:
             return
         answer = self._client.call(routes.REGISTER, self._job_id, message=registration)
-        grant = messages.decode(Grant, answer)
+        grant = codec.decode(Grant, answer)
         with self._changed:
             self._grant, self._known = grant, True
             self._changed.notify_all()
@@ -183,7 +183,7 @@ class DaemonClient:
         answer = self._client.call(routes.RESIZE, self._job_id, query, token=grant.token, timeout=POLL_S + 10)
         if answer is None:
             return
-        resize = messages.decode(Resize, answer)
+        resize = codec.decode(Resize, answer)
         new = (resize.id, resize.withdrawn)
         if new == self._seen:
             self._pause(1.0)  # the daemon keeps saying the same: ask less often

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.json_lines import Message
 
@@ -188,7 +188,7 @@ class Supervisor:
             return
         try:
             self._daemon.report(
-                messages.decode(messages.Report, {**action.report, "gpus": action.gpus, "nodes": action.nodes})
+                codec.decode(messages.Report, {**action.report, "gpus": action.gpus, "nodes": action.nodes})
             )
         except ElasticError as error:
             self._print(f"a report was left out: {error}")

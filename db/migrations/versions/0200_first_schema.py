@@ -1,241 +1,232 @@
-"""The first schema that is upgraded: that of 0.2.0."""
+"""The first schema that is upgraded: that of 0.2.0.
+
+A copy of schema.py as it was then, which later changes of schema.py do not touch.
+"""
 
 from __future__ import annotations
 
-import sqlalchemy as sa
+from typing import Any
+
 from alembic import op
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
 revision: str = "0200"
 down_revision: str | None = None
 branch_labels: None = None
 depends_on: None = None
 
-Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _job() -> Column[int]:
+    return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), nullable=False)
+
+
+def _job_key() -> Column[int]:
+    return Column("job_id", BigInteger, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+
+
+def _required(kind: Any, *names: str) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=False) for name in names]
+
+
+Table(
+    "lease",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    *_required(BigInteger, "fence", "beat"),
+    *_required(String(255), "place", "who"),
+    *_required(Double, "lease_s", "renewed"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("user", String(255), nullable=False),
+    Column("uid", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("account", String(255), nullable=False),
+    *_required(Text, "partition", "request"),
+    Column("managed", Boolean, nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("submit_time", Double, nullable=False),
+    Column("start_time", Double),
+    Column("end_time", Double),
+    Column("state", String(64), nullable=False),
+    Column("ended", Boolean, nullable=False),
+)
+Index(None, jobs.c.ended)
+
+Table("pins", metadata, _job_key(), Column("gpus", BigInteger, nullable=False))
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    _job(),
+    Column("uid", BigInteger, nullable=False),
+    Column("created", Double, nullable=False),
+)
+Index(None, tokens.c.job_id)
+
+Table(
+    "in_use",
+    metadata,
+    _job_key(),
+    Column("generation", BigInteger, nullable=False),
+    Column("pieces", JSON, nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    *_required(Double, "since", "registered_at"),
+)
+
+allocations = Table(
+    "allocations",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    _job(),
+    Column("generation", BigInteger, nullable=False),
+    Column("start", Double, nullable=False),
+    Column("end", Double),
+    *_required(BigInteger, "gpus", "nodes"),
+    Column("node_list", Text, nullable=False),
+    *_required(BigInteger, "batch", "samples", "steps"),
+    Column("pause_s", Double, nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("resize", BigInteger, nullable=False),
+    Column("first_step", BigInteger),
+    Column("first_samples", BigInteger),
+    sqlite_autoincrement=True,
+)
+Index(None, allocations.c.job_id, allocations.c.start)
+Index(None, allocations.c.start)
+
+reports = Table(
+    "reports",
+    metadata,
+    _job_key(),
+    Column("at", Double, primary_key=True),
+    Column("generation", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    *_required(BigInteger, "gpus", "nodes", "batch", "micro_batch", "accumulation", "steps"),
+    *_required(Double, "step_time_median_s", "step_time_p90_s", "samples_per_s"),
+    *_required(BigInteger, "samples", "epoch"),
+    *_required(Double, "noise_scale", "input_wait_share", "memory_peak_mb", "comm_share"),
+    Column("bottleneck", String(32), nullable=False),
+    Column("bottleneck_share", Double, nullable=False),
+    Column("bottleneck_rank", BigInteger, nullable=False),
+    Column("bottleneck_node", String(255), nullable=False),
+    sqlite_with_rowid=False,
+)
+Index(None, reports.c.at)
+
+Table(
+    "rollups",
+    metadata,
+    _job_key(),
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),
+    Column("gpus", BigInteger, primary_key=True, autoincrement=False),
+    Column("nodes", BigInteger, primary_key=True, autoincrement=False),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("micro_batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("accumulation", BigInteger, primary_key=True, autoincrement=False),
+    Column("count", BigInteger, nullable=False),
+    *_required(Double, "step_time", "samples_per_s", "noise_scale", "last_at"),
+    sqlite_with_rowid=False,
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    _job(),
+    Column("at", Double, nullable=False),
+    *_required(BigInteger, "gpus_from", "gpus_to", "batch_from", "batch_to"),
+    Column("reason", String(64), nullable=False),
+    Column("value", Double),
+    Column("gain", Double),
+    *_required(JSON, "evidence", "alternatives"),
+    Column("mechanism", String(255), nullable=False),
+    Column("mode", String(16), nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(None, decisions.c.job_id, decisions.c.id)
+Index(None, decisions.c.at)
+
+resizes = Table(
+    "resizes",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    _job(),
+    Column("open_job", BigInteger, unique=True),
+    Column("state", String(16), nullable=False),
+    Column("phases", JSON, nullable=False),
+    Column("detail", Text, nullable=False),
+    *_required(JSON, "keep", "add"),
+    *_required(BigInteger, "gpus", "batch"),
+    Column("reason", String(64), nullable=False),
+    Column("wait_s", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(None, resizes.c.job_id, resizes.c.id)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    Column("job_id", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("who", String(255), nullable=False),
+    Column("detail", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(None, events.c.job_id, events.c.id)
+Index(None, events.c.at)
+
+Table(
+    "programs",
+    metadata,
+    _job_key(),
+    *_required(String(255), "program", "gpu_type"),
+)
+
+Table(
+    "priors",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    *_required(String(255), "program", "gpu_type"),
+    Column("learned_at", Double, nullable=False),
+    Column("runs", BigInteger, nullable=False),
+    Column("prior", JSON, nullable=False),
+)
 
 
 def upgrade() -> None:
-    op.create_table(
-        "events",
-        sa.Column("id", Serial, nullable=False),
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("at", sa.Double(), nullable=False),
-        sa.Column("kind", sa.String(length=64), nullable=False),
-        sa.Column("who", sa.String(length=255), nullable=False),
-        sa.Column("detail", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
-        sqlite_autoincrement=True,
-    )
-    op.create_index(op.f("ix_events_at"), "events", ["at"])
-    op.create_index(op.f("ix_events_job_id_id"), "events", ["job_id", "id"])
-    op.create_table(
-        "jobs",
-        sa.Column("job_id", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("user", sa.String(length=255), nullable=False),
-        sa.Column("uid", sa.BigInteger(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("account", sa.String(length=255), nullable=False),
-        sa.Column("partition", sa.Text(), nullable=False),
-        sa.Column("request", sa.Text(), nullable=False),
-        sa.Column("managed", sa.Boolean(), nullable=False),
-        sa.Column("reason", sa.String(length=64), nullable=False),
-        sa.Column("detail", sa.Text(), nullable=False),
-        sa.Column("submit_time", sa.Double(), nullable=False),
-        sa.Column("start_time", sa.Double(), nullable=True),
-        sa.Column("end_time", sa.Double(), nullable=True),
-        sa.Column("state", sa.String(length=64), nullable=False),
-        sa.Column("ended", sa.Boolean(), nullable=False),
-        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
-    )
-    op.create_index(op.f("ix_jobs_ended"), "jobs", ["ended"])
-    op.create_table(
-        "lease",
-        sa.Column("name", sa.String(length=16), nullable=False),
-        sa.Column("fence", sa.BigInteger(), nullable=False),
-        sa.Column("beat", sa.BigInteger(), nullable=False),
-        sa.Column("place", sa.String(length=255), nullable=False),
-        sa.Column("who", sa.String(length=255), nullable=False),
-        sa.Column("lease_s", sa.Double(), nullable=False),
-        sa.Column("renewed", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_lease")),
-    )
-    op.create_table(
-        "priors",
-        sa.Column("id", Serial, nullable=False),
-        sa.Column("program", sa.String(length=255), nullable=False),
-        sa.Column("gpu_type", sa.String(length=255), nullable=False),
-        sa.Column("learned_at", sa.Double(), nullable=False),
-        sa.Column("runs", sa.BigInteger(), nullable=False),
-        sa.Column("prior", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_priors")),
-    )
-    op.create_table(
-        "allocations",
-        sa.Column("id", Serial, nullable=False),
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("generation", sa.BigInteger(), nullable=False),
-        sa.Column("start", sa.Double(), nullable=False),
-        sa.Column("end", sa.Double(), nullable=True),
-        sa.Column("gpus", sa.BigInteger(), nullable=False),
-        sa.Column("nodes", sa.BigInteger(), nullable=False),
-        sa.Column("node_list", sa.Text(), nullable=False),
-        sa.Column("batch", sa.BigInteger(), nullable=False),
-        sa.Column("samples", sa.BigInteger(), nullable=False),
-        sa.Column("steps", sa.BigInteger(), nullable=False),
-        sa.Column("pause_s", sa.Double(), nullable=False),
-        sa.Column("reason", sa.String(length=64), nullable=False),
-        sa.Column("resize", sa.BigInteger(), nullable=False),
-        sa.Column("first_step", sa.BigInteger(), nullable=True),
-        sa.Column("first_samples", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_allocations_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_allocations")),
-        sqlite_autoincrement=True,
-    )
-    op.create_index(op.f("ix_allocations_job_id_start"), "allocations", ["job_id", "start"])
-    op.create_index(op.f("ix_allocations_start"), "allocations", ["start"])
-    op.create_table(
-        "decisions",
-        sa.Column("id", Serial, nullable=False),
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("at", sa.Double(), nullable=False),
-        sa.Column("gpus_from", sa.BigInteger(), nullable=False),
-        sa.Column("gpus_to", sa.BigInteger(), nullable=False),
-        sa.Column("batch_from", sa.BigInteger(), nullable=False),
-        sa.Column("batch_to", sa.BigInteger(), nullable=False),
-        sa.Column("reason", sa.String(length=64), nullable=False),
-        sa.Column("value", sa.Double(), nullable=True),
-        sa.Column("gain", sa.Double(), nullable=True),
-        sa.Column("evidence", sa.JSON(), nullable=False),
-        sa.Column("alternatives", sa.JSON(), nullable=False),
-        sa.Column("mechanism", sa.String(length=255), nullable=False),
-        sa.Column("mode", sa.String(length=16), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_decisions_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_decisions")),
-        sqlite_autoincrement=True,
-    )
-    op.create_index(op.f("ix_decisions_at"), "decisions", ["at"])
-    op.create_index(op.f("ix_decisions_job_id_id"), "decisions", ["job_id", "id"])
-    op.create_table(
-        "in_use",
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("generation", sa.BigInteger(), nullable=False),
-        sa.Column("pieces", sa.JSON(), nullable=False),
-        sa.Column("batch", sa.BigInteger(), nullable=False),
-        sa.Column("since", sa.Double(), nullable=False),
-        sa.Column("registered_at", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_in_use_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_in_use")),
-    )
-    op.create_table(
-        "pins",
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("gpus", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_pins_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_pins")),
-    )
-    op.create_table(
-        "programs",
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("program", sa.String(length=255), nullable=False),
-        sa.Column("gpu_type", sa.String(length=255), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_programs_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_programs")),
-    )
-    op.create_table(
-        "reports",
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("at", sa.Double(), nullable=False),
-        sa.Column("generation", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("step", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("gpus", sa.BigInteger(), nullable=False),
-        sa.Column("nodes", sa.BigInteger(), nullable=False),
-        sa.Column("batch", sa.BigInteger(), nullable=False),
-        sa.Column("micro_batch", sa.BigInteger(), nullable=False),
-        sa.Column("accumulation", sa.BigInteger(), nullable=False),
-        sa.Column("steps", sa.BigInteger(), nullable=False),
-        sa.Column("step_time_median_s", sa.Double(), nullable=False),
-        sa.Column("step_time_p90_s", sa.Double(), nullable=False),
-        sa.Column("samples_per_s", sa.Double(), nullable=False),
-        sa.Column("samples", sa.BigInteger(), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("noise_scale", sa.Double(), nullable=False),
-        sa.Column("input_wait_share", sa.Double(), nullable=False),
-        sa.Column("memory_peak_mb", sa.Double(), nullable=False),
-        sa.Column("comm_share", sa.Double(), nullable=False),
-        sa.Column("bottleneck", sa.String(length=32), nullable=False),
-        sa.Column("bottleneck_share", sa.Double(), nullable=False),
-        sa.Column("bottleneck_rank", sa.BigInteger(), nullable=False),
-        sa.Column("bottleneck_node", sa.String(length=255), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_reports_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("job_id", "at", "generation", "step", name=op.f("pk_reports")),
-        sqlite_with_rowid=False,
-    )
-    op.create_index(op.f("ix_reports_at"), "reports", ["at"])
-    op.create_table(
-        "resizes",
-        sa.Column("id", Serial, nullable=False),
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("open_job", sa.BigInteger(), nullable=True),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("phases", sa.JSON(), nullable=False),
-        sa.Column("detail", sa.Text(), nullable=False),
-        sa.Column("keep", sa.JSON(), nullable=False),
-        sa.Column("add", sa.JSON(), nullable=False),
-        sa.Column("gpus", sa.BigInteger(), nullable=False),
-        sa.Column("batch", sa.BigInteger(), nullable=False),
-        sa.Column("reason", sa.String(length=64), nullable=False),
-        sa.Column("wait_s", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_resizes_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_resizes")),
-        sa.UniqueConstraint("open_job", name=op.f("uq_resizes_open_job")),
-        sqlite_autoincrement=True,
-    )
-    op.create_index(op.f("ix_resizes_job_id_id"), "resizes", ["job_id", "id"])
-    op.create_table(
-        "rollups",
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("gpus", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("nodes", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("batch", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("micro_batch", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("accumulation", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("count", sa.BigInteger(), nullable=False),
-        sa.Column("step_time", sa.Double(), nullable=False),
-        sa.Column("samples_per_s", sa.Double(), nullable=False),
-        sa.Column("noise_scale", sa.Double(), nullable=False),
-        sa.Column("last_at", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_rollups_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint(
-            "job_id", "hour", "gpus", "nodes", "batch", "micro_batch", "accumulation", name=op.f("pk_rollups")
-        ),
-        sqlite_with_rowid=False,
-    )
-    op.create_table(
-        "tokens",
-        sa.Column("digest", sa.String(length=64), nullable=False),
-        sa.Column("job_id", sa.BigInteger(), nullable=False),
-        sa.Column("uid", sa.BigInteger(), nullable=False),
-        sa.Column("created", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_tokens_job_id"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("digest", name=op.f("pk_tokens")),
-    )
-    op.create_index(op.f("ix_tokens_job_id"), "tokens", ["job_id"])
+    metadata.create_all(op.get_bind(), checkfirst=False)
 
 
 def downgrade() -> None:
-    for table in (
-        "tokens",
-        "rollups",
-        "resizes",
-        "reports",
-        "programs",
-        "pins",
-        "in_use",
-        "decisions",
-        "allocations",
-        "priors",
-        "lease",
-        "jobs",
-        "events",
-    ):
-        op.drop_table(table)
+    metadata.drop_all(op.get_bind(), checkfirst=False)

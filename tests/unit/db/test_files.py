@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import old_database
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -100,21 +101,17 @@ def test_the_first_migration_makes_the_schema(store: Store) -> None:
 def test_a_database_of_0_1_0_is_refused_with_the_way_out(tmp_path: Path, revision: str) -> None:
     """Nothing in it is touched, and the sentence is the command: carried out, the daemon starts on an empty one."""
     path = tmp_path / "selastic.db"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
-        connection.execute("CREATE TABLE resizes (id INTEGER)")
-        connection.execute("INSERT INTO alembic_version VALUES (?)", [revision])
-    connection.close()
-    before, url = path.read_bytes(), f"sqlite:///{path}"
+    old_database.write(path, revision)
+    before, url = old_database.content(path), f"sqlite:///{path}"
     for opening in (Store.open, Store, migrate.probe, lambda address: migrate.prepare(engine.Database(address))):
         with pytest.raises(StoreError, match=r"was written by slurm-elastic 0\.1\.0, which 0\.2\.0 does not") as caught:
             opening(url)
-    assert path.read_bytes() == before or sqlite3.connect(path).execute("SELECT * FROM resizes").fetchall() == []
+    assert old_database.content(path) == before
     command = re.search(r"\((mkdir .*)\)", str(caught.value))
     assert command is not None
     subprocess.run(["sh", "-c", command[1]], check=True)
     Store.open(url).close()
-    assert (tmp_path / "0.1.0" / "selastic.db").exists()
+    assert old_database.content(tmp_path / "0.1.0" / "selastic.db") == before
 
 
 def test_a_newer_schema_is_refused(store: Store, url: str) -> None:

@@ -19,7 +19,8 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.metrics import RoundState
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Phase, Reports, to_json
+from slurm_elastic.protocol.codec import to_json
+from slurm_elastic.protocol.messages import Phase, Reports
 
 FOLDER = Path("packaging/monitoring")
 RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Phase, Piece, Registration
 
 from . import actions, events
 from .timers import CheckpointTimer, KillTimer, Timers

@@ -26,8 +26,9 @@ from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codec import MAX_BODY, VERSION, to_json
 from slurm_elastic.protocol.errors import SlurmUnreachable, StoreError
-from slurm_elastic.protocol.messages import MAX_BODY, VERSION, Phase, Registration, Reports, to_json
+from slurm_elastic.protocol.messages import Phase, Registration, Reports
 from slurm_elastic.protocol.munge import MungeError
 
 

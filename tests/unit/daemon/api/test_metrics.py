@@ -13,7 +13,8 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.messages import Reports, to_json
+from slurm_elastic.protocol.codec import to_json
+from slurm_elastic.protocol.messages import Reports
 
 
 def scrape(http: TestClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -24,14 +24,15 @@ from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.codec import WireError, to_json
 from slurm_elastic.protocol.errors import StoreError
-from slurm_elastic.protocol.messages import Reports, WireError, to_json
+from slurm_elastic.protocol.messages import Reports
 
 GOOD = dataclasses.asdict(REPORT)
 VALUES = st.one_of(
     st.integers(-2, 10**17), st.floats(), st.booleans(), st.none(), st.text(max_size=5), st.just("x\n"), st.just([]),
-    st.text(min_size=messages.MAX_TEXT - 1, max_size=messages.MAX_TEXT + 1),
+    st.text(min_size=codec.MAX_TEXT - 1, max_size=codec.MAX_TEXT + 1),
 )  # fmt: skip
 CHANGES = st.dictionaries(st.sampled_from([*GOOD, "more"]), VALUES, max_size=3)
 
@@ -44,7 +45,7 @@ def test_it_never_accepts_more_nor_reads_anything_else(changes: list[tuple[dict[
     body = json.dumps({"reports": made}).encode()
     quick = report_intake.decode(body)
     try:
-        strict = messages.from_json(Reports, body).reports
+        strict = codec.from_json(Reports, body).reports
     except WireError:
         assert quick is None
     else:
@@ -55,7 +56,7 @@ def test_it_takes_what_supervisors_send() -> None:
     """An ordinary message is no exception that has to be looked at twice."""
     assert report_intake.decode(to_json(Reports((REPORT, REPORT)))) == (REPORT, REPORT)
     assert report_intake.decode(b"[" * 100_000) is None and report_intake.decode(b"\xff") is None
-    assert report_intake.decode(to_json(Reports((REPORT,) * (messages.MAX_ITEMS + 1)))) is None
+    assert report_intake.decode(to_json(Reports((REPORT,) * (codec.MAX_ITEMS + 1)))) is None
 
 
 class World:

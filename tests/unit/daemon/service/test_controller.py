@@ -11,8 +11,9 @@ import pytest
 from daemon_harness import REQUEST, World
 
 from slurm_elastic.daemon.slurm.fake import Component
+from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import VERSION, Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Phase, Piece, Registration
 from slurm_elastic.protocol.resize_state import ResizeState
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.trainer_shim.training.step_meter import WARM_UP_STEPS, Meter, Position, StepShape, pause
 
@@ -36,7 +36,7 @@ def test_a_report_is_what_selasticd_accepts() -> None:
     assert report is not None
     pace = report.pop("pace")
     assert pace["step_s"] == 1.0
-    decoded = messages.decode(messages.Report, {**report, "gpus": 4, "nodes": 1})
+    decoded = codec.decode(messages.Report, {**report, "gpus": 4, "nodes": 1})
     assert decoded.steps == 10 and decoded.step_time_median_s == 1.0 and decoded.step_time_p90_s == 3.0
     assert decoded.samples_per_s == pytest.approx(640 / 14)
     assert decoded.input_wait_share == pytest.approx(3.5 / 14)

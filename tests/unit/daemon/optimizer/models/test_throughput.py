@@ -20,7 +20,7 @@ from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, from_pla
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.step_time import log_step_time, parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel, fit, fit_each, fit_many
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec, messages
 
 TRUTH = (-1.4, -0.3, -2.5, -5.0, -0.8, -4.0, -1.0)
 
@@ -38,7 +38,7 @@ def observe(gpus: int, nodes: int, micro: int, accumulation: int = 1, noise: flo
 
 def test_a_report_within_the_bounds_of_the_wire_is_one_that_a_model_takes() -> None:
     """Otherwise a report that was accepted keeps its job without a model."""
-    kinds = messages.form(messages.Report)
+    kinds = codec.form(messages.Report)
     seconds = kinds["step_time_median_s"][1]
     assert (seconds.low, seconds.high) == observation.STEP_S
     assert {kinds[name][1].high for name in ("gpus", "nodes", "batch", "micro_batch", "accumulation")} == {

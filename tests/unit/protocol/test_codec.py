@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec, messages
 
 REPORT: dict[str, Any] = {
     "generation": 1, "at": 1.5, "gpus": 4, "nodes": 1, "batch": 64, "micro_batch": 16, "accumulation": 1, "steps": 20,
@@ -24,7 +26,7 @@ def test_a_message_survives_the_wire() -> None:
         id=7, job_id=12, keep=(messages.Piece(12, "base", ("n1", "n2"), 4, "a100"),), add=(messages.Shape(1, 4),),
         gpus=12, batch=768, reason="grow_idle", wait_s=60.0,
     )  # fmt: skip
-    assert messages.from_json(messages.Resize, messages.to_json(resize)) == resize
+    assert codec.from_json(messages.Resize, codec.to_json(resize)) == resize
 
 
 @pytest.mark.parametrize(
@@ -55,21 +57,21 @@ def test_a_message_survives_the_wire() -> None:
 def test_a_report_with_a_bad_field_is_refused_by_name(change: dict[str, Any], named: str) -> None:
     """No malformed number reaches the store, and the sender learns which field was wrong."""
     body = json.dumps({**REPORT, **change}).encode()
-    with pytest.raises(messages.WireError, match=named):
-        messages.from_json(messages.Report, body)
+    with pytest.raises(codec.WireError, match=named):
+        codec.from_json(messages.Report, body)
 
 
 def test_a_missing_field_is_named() -> None:
     """A field without a default must be there."""
-    with pytest.raises(messages.WireError, match="field epoch is missing"):
-        messages.decode(messages.Report, {key: value for key, value in REPORT.items() if key != "epoch"})
+    with pytest.raises(codec.WireError, match="field epoch is missing"):
+        codec.decode(messages.Report, {key: value for key, value in REPORT.items() if key != "epoch"})
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null", b'"x"', b"[" * 100_000, b"x" * (messages.MAX_BODY + 1)])
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null", b'"x"', b"[" * 100_000, b"x" * (codec.MAX_BODY + 1)])
 def test_what_is_not_an_object_is_refused(body: bytes) -> None:
     """Neither broken JSON nor depth nor size raises anything but WireError."""
-    with pytest.raises(messages.WireError):
-        messages.from_json(messages.Report, body)
+    with pytest.raises(codec.WireError):
+        codec.from_json(messages.Report, body)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: (
@@ -78,56 +80,61 @@ def test_what_is_not_an_object_is_refused(body: bytes) -> None:
 def test_any_parsed_json_is_either_a_phase_or_refused(data: object) -> None:
     """The decoder has no third outcome."""
     try:
-        phase = messages.decode(messages.Phase, data)
-    except messages.WireError:
+        phase = codec.decode(messages.Phase, data)
+    except codec.WireError:
         return
     assert isinstance(phase, messages.Phase)
 
 
-PIECE = messages.Piece(12, "base", ("n1", "n2"), 4, "a100")
-MESSAGES = (
-    messages.Registration(messages.VERSION, 1, (PIECE,), 64, "train.py"),
-    messages.Grant("token", True, "", 10.0),
-    messages.Reports((messages.decode(messages.Report, REPORT),)),
-    messages.Resize(7, 12, (PIECE,), (messages.Shape(1, 4),), 12, 768, "grow_idle", 60.0),
-    messages.Phase(7, "running", 2, (PIECE,), 64, 1.5),
-)
+WRITTEN: dict[str, Any] = json.loads(Path(__file__).with_name("messages_of_version_2.json").read_text())
+"""What 0.2.0 wrote, every field of it. It stays as it is until OLDEST is above 2."""
+every_message = pytest.mark.parametrize("kind", [getattr(messages, name) for name in WRITTEN])
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_fields_of_a_newer_version_are_ignored(message: Any) -> None:
+def written(kind: type[Any]) -> dict[str, Any]:
+    """A message of 0.2.0."""
+    found: dict[str, Any] = copy.deepcopy(WRITTEN[kind.__name__])
+    return found
+
+
+@every_message
+def test_messages_of_version_2_are_understood(kind: type[Any]) -> None:
+    """No field of theirs is gone or renamed, and none that they lack is required."""
+    message = codec.decode(kind, written(kind))
+    assert message.version == 2 >= codec.OLDEST
+    assert codec.from_json(kind, codec.to_json(message)) == message
+
+
+@every_message
+def test_fields_of_a_newer_version_are_ignored(kind: type[Any]) -> None:
     """In every message of either direction, and in what lies inside; of our own version they are mistakes."""
-    data = json.loads(messages.to_json(message))
+    data = written(kind) | {"version": codec.VERSION}
+    message = codec.decode(kind, data)
     data |= {"tomorrow": 1}
-    with pytest.raises(messages.WireError, match="unknown field 'tomorrow'"):
-        messages.decode(type(message), data)
+    with pytest.raises(codec.WireError, match="unknown field 'tomorrow'"):
+        codec.decode(kind, data)
     for inner in ("pieces", "reports", "keep", "add"):
         for entry in data.get(inner, []):
             entry["tomorrow"] = {"x": 1}
-    data["version"] = messages.VERSION + 1
-    assert dataclasses.replace(messages.decode(type(message), data), version=messages.VERSION) == message
+    data["version"] = codec.VERSION + 1
+    assert dataclasses.replace(codec.decode(kind, data), version=codec.VERSION) == message
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_fields_that_an_older_version_lacks_have_defaults(message: Any) -> None:
+@every_message
+def test_fields_that_an_older_version_lacks_have_defaults(kind: type[Any]) -> None:
     """Whoever does not know an optional field yet is understood."""
-    optional = {field.name for field in dataclasses.fields(message) if field.default is not dataclasses.MISSING}
-    data = {key: value for key, value in json.loads(messages.to_json(message)).items() if key not in optional}
-    assert messages.decode(type(message), data) == message
-
-
-def test_messages_carry_their_version() -> None:
-    """All but the parts of others."""
-    assert all(json.loads(messages.to_json(message))["version"] == messages.VERSION for message in MESSAGES)
+    optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    data = {key: value for key, value in written(kind).items() if key not in optional}
+    assert dataclasses.replace(codec.decode(kind, data), version=2) == codec.decode(kind, written(kind))
 
 
 def test_a_phase_without_an_exit_code_is_one_of_zero() -> None:
     """Supervisors that do not know the field yet are understood; a code that is no whole number from 0 is refused."""
     phase = messages.Phase(0, "finished", 3, (), 64, 1.5, exit_code=143)
-    assert messages.from_json(messages.Phase, messages.to_json(phase)) == phase
+    assert codec.from_json(messages.Phase, codec.to_json(phase)) == phase
     data = dataclasses.asdict(phase) | {"pieces": []}
     del data["exit_code"]
-    assert messages.decode(messages.Phase, data).exit_code == 0
+    assert codec.decode(messages.Phase, data).exit_code == 0
     for wrong in (-15, 1.5, "1", None):
-        with pytest.raises(messages.WireError, match=r"Phase\.exit_code"):
-            messages.decode(messages.Phase, {**data, "exit_code": wrong})
+        with pytest.raises(codec.WireError, match=r"Phase\.exit_code"):
+            codec.decode(messages.Phase, {**data, "exit_code": wrong})

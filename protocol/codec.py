@@ -1,0 +1,158 @@
+"""Messages as JSON, and one strict decoder: an unknown field, a missing one, a wrong type, a number that is not finite
+or outside its bounds is refused with one sentence. Nothing here does I/O; standard library only.
+
+Supervisor and daemon may be one release apart, in both directions. A message says of which version it is. Of a newer
+version than this code's, fields that this code does not know are ignored; of any other version they are refused, for
+then they are mistakes. So whoever changes a message adds a field with a default, and raises VERSION; nothing is
+renamed, and no field goes away before OLDEST has passed the last version that has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+import typing
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar
+
+from .errors import ElasticError
+
+VERSION = 2
+OLDEST = 2
+"""The oldest version that is understood; 1 was slurm-elastic 0.1.0's."""
+MAX_BODY = 1 << 20
+"""Largest accepted message, in bytes."""
+MAX_NUMBER = 1e15
+MAX_TEXT = 4096
+MAX_ITEMS = 4096
+
+_NUMBERS = (int, float)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The least and the greatest number that a field accepts."""
+
+    low: float
+    high: float
+
+
+_ANY = Within(0, MAX_NUMBER)
+
+
+class WireError(ElasticError):
+    """A message that is not of its form."""
+
+
+def to_json(message: Any) -> bytes:
+    """A message as compact JSON."""
+    return json.dumps(asdict(message), separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_json(kind: type[T], body: bytes) -> T:
+    """Read a message of this kind. Raises WireError with one sentence."""
+    if len(body) > MAX_BODY:
+        raise WireError(f"{kind.__name__}: {len(body)} bytes; accepted: at most {MAX_BODY}")
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{kind.__name__}: not JSON ({error})") from None
+    return decode(kind, data)
+
+
+def decode(kind: type[T], data: object, where: str = "", newer: bool = False) -> T:
+    """Build a message from parsed JSON, strictly. Raises WireError naming the field.
+
+    newer: it is part of a message of a newer version, whose unknown fields are ignored.
+    """
+    where = where or kind.__name__
+    if not isinstance(data, dict):
+        raise WireError(f"{where}: {_short(data)} is not an object")
+    fields_of = form(kind)  # type: ignore[arg-type]  # a class is hashable
+    newer = newer or _is_newer(fields_of, data)
+    unknown = [] if newer else sorted(data.keys() - fields_of.keys())
+    if unknown:
+        raise WireError(f"{where}: unknown field {_short(unknown[0])}; accepted: {', '.join(fields_of)}")
+    values: dict[str, Any] = {}
+    for name, (hint, within, required) in fields_of.items():
+        if name in data:
+            value = data[name]
+            # Most fields are plain numbers, and this is the daemon's busiest line: nan fails the comparison.
+            plain = type(value) is hint and hint in _NUMBERS and within.low <= value <= within.high
+            values[name] = value if plain else _value(hint, within, value, f"{where}.{name}", newer)
+        elif required:
+            raise WireError(f"{where}: field {name} is missing")
+    return kind(**values)
+
+
+def _is_newer(fields_of: dict[str, Any], data: dict[str, Any]) -> bool:
+    version = data.get("version", 0) if "version" in fields_of else 0
+    return type(version) is int and version > VERSION
+
+
+@functools.cache
+def form(kind: Any) -> dict[str, tuple[Any, Within, bool]]:
+    """Each field of a message: its type, the bounds of a number, and whether it must be there.
+
+    Looked up once: it costs more than a decode.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: (*_bounded(hints[field.name]), field.default is MISSING) for field in fields(kind)}
+
+
+def _bounded(hint: Any) -> tuple[Any, Within]:
+    if (value := or_none(hint)) is not None:
+        kind, within = _bounded(value)
+        return kind | None, within
+    if typing.get_origin(hint) is Annotated:
+        kind, within = typing.get_args(hint)
+        return kind, within
+    return hint, _ANY
+
+
+def _value(kind: Any, within: Within, value: object, where: str, newer: bool) -> Any:
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        if not isinstance(value, list) or len(value) > MAX_ITEMS:
+            raise WireError(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS} items")
+        return tuple(_value(item, within, entry, f"{where}[{index}]", newer) for index, entry in enumerate(value))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return decode(kind, value, where, newer)
+    inner = or_none(kind)
+    if inner is not None and value is None:
+        return None
+    return _scalar(inner or kind, within, value, where, ", or null" if inner is not None else "")
+
+
+def or_none(kind: object) -> Any:
+    """What a value is that may also be None; None: it may not."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return None
+    return next(value for value in typing.get_args(kind) if value is not type(None))
+
+
+def _scalar(kind: type, within: Within, value: object, where: str, or_null: str = "") -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable():
+        return value
+    if kind in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        whole_enough = kind is float or isinstance(value, int)
+        # The bounds are finite, so nothing else passes; math.isfinite cannot take a whole number of 400 digits.
+        if whole_enough and within.low <= value <= within.high:
+            return kind(value)
+    names = {
+        bool: "true or false",
+        str: f"printable text of at most {MAX_TEXT} characters",
+        int: f"a whole number, {within.low:g} to {within.high:g}",
+        float: f"a finite number, {within.low:g} to {within.high:g}",
+    }
+    raise WireError(f"{where}: {_short(value)} is not accepted; accepted: {names[kind]}{or_null}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
