@@ -196,11 +196,12 @@ def _free_port() -> int:
 
 
 def _everyones_copy(folder: Path) -> Path:
-    """What runs in a job, and the stub, where every user may read them, which a checkout need not be."""
+    """What runs in a job, and the stub with what it imports, where every user may read them."""
     for name in ("protocol", "trainer_shim"):
         package = folder / "slurm_elastic" / name
         shutil.copytree(ROOT / name, package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(STUB, folder)
+    for module in (STUB, STUB.with_name("waiting.py")):
+        shutil.copy(module, folder)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
     return folder
 
