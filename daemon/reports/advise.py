@@ -9,14 +9,14 @@ the job's next one, also while the daemon was down.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from ..text.cells import moment, number
 from ..text.times import elapsed
 from .common import JobRecord, Viewer, may_see, reason_text
-from .evidence import Evidence
+from .evidence import Evidence, RoomFor
 from .record import Column, about, made_from, read, record
 
 if TYPE_CHECKING:
@@ -141,6 +141,11 @@ class StandingDecision:
         return moves and row.mode != "act" and row.gpus_from > 0
 
     @property
+    def gpus(self) -> int:
+        """What the job would have had."""
+        return self.decision.gpus_to if self.advises else self.decision.gpus_from
+
+    @property
     def pause_s(self) -> float:
         """What beginning it would have cost."""
         pause = self.evidence.pause_s or 0.0
@@ -155,72 +160,30 @@ class StandingDecision:
         return before * self.seconds, after * (self.seconds - self.pause_s)
 
 
-@dataclass(slots=True)
-class FigureSums:
-    """Figures of a job, or of all of them."""
-
-    seconds: float = 0.0
-    moves: int = 0
-    gpu_hours: float = 0.0
-    advised_gpu_hours: float = 0.0
-    pause_s: float = 0.0
-    unknown_s: float = 0.0
-    """Time under advice whose progress is not known."""
-    modelled_s: float = 0.0
-    """Time under advice to have a size that was never measured."""
-    doubt_s: float = 0.0
-    """The same, each second times the model's relative uncertainty there."""
-    was: float = 0.0
-    would: float = 0.0
-
-    def add(self, stretch: StandingDecision) -> None:
-        """Count one stretch."""
-        row = stretch.decision
-        self.seconds += stretch.seconds
-        self.moves += stretch.advises and not stretch.again
-        self.gpu_hours += row.gpus_from * stretch.seconds / 3600
-        self.advised_gpu_hours += (row.gpus_to if stretch.advises else row.gpus_from) * stretch.seconds / 3600
-        self.pause_s += stretch.pause_s
-        known = stretch.progress()
-        if known is not None:
-            self.was, self.would = self.was + known[0], self.would + known[1]
-        elif stretch.advises:
-            self.unknown_s += stretch.seconds
-        if known is not None and stretch.advises and stretch.evidence.modelled:
-            self.modelled_s += stretch.seconds
-            self.doubt_s += stretch.seconds * (stretch.evidence.doubt or 0.0)
-
-    def merge(self, other: FigureSums) -> None:
-        """Count another's."""
-        for name in self.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    @property
-    def doubt(self) -> float | None:
-        return self.doubt_s / self.modelled_s if self.modelled_s else None
-
-    @property
-    def progress_h(self) -> float | None:
-        return (self.would - self.was) / 3600 if self.was > 0 else None
-
-    @property
-    def change(self) -> float | None:
-        return self.would / self.was - 1 if self.was > 0 else None
+def figures(stretches: Sequence[StandingDecision]) -> AdviceFigures:
+    """The sums over stretches, of one job or of many."""
+    advised = [stretch for stretch in stretches if stretch.advises]
+    known = [(stretch, progress) for stretch in stretches if (progress := stretch.progress()) is not None]
+    modelled = [stretch for stretch, _ in known if stretch.advises and stretch.evidence.modelled]
+    was, would = sum(before for _, (before, _) in known), sum(after for _, (_, after) in known)
+    modelled_s = _seconds(modelled)
+    doubt_s = sum(stretch.seconds * (stretch.evidence.doubt or 0.0) for stretch in modelled)
+    return AdviceFigures(
+        seconds=_seconds(stretches),
+        moves=sum(not stretch.again for stretch in advised),
+        gpu_hours=sum(stretch.decision.gpus_from * stretch.seconds for stretch in stretches) / 3600,
+        advised_gpu_hours=sum(stretch.gpus * stretch.seconds for stretch in stretches) / 3600,
+        change=would / was - 1 if was > 0 else None,
+        progress_h=(would - was) / 3600 if was > 0 else None,
+        pause_s=sum(stretch.pause_s for stretch in advised),
+        unknown_s=_seconds(stretch for stretch in advised if stretch.progress() is None),
+        modelled_s=modelled_s,
+        doubt=doubt_s / modelled_s if modelled_s else None,
+    )
 
 
-@dataclass(slots=True)
-class Wait:
-    """How long a waiting job would not have had to wait."""
-
-    job_id: int
-    gpus: int | None
-    since: float
-    seconds: dict[int, float] = field(default_factory=dict)
-    """How long each of the jobs that would have given GPUs was advised to."""
-
-    def record(self) -> WaitingAdvice:
-        waited_s = max(self.seconds.values())
-        return WaitingAdvice(job_id=self.job_id, gpus=self.gpus, at=self.since, waited_s=waited_s)
+def _seconds(stretches: Iterable[StandingDecision]) -> float:
+    return sum(stretch.seconds for stretch in stretches)
 
 
 def advise(
@@ -240,28 +203,24 @@ def advise(
         for stretch in stretched(store.decisions_within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
-    total, rows, moves, counted, acted = FigureSums(), list[JobAdvice](), list[MoveAdvice](), 0, 0
+    rows, moves, counted = list[JobAdvice](), list[MoveAdvice](), list[list[StandingDecision]]()
     for job_id, some in groupby(stretches, key=lambda stretch: stretch.decision.job_id):
-        mine, whole = list(some), FigureSums()
-        for stretch in mine:
-            whole.add(stretch)
-        owner = jobs[job_id]
+        mine, owner = list(some), jobs[job_id]
         seen = may_see(viewer, owner)
         if seen or not (viewer.private or wanted):
-            total.merge(whole)
-            counted += 1
-            acted += sum(stretch.decision.mode == "act" for stretch in mine)
+            counted.append(mine)
         if seen:
-            rows.append(_job(owner, viewer, whole))
+            rows.append(_job(owner, viewer, figures(mine)))
             moves += [_move(owner, viewer, run) for run in runs(mine)]
+    total = list(chain.from_iterable(counted))
     return Advice(
         start=start,
         end=end,
-        acted=acted,
-        cluster=made_from(ClusterAdvice, total, jobs=counted),
+        acted=sum(stretch.decision.mode == "act" for stretch in total),
+        cluster=made_from(ClusterAdvice, figures(total), jobs=len(counted)),
         jobs=tuple(rows),
         moves=tuple(moves),
-        waited=tuple(wait.record() for wait in waited(stretches) if _visible(viewer, jobs.get(wait.job_id))),
+        waited=tuple(wait for wait in waited(stretches) if _visible(viewer, jobs.get(wait.job_id))),
     )
 
 
@@ -305,18 +264,23 @@ def runs(stretches: Iterable[StandingDecision]) -> list[list[StandingDecision]]:
     return found
 
 
-def waited(stretches: Iterable[StandingDecision]) -> list[Wait]:
+def waited(stretches: Iterable[StandingDecision]) -> list[WaitingAdvice]:
     """Waiting jobs that some job was advised to shrink for, by id."""
-    found: dict[int, Wait] = {}
-    for stretch in stretches:
-        row = stretch.decision
-        if not stretch.advises:
-            continue
-        for need in stretch.evidence.for_jobs or ():
-            wait = found.setdefault(need.job_id, Wait(need.job_id, need.gpus, stretch.start))
-            wait.since = min(wait.since, stretch.start)
-            wait.seconds[row.job_id] = wait.seconds.get(row.job_id, 0.0) + stretch.seconds
-    return [found[job_id] for job_id in sorted(found)]
+    advised = (stretch for stretch in stretches if stretch.advises)
+    needs = [(need, stretch) for stretch in advised for need in stretch.evidence.for_jobs or ()]
+    found = []
+    for job_id, some in groupby(sorted(needs, key=_job_id), key=_job_id):
+        mine, seconds = list(some), dict[int, float]()  # how long each of the others was advised to shrink
+        for _, stretch in mine:
+            giver = stretch.decision.job_id
+            seconds[giver] = seconds.get(giver, 0.0) + stretch.seconds
+        at, waited_s = min(stretch.start for _, stretch in mine), max(seconds.values())
+        found.append(WaitingAdvice(job_id=job_id, gpus=mine[0][0].gpus, at=at, waited_s=waited_s))
+    return found
+
+
+def _job_id(entry: tuple[RoomFor, StandingDecision]) -> int:
+    return entry[0].job_id
 
 
 def _visible(viewer: Viewer, owner: JobRow | None) -> bool:
@@ -324,7 +288,7 @@ def _visible(viewer: Viewer, owner: JobRow | None) -> bool:
     return viewer.admin if owner is None else may_see(viewer, owner)
 
 
-def _job(job: JobRow, viewer: Viewer, whole: FigureSums) -> JobAdvice:
+def _job(job: JobRow, viewer: Viewer, whole: AdviceFigures) -> JobAdvice:
     hours = whole.seconds / 3600
     return made_from(
         JobAdvice,
@@ -337,14 +301,12 @@ def _job(job: JobRow, viewer: Viewer, whole: FigureSums) -> JobAdvice:
 
 
 def _move(job: JobRow, viewer: Viewer, run: Sequence[StandingDecision]) -> MoveAdvice:
-    whole, first, last = FigureSums(), run[0].decision, run[-1].decision
-    for stretch in run:
-        whole.add(stretch)
+    first, last = run[0].decision, run[-1].decision
     return made_from(
         MoveAdvice,
         job,
         last,
-        whole,
+        figures(run),
         own=viewer.uid == job.uid,
         at=run[0].start,
         gpus=first.gpus_from,
