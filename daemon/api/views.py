@@ -21,7 +21,7 @@ from .. import reports
 from ..optimizer.models.prior import Prior
 from ..reports.acct import Accounting
 from ..reports.common import Viewer
-from ..reports.history import Plan, plan_row_seen
+from ..reports.history import PlanTable, plan_row_seen
 from .callers import Call
 from .status_cache import StatusCache
 
@@ -35,7 +35,7 @@ is not there for supervisors."""
 class Planner(Protocol):
     """What the views need of the running daemon."""
 
-    def dry_plan(self) -> Plan:
+    def dry_plan(self) -> PlanTable:
         """A plan computed now, with nothing stored."""
 
     def prior(self, job_id: int) -> Prior | None:
@@ -99,8 +99,8 @@ class Views:
         async with self._histories:
             return await run_sync(call)
 
-    def _dry_plan(self, viewer: Viewer) -> Plan:
+    def _dry_plan(self, viewer: Viewer) -> PlanTable:
         """As this viewer may see it."""
         plan = self.planner.dry_plan()
         rows = (plan_row_seen(row, self.store.job(row.job_id), viewer) for row in plan.jobs)
-        return Plan(at=plan.at, jobs=tuple(row for row in rows if row is not None))
+        return PlanTable(at=plan.at, jobs=tuple(row for row in rows if row is not None))

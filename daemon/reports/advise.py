@@ -119,8 +119,8 @@ class Advice:
 
 
 @dataclass(slots=True)
-class StandingDecision:
-    """Time over which one decision stood."""
+class DecisionPeriod:
+    """The time over which one decision was its job's latest."""
 
     decision: DecisionRow
     start: float
@@ -160,7 +160,7 @@ class StandingDecision:
         return before * self.seconds, after * (self.seconds - self.pause_s)
 
 
-def figures(stretches: Sequence[StandingDecision]) -> AdviceFigures:
+def figures(stretches: Sequence[DecisionPeriod]) -> AdviceFigures:
     """The sums over stretches, of one job or of many."""
     advised = [stretch for stretch in stretches if stretch.advises]
     known = [(stretch, progress) for stretch in stretches if (progress := stretch.progress()) is not None]
@@ -182,7 +182,7 @@ def figures(stretches: Sequence[StandingDecision]) -> AdviceFigures:
     )
 
 
-def _seconds(stretches: Iterable[StandingDecision]) -> float:
+def _seconds(stretches: Iterable[DecisionPeriod]) -> float:
     return sum(stretch.seconds for stretch in stretches)
 
 
@@ -203,7 +203,7 @@ def advise(
         for stretch in stretched(store.decisions_within(start, end), start, end, jobs)
         if not wanted or stretch.decision.job_id in wanted
     ]
-    rows, moves, counted = list[JobAdvice](), list[MoveAdvice](), list[list[StandingDecision]]()
+    rows, moves, counted = list[JobAdvice](), list[MoveAdvice](), list[list[DecisionPeriod]]()
     for job_id, some in groupby(stretches, key=lambda stretch: stretch.decision.job_id):
         mine, owner = list(some), jobs[job_id]
         seen = may_see(viewer, owner)
@@ -226,18 +226,18 @@ def advise(
 
 def stretched(
     decisions: Sequence[DecisionRow], start: float, end: float, jobs: Mapping[int, JobRow]
-) -> list[StandingDecision]:
+) -> list[DecisionPeriod]:
     """Running jobs' decisions with the time that each stood within [start, end]; `decisions` by job, oldest first."""
-    found: list[StandingDecision] = []
+    found: list[DecisionPeriod] = []
     for job_id, some in groupby(decisions, key=lambda row: row.job_id):
         rows = list(some)
         owner = jobs.get(job_id)
         if owner is None:
             continue
         over = min(end, owner.end_time) if owner.end_time is not None else end
-        before: StandingDecision | None = None
+        before: DecisionPeriod | None = None
         for row, until in zip(rows, [row.at for row in rows[1:]] + [over], strict=True):
-            stretch = StandingDecision(row, max(row.at, start), min(until, over), read(Evidence, row.evidence))
+            stretch = DecisionPeriod(row, max(row.at, start), min(until, over), read(Evidence, row.evidence))
             if stretch.seconds <= 0 or row.gpus_from < 1:
                 continue
             stretch.again = before is not None and before.advises and _same(before.decision, row)
@@ -252,9 +252,9 @@ def _same(one: DecisionRow, other: DecisionRow) -> bool:
     )
 
 
-def runs(stretches: Iterable[StandingDecision]) -> list[list[StandingDecision]]:
+def runs(stretches: Iterable[DecisionPeriod]) -> list[list[DecisionPeriod]]:
     """One job's advised moves: stretches that advise the same, one after another, belong together."""
-    found: list[list[StandingDecision]] = []
+    found: list[list[DecisionPeriod]] = []
     for stretch in stretches:
         if stretch.advises:
             if stretch.again and found:
@@ -264,7 +264,7 @@ def runs(stretches: Iterable[StandingDecision]) -> list[list[StandingDecision]]:
     return found
 
 
-def waited(stretches: Iterable[StandingDecision]) -> list[WaitingAdvice]:
+def waited(stretches: Iterable[DecisionPeriod]) -> list[WaitingAdvice]:
     """Waiting jobs that some job was advised to shrink for, by id."""
     advised = (stretch for stretch in stretches if stretch.advises)
     needs = [(need, stretch) for stretch in advised for need in stretch.evidence.for_jobs or ()]
@@ -279,7 +279,7 @@ def waited(stretches: Iterable[StandingDecision]) -> list[WaitingAdvice]:
     return found
 
 
-def _job_id(entry: tuple[RoomFor, StandingDecision]) -> int:
+def _job_id(entry: tuple[RoomFor, DecisionPeriod]) -> int:
     return entry[0].job_id
 
 
@@ -300,7 +300,7 @@ def _job(job: JobRow, viewer: Viewer, whole: AdviceFigures) -> JobAdvice:
     )
 
 
-def _move(job: JobRow, viewer: Viewer, run: Sequence[StandingDecision]) -> MoveAdvice:
+def _move(job: JobRow, viewer: Viewer, run: Sequence[DecisionPeriod]) -> MoveAdvice:
     first, last = run[0].decision, run[-1].decision
     return made_from(
         MoveAdvice,

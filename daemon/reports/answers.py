@@ -12,7 +12,7 @@ from slurm_elastic.protocol.routes import Route
 from .acct import Accounting
 from .advise import Advice
 from .explain import Explain
-from .history import Events, Plan
+from .history import Events, PlanTable
 from .record import about, record
 from .status import JobStatus, StatusTable
 from .usage import Usage
@@ -74,7 +74,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.EXPLAIN: Explain,
     routes.EVENTS: Events,
     routes.ACCT: Accounting,
-    routes.PLAN: Plan,
+    routes.PLAN: PlanTable,
     routes.ADVICE: Advice,
     routes.USAGE: Usage,
 }

@@ -101,7 +101,7 @@ class OpenResize(ResizeProgress):
 
 
 @record
-class Observation:
+class Measurement:
     """All reports of the job at one configuration."""
 
     gpus: int
@@ -134,7 +134,7 @@ class Explain:
     decision: Decision | None = about("the last one")
     resize: OpenResize | None = about("the resize under way")
     last_closed_resize: ResizeProgress | None = about("the last one that ended")
-    observations: tuple[Observation, ...]
+    observations: tuple[Measurement, ...]
     mean_pause_s: float | None
 
 
@@ -160,9 +160,9 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
     )
 
 
-def observed(rows: list[ObservationRow]) -> tuple[Observation, ...]:
+def observed(rows: list[ObservationRow]) -> tuple[Measurement, ...]:
     """Rows of the store as records."""
-    return tuple(made_from(Observation, row) for row in rows)
+    return tuple(made_from(Measurement, row) for row in rows)
 
 
 class _Decisions:

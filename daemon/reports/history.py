@@ -34,7 +34,7 @@ def one_line(detail: dict[str, object]) -> str:
 
 
 @record
-class Event:
+class JobEvent:
     """One thing done to a job."""
 
     id: int = about("number of the event", Column("ID"))
@@ -49,7 +49,7 @@ class Event:
 class Events:
     """What was done to a job, oldest first."""
 
-    events: tuple[Event, ...]
+    events: tuple[JobEvent, ...]
 
 
 @record
@@ -76,7 +76,7 @@ class PlanRow:
 
 
 @record
-class Plan:
+class PlanTable:
     """What the last rounds decided for every active job, or what a round would decide now."""
 
     at: float | None = about("when the youngest row was decided")
@@ -91,28 +91,29 @@ def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> Even
     elif not viewer.admin:
         raise NotAllowed("the daemon's own events (job 0) are shown to admins only")
     rows = sorted(store.events(job_id, limit=limit), key=lambda row: (row.at, row.id))
-    return Events(events=tuple(made_from(Event, row) for row in rows))
+    return Events(events=tuple(made_from(JobEvent, row) for row in rows))
 
 
 def plan_row(decision: DecisionRow, job: JobRow | None) -> PlanRow:
     """A decision as a row of a plan. User and name are None without the job's record, batches where it has none yet."""
     return made_from(
         PlanRow,
-        job,
         decision,
+        name=job.name if job is not None else None,
+        user=job.user if job is not None else None,
         batch_from=decision.batch_from or None,
         batch_to=decision.batch_to or None,
         reason_text=reason_text(decision.reason),
     )
 
 
-def plan(store: Store, viewer: Viewer) -> Plan:
+def plan(store: Store, viewer: Viewer) -> PlanTable:
     """`jobs`: what the last rounds decided for every active job; `at`: the youngest of them, None without any."""
     jobs = {job.job_id: job for job in store.jobs(active_only=True)}
     decided = [(row, jobs[row.job_id]) for row in store.current_decisions() if row.job_id in jobs]
     rows = tuple(seen for row, job in decided if (seen := plan_row_seen(plan_row(row, job), job, viewer)) is not None)
     shown = {row.job_id for row in rows}
-    return Plan(at=max((row.at for row, _ in decided if row.job_id in shown), default=None), jobs=rows)
+    return PlanTable(at=max((row.at for row, _ in decided if row.job_id in shown), default=None), jobs=rows)
 
 
 def plan_row_seen(row: PlanRow, job: JobRow | None, viewer: Viewer) -> PlanRow | None:

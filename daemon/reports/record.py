@@ -91,12 +91,14 @@ def redacted(record: R) -> R:
 
 def made_from(kind: type[R], *rows: Any, **more: Any) -> R:
     """A record with what these rows of the store, or records, have under the same names: the last one that has it
-    counts, and `more` before all. A row may be None: then what none of the others has is None too, not known. Raises
-    TypeError where every row is there and a field is in none of them."""
-    found = dict(_form(kind)[1]) if None in rows else {}  # type: ignore[arg-type]  # a class is hashable
+    counts, and `more` before all. For a row that is not there its class is given: what only that would have is None.
+    Raises TypeError for a field that has no source."""
+    made: Any = kind
+    found: dict[str, Any] = {name: None for row in rows if isinstance(row, type) for name in _shared_names(made, row)}
     for row in rows:
-        if row is not None:
-            found |= {name: getattr(row, name) for name in _shared_names(kind, type(row))}  # type: ignore[arg-type]
+        if not isinstance(row, type):
+            of: Any = type(row)
+            found |= {name: getattr(row, name) for name in _shared_names(made, of)}
     return kind(**found | more)
 
 

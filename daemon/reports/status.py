@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import RequestError
+from slurm_elastic.protocol.messages import Report
 
 from ..text.cells import bounds, moment, number, share
 from ..text.reasons import bottleneck_text
@@ -23,7 +24,6 @@ from .record import Column, about, made_from, read, record, redacted
 if TYPE_CHECKING:
     from slurm_elastic.db.rows import DecisionRow, InUse, JobRow, ResizeRow
     from slurm_elastic.db.store import Store
-    from slurm_elastic.protocol.messages import Report
 
 SHORT_STATES = {
     "BOOT_FAIL": "BF",
@@ -211,8 +211,8 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
     return made_from(
         JobStatus,
         job,
-        asked,
-        measured,
+        asked or elastic_request.ElasticRequest,
+        measured or Report,
         own=own,
         elapsed_s=_elapsed(job, now),
         nodes=None if nodes is None else len(nodes),

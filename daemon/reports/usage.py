@@ -16,7 +16,7 @@ from slurm_elastic.protocol.errors import RequestError
 from .acct import Allocation, acct
 from .common import Viewer, may_see
 from .evidence import Evidence
-from .explain import Observation, observed
+from .explain import Measurement, observed
 from .record import about, made_from, read, record
 from .status import JobStatus, job_row
 
@@ -46,7 +46,7 @@ class CurvePoint:
 class UsageJob(JobStatus):
     """A job with what was measured of it, and the model of that."""
 
-    measured: tuple[Observation, ...]
+    measured: tuple[Measurement, ...]
     curve: tuple[CurvePoint, ...] = about("at as many samples per GPU as were measured last; empty without a model")
 
 

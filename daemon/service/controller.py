@@ -24,7 +24,7 @@ from ..api.waiters import Waiters
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..reports.answers import Health, ModelsInUse
-from ..reports.history import Plan, plan_row
+from ..reports.history import PlanTable, plan_row
 from ..reports.record import read
 from ..slurm.model import Job
 from ..slurm.snapshot_cache import SnapshotCache
@@ -155,10 +155,10 @@ class DaemonController:
             finally:
                 self.waiters.remove(job_id, waiter)
 
-    def dry_plan(self) -> Plan:
+    def dry_plan(self) -> PlanTable:
         """A plan made now and not stored."""
         rows = (plan_row(row, self.store.job(row.job_id)) for row in self.rounds.dry_run().rows)
-        return Plan(at=self.clock(), jobs=tuple(rows))
+        return PlanTable(at=self.clock(), jobs=tuple(rows))
 
     def prior(self, job_id: int) -> Prior:
         """The prior of the job: what plans assume before it is measured."""

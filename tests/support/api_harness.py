@@ -16,7 +16,7 @@ from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import Health
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import Plan, PlanRow
+from slurm_elastic.daemon.reports.history import PlanRow, PlanTable
 from slurm_elastic.daemon.service.listeners import unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.daemon.service.systemd import Notifier
@@ -80,11 +80,11 @@ class FakeController:
             finally:
                 self.waits = False
 
-    def dry_plan(self) -> Plan:
+    def dry_plan(self) -> PlanTable:
         unknown = dict.fromkeys(("name", "batch_from", "batch_to", "gain", "value", "mechanism", "mode", "at"))
         told = {"user": "x", "reason": "grow_idle", "reason_text": ""}
         rows = [PlanRow(job_id=job, gpus_from=1, gpus_to=2, **told, **unknown) for job in (7, 8)]
-        return Plan(at=1.0, jobs=tuple(rows))
+        return PlanTable(at=1.0, jobs=tuple(rows))
 
     def health(self) -> Health:
         return Health(mode="advise", rounds=1)

@@ -18,7 +18,7 @@ from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import Plan
+from slurm_elastic.daemon.reports.history import PlanTable
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.shared_secret import Verifier
@@ -35,7 +35,7 @@ class StoredController:
         job = self.store.job(job_id)
         return None if job is None or job.end_time is not None else (job.uid, job.user)
 
-    def dry_plan(self) -> Plan:
+    def dry_plan(self) -> PlanTable:
         return reports.plan(self.store, Viewer(0, admin=True))
 
     def prior(self, job_id: int) -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import argparse
 
-from ...reports.history import Event, Events
+from ...reports.history import Events, JobEvent
 from ...reports.record import columns
 from .. import options
 
 DEFAULT = "Time,Kind,Who,Detail"
 
 
-FIELDS = columns(Event, capitals=True)
+FIELDS = columns(JobEvent, capitals=True)
 
 
 def _job_or_daemon(text: str) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
 from ...reports.evidence import Evidence
-from ...reports.explain import Decision, Explain, ResizeProgress
+from ...reports.explain import Decision, Explain, PastResize, ResizeProgress
 from ...reports.record import Column, about, columns
 from ...text.tables import clean
 from .. import options
@@ -66,21 +66,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(facts: Explain, width: int = WIDTH) -> list[str]:
-    """The printed lines of the facts, wrapped at this width."""
-    lines = [clean(_outcome(facts))]
-    for label, text in _sections(facts):
-        wrapped = textwrap.wrap(clean(text), width - LABEL_WIDTH, break_long_words=False) or [""]
+    """The printed lines of the facts, wrapped at this width; a label stands once."""
+    first, *others = rows(facts)
+    lines, last = [clean(first.text)], ""
+    for line in others:
+        label, last = "" if line.label == last else line.label, line.label
+        wrapped = textwrap.wrap(clean(line.text), width - LABEL_WIDTH, break_long_words=False) or [""]
         lines.append(f"  {label:<{LABEL_WIDTH - 2}}{wrapped[0]}")
-        lines += [" " * LABEL_WIDTH + line for line in wrapped[1:]]
+        lines += [" " * LABEL_WIDTH + more for more in wrapped[1:]]
     return lines
 
 
 def rows(facts: Explain) -> list[Line]:
-    """A row for each thing that is told, every one with its `label`; the outcome first."""
-    told = [Line("Outcome", _outcome(facts))]
-    for label, text in _sections(facts):
-        told.append(Line(label or told[-1].label, text))
-    return told
+    """What is to be said, the outcome first."""
+    return [Line(label, text) for label, text in [("Outcome", _outcome(facts)), *_sections(facts)] if text]
 
 
 def _outcome(facts: Explain) -> str:
@@ -99,10 +98,13 @@ def _outcome(facts: Explain) -> str:
     if facts.resize:
         return _under_way(facts, facts.resize, name)
     if facts.last_resize:
-        last = facts.last_resize
-        at = words.clock(facts, last.at)
-        return f"{name} {words.moved(last, 'shrank', 'grew', 'changed its batch')} at {at}{words.batch(last)}."
+        return f"{name} {_happened(facts, facts.last_resize)}."
     return _never_resized(facts, name)
+
+
+def _happened(facts: Explain, last: PastResize) -> str:
+    moved = words.moved(last, "shrank", "grew", "changed its batch")
+    return f"{moved} at {words.clock(facts, last.at)}{words.batch(last)}"
 
 
 def _unmanaged(facts: Explain) -> str:
@@ -137,32 +139,26 @@ def _under_way(facts: Explain, resize: ResizeProgress, name: str) -> str:
 
 
 def _sections(facts: Explain) -> list[tuple[str, str]]:
-    job = facts.job
+    """Labels and texts; an empty text is left out."""
+    job, last, cause = facts.job, facts.last_resize, _cause(facts)
     if not job.managed:
         return _not_managed(facts)
     if job.state == "PENDING":
         return _waiting(facts)
-    sections: list[tuple[str, str]] = []
-    cause = _cause(facts)
-    if words.is_over(job):
-        last = facts.last_resize
-        if not last:
-            return [("Next", text) for text in parts.next_steps(facts)]
-        moved = words.moved(last, "shrank", "grew", "changed its batch")
-        sections.append(("Last", f"{moved} at {words.clock(facts, last.at)}{words.batch(last)}"))
-    sections += _decided(facts, cause) if cause else _undecided(facts)
-    sections += [("How", text) for text in parts.how(cause)]
-    sections += [("Cost", text) for text in parts.cost(facts, cause)]
-    sections += [("Considered", text) for text in parts.considered(cause or facts.decision)]
-    sections += [("Now", text) for text in parts.now(facts, cause)]
-    sections += [("Held back", text) for text in parts.held_back(facts)]
-    sections += [("Next", text) for text in parts.next_steps(facts)]
-    return _without_repeated_labels(sections)
-
-
-def _without_repeated_labels(sections: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    labels = [""] + [label for label, _ in sections]
-    return [("" if label == labels[index] else label, text) for index, (label, text) in enumerate(sections)]
+    following = [("Next", text) for text in parts.next_steps(facts)]
+    over = words.is_over(job)
+    if over and not last:
+        return following
+    return [
+        ("Last", _happened(facts, last) if over and last else ""),
+        *(_decided(facts, cause) if cause else _undecided(facts)),
+        *(("How", text) for text in parts.how(cause)),
+        ("Cost", parts.cost(facts, cause)),
+        *(("Considered", text) for text in parts.considered(cause or facts.decision)),
+        *(("Now", text) for text in parts.now(facts, cause)),
+        ("Held back", parts.held_back(facts)),
+        *following,
+    ]
 
 
 def _cause(facts: Explain) -> Decision | None:
@@ -176,26 +172,28 @@ def _cause(facts: Explain) -> Decision | None:
 def _undecided(facts: Explain) -> list[tuple[str, str]]:
     job = facts.job
     text = words.because(job.reason, facts) if job.reason else "no round has decided about it yet"
-    return [("Why", words.sentence(text)), *([("", words.sentence(job.detail))] if job.detail else [])]
+    return [("Why", words.sentence(text)), ("Why", words.sentence(job.detail) if job.detail else "")]
 
 
 def _decided(facts: Explain, cause: Decision) -> list[tuple[str, str]]:
-    sections = [("Why", parts.why(facts, cause))]
-    gain = parts.gain(facts, cause)
-    sections += [("Gain", gain)] if gain else []
-    sections.append(("From", parts.source(facts, cause)))
-    believed = parts.prior(cause.evidence)
-    sections += [("Prior", believed)] if believed else []
-    return sections
+    prior = cause.evidence.prior
+    return [
+        ("Why", parts.why(facts, cause)),
+        ("Gain", parts.gain(facts, cause)),
+        ("From", parts.source(facts, cause)),
+        ("Prior", f"what was not measured is taken from {prior}" if prior else ""),
+    ]
 
 
 def _waiting(facts: Explain) -> list[tuple[str, str]]:
     evidence = facts.decision.evidence if facts.decision is not None else Evidence()
-    slurm, coming = evidence.slurm_reason or "", evidence.next
-    sections = [("Why", f"Slurm says: {slurm}")] if slurm and slurm != "None" else []
-    sections += [("Now", coming)] if coming else []
+    slurm = evidence.slurm_reason or ""
     to_do = _TO_START.get(slurm, "when Slurm expects to start it: squeue --start -j {}").format(facts.job.job_id)
-    return [*sections, ("Next", f"it is managed once it runs; {to_do}")]
+    return [
+        ("Why", f"Slurm says: {slurm}" if slurm and slurm != "None" else ""),
+        ("Now", evidence.next or ""),
+        ("Next", f"it is managed once it runs; {to_do}"),
+    ]
 
 
 _TO_START = {
@@ -219,5 +217,4 @@ def _not_managed(facts: Explain) -> list[tuple[str, str]]:
         "not_allowed": f"{ordinary}; ask the admin which partitions and accounts are open",
     }
     why = job.detail or _unmanaged(facts)
-    request = [("Request", job.request)] if job.request else []
-    return [("Why", words.sentence(why)), *request, ("Next", remedies.get(code, ordinary))]
+    return [("Why", words.sentence(why)), ("Request", job.request or ""), ("Next", remedies.get(code, ordinary))]

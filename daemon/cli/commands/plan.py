@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from slurm_elastic.protocol.routes import PlanQuery
 
-from ...reports.history import Plan, PlanRow
+from ...reports.history import PlanRow, PlanTable
 from ...reports.record import columns
 from .. import options
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a row per job of the plan. A job named with -j that is not known ends, after the rows of the others, with
     exit status 1."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
-    plan = options.ask(Plan, query=PlanQuery(int(args.dry_run)))
+    plan = options.ask(PlanTable, query=PlanQuery(int(args.dry_run)))
     _, unknown = options.named(args, plan.jobs)
     everybody = args.allusers or args.jobs or os.geteuid() == 0
     rows = [row for row in plan.jobs if everybody or row.own is not False]

@@ -120,35 +120,29 @@ def _predicted(evidence: Evidence) -> str:
     return f"; the target's throughput is the model's{within}, not measured"
 
 
-def prior(evidence: Evidence) -> str:
-    """What the model believes of sizes that were not measured; empty where the daemon did not say."""
-    return f"what was not measured is taken from {evidence.prior}" if evidence.prior else ""
-
-
-def cost(facts: Explain, cause: Decision | None) -> list[str]:
-    """The pause: as measured for what happened, as expected for what is to come."""
+def cost(facts: Explain, cause: Decision | None) -> str:
+    """The pause: as measured for what happened, as expected for what is to come; empty without a move."""
     last = facts.last_resize
     if last and not facts.resize:
-        return [f"{last.pause_s:.2g} s pause (measured)"] if last.pause_s else ["pause not reported"]
+        return f"{last.pause_s:.2g} s pause (measured)" if last.pause_s else "pause not reported"
     if cause is None or cause.gpus_from == cause.gpus_to:
-        return []
+        return ""
     pause = cause.evidence.pause_s
     if pause is not None:
         measured = cause.evidence.pause_measured
         source = {True: "mean of its resizes so far", False: "assumed; none measured yet", None: "expected"}[measured]
-        return [f"{pause:.2g} s pause ({source})"]
+        return f"{pause:.2g} s pause ({source})"
     if facts.mean_pause_s is not None:
-        return [f"{facts.mean_pause_s:.2g} s pause expected (mean of its resizes so far)"]
-    return ["pause not known: this job has not been resized yet"]
+        return f"{facts.mean_pause_s:.2g} s pause expected (mean of its resizes so far)"
+    return "pause not known: this job has not been resized yet"
 
 
 def how(cause: Decision | None) -> list[str]:
     """The mechanism, and why none of the others."""
     if cause is None or cause.mechanism in ("", "batch"):
         return []
-    not_by = [f"{other.mechanism} ({other.why})" for other in cause.evidence.passed_over or ()]
-    by = f"by {cause.mechanism.replace('+', ' and ')}"
-    return [by, *([f"not by {'; '.join(not_by)}"] if not_by else [])]
+    not_by = "; ".join(f"{other.mechanism} ({other.why})" for other in cause.evidence.passed_over or ())
+    return [f"by {cause.mechanism.replace('+', ' and ')}", f"not by {not_by}" if not_by else ""]
 
 
 def considered(decision: Decision | None) -> list[str]:
@@ -196,13 +190,13 @@ def now(facts: Explain, cause: Decision | None) -> list[str]:
     return []
 
 
-def held_back(facts: Explain) -> list[str]:
-    """What makes each step longer than it need be, and what to do about it."""
+def held_back(facts: Explain) -> str:
+    """What makes each step longer than it need be, and what to do about it; empty where nothing does."""
     job = facts.job
     if words.is_over(job) or not job.bottleneck_text:
-        return []
+        return ""
     remedy = bottleneck_remedy(job.bottleneck or "")
-    return [job.bottleneck_text + (f"; {remedy}" if remedy else "")]
+    return job.bottleneck_text + (f"; {remedy}" if remedy else "")
 
 
 def _progress(facts: Explain, resize: ResizeProgress) -> str:

@@ -28,7 +28,7 @@ from slurm_elastic.daemon.api.auth import Authenticator
 from slurm_elastic.daemon.api.slurm_roles import SlurmRoles
 from slurm_elastic.daemon.config.settings import Settings, check
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import Plan
+from slurm_elastic.daemon.reports.history import PlanTable
 from slurm_elastic.daemon.service.listeners import shows_all_uids, unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.rows import DecisionRow
@@ -236,7 +236,7 @@ def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
         assert [row.job_id for row in reports.status(store, hidden, 9.0)] == [7]
         assert [row.job_id for row in reports.status(store, seen, 9.0)] == [7, 8]
         assert reports.acct(store, hidden, 9.0) == [] and len(reports.acct(store, seen, 9.0)) == 1
-        assert reports.plan(store, hidden) == Plan(at=None, jobs=())
+        assert reports.plan(store, hidden) == PlanTable(at=None, jobs=())
         assert reports.advise(store, hidden, 9.0, start=0.0).cluster.jobs == 0
         assert reports.advise(store, seen, 9.0, start=0.0).cluster.jobs == 1
         for report in (reports.job, reports.explain):

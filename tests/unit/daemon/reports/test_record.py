@@ -76,10 +76,18 @@ def test_what_others_do_not_see_may_be_none(kind: type) -> None:
 
 @record
 class Row:
-    """A row of the store, with a part of a Sample."""
+    """A row of the store, with a part of Named."""
 
     job_id: int
     name: str
+
+
+@record
+class Noted:
+    """A row that may be missing."""
+
+    name: str
+    note: str | None
 
 
 @record
@@ -92,9 +100,11 @@ class Named:
 
 
 def test_a_forgotten_field_is_refused() -> None:
-    """With every row there, a field that none of them has was forgotten; without one, it is not known."""
+    """A field without a source was forgotten, whatever else is missing; what a missing row would have is not known."""
     row = Row(job_id=7, name="x")
     assert made_from(Named, row, note="y") == Named(job_id=7, name="x", note="y")
-    assert made_from(Named, None, row) == Named(job_id=7, name="x", note=None)
-    with pytest.raises(TypeError, match="note"):
-        made_from(Named, row)
+    assert made_from(Named, row, Noted) == Named(job_id=7, name="x", note=None)
+    assert made_from(Named, row, Noted(name="z", note="y")) == Named(job_id=7, name="z", note="y")
+    for rows in ([row], [row, Row]):
+        with pytest.raises(TypeError, match="note"):
+            made_from(Named, *rows)

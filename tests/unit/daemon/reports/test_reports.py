@@ -13,7 +13,7 @@ import pytest
 from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.reports.evidence import Evidence, OtherMove
 from slurm_elastic.daemon.reports.explain import AddedNodes, Explain, OpenResize
-from slurm_elastic.daemon.reports.history import Plan
+from slurm_elastic.daemon.reports.history import PlanTable
 from slurm_elastic.daemon.reports.record import read
 from slurm_elastic.daemon.reports.usage import CapacityPoint
 from slurm_elastic.db.rows import DecisionRow, JobRow
@@ -234,7 +234,7 @@ def test_an_empty_store_gives_empty_reports(store: Store, viewer: Callable[..., 
     """A daemon that has seen nothing yet answers, with nothing."""
     assert reports.status(store, viewer(0, admin=True), NOW) == []
     assert reports.acct(store, viewer(0, admin=True), NOW) == []
-    assert reports.plan(store, viewer(0, admin=True)) == Plan(at=None, jobs=())
+    assert reports.plan(store, viewer(0, admin=True)) == PlanTable(at=None, jobs=())
 
 
 def test_every_report_is_json(story: Store, viewer: Callable[..., Any]) -> None:
