@@ -15,6 +15,7 @@ The form is arithmetic alone: it takes numbers, or arrays that numpy can broadca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,60 +30,69 @@ Number = Any
 
 
 class Parameters(NamedTuple):
-    """Of one model as floats, or of many models as arrays; times in units of the model's scale."""
+    """Of one model; times in units of the model's scale."""
 
-    alpha_c: Number
-    beta_c: Number
-    alpha_l: Number
-    beta_l: Number
-    alpha_n: Number
-    beta_n: Number
-    gamma: Number
+    alpha_c: float
+    beta_c: float
+    alpha_l: float
+    beta_l: float
+    alpha_n: float
+    beta_n: float
+    gamma: float
     """The overlap's power, between 1 (no overlap) and 10 (whole overlap)."""
 
 
 N = len(Parameters._fields)
 
 
-def parameters(theta: Array) -> Parameters:
-    """From the unbounded coordinates, the last axis of `theta`: six logarithms, and gamma's logit."""
-    values = np.exp(np.minimum(np.maximum(theta, -LARGEST_LOG), LARGEST_LOG))  # np.clip takes five times as long
-    values[..., 6] = 1.0 + 9.0 * values[..., 6] / (1.0 + values[..., 6])
-    return Parameters(*(values.tolist() if values.ndim == 1 else (values[..., i] for i in range(N))))
+def parameters(theta: Sequence[float]) -> Parameters:
+    """Those of one model, from its unbounded coordinates."""
+    return Parameters(*parameter_array(theta).tolist())
 
 
-def compute_and_sync(p: Parameters, gpus: Number, nodes: Number, micro: Number) -> tuple[Number, Number]:
-    """(G, S): gradients of one micro batch, in units of the model's micro batch, and their synchronisation."""
-    inside, apart = (gpus > 1) & (nodes <= 1), (gpus > 1) & (nodes > 1)
-    more = gpus - 2
-    sync = inside * (p.alpha_l + p.beta_l * more) + apart * (p.alpha_n + p.beta_n * more)
-    return p.alpha_c + p.beta_c * micro, sync
+def parameter_array(theta: Array | Sequence[float]) -> Array:
+    """From the unbounded coordinates, the first axis of `theta`: six logarithms, and gamma's logit."""
+    values: Array = np.exp(np.minimum(np.maximum(theta, -LARGEST_LOG), LARGEST_LOG))  # np.clip takes five times as long
+    values[6] = 1.0 + 9.0 * values[6] / (1.0 + values[6])
+    return values
+
+
+def _factors(gpus: Number, nodes: Number, micro: Number) -> tuple[Number, ...]:
+    """What each of the six times is multiplied by."""
+    inside, apart, more = (gpus > 1) & (nodes <= 1), (gpus > 1) & (nodes > 1), gpus - 2
+    return 1.0, micro, inside, inside * more, apart, apart * more
+
+
+def factor_array(gpus: Array, nodes: Array, micro: Number) -> Array:
+    """The same as the first axis of one array."""
+    return np.stack(np.broadcast_arrays(*_factors(gpus, nodes, micro)))
+
+
+def _compute_and_sync(terms: Array | Sequence[Number]) -> tuple[Number, Number]:
+    """(G, S), of the six times multiplied by their factors."""
+    return terms[0] + terms[1], terms[2] + terms[3] + terms[4] + terms[5]
 
 
 def step_time(p: Parameters, gpus: Number, nodes: Number, micro: Number, accumulation: Number) -> Number:
     """Time of one optimizer step of `accumulation` micro batches."""
-    compute, sync = compute_and_sync(p, gpus, nodes, micro)
+    terms = [time * factor for time, factor in zip(p, _factors(gpus, nodes, micro), strict=False)]
+    compute, sync = _compute_and_sync(terms)
     return (accumulation - 1) * compute + (compute**p.gamma + sync**p.gamma) ** (1 / p.gamma)
 
 
-def log_step_time(p: Parameters, gpus: Array, nodes: Array, micro: Array, accumulation: Array) -> tuple[Array, Array]:
-    """(ln T, its gradient in the seven coordinates as the last axis); arrays of one shape."""
-    compute, sync = compute_and_sync(p, gpus, nodes, micro)
-    u, v = compute**p.gamma, sync**p.gamma
-    both = (u + v) ** (1 / p.gamma)
-    u, v = u / (u + v), v / (u + v)
-    whole = (accumulation - 1) * compute + both
-    by_compute = (accumulation - 1 + u * both / compute) / whole
-    by_sync = v * both / (np.maximum(sync, TINY) * whole)
-    inside, more = by_sync * (nodes <= 1), gpus - 2
-    apart = by_sync - inside
+def log_step_time(p: Array, factors: Array, accumulation: Number) -> tuple[Array, Array]:
+    """(ln T, its gradient in the seven coordinates as the first axis); p and factors as the functions above give them,
+    their other axes made to broadcast."""
+    terms, gamma, more = p[:6] * factors, p[6], accumulation - 1
+    compute, sync = _compute_and_sync(terms)
+    u, v = compute**gamma, sync**gamma
+    powers = u + v
+    both = powers ** (1 / gamma)
+    u, v = u / powers, v / powers
+    whole = more * compute + both
     mixed = u * np.log(np.maximum(u, TINY)) + v * np.log(np.maximum(v, TINY))
-    gradient = np.empty((*np.shape(whole), N))
-    gradient[..., 0] = by_compute * p.alpha_c
-    gradient[..., 1] = by_compute * p.beta_c * micro
-    gradient[..., 2] = inside * p.alpha_l
-    gradient[..., 3] = inside * p.beta_l * more
-    gradient[..., 4] = apart * p.alpha_n
-    gradient[..., 5] = apart * p.beta_n * more
-    gradient[..., 6] = both / whole * mixed * (p.gamma - 1) * (10 - p.gamma) / (9 * p.gamma**2)
+    gradient = np.empty((N, *np.shape(whole)))
+    gradient[:2] = terms[:2] * ((more + u * both / compute) / whole)
+    gradient[2:6] = terms[2:] * (v * both / (np.maximum(sync, TINY) * whole))
+    gradient[6] = both / whole * mixed * ((gamma - 1) * (10 - gamma) / (9 * gamma**2))
     return np.log(whole), gradient

@@ -20,7 +20,7 @@ from . import fit as map_fit
 from .observation import Observation, check_size, checked
 from .prior import Prior, precision
 from .shipped_prior import DEFAULT
-from .step_time import Array, Parameters, log_step_time, parameters, step_time
+from .step_time import Array, Parameters, factor_array, log_step_time, parameters, step_time
 
 FORM_ERROR = 0.08
 """Relative error of the form itself at a placement that was not measured (median over measured profiles)."""
@@ -84,8 +84,8 @@ class ThroughputModel:
         if not sizes:
             return []
         gpus, nodes = np.array(sizes, dtype=np.float64).T
-        _, slope = log_step_time(self.parameters, gpus, nodes, 1.0, 1.0)
-        spread = ((slope @ self.covariance) * slope).sum(1)
+        _, slope = log_step_time(np.array(self.parameters)[:, None], factor_array(gpus, nodes, 1.0), 1.0)
+        spread = (slope * (self.covariance @ slope)).sum(0)
         measured = {(k, n) for k, n, _ in self.seen}
         form = np.array([0.0 if size in measured else FORM_ERROR**2 for size in sizes])
         sigmas: list[float] = np.sqrt(np.maximum(0.0, spread) + form).tolist()

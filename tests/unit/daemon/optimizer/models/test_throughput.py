@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,13 @@ from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, from_plain, to_plain
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
-from slurm_elastic.daemon.optimizer.models.step_time import log_step_time, parameters, step_time
+from slurm_elastic.daemon.optimizer.models.step_time import (
+    factor_array,
+    log_step_time,
+    parameter_array,
+    parameters,
+    step_time,
+)
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel, fit, fit_each, fit_many
 from slurm_elastic.protocol import codec, messages
 
@@ -62,7 +67,7 @@ def test_gradient_is_the_derivative() -> None:
     for _ in range(1000):
         theta = [rng.uniform(-5, 1) for _ in range(7)]
         place = (rng.choice([1, 2, 3, 8, 64]), rng.choice([1, 2, 8]), rng.uniform(0.1, 8), float(rng.randint(1, 4)))
-        time, gradient = log_step_time(parameters(theta), *map(np.array, place))
+        time, gradient = log_step_time(parameter_array(theta), factor_array(*place[:3]), place[3])
         assert math.isclose(time, math.log(step_time(parameters(theta), *place)), rel_tol=1e-12, abs_tol=1e-12)
         for i in range(7):
             up, down = list(theta), list(theta)
