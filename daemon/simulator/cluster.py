@@ -74,9 +74,9 @@ class Cluster:
         return tuple(one.piece for one in running)
 
     def end(self, i: int) -> None:
-        """A job and its companions are gone."""
+        """A job and its companions are gone; nothing to do for one that the queue never showed."""
         job = self.elastic.pop(i + 1, None)
-        for number in self._parts.pop(i) if job is None else {*self._parts.pop(i), *(h.job.job_id for h in job.held)}:
+        for number in {*self._parts.pop(i, ()), *(held.job.job_id for held in (job.held if job else ()))}:
             self.jobs.pop(number, None)
 
     def grow(self, i: int, shapes: Sequence[Shape], resize_id: int) -> tuple[Piece, ...]:

@@ -182,6 +182,12 @@ def test_drop_mode_turns_jobs_away() -> None:
     assert outcome(rows).jobs[1].end_s > 0
 
 
+def test_jobs_that_the_queue_never_showed_are_dropped_too() -> None:
+    """The planner sees the head of the queue; behind it jobs are turned away as well."""
+    dropped = outcome([job(name, 0.0, 8, min_gpus=8) for name in "abcd"], settings=replace(QUIET, drop=True))
+    assert [one.dropped for one in dropped.jobs] == [False, True, True, True]
+
+
 def test_rigid_jobs_run_as_recorded() -> None:
     """A job without a profile takes the size and time of the trace, and the assumption is stated."""
     rows = [TraceJob("r", 0.0, "unknown", 4, duration_s=100.0), TraceJob("s", 0.0, "unknown", 8, duration_s=50.0)]

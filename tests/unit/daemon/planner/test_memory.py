@@ -1,0 +1,116 @@
+"""What the planner keeps from round to round changes no decision, whatever changes between the rounds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.planner import Inputs, JobState, decide
+from slurm_elastic.daemon.planner.decide import Decisions
+from slurm_elastic.daemon.planner.eligibility import Standing
+from slurm_elastic.daemon.planner.memory import Memory
+from slurm_elastic.daemon.simulator import elastic
+from slurm_elastic.daemon.simulator.jobs import SimulationSettings
+from slurm_elastic.daemon.simulator.programs import builtin
+from slurm_elastic.daemon.simulator.replay import simulate
+from slurm_elastic.daemon.simulator.traces.formats import TraceJob
+from slurm_elastic.daemon.slurm.site import Site
+
+NODES, GPUS = 6, 4
+
+
+class Rounds:
+    """The rounds of a simulation in which owners pin jobs, an admin changes settings and drains nodes, and a waiting
+    job asks for a node by name. Each is decided on with the kept memory, and again with an empty one."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.pins: dict[int, tuple[JobState, JobState]] = {}
+        """By job id: the state that is pinned, and the same with the pin."""
+        self.settings: Settings | None = None
+        self.site, self.drained, self.named = Site(), "", ""
+        self.rounds = self.reused = 0
+        self._before: dict[int, Standing] = {}
+
+    def __call__(self, inputs: Inputs) -> Decisions:
+        inputs = self._changed(inputs)
+        kept, fresh = decide(inputs), decide(replace(inputs, memory=Memory()))
+        assert decided(kept) == decided(fresh)
+        standings = dict(kept.situation.standings)
+        self.reused += sum(self._before.get(job_id) is standing for job_id, standing in standings.items())
+        self.rounds, self._before = self.rounds + 1, standings
+        return kept
+
+    def _changed(self, inputs: Inputs) -> Inputs:
+        """This round's situation: now and then something changes, and stays so for a while."""
+        chance, nodes = self.random, sorted(inputs.snapshot.nodes)
+        if chance.random() < 0.1:
+            self.drained = chance.choice(["", *nodes])
+        if chance.random() < 0.1:
+            self.named = chance.choice(["", "", "", *nodes[:3]])
+        if chance.random() < 0.1:
+            self.site = Site(switches={node: f"leaf{chance.randrange(2)}" for node in nodes})
+        if chance.random() < 0.1:
+            cooldown_s = chance.choice((0.0, 120.0, 900.0))
+            self.settings = replace(inputs.settings, cooldown_grow_s=cooldown_s, horizon_s=10 * cooldown_s + 600.0)
+        found, jobs = dict(inputs.snapshot.nodes), dict(inputs.snapshot.jobs)
+        if self.drained:
+            found[self.drained] = replace(found[self.drained], flags=frozenset({"IDLE", "DRAIN"}))
+        for job in inputs.snapshot.jobs.values():
+            if self.named and job.pending and job.num_nodes == 1:
+                jobs[job.job_id] = replace(job, required_nodes=(self.named,))
+        return replace(
+            inputs,
+            snapshot=replace(inputs.snapshot, nodes=found, jobs=jobs),
+            states={job_id: self._pinned(job_id, inputs) for job_id in inputs.states},
+            settings=self.settings or inputs.settings,
+            site=self.site,
+        )
+
+    def _pinned(self, job_id: int, inputs: Inputs) -> JobState:
+        state = inputs.states[job_id]
+        if self.random.random() < 0.03:
+            job = inputs.roster.elastic[job_id]
+            pin = self.random.choice([None, *job.request.sizes()])
+            self.pins[job_id] = state, replace(state, pinned=pin)
+        known, pinned = self.pins.get(job_id, (None, state))
+        if known is not state and known is not None:
+            pinned = replace(state, pinned=pinned.pinned)
+            self.pins[job_id] = state, pinned
+        return pinned
+
+
+def decided(made: Decisions) -> tuple[object, ...]:
+    """Everything that a round gives to others."""
+    division, room = made.division, made.situation.room
+    return (
+        made.moves, made.begun, made.capacity, made.idle, made.resumes, made.situation.standings, made.situation.said,
+        division.value, division.bound, division.trouble, room.met, room.unmet, room.forced,
+        {job_id: target for job_id, (_, _, target) in division.shared.items()},
+    )  # fmt: skip
+
+
+def trace_of(chance: random.Random) -> list[TraceJob]:
+    """Elastic jobs of the built-in classes, and rigid ones among them."""
+    at, rows = 0.0, []
+    for i in range(40):
+        at += chance.expovariate(1 / 150.0)
+        program = chance.choice([*sorted(builtin()), "unknown"])
+        gpus, duration_s = chance.choice([1, 2, 4, 8]), chance.uniform(200, 3000)
+        rows.append(TraceJob(str(i), at, program, gpus, 64, duration_s=duration_s))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_decisions_with_a_kept_memory_are_those_with_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over simulated days with changes of every kind, and most of what is known is really used again."""
+    rounds = Rounds(seed)
+    monkeypatch.setattr(elastic, "decide", rounds)
+    settings = SimulationSettings(
+        NODES * GPUS, GPUS, pause_s=20.0, grow_wait_s=(0.0, 90.0)[seed % 2], learned=seed % 3 == 0, seed=seed
+    )
+    simulate(trace_of(random.Random(seed)), builtin(), ("auto", "throughput")[seed % 2], settings)
+    assert rounds.rounds > 50 and rounds.reused > 30
