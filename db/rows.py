@@ -10,6 +10,7 @@ from typing import Any
 
 from slurm_elastic.protocol.codec import decode
 from slurm_elastic.protocol.messages import Piece, Resize, ResizeTarget, Shape
+from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
 REQUEUE = "requeue"
@@ -41,7 +42,7 @@ class JobRow:
     """Slurm's base state: PENDING, RUNNING, COMPLETED, ..."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class InUse:
     """What a job trains on now, as its supervisor said."""
 
@@ -83,7 +84,7 @@ class AllocationRow:
     """The resize that began this row; 0: none did."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ObservationRow:
     """All reports of one job at one configuration, in one row."""
 

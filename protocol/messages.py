@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from .codec import OLDEST, VERSION, Within
+from .records import record
 from .resize_state import ResizeState
 
 Count = Annotated[int, Within(1, 10**9)]
@@ -17,7 +18,7 @@ StepSeconds = Annotated[float, Within(1e-6, 1e7)]
 """What a step can have taken: a microsecond to a hundred days."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Piece:
     """A part of an allocation: one Slurm job id with its nodes."""
 
@@ -33,7 +34,7 @@ class Piece:
         return len(self.nodes) * self.gpus_per_node
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Shape:
     """What a companion is to look like; sizes are per node."""
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from slurm_elastic.protocol.records import record
+
 from ..slurm.model import Job, Node, Snapshot
 from .idle_nodes import IdleNodes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Amount:
     """Resources on one node."""
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from slurm_elastic.protocol.records import record
 
 from ..slurm.model import Job, Node, Snapshot
 from .ledger import Amount, per_node
@@ -22,7 +24,7 @@ NOTICE_S = 60.0
 """Room is made this long before a job's begin time: Slurm preempts at that moment what has not given way by then."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NeedPart:
     """Equal nodes that a job needs at the same moment."""
 
@@ -36,7 +38,7 @@ class NeedPart:
     """What each of the nodes must have, as --constraint= says it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Need:
     """A waiting job: what it takes for it to start."""
 

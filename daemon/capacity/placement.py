@@ -7,16 +7,16 @@ Companions are pinned to their nodes, so that they do not land on what is kept f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import islice
 
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.records import record
 
 from ..slurm.model import Job
 from .ledger import Amount, Ledger
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ShapeTemplate:
     """What every shape for a job has in common, whatever its size."""
 

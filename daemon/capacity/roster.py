@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest, check_start, find, parse
 
 from ..slurm.model import Job, Snapshot
@@ -32,7 +33,7 @@ class Tag:
     resize: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RunningPiece:
     """One running Slurm job that belongs to an elastic job: its piece, and of which resize a companion came."""
 
@@ -41,7 +42,7 @@ class RunningPiece:
     resize: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ElasticJob:
     """An elastic job as Slurm has it: the base first, then components by offset, then companions by job id."""
 

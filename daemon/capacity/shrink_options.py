@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.records import record
 
 from .ledger import Amount
 
@@ -39,7 +40,7 @@ class DropRule:
         return piece.nodes[0] if self.batch_host_stays or self.first_node_stays else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Giver:
     """An elastic job as far as it can give: what it trains on, and the sizes it accepts."""
 

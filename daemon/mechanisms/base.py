@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Ledger
@@ -49,7 +50,7 @@ class ResizableJob(Protocol):
         """The same of its resizes by requeue."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WantedSize:
     """The size that a job is to come to, where giving up nodes does not lead there."""
 
@@ -62,7 +63,7 @@ class WantedSize:
     """It has to leave the nodes it has."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FreeNodes:
     """Where a job may get more."""
 
@@ -73,7 +74,7 @@ class FreeNodes:
     """The nodes under each switch of the site."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Placement:
     """What a job keeps and what is added. `later` says why it cannot begin now; empty when it can."""
 

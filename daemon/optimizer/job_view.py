@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from slurm_elastic.protocol.records import record
 
 from .errors import PlanInputError
 
@@ -26,7 +27,7 @@ class Model(Protocol):
     def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class JobView:
     """What a policy may know of a job."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.protocol.records import record
+
 from .choices import speedup_at
 from .job_view import JobView, nodes_at
 from .policies import POLICIES
@@ -16,7 +18,7 @@ from .solver.knapsack import Solution
 from .solver.table import Choice
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Target:
     """What one job is to have."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from math import inf
 
 from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.bottleneck import SLOW_RANK
 from slurm_elastic.protocol.messages import Piece, Report
+from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -25,7 +26,7 @@ from ..text.reasons import Reason
 HOUR_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class JobState:
     """What the store knows of a job."""
 
@@ -56,7 +57,7 @@ class JobState:
     """Node -> share of every step that all wait for it, as the present world measured it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Standing:
     """A running elastic job in a round."""
 
@@ -180,7 +181,7 @@ def weight_of(request: ElasticRequest, settings: Settings) -> float:
     return min(request.weight, settings.max_weight)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Rest:
     """What its last resizes leave a job free to do, and until when that holds."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slurm_elastic.protocol.records import record
+
 from ..capacity.roster import ElasticJob, Roster
 from ..config.settings import Settings
 from ..optimizer.plan import Cache
@@ -47,7 +49,7 @@ class Memory:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Stood:
     """How a job stood, and by what."""
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.protocol.records import record
 
 from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
@@ -20,7 +21,7 @@ from ..text.reasons import Reason
 from .eligibility import Standing, ascending_sizes, sizes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Allotment:
     """What a job is to have, before it is known where."""
 
@@ -35,7 +36,7 @@ class Allotment:
     """It is to leave the nodes it has, whatever its size."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Move:
     """An allotment with its pieces. `later` says why it cannot be begun in this round; empty when it can."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from slurm_elastic.db.rows import ObservationRow
+from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
 
 from ..capacity.requeue_placement import whole_sizes
@@ -130,7 +131,7 @@ def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
     return math.exp(NOISE_GRID * round(math.log(last) / NOISE_GRID))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Batches:
     """The request's batches; where only the batch could change and that is not to be, the present one.
 

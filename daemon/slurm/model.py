@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slurm_elastic.protocol.records import record
+
 from .site import Site
 
 ACTIVE = frozenset(
@@ -50,7 +52,7 @@ _UNUSABLE_FLAGS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Job:
     """One job record that has not ended: an ordinary job, an array (its waiting tasks are one record), an array task,
     or one component of a heterogeneous job."""
@@ -124,7 +126,7 @@ class Job:
         return self.state in ACTIVE
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Node:
     """One compute node."""
 

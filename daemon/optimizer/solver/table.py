@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from slurm_elastic.protocol.records import record
+
 from ..errors import InfeasiblePlan, PlanInputError
 
 Array = Any
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Choice:
     """One feasible choice of one job."""
 
