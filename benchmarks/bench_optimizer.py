@@ -132,7 +132,9 @@ def pools(quick: bool) -> None:
         rng = np.random.default_rng(jobs)
         capacities = [capacity // 2, capacity // 4, capacity // 4]
         rows = [pool_job(rng, kmax) for _ in range(jobs)]
-        seconds, answer = cpu(lambda rows=rows, capacities=capacities: solve_pools(rows, capacities))
+        seconds, answer = cpu(
+            lambda rows=rows, capacities=capacities: solve_pools(rows, capacities, [str(j) for j in range(len(rows))])
+        )
         print(f"{f'{jobs} x {capacity} x 3':>20} {seconds:>9.3f} {answer.gap:>9.2g}", flush=True)  # type: ignore[attr-defined]
 
 

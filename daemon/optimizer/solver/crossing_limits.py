@@ -39,7 +39,7 @@ def solve_limited(
 ) -> Limited:
     """The best choice for every job of every pool.
 
-    `caps` and `labels` count the jobs through all pools, in order. `memo`: see solver.solve. Raises
+    `caps` and `labels` count the jobs through all pools, in order. `memo`: see knapsack.solve. Raises
     InfeasiblePlan, PlanInputError.
     """
     starts = [0, *accumulate(len(rows) for rows in pools)]
@@ -106,7 +106,7 @@ def _joint(
     for g in groups:
         choice = whole.choice[at : at + len(pools[g])]
         value = sum(row[i].value for row, i in zip(pools[g], choice, strict=True))
-        out.append(Solution(choice, value, value + gap, whole.price, whole.stopped))
+        out.append(Solution(choice, value, value + gap, whole.price))
         at, gap = at + len(pools[g]), 0.0
     return out
 

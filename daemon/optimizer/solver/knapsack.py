@@ -32,8 +32,6 @@ class Solution:
     bound: float
     price: float = 0.0
     """What one more GPU is worth in this plan: the relaxation's multiplier. 0: GPUs are left over."""
-    stopped: str = ""
-    """Why the bound does not meet the value; empty when it does."""
 
     @property
     def gap(self) -> float:
@@ -91,5 +89,4 @@ def _finished(table: Table, chosen: list[int], slack: int, moves: list[Move], p:
         chosen[job] = at
     value = sum(table.value[chosen].tolist()) / table.scale
     gap = (end.loss - end.proven) // q / table.scale
-    stopped = f"stopped after {work} steps" if gap else ""
-    return Solution(tuple(table.origin[chosen].tolist()), value, value + gap, p / q / table.scale, stopped)
+    return Solution(tuple(table.origin[chosen].tolist()), value, value + gap, p / q / table.scale)

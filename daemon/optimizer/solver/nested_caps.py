@@ -15,7 +15,7 @@ from math import fsum, isfinite
 import numpy as np
 
 from ..errors import InfeasiblePlan, PlanInputError
-from .knapsack import WORK, Solution, solve
+from .knapsack import Solution, solve
 from .table import Choice
 
 NONE = float("-inf")
@@ -43,7 +43,6 @@ def solve_capped(
     capacity: int,
     caps: Sequence[Cap],
     labels: Sequence[str] | None = None,
-    work: int = WORK,
 ) -> Solution:
     """The best choice for every job with no group above its limit.
 
@@ -52,11 +51,11 @@ def solve_capped(
     _check(caps, len(options))
     binding = set[int]()
     while True:
-        choice, gap, price, stopped = _solve_folded(options, capacity, [caps[i] for i in sorted(binding)], labels, work)
+        choice, gap, price = _solve_folded(options, capacity, [caps[i] for i in sorted(binding)], labels)
         broken = {i for i, cap in enumerate(caps) if _used(options, choice, cap) > cap.limit}
         if not broken:
             value = fsum(row[i].value for row, i in zip(options, choice, strict=True))
-            return Solution(choice, value, value + gap, price, stopped)
+            return Solution(choice, value, value + gap, price)
         binding |= broken
 
 
@@ -65,22 +64,22 @@ def _used(options: Sequence[Sequence[Choice]], choice: Sequence[int], cap: Cap) 
 
 
 def _solve_folded(
-    options: Sequence[Sequence[Choice]], capacity: int, caps: list[Cap], labels: Sequence[str] | None, work: int
-) -> tuple[tuple[int, ...], float, float, str]:
-    """The optimum when only these caps hold: (choice, gap, price, why there is a gap)."""
+    options: Sequence[Sequence[Choice]], capacity: int, caps: list[Cap], labels: Sequence[str] | None
+) -> tuple[tuple[int, ...], float, float]:
+    """The optimum when only these caps hold: (choice, gap, price)."""
     groups = [(cap, _fold(options, cap, [c for c in caps if c.members < cap.members], capacity)) for cap in _top(caps)]
     inside = frozenset[int]().union(*(cap.members for cap, _ in groups))
     free = [j for j in range(len(options)) if j not in inside]
     rows: list[Sequence[Choice]] = [options[j] for j in free]
     names = [labels[j] if labels else str(j) for j in free] + [cap.label or "group" for cap, _ in groups]
-    answer = solve([*rows, *(group.options for _, group in groups)], capacity, names, work)
+    answer = solve([*rows, *(group.options for _, group in groups)], capacity, names)
     choice = [0] * len(options)
     for j, i in zip(free, answer.choice, strict=False):
         choice[j] = i
     for (_, group), i in zip(groups, answer.choice[len(free) :], strict=True):
         for j, picked in group.picks[i].items():
             choice[j] = picked
-    return tuple(choice), answer.gap, answer.price, answer.stopped
+    return tuple(choice), answer.gap, answer.price
 
 
 def _top(caps: list[Cap]) -> list[Cap]:
