@@ -18,7 +18,7 @@ from slurm_elastic.protocol.errors import LeaseLost
 
 from . import schema
 from .engine import Database
-from .part import insert_or_ignore
+from .parts.base import insert_or_ignore
 
 _ROWS = schema.lease
 _ONLY = _ROWS.c.name == schema.LEASE

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from .decisions import DecisionStore
 from .engine import Database
-from .history import History
-from .jobs import Jobs
 from .lease import guard
 from .migrate import check, migrate
-from .resizes import ResizeStore
-from .retention import Retention
+from .parts.decisions import DecisionStore
+from .parts.history import History
+from .parts.jobs import Jobs
+from .parts.resizes import ResizeStore
+from .parts.retention import Retention
 
 
 class Store(Jobs, Retention, DecisionStore, ResizeStore, History):

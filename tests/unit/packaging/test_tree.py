@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 TOPS = ("protocol", "trainer_shim", "db", "daemon")
 MOST = 14
-"""Modules in one folder, db/ apart: it is one store, cut by table."""
+"""Modules in one folder."""
 
 
 def folders() -> list[Path]:
@@ -23,7 +23,7 @@ def modules(folder: Path) -> list[str]:
     return [path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith("__")]
 
 
-@pytest.mark.parametrize("folder", [folder for folder in folders() if folder != Path("db")], ids=str)
+@pytest.mark.parametrize("folder", folders(), ids=str)
 def test_a_folder_can_be_read_at_a_glance(folder: Path) -> None:
     """About a dozen modules; more are two concepts."""
     assert len(modules(folder)) <= MOST, sorted(modules(folder))

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, select, update
 
-from . import schema
-from .part import Many
+from .. import schema
+from .base import Many
 
 _ROWS = schema.allocations
 

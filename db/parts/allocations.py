@@ -15,11 +15,11 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, sel
 
 from slurm_elastic.protocol.messages import Piece
 
-from . import schema
-from .engine import Database
-from .part import StorePart, upsert
+from .. import schema
+from ..engine import Database
+from ..rows import REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
+from .base import StorePart, upsert
 from .progress import Progress, advance, allocation_of
-from .rows import REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
 
 _ROWS = schema.allocations
 _FIELDS = tuple(AllocationRow.__dataclass_fields__)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_records import JOB, kept_reports
 
-from slurm_elastic.db import retention
+from slurm_elastic.db.parts import retention
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Piece, Report

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from .engine import Database
+from ..engine import Database
 
 
 class StorePart:

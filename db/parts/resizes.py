@@ -15,10 +15,10 @@ from slurm_elastic.protocol.errors import NotFound, StoreError
 from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from . import schema
-from .engine import Database
-from .part import StorePart, now
-from .rows import ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
+from .. import schema
+from ..engine import Database
+from ..rows import ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
+from .base import StorePart, now
 
 _ROWS = schema.resizes
 

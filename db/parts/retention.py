@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select
 
-from . import schema
+from .. import schema
 from .reports import ReportsPart
 
 STEP = 5_000

@@ -13,10 +13,10 @@ from sqlalchemy import func, insert, select
 
 from slurm_elastic.protocol.event_kind import EventKind
 
-from . import schema
-from .engine import Database
-from .part import StorePart
-from .rows import DecisionRow, EventRow, Mark
+from .. import schema
+from ..engine import Database
+from ..rows import DecisionRow, EventRow, Mark
+from .base import StorePart
 
 _DECISIONS, _EVENTS = schema.decisions, schema.events
 _FIELDS = tuple(DecisionRow.__dataclass_fields__)

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from . import schema
-from .engine import Database
-from .part import StorePart, now, upsert
-from .rows import JobRow
+from .. import schema
+from ..engine import Database
+from ..rows import JobRow
+from .base import StorePart, now, upsert
 
 ENDED_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),

@@ -20,13 +20,13 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Report
 
-from . import schema
+from .. import schema
+from ..engine import Database
+from ..rows import ObservationRow
 from .allocations import Allocations
-from .engine import Database
+from .base import Many, insert_or_ignore
 from .observations import Configuration, Key, key_of, load, measured, rows_of
-from .part import Many, insert_or_ignore
 from .progress import Progress, advance, allocation_of
-from .rows import ObservationRow
 from .writer import ReportWriter, Submission
 
 _REPORTS = schema.reports

@@ -10,11 +10,11 @@ import dataclasses
 
 from sqlalchemy import delete, insert, select
 
-from . import schema
-from .engine import Database
+from .. import schema
+from ..engine import Database
+from ..rows import PriorRow, RunRow
+from .base import StorePart, upsert
 from .observations import load, rows_of
-from .part import StorePart, upsert
-from .rows import PriorRow, RunRow
 
 _PROGRAMS, _PRIORS = schema.programs, schema.priors
 _FIELDS = tuple(PriorRow.__dataclass_fields__)

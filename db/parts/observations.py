@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, select
 
-from . import schema
-from .rows import ObservationRow
+from .. import schema
+from ..rows import ObservationRow
 
 YOUNGEST = 101
 """Reports of one configuration that its medians are over."""
