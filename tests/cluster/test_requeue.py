@@ -65,7 +65,7 @@ def test_training_goes_on_from_a_checkpoint_written_before_the_requeue(
     before the job is put back, and every sample is seen exactly once."""
     with live_daemon(empty_sandbox, monkeypatch, host="0.0.0.0") as selasticd:
         campaign = Campaign(selasticd, 1)
-        job = campaign.submit("elastic:gpus=1-2,batch=16-64,via=shrink+requeue", gpus=2)
+        job = campaign.submit("elastic:gpus=1-2,batch=16-64,via=shrink+requeue", gpus=2, nap_s=0.04)
         wait_until(lambda: selasticd.trains_on(job.job_id) == 2, 120, campaign.story)
         assert selasticd.selastic("pin", str(job.job_id), "1").returncode == 0
         wait_until(lambda: "resize_done" in selasticd.events(job.job_id), 120, campaign.story)

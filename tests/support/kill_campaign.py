@@ -120,8 +120,8 @@ class Campaign:
         assert answer.returncode == 0, answer.stderr
         self.filler = answer.stderr.rpartition("job allocation ")[2].split()[0]
 
-    def submit(self, request: str = REQUEST, gpus: int = 1) -> Trained:
-        """An elastic job that starts with `gpus` GPUs on one node."""
+    def submit(self, request: str = REQUEST, gpus: int = 1, nap_s: float = 0.012) -> Trained:
+        """An elastic job that starts with `gpus` GPUs on one node. nap_s: per sample, until its end is wanted."""
         self.number += 1
         folder = self.daemon.folder / f"train{self.number}"
         folder.mkdir()
@@ -137,7 +137,7 @@ class Campaign:
         exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in values.items())
         program = f"{sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit --checkpoint-every 1"
         script = folder / "job.sh"
-        script.write_text(SCRIPT.format(exports=exports, run=f"{program} train.py {SAMPLES} 0.012"))
+        script.write_text(SCRIPT.format(exports=exports, run=f"{program} train.py {SAMPLES} {nap_s}"))
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append", "--requeue"]
         options = ["-N1", f"--gres=gpu:a100:{gpus}", "--time=60", "--mem=1G", f"-Jtrain{self.number}"]
         options.append(f"--comment={request}")

@@ -6,11 +6,9 @@ Limit: jobs run stub_supervisor.py, which trains nothing; their throughput is ma
 from __future__ import annotations
 
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from sandbox_jobs import cancel_all
 from waiting import wait_until
 
@@ -68,7 +67,7 @@ class Selasticd:
         self.shim = _everyones_copy(folder / "code")
         self.slurm = CommandClient(sandbox.env["SLURM_CONF"])
         self.process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self.options: list[str] = []
 
     def start(self) -> None:
@@ -181,18 +180,6 @@ class Selasticd:
         command = [sys.executable, "-m", "slurm_elastic.daemon.cli.main", *words]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "packaging/namespace")}
         return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
-
-
-def _free_port() -> int:
-    """A port that no connection of anybody takes while the daemon is away: below those that the kernel gives out."""
-    while True:
-        port = random.randrange(12_000, 18_000)
-        with socket.socket() as tried:
-            try:
-                tried.bind(("", port))
-            except OSError:
-                continue
-            return port
 
 
 def _everyones_copy(folder: Path) -> Path:

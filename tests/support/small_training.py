@@ -1,6 +1,7 @@
 """A training script small enough for tests of `selastic run`.
 
-Arguments: samples, epochs, seconds to nap after a step. A file `go` in its folder ends the naps.
+Arguments: samples, epochs, seconds to nap after a step. A file `go` in its folder ends the naps. In the second half of
+the training they last twenty times as long, so that it does not end before the test is done with it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 for epoch in job.epochs(epochs):
     for x, y in job.loader(data):
         job.step(torch.nn.functional.cross_entropy(net(x), y))
+        nap = float(sys.argv[3]) * (1 if job.samples < samples * epochs / 2 else 20)
         time.sleep(0 if os.path.exists('go') else nap)
 job.log(f"trained {job.samples} samples in generation {job.generation}")
 """

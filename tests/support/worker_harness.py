@@ -168,7 +168,7 @@ class Control:
         return self.running(self.world(*members, batch=batch, source=source))
 
     def exits(self, *names: str, timeout_s: float = 90, hold: bool = False) -> list[int]:
-        """Their exit codes, when they have ended; a training with --hold may end from now on, unless `hold`."""
+        """Their exit codes, when they have ended; a training with --hold-from may end from now on, unless `hold`."""
         if not hold:
             self.hold.unlink(missing_ok=True)
         return [self.zygote.wait(self.prefix + name, timeout_s) for name in names]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from script_options import Average, knobs
+from script_options import Average, Pace, knobs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,14 +24,14 @@ cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=job.steps(args.e
 shuffled = DataLoader(data, batch_size=20, shuffle=True)
 model, optimizer, loader, scheduler = accelerator.prepare(net, adam, shuffled, cosine)
 held_out = accelerator.prepare(DataLoader(TensorDataset(*data[:20]), batch_size=20))
-average = Average()
+average, pace = Average(), Pace(args)
 accelerator.register_for_checkpointing(average)
 evaluated: list[int] = []
 val_loss = 0.0
 for epoch in job.epochs(args.epochs):
     for inputs, labels in loader:
         with accelerator.accumulate(model):
-            time.sleep(args.pace)
+            pace()
             loss = nn.functional.mse_loss(model(inputs), labels)
             accelerator.backward(loss)
             if accelerator.sync_gradients:

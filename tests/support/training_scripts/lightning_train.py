@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from script_options import knobs
+from script_options import Pace, knobs
 from torch.utils.data import DataLoader, TensorDataset
 
 from slurm_elastic.trainer_shim.lightning import ElasticStrategy
 
 args = knobs().parse_args()
+pace = Pace(args)
 warnings.filterwarnings("ignore")
 
 
@@ -26,7 +26,7 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
-        time.sleep(args.pace)
+        pace()
         return ((self.net(x) - y) ** 2).mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

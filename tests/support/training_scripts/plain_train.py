@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from script_options import Average, knobs
+from script_options import Average, Pace, knobs
 
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.training import session, switch
@@ -20,9 +20,7 @@ parser = knobs(samples=1003)
 parser.add_argument("--batch", type=int, default=50)
 parser.add_argument("--max-batch", type=int)
 parser.add_argument("--optimizer", default="AdamW")
-parser.add_argument(
-    "--hold", choices=["steps", "evaluation"], help="what does not end before the test waits for the end"
-)
+parser.add_argument("--hold-evaluation", action="store_true", help="it does not end before the test waits for the end")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that an evaluation takes; negative: none")
 parser.add_argument("--release", action="store_true", help="train the last bias from the second epoch on")
@@ -150,19 +148,8 @@ data = Data()
 source = InShards(data) if args.shards else data
 
 
-def hold() -> None:
-    """Take for a step an eighth of the time that the test's hold lasts: as slow as its machine, so it does not end.
-    Not while something is wanted of this worker: a resize must not take the longer, the later it comes."""
-    link = job._session.membership.client
-    with contextlib.suppress(FileNotFoundError):
-        began = HOLD.stat().st_mtime
-        until = time.time() + (time.time() - began) / 8
-        while HOLD.exists() and time.time() < until and (link is None or link.idle):
-            time.sleep(0.01)
-
-
 def evaluate() -> float:
-    while args.hold == "evaluation" and HOLD.exists():
+    while args.hold_evaluation and HOLD.exists():
         time.sleep(0.01)
     time.sleep(args.evaluate)
     with torch.no_grad():
@@ -170,15 +157,12 @@ def evaluate() -> float:
         return float(((net(data.x) - data.y) ** 2).mean())
 
 
-held = -1
+pace = Pace(args)
 for epoch in job.epochs(args.epochs):
     if args.release and epoch == 1:
         model.head.bias.requires_grad_(True)
     for x, y in job.loader(source, num_workers=args.workers):
-        time.sleep(args.pace)
-        if args.hold == "steps" and held != job.global_step:
-            held = job.global_step
-            hold()
+        pace()
         if job.global_step == args.await_world:
             (Path(args.out) / f"{os.environ['SELASTIC_WORKER']}.awaits").touch()
             while job._session.membership.coming() is None:

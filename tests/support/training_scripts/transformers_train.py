@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from script_options import knobs
+from script_options import Pace, knobs
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from slurm_elastic.trainer_shim.transformers import elastic
 
 args = knobs().parse_args()
+pace = Pace(args)
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -33,7 +33,7 @@ class Watch(TrainerCallback):
         self.epochs: list[float] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        time.sleep(args.pace)
+        pace()
 
     def on_evaluate(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
         self.epochs.append(state.epoch)

@@ -35,7 +35,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def start(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
-    """start("lightning", "--pace", "0.05") -> the supervisor's side of a training."""
+    """start("lightning", "--hold-from", "0") -> the supervisor's side of a training."""
     controls: list[Control] = []
 
     def make(framework: str, *args: str) -> Control:
@@ -79,7 +79,7 @@ def test_a_resized_training_equals_an_unresized_one(
 ) -> None:
     """1 -> 3 -> 2 -> 3 -> 1 workers, the first ones replaced, slices that do not divide, accumulation: every sample
     once an epoch; parameters, schedule, epochs, steps and evaluations as without a resize (float64)."""
-    control = start(framework, "--pace", "0.06", "--micro", "5")
+    control = start(framework, "--hold-from", "0", "--micro", "5")
     control.start("a")
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e")]
     assert control.exits(*"abcde") == [0] * 5, control.story()
@@ -94,7 +94,7 @@ def test_a_killed_training_goes_on_from_its_checkpoint(
 ) -> None:
     """Both workers killed in the middle of an epoch: three new ones go on from the last checkpoint, the framework's own
     counters and the module's own state with it; a fourth start finds the training finished."""
-    control = start(framework, "--pace", "0.04")
+    control = start(framework, "--pace", "0.01", "--hold-from", "27")
     control.start("a", "b")
     wait_until(lambda: any(line.get("step") == 26 for line in audit.read(control.audit)), 60, control.story)
     control.send("a", {"type": "checkpoint"})
@@ -136,7 +136,7 @@ def test_the_same_script_under_torchrun(
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_the_rate_follows_the_batch(start: Start, framework: str) -> None:
     """With another global batch the steps are fewer, the samples the same, and the log says batch and rate."""
-    control = start(framework, "--pace", "0.06", "--lr", "sqrt")
+    control = start(framework, "--hold-from", "0", "--lr", "sqrt")
     control.start("a", "b")
     control.resize("a", "b", batch=80)
     assert control.exits("a", "b") == [0, 0], control.story()

@@ -85,7 +85,7 @@ def test_any_number_of_ranks_gives_the_same_bits(zygote: Zygote, start: Start, t
         control.start(*names)
         assert control.exits(*names) == [0] * len(names), control.story()
         assert all(torch.equal(value, expected[key]) for key, value in result(directory)["model"].items()), names
-    control = start(*arguments, "--pace", "0", "--hold", "steps")
+    control = start(*arguments, "--pace", "0", "--hold-from", "0")
     control.start("a")
     for names in ("abc", "bd", "d"):
         control.resize(*names)

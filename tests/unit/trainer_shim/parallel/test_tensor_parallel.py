@@ -25,7 +25,7 @@ def test_a_tensor_parallel_training_equals_one_process(
     """(dp, tp) = (1, 2) -> (2, 2) -> (1, 2) -> (3, 2), with every first member replaced, micro batches, gradients
     clipped over parts of tensors: each sample once, and the parameters of one unsharded process to 1e-12."""
     arguments = ["--micro", "20", "--clip", "0.05", "--epochs", "2"]
-    control = start("--pace", "0.01", "--tp", "2", "--strategy", strategy, *arguments)
+    control = start("--hold-from", "0", "--tp", "2", "--strategy", strategy, *arguments)
     control.start("a", "b")
     for names in ("abcd", "cd", "cdefgh"):
         control.resize(*names)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
+from free_ports import free_port
 from local_run import Run, children
 from small_training import TRAIN
 from waiting import wait_until
@@ -66,8 +67,8 @@ def test_grows_shrinks_and_changes_its_batch(start: Callable[..., Run], tmp_path
         daemon.order(3, 0, base, batch=32)
         shrunk = daemon.wait_phase(3, "running")
         assert shrunk.pieces == base
+        wait_until(lambda: set(run.worker_pids()) == survivors, 60, run.worker_pids)
         (tmp_path / "go").touch()
-        wait_until(lambda: set(run.worker_pids()) == survivors, 20, run.worker_pids)
         assert run.wait() == 0, run.text()
         assert daemon.told()[-1] == (0, "finished") and daemon.phases[-1].exit_code == 0
         assert daemon.phases[-1].samples == 8000
@@ -116,6 +117,7 @@ def test_killed_worker_restarts_from_checkpoint(start: Callable[..., Run], tmp_p
     wait_until(lambda: list(run.job_dir.glob("checkpoints/step-*/checkpoint.json")), 60, run.text)
     os.kill(run.worker_pids()[1], signal.SIGKILL)
     run.says("was killed by signal 9; starting again from the checkpoint")
+    (tmp_path / "go").touch()
     assert run.wait() == 0, run.text()
     result = audit.check(tmp_path / "audit", 2000, 2)
     assert result.ok, result
@@ -129,7 +131,8 @@ def test_killed_agent_is_replaced(start: Callable[..., Run], tmp_path: Path) -> 
     [worker] = run.worker_pids()
     os.kill(children(run.process.pid)[0], signal.SIGKILL)
     run.says("was lost; starting again from the checkpoint")
-    wait_until(lambda: not Path(f"/proc/{worker}").exists(), 10, "the old worker's end")
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), 60, "the old worker's end")
+    (tmp_path / "go").touch()
     assert run.wait() == 0, run.text()
     assert audit.check(tmp_path / "audit", 1000, 1).ok
 
@@ -174,6 +177,7 @@ def test_sigterm_checkpoints_and_the_next_run_goes_on(start: Callable[..., Run],
     assert run.wait() == 143, run.text()
     assert "written, ending" in run.text()
     assert list(run.job_dir.glob("checkpoints/step-*/checkpoint.json"))
+    (tmp_path / "go").touch()
     again = start(*words)
     assert again.wait() == 0, again.text()
     assert "generation 2: 2 workers" in again.text()
@@ -183,7 +187,7 @@ def test_sigterm_checkpoints_and_the_next_run_goes_on(start: Callable[..., Run],
 
 def test_daemon_lost_and_back(start: Callable[..., Run], tmp_path: Path) -> None:
     """Training goes on without its daemon; one that comes back gets a registration, reports, and is obeyed."""
-    with FakeDaemon() as first:
+    with FakeDaemon(free_port()) as first:
         env = first.env(tmp_path)
         run = start("--nproc", "1", "train.py", "40000", "1", "0.02", env=env)
         generation = first.wait_registered().generation
@@ -227,6 +231,7 @@ def test_resize_that_does_not_fit_is_refused(start: Callable[..., Run], tmp_path
         [base] = daemon.wait_registered().pieces
         daemon.order(1, 0, (replace(base, nodes=(*base.nodes, "elsewhere")),))
         assert "node elsewhere of job 0 is not in use" in daemon.wait_phase(1, "failed").detail
+        (tmp_path / "go").touch()
         assert run.wait() == 0, run.text()
 
 

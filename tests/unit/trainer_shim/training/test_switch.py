@@ -61,7 +61,7 @@ def test_the_old_world_goes_on_whenever_a_joiner_is_lost(
     train on in their processes and say so; then a grow succeeds. No step is lost or done twice, and the parameters
     are those of a training without any of it (float64)."""
     sizes = ["--micro", "12", "--samples", "3003", "--epochs", "1"]  # no grow ends between two passes over the data
-    control = start("--hold", "steps", *sizes, "--strategy", strategy)
+    control = start("--hold-from", "0", *sizes, "--strategy", strategy)
     control.start("a", "b")
     for place, phase in enumerate(phases):
         refused(control, phase, number, "ab", [f"{phase}{member}" for member in range(1 + place % 2)])
@@ -80,7 +80,7 @@ def test_whoever_leaves_stays_until_the_new_world_has_done_a_step(
     stays breaks: each time all three train on in their processes. Then one leaves and another comes, and nothing was
     lost or done twice."""
     sizes = ["--micro", "12", "--samples", "3003", "--epochs", "1"]
-    control = start("--hold", "steps", *sizes, "--strategy", strategy)
+    control = start("--hold-from", "0", *sizes, "--strategy", strategy)
     control.spawn("a", "c")
     control.spawn("b", FAIL="hiccup")
     control.ready("a", "b", "c")
@@ -112,7 +112,7 @@ def test_a_grow_that_fails_at_the_end_of_a_pass_is_no_restart(zygote: Zygote, st
 def test_passes_of_one_step_grow(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """Every step is the last one of a pass, and a grow is not put off for ever."""
     sizes = ["--samples", "50", "--epochs", "40"]
-    control = start("--hold", "steps", *sizes)
+    control = start("--hold-from", "0", *sizes)
     control.start("a")
     control.resize("a", "b")
     assert control.exits("a", "b") == [0, 0], control.story()

@@ -27,7 +27,7 @@ KEPT = ("lr", "steps", "global_step", "samples")
 def test_resized_training_equals_an_unresized_one(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """1 -> 3 -> 2 -> 3 -> 1 -> 2 workers, every first member replaced, slices and remainders that do not divide, with
     accumulation: every sample once per epoch, parameters, schedule and user state as without a resize (float64)."""
-    control = start("--hold", "steps", "--pace", "0.01", "--micro", "12")
+    control = start("--hold-from", "0", "--pace", "0.01", "--micro", "12")
     control.start("a")
     pauses = [control.resize(*names)["pause_s"] for names in ("abc", "bc", "cde", "e", "ef")]
     assert min(pauses) > 0
@@ -46,7 +46,7 @@ def test_random_resizes_with_loader_workers(start: Start, tmp_path: Path, seed: 
     order: still every sample exactly once."""
     generator = random.Random(seed)
     sizes = ["--samples", "601", "--epochs", "3", "--shards", str(shards)]
-    control = start("--hold", "steps", "--pace", "0.01", "--workers", "1", "--batch", "37", *sizes)
+    control = start("--hold-from", "0", "--pace", "0.01", "--workers", "1", "--batch", "37", *sizes)
     pool = iter("bcdefghijklmnop")
     control.start("a")
     members = ["a"]
@@ -61,7 +61,7 @@ def test_random_resizes_with_loader_workers(start: Start, tmp_path: Path, seed: 
 
 def test_a_batch_changes_without_a_change_of_members(start: Start, tmp_path: Path) -> None:
     """The same workers go on with another global batch; log and messages say it."""
-    control = start("--hold", "steps", "--optimizer", "SGD", "--samples", "2000")
+    control = start("--hold-from", "0", "--optimizer", "SGD", "--samples", "2000")
     control.start("a", "b")
     running = control.resize("a", "b", batch=100)
     assert running["batch"] == 100
@@ -101,7 +101,7 @@ def test_more_workers_than_samples_in_a_step(zygote: Zygote, start: Start, tmp_p
 
 def test_unused_parameters_are_passed_through(start: Start) -> None:
     """wrap(find_unused_parameters=True) works, and agreement on a step with it."""
-    control = start("--hold", "steps", "--unused", "--micro", "9")
+    control = start("--hold-from", "0", "--unused", "--micro", "9")
     control.start("a", "b")
     control.resize("b", "c")
     assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
@@ -110,7 +110,7 @@ def test_unused_parameters_are_passed_through(start: Start) -> None:
 
 def test_a_killed_world_goes_on_from_the_checkpoint(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """All workers killed after a checkpoint: fresh ones of another number restore it; nothing lost, nothing twice."""
-    control = start("--hold", "steps")
+    control = start("--hold-from", "0")
     control.start("a", "b")
     control.send("a", {"type": "checkpoint"})
     saved = control.wait(lambda _, message: message["type"] == "saved")
@@ -130,7 +130,7 @@ def test_random_kills_and_resizes_lose_nothing(start: Start, seed: int, shards: 
     """Workers killed at random moments, in the middle of resizes too, and each time a restart from the last
     checkpoint at another size: in the end every sample of every epoch counts exactly once, of shards too."""
     generator = random.Random(seed)
-    control = start("--pace", "0.01", "--every", "0.2", "--epochs", "16", "--workers", "0", "--shards", str(shards))
+    control = start("--hold-from", "0", "--every", "0.2", "--epochs", "16", "--workers", "0", "--shards", str(shards))
     names = (f"w{number}" for number in range(1000))
     members = [next(names)]
     control.start(*members)
@@ -189,7 +189,7 @@ def test_without_a_supervisor_workers_leave(start: Start) -> None:
 
 def test_a_world_called_off_leaves_the_old_one_alone(start: Start) -> None:
     """A grow that is aborted before its joiner is there never happens; the next one, with another number, does."""
-    control = start("--hold", "steps")
+    control = start("--hold-from", "0")
     control.start("a")
     called_off = control.world("a", "z", tell=False)  # z does not exist: it will never arrive
     control.wait(lambda _, message: message["type"] == "store" and message["generation"] == called_off)
@@ -202,7 +202,7 @@ def test_a_world_called_off_leaves_the_old_one_alone(start: Start) -> None:
 
 def test_a_world_that_does_not_form_lets_the_old_one_go_on(start: Start) -> None:
     """A joiner that never arrives: after the timeout the old world trains on, undisturbed, and says so."""
-    control = start("--hold", "steps")
+    control = start("--hold-from", "0")
     control.start("a", "b")
     control.world("a", "b", "z", timeout_s=1.0, tell=False)
     failed = control.wait(lambda _, message: message["type"] == "failed")
@@ -215,7 +215,7 @@ def test_a_world_that_does_not_form_lets_the_old_one_go_on(start: Start) -> None
 
 def test_a_joiner_waits_for_another_world_when_its_first_is_called_off(start: Start) -> None:
     """A joiner, and a survivor, already waiting for one who never comes go back, and the next generation forms."""
-    control = start("--hold", "steps")
+    control = start("--hold-from", "0")
     control.start("a")
     control.spawn("b")
     control.ready("b")
@@ -241,7 +241,7 @@ def test_a_joiner_whose_world_is_incomplete_leaves_with_75(start: Start) -> None
 
 def test_an_evaluation_is_made_once_per_epoch(start: Start) -> None:
     """Resizes in the middle of epochs, joiners included, repeat no evaluation; every epoch has one."""
-    control = start("--hold", "steps", "--evaluate", "0", "--epochs", "4")
+    control = start("--hold-from", "0", "--evaluate", "0", "--epochs", "4")
     control.start("a")
     control.resize("a", "b", "c")
     control.resize("c", "d")
@@ -251,7 +251,7 @@ def test_an_evaluation_is_made_once_per_epoch(start: Start) -> None:
 
 def test_a_checkpoint_is_written_during_an_evaluation(start: Start) -> None:
     """Asked to hurry while rank 0 evaluates for seconds: the checkpoint of the last step is on disk before its end."""
-    control = start("--hold", "evaluation", "--evaluate", "0", "--epochs", "1")
+    control = start("--hold-evaluation", "--evaluate", "0", "--epochs", "1")
     control.start("a", "b")
     # Both ranks have recorded all 21 steps: the evaluation has begun.
     wait_until(lambda: sum("indices" in line for line in audit.read(control.audit)) == 42)
@@ -287,7 +287,7 @@ def test_a_training_may_end_early(start: Start, tmp_path: Path, how: str) -> Non
 
 def test_a_batch_beyond_the_limit(start: Start) -> None:
     """At the start a batch above max_batch fails the job in one sentence; in a resize the limit is used instead."""
-    control = start("--max-batch", "80", "--pace", "0.01", "--samples", "2000")
+    control = start("--hold-from", "0", "--max-batch", "80")
     control.spawn("a", "b")
     control.ready("a", "b")
     control.world("a", "b", batch=100, source="fresh")
@@ -315,7 +315,7 @@ def test_rank_0_reports_what_it_measures(start: Start) -> None:
 @cuts
 def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """strategy="fsdp" over 1 -> 3 -> 2 -> 3 -> 1 workers, every first member replaced: as one unsharded process."""
-    control = start("--hold", "steps", "--strategy", "fsdp", "--micro", "20")
+    control = start("--hold-from", "0", "--strategy", "fsdp", "--micro", "20")
     control.start("a")
     for names in ("abc", "bc", "cde", "e"):
         control.resize(*names)
@@ -331,7 +331,7 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
 def test_a_switch_of_shards_has_a_checkpoint_ahead_of_it(start: Start) -> None:
     """Before each switch of a sharded training the parts are on disk, and verify, beside the steps that go on; also
     where ranks have changed places in a world of the same size."""
-    control = start("--hold", "steps", "--strategy", "fsdp", "--epochs", "20")
+    control = start("--hold-from", "0", "--strategy", "fsdp", "--epochs", "20")
     control.start("a", "b")
     for names in ("abc", "bc", "cb", "bcd", "d"):
         control.resize(*names)
@@ -348,7 +348,7 @@ def test_a_switch_of_shards_has_a_checkpoint_ahead_of_it(start: Start) -> None:
 @cuts
 def test_a_sharded_checkpoint_restores_anywhere(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """Saved by three shards, restored by two replicas; an evaluation on shards runs on all of them."""
-    first = start("--pace", "0.01", "--strategy", "fsdp", "--evaluate", "0")
+    first = start("--hold-from", "0", "--strategy", "fsdp", "--evaluate", "0")
     first.start("a", "b", "c")
     first.send("b", {"type": "checkpoint"})
     first.wait(lambda _, message: message["type"] == "saved")
@@ -406,12 +406,14 @@ def test_the_same_script_under_torchrun(zygote: Zygote, tmp_path: Path) -> None:
 def test_sigterm_without_a_supervisor_saves_and_resumes(zygote: Zygote, tmp_path: Path) -> None:
     """One process with a job directory: SIGTERM ends it at a step with a checkpoint, and the next run goes on there."""
     environ = {"SELASTIC_JOB_DIR": str(tmp_path / "job"), "SELASTIC_AUDIT": str(tmp_path / "audit")}
-    arguments = ["--pace", "0.01", str(tmp_path)]
+    arguments = ["--hold-from", "0", str(tmp_path)]
+    (hold := tmp_path / "hold").touch()
     first, second = f"first-{os.getpid()}", f"second-{os.getpid()}"
     zygote.spawn(first, SCRIPT, arguments, environ, tmp_path / "first.log")
     wait_until(lambda: sum("indices" in line for line in audit.read(tmp_path / "audit")) > 5)
     zygote.kill(first, signal.SIGTERM)
     assert zygote.wait(first) == 128 + signal.SIGTERM
+    hold.unlink()
     zygote.spawn(second, SCRIPT, arguments, environ, tmp_path / "second.log")
     assert zygote.wait(second) == 0
     assert "restored from" in (tmp_path / "second.log").read_text()
