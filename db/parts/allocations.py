@@ -18,11 +18,10 @@ from slurm_elastic.protocol.messages import Piece
 from .. import schema
 from ..engine import Database
 from ..rows import REQUEUE, AllocationRow, InUse, pieces_in, pieces_out
-from .base import StorePart, upsert
+from .base import StorePart, record, upsert
 from .progress import Progress, advance, allocation_of
 
 _ROWS = schema.allocations
-_FIELDS = tuple(AllocationRow.__dataclass_fields__)
 
 
 class Allocations(StorePart):
@@ -155,7 +154,7 @@ class Allocations(StorePart):
         if uid is not None:
             query = query.join(schema.jobs, schema.jobs.c.job_id == _ROWS.c.job_id).where(schema.jobs.c.uid == uid)
         with self._db.read() as connection:
-            return [AllocationRow(**{n: row._mapping[n] for n in _FIELDS}) for row in connection.execute(query)]
+            return [record(AllocationRow, row) for row in connection.execute(query)]
 
     def resized_since(self, start: float) -> dict[int, tuple[float, ...]]:
         """When a resize of ours began to train after `start`, by job, the earliest first."""

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from ..engine import Database
+
+T = TypeVar("T")
 
 
 class StorePart:
@@ -27,6 +29,17 @@ class StorePart:
 
     def _forget(self, job_id: int) -> None:
         """Drop what is remembered of a job that has ended or changed."""
+
+
+def names_of(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a record, as the columns are called."""
+    return tuple(kind.__dataclass_fields__)
+
+
+def record(kind: type[T], row: Any) -> T:
+    """The record that a row holds; further columns are left out."""
+    values = row._mapping
+    return kind(**{name: values[name] for name in names_of(kind)})
 
 
 def now() -> float:

@@ -16,10 +16,10 @@ from slurm_elastic.protocol.event_kind import EventKind
 from .. import schema
 from ..engine import Database
 from ..rows import DecisionRow, EventRow, Mark
-from .base import StorePart
+from .base import StorePart, names_of, record
 
 _DECISIONS, _EVENTS = schema.decisions, schema.events
-_FIELDS = tuple(DecisionRow.__dataclass_fields__)
+_FIELDS = names_of(DecisionRow)
 BRIEF = ("speedup_from", "speedup_to")
 """What is remembered of a standing decision's evidence."""
 CHUNK = 500
@@ -64,7 +64,7 @@ class DecisionStore(StorePart):
         """The job's decisions, the youngest first."""
         query = select(_DECISIONS).where(_DECISIONS.c.job_id == job_id).order_by(_DECISIONS.c.id.desc()).limit(limit)
         with self._db.read() as connection:
-            return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+            return [record(DecisionRow, row) for row in connection.execute(query)]
 
     def standing(self, job_ids: Collection[int]) -> dict[int, DecisionRow]:
         """The standing decisions of these jobs without alternatives, and with no more of their evidence than BRIEF.
@@ -86,7 +86,7 @@ class DecisionStore(StorePart):
         ids = select(newest.scalar_subquery()).where(jobs.c.ended.is_(False))
         query = select(_DECISIONS).where(_DECISIONS.c.id.in_(ids)).order_by(_DECISIONS.c.job_id)
         with self._db.read() as connection:
-            return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+            return [record(DecisionRow, row) for row in connection.execute(query)]
 
     def decisions_within(self, start: float, end: float) -> list[DecisionRow]:
         """Decisions taken in [start, end), and for each job the one that stood at `start`; by job, the oldest first.
@@ -100,7 +100,7 @@ class DecisionStore(StorePart):
         query = query.where(((rows.c.at >= start) & (rows.c.at < end)) | rows.c.id.in_(stood))
         query = query.order_by(rows.c.job_id, rows.c.id)
         with self._db.read() as connection:
-            return [DecisionRow(**{name: row._mapping[name] for name in _FIELDS}) for row in connection.execute(query)]
+            return [record(DecisionRow, row) for row in connection.execute(query)]
 
     def _load_marks(self, job_ids: list[int]) -> None:
         rows = _DECISIONS.c

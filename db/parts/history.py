@@ -13,11 +13,10 @@ from sqlalchemy import delete, insert, select
 from .. import schema
 from ..engine import Database
 from ..rows import PriorRow, RunRow
-from .base import StorePart, upsert
+from .base import StorePart, record, upsert
 from .observations import load, rows_of
 
 _PROGRAMS, _PRIORS = schema.programs, schema.priors
-_FIELDS = tuple(PriorRow.__dataclass_fields__)
 LONGEST = 255
 LOOKED_AT = 4
 """Jobs looked at for each run wanted: some end before anything was measured of them."""
@@ -85,7 +84,7 @@ class History(StorePart):
         """All that were last learned."""
         with self._db.read() as connection:
             rows = connection.execute(select(_PRIORS).order_by(_PRIORS.c.program, _PRIORS.c.gpu_type))
-            return [PriorRow(**{name: row._mapping[name] for name in _FIELDS}) for row in rows]
+            return [record(PriorRow, row) for row in rows]
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)

@@ -18,7 +18,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from .. import schema
 from ..engine import Database
 from ..rows import JobRow
-from .base import StorePart, now, upsert
+from .base import StorePart, names_of, now, record, upsert
 
 ENDED_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -27,7 +27,7 @@ ENDED_STATES = (
 """Slurm's states that a job does not leave, unless it is requeued."""
 TOKENS_PER_JOB = 4
 """Newest tokens that stay valid: two threads of one supervisor may register at once and each keep its own."""
-_FIELDS = tuple(JobRow.__dataclass_fields__)
+_FIELDS = names_of(JobRow)
 
 
 class Jobs(StorePart):
@@ -64,7 +64,7 @@ class Jobs(StorePart):
         """The job as last stored."""
         with self._db.read() as connection:
             row = connection.execute(select(schema.jobs).where(schema.jobs.c.job_id == job_id)).first()
-        return _job_row(row._mapping) if row else None
+        return record(JobRow, row) if row else None
 
     def jobs(self, active_only: bool = True) -> list[JobRow]:
         """Jobs by id; those that have not ended, or all."""
@@ -162,10 +162,6 @@ def _job_values(job: JobRow) -> dict[str, Any]:
 def has_ended(state: str) -> bool:
     """Whether a job in this state of Slurm's (`CANCELLED by 1000` included) is over."""
     return state.partition(" ")[0].rstrip("+") in ENDED_STATES
-
-
-def _job_row(row: Any) -> JobRow:
-    return JobRow(**{name: row[name] for name in _FIELDS})
 
 
 def _end_what_belongs(connection: Connection, job_id: int, at: float) -> None:

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
@@ -24,14 +23,13 @@ from .. import schema
 from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations
-from .base import Many, insert_or_ignore
+from .base import Many, insert_or_ignore, names_of, record
 from .observations import Configuration, Key, key_of, load, measured, rows_of
 from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
 
 _REPORTS = schema.reports
-_FIELDS = tuple(Report.__dataclass_fields__)
-_BUT_AT = tuple(name for name in _FIELDS if name != "at")
+_BUT_AT = tuple(name for name in names_of(Report) if name != "at")
 _values_but_at = attrgetter(*_BUT_AT)
 
 
@@ -89,7 +87,7 @@ class ReportsPart(Allocations):
                 newest = newest.order_by(_REPORTS.c.at.desc(), _REPORTS.c.generation.desc(), _REPORTS.c.step.desc())
                 with self._db.read() as connection:
                     row = connection.execute(newest).first()
-                found = _report(row) if row else None
+                found = record(Report, row) if row else None
                 with self._memory:
                     self._last[job_id] = found
             return found
@@ -106,7 +104,7 @@ class ReportsPart(Allocations):
             young = youngest.where(_REPORTS.c.job_id.in_(active)).subquery()
             query = select(_REPORTS).join(young, (young.c.job_id == _REPORTS.c.job_id) & (young.c.at == _REPORTS.c.at))
             query = query.order_by(_REPORTS.c.generation, _REPORTS.c.step)
-            last = dict.fromkeys(jobs) | {row.job_id: _report(row) for row in connection.execute(query)}
+            last = dict.fromkeys(jobs) | {row.job_id: record(Report, row) for row in connection.execute(query)}
         with self._memory:
             self._seen, self._last, self._warm = seen, last, True
             self._newest = {job_id: (row.generation, row.step) for job_id, row in last.items() if row is not None}
@@ -210,10 +208,6 @@ def _progress(batch: Iterable[Submission]) -> list[Progress]:
                 step, samples = max(before.step, step), max(before.samples, samples)
             found[key] = Progress(*key, from_step, from_samples, step, samples)
     return list(found.values())
-
-
-def _report(row: Any) -> Report:
-    return Report(**{name: row._mapping[name] for name in _FIELDS})
 
 
 def _blames_a_record(error: StoreError) -> bool:

@@ -104,69 +104,50 @@ def report(clock: str, gpus: int, batch: int, rate: float, step: int, generation
 def _resized(store: Store) -> None:
     store.upsert_job(job(1215, "alice", ALICE, name="resnet"))
     store.set_in_use(1215, 1, (base(1215, "n1", "n2"),), 512, at("13:00:05"), step=0, samples=0)
-    store.submit_reports(
-        1215, [report(f"13:{minute:02}:00", 4, 512, 800, minute * 90) for minute in range(11, 20)], at("13:19:01")
-    ).result()
-    for clock, number in (("13:20:35", 7),):
-        order = Resize(0, 1215, (base(1215, "n1"),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 120)
-        assert store.begin_resize(order, at(clock)).id == number - 6
-    store.save_decisions(
-        at("13:20:35"),
-        [
-            DecisionRow(
-                *(1215, at("13:20:35"), 4, 2, 512, 256, Reason.SHRINK_FOR_JOB.value, 1.8, 0.61),
-                evidence={
-                    "reports_from": 9,
-                    "reports_to": 4,
-                    "last_report_age_s": 30.0,
-                    "speedup_from": 3.1,
-                    "speedup_to": 1.922,
-                    "for_job": 1218,
-                    "for_gpus": 2,
-                    "idle_gpus": 0,
-                    "others": [{"job_id": 1218, "gpus_from": 0, "gpus_to": 2, "change": 1.0}],
-                    "passed_over": [{"mechanism": "requeue", "why": "its request does not name it"}],
-                },
-                alternatives=[
-                    {"gpus": 4, "batch": 512, "value": 3.1},
-                    {"gpus": 1, "batch": 128, "value": 1.0},
-                ],
-                mechanism="shrink",
-                mode="act",
-            )
-        ],
-    )
+    before = [report(f"13:{minute:02}:00", 4, 512, 800, minute * 90) for minute in range(11, 20)]
+    store.submit_reports(1215, before, at("13:19:01")).result()
+    store.save_decisions(at("13:20:35"), [_shrink()])
+    order = Resize(0, 1215, (base(1215, "n1"),), (), 2, 256, Reason.SHRINK_FOR_JOB.value, 120)
+    made = store.begin_resize(order, at("13:20:35")).id
     store.set_in_use(
-        1215,
-        2,
-        (base(1215, "n1"),),
-        256,
-        at("13:20:41"),
-        0.8,
-        Reason.SHRINK_FOR_JOB.value,
-        1,
+        *(1215, 2, (base(1215, "n1"),), 256, at("13:20:41"), 0.8, Reason.SHRINK_FOR_JOB.value, made),
         step=1850,
         samples=947200,
     )
-    store.advance_resize(1, ResizeState.RUNNING, at=at("13:20:41"))
-    store.advance_resize(1, ResizeState.DONE, at=at("13:20:44"))
-    store.submit_reports(
-        1215,
-        [report(f"13:{minute}:00", 2, 256, 496, 1850 + 90 * (minute - 20), 2) for minute in range(21, 25)],
-        at("13:24:01"),
-    ).result()
-    store.save_decisions(
-        at("13:21:00"),
-        [
-            DecisionRow(
-                *(1215, at("13:21:00"), 2, 2, 256, 256, Reason.KEEP_COOLDOWN.value, 1.92, None),
-                evidence={"cooldown_until": at("13:30:41"), "speedup_from": 1.922},
-                mode="act",
-            )
-        ],
+    store.advance_resize(made, ResizeState.RUNNING, at=at("13:20:41"))
+    store.advance_resize(made, ResizeState.DONE, at=at("13:20:44"))
+    after = [report(f"13:{minute}:00", 2, 256, 496, 1850 + 90 * (minute - 20), 2) for minute in range(21, 25)]
+    store.submit_reports(1215, after, at("13:24:01")).result()
+    kept = DecisionRow(
+        *(1215, at("13:21:00"), 2, 2, 256, 256, Reason.KEEP_COOLDOWN.value, 1.92, None),
+        evidence={"cooldown_until": at("13:30:41"), "speedup_from": 1.922},
+        mode="act",
     )
-    store.add_event(1215, "resize_issued", "selasticd", {"resize": 1, "gpus": 2, "batch": 256}, at("13:20:35"))
+    store.save_decisions(at("13:21:00"), [kept])
+    store.add_event(1215, "resize_issued", "selasticd", {"resize": made, "gpus": 2, "batch": 256}, at("13:20:35"))
     store.add_event(1215, "resize_running", "supervisor", {"generation": 2, "pause_s": 0.8}, at("13:20:41"))
+
+
+def _shrink() -> DecisionRow:
+    evidence = {
+        "reports_from": 9,
+        "reports_to": 4,
+        "last_report_age_s": 30.0,
+        "speedup_from": 3.1,
+        "speedup_to": 1.922,
+        "for_job": 1218,
+        "for_gpus": 2,
+        "idle_gpus": 0,
+        "others": [{"job_id": 1218, "gpus_from": 0, "gpus_to": 2, "change": 1.0}],
+        "passed_over": [{"mechanism": "requeue", "why": "its request does not name it"}],
+    }
+    return DecisionRow(
+        *(1215, at("13:20:35"), 4, 2, 512, 256, Reason.SHRINK_FOR_JOB.value, 1.8, 0.61),
+        evidence=evidence,
+        alternatives=[{"gpus": 4, "batch": 512, "value": 3.1}, {"gpus": 1, "batch": 128, "value": 1.0}],
+        mechanism="shrink",
+        mode="act",
+    )
 
 
 def _growing(store: Store) -> None:
