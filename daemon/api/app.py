@@ -57,9 +57,6 @@ class Controller(Planner, Protocol):
     def phase(self, job_id: int, phase: Phase) -> None:
         """A resize (of this job: checked) has come to a phase. Twice the same is harmless."""
 
-    def resize(self, job_id: int) -> Resize | None:
-        """The job's current resize."""
-
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """The current resize as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
 

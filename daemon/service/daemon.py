@@ -16,7 +16,6 @@ from slurm_elastic.protocol.errors import StoreError
 from ..api.slurm_roles import SlurmRoles
 from ..api.waiters import Waiters
 from ..config.settings import Settings
-from ..mechanisms.timeouts import Bounds
 from ..slurm.model import SlurmClient
 from ..slurm.snapshot_cache import SnapshotCache
 from .controller import DaemonController
@@ -41,7 +40,6 @@ class Daemon:
         settings: Settings,
         client: SlurmClient,
         store: Store,
-        bounds: Bounds | None = None,
         confirm: Callable[[], object] = lambda: None,
         roles: SlurmRoles | None = None,
     ) -> None:
@@ -53,7 +51,7 @@ class Daemon:
         self.waiters = Waiters()
         self.jobs = SnapshotCache(client, confirm=confirm)
         self.registry = JobRegistry(store, settings)
-        self.rounds = Rounds(self.jobs, store, settings, self.registry, self.waiters, bounds=bounds)
+        self.rounds = Rounds(self.jobs, store, settings, self.registry, self.waiters)
         self.scheduler = Scheduler(self._work, settings.round_interval_s, settings.min_round_gap_s)
         self.controller = DaemonController(
             store, self.jobs, self.rounds, self.registry, self.waiters, self.scheduler.wake

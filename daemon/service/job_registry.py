@@ -20,6 +20,7 @@ from slurm_elastic.protocol.request import find
 
 from ..capacity.roster import Roster, Scope, sort_jobs
 from ..config.settings import Settings
+from ..reports.record import made_from
 from ..slurm.model import Job, Snapshot
 from ..text.reasons import Reason
 
@@ -142,19 +143,4 @@ def end_state(exit_code: int | None) -> str:
 
 def job_row(job: Job, request: str, managed: bool, reason: Reason, detail: str) -> JobRow:
     """A job of a snapshot as a row of the store."""
-    return JobRow(
-        job_id=job.job_id,
-        user=job.user,
-        uid=job.uid,
-        name=job.name,
-        account=job.account,
-        partition=job.partition,
-        request=request,
-        managed=managed,
-        reason=reason.value,
-        detail=detail,
-        submit_time=job.submit_time,
-        start_time=job.start_time,
-        end_time=None,
-        state=job.state,
-    )
+    return made_from(JobRow, job, request=request, managed=managed, reason=reason.value, detail=detail, end_time=None)

@@ -43,16 +43,6 @@ class Leader:
         self._on_lost: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
-    @property
-    def fence(self) -> int:
-        """The number under which this daemon acts."""
-        return self.lease.fence
-
-    @property
-    def lost(self) -> bool:
-        """Another daemon has taken over."""
-        return self.lease.lost
-
     def start(self) -> None:
         """Begin to renew."""
         self._thread.start()
@@ -61,7 +51,7 @@ class Leader:
         """Call this once when the lease is lost; now if it already is."""
         with self._lock:
             self._on_lost = call
-            if not self.lost:
+            if not self.lease.lost:
                 return
         call()
 
@@ -76,7 +66,7 @@ class Leader:
         """Stop renewing, and release the lease."""
         self._stopped.set()
         self._thread.join()
-        if not self.lost:
+        if not self.lease.lost:
             with suppress(StoreError):
                 self.lease.release()
 

@@ -85,7 +85,7 @@ def serve(settings: Settings) -> int:
         with leading(settings.database_url, lock_file, settings.lease_s, waiting) as leader:
             sockets = [each for each in (listener, local, hooks) if each is not None]
             _lead(settings, sockets, (authenticator, roles), leader, notifier)
-            lost = leader.lost
+            lost = leader.lease.lost
         notifier.close()
     log.info("selasticd has stopped")
     return 1 if lost else 0
@@ -99,7 +99,7 @@ def _lead(
     notifier: Notifier,
 ) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
-    store, (authenticator, roles) = Store.open(settings.database_url, leader.fence), callers
+    store, (authenticator, roles) = Store.open(settings.database_url, leader.lease.fence), callers
     client, which = choose(settings.slurm_client, settings.slurm_conf)
     log.info("talks to Slurm through %s", which)
     daemon = Daemon(settings, client, store, confirm=lambda: leader.confirm(store), roles=roles)
@@ -111,7 +111,7 @@ def _lead(
         url = public_url(settings, sockets[0])
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
-        store.add_event(0, EventKind.STARTED, "selasticd", {"lease": leader.fence, "url": url}, time.time())
+        store.add_event(0, EventKind.STARTED, "selasticd", {"lease": leader.lease.fence, "url": url}, time.time())
         server = DaemonServer(app, daemon, notifier)
         leader.on_lost(server.end)
         tune_interpreter()

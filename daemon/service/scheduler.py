@@ -11,9 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
+from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
 log = logging.getLogger(__name__)
 CLOCK_STEP_S = 2.0
@@ -36,16 +40,7 @@ class Scheduler:
 
     def start(self) -> None:
         """The first round begins at once."""
-        self._scheduler.add_job(
-            self._run,
-            "interval",
-            seconds=self._interval.total_seconds(),
-            id=_ROUND,
-            max_instances=1,
-            coalesce=True,
-            misfire_grace_time=None,
-            next_run_time=_now(),
-        )
+        self._add(self._run, IntervalTrigger(seconds=self._interval.total_seconds()), id=_ROUND, next_run_time=_now())
         self._scheduler.start()
 
     def daily(self, work: Callable[[], object], at: str, soon: bool) -> None:
@@ -53,17 +48,11 @@ class Scheduler:
         now. A time missed while the host slept is made up for. `work` must not raise."""
         hour, minute = at.split(":")
         more = {"next_run_time": _now()} if soon else {}
-        self._scheduler.add_job(
-            work, CronTrigger(hour=hour, minute=minute), max_instances=1, coalesce=True, misfire_grace_time=None, **more
-        )
+        self._add(work, CronTrigger(hour=hour, minute=minute), **more)
 
     def every(self, work: Callable[[], object], seconds: float) -> None:
         """Call `work` now and every so many seconds, on a thread beside the rounds. `work` must not raise."""
-        job = self._scheduler.add_job(
-            work, "interval", seconds=seconds, max_instances=1, coalesce=True, misfire_grace_time=None,
-            next_run_time=_now(),
-        )  # fmt: skip
-        self._interval_jobs.append(job.id)
+        self._interval_jobs.append(self._add(work, IntervalTrigger(seconds=seconds), next_run_time=_now()).id)
 
     def check_clock(self) -> None:
         """Called several times a second: when the host's clock has been set, interval work is due now, and again each
@@ -93,6 +82,10 @@ class Scheduler:
             self._stopped = True
         if self._scheduler.running:
             self._scheduler.shutdown(wait=True)
+
+    def _add(self, work: Callable[[], object], trigger: BaseTrigger, **more: Any) -> Job:
+        """One call at a time; a time that was missed is made up for, once."""
+        return self._scheduler.add_job(work, trigger, max_instances=1, coalesce=True, misfire_grace_time=None, **more)
 
     def _run(self) -> None:
         with self._lock:

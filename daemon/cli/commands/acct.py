@@ -15,8 +15,6 @@ from ...reports.record import columns
 from .. import options
 
 DEFAULT = "JobID,Name,User,State,Start,Elapsed,GPUs,Nodes,Batch,Steps,Samples,Samples/s,GPUHours,Pause,Reason"
-
-
 FIELDS = columns(Allocation)
 
 

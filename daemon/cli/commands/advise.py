@@ -20,8 +20,6 @@ from .. import options
 DEFAULT = "JobID,Name,User,Time,Moves,GPUs,WouldGPUs,GPUHours,WouldGPUHours,Change"
 DAY_AGO = "now-1day"
 MOVES = "JobID,Name,User,At,Time,GPUs,WouldGPUs,Batch,WouldBatch,Change,Reason"
-
-
 _JOBS, _MOVES = columns(JobAdvice, capitals=True), columns(MoveAdvice, capitals=True)
 FIELDS = (*_JOBS, *(column for column in _MOVES if column.name not in {known.name for known in _JOBS}))
 

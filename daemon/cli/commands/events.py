@@ -11,8 +11,6 @@ from ...reports.record import columns
 from .. import options
 
 DEFAULT = "Time,Kind,Who,Detail"
-
-
 FIELDS = columns(JobEvent, capitals=True)
 
 

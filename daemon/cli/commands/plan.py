@@ -17,8 +17,6 @@ from ...reports.record import columns
 from .. import options
 
 DEFAULT = "JobID,Name,User,From,To,BatchFrom,BatchTo,Gain,Mechanism,Mode,Reason"
-
-
 FIELDS = columns(PlanRow, capitals=True)
 
 

@@ -6,13 +6,15 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 from slurm_elastic.protocol.errors import SandboxError
 
 from ...sandbox import registry
 from ...sandbox.config import SandboxSpec
-from ...sandbox.lifecycle import Sandbox
+from ...sandbox.lifecycle import Sandbox, Status
 
 DEFAULT_NAME = "default"
 SHAPE = {
@@ -83,17 +85,10 @@ def _status(args: argparse.Namespace) -> int:
         sandbox = Sandbox.attach(name)
         status = sandbox.status()
         found.append(
-            {
-                "name": name,
-                "dir": str(sandbox.dir),
-                "env": sandbox.env,
-                "ready": status.ready,
-                "daemons": status.daemons,
-                "nodes": status.nodes,
-            }
+            {"name": name, "dir": str(sandbox.dir), "env": sandbox.env, "ready": status.ready, **asdict(status)}
         )
         if not args.json:
-            _print_status(sandbox, status.daemons, status.nodes, status.ready)
+            _print_status(sandbox, status)
     if args.json:
         print(json.dumps(found, indent=2))
     elif not found:
@@ -101,10 +96,9 @@ def _status(args: argparse.Namespace) -> int:
     return 0 if all(one["ready"] for one in found) else 1
 
 
-def _print_status(sandbox: Sandbox, daemons: dict[str, int], nodes: dict[str, str], ready: bool) -> None:
-    dead = [name for name, pid in daemons.items() if not pid]
-    states = sorted(set(nodes.values()))
-    counts = ", ".join(f"{sum(s == state for s in nodes.values())} {state}" for state in states) or "no answer"
-    print(f"{sandbox.entry.name}: {'ready' if ready else 'not ready'}; nodes: {counts}; {sandbox.dir}")
+def _print_status(sandbox: Sandbox, status: Status) -> None:
+    dead = [name for name, pid in status.daemons.items() if not pid]
+    counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(status.nodes.values()).items())) or "no answer"
+    print(f"{sandbox.entry.name}: {'ready' if status.ready else 'not ready'}; nodes: {counts}; {sandbox.dir}")
     if dead:
         print(f"  not running: {', '.join(dead)}; their logs are in {sandbox.dir}/log")

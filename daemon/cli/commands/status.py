@@ -11,8 +11,6 @@ from ...reports.status import JobStatus, StatusTable
 from .. import options
 
 DEFAULT = "JobID,Partition,Name,User,ST,Time,Nodes,GPUs,Target,Min-Max,Batch,Samples/s,Speedup,Reason"
-
-
 FIELDS = columns(JobStatus, capitals=True)
 
 

@@ -12,11 +12,6 @@ from ...reports.explain import Decision, Explain, PastResize
 from ...reports.status import JobStatus
 from ...text.times import format_time
 
-OVER = (
-    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"),
-    *("BOOT_FAIL", "REVOKED", "LAUNCH_FAILED"),
-)
-
 
 @dataclass(frozen=True)
 class SizeChange:
@@ -33,7 +28,7 @@ Change = Decision | PastResize | SizeChange
 
 def is_over(job: JobStatus) -> bool:
     """Whether the job has ended."""
-    return bool(job.end_time) or job.state.split(" ")[0] in OVER
+    return job.end_time is not None
 
 
 def gpus(count: object) -> str:

@@ -238,7 +238,7 @@ def test_a_leader_renews_and_hands_over(tmp_path: Path) -> None:
     with leading(url, lock, 1.0) as leader:
         database = Database(url)
         seen = Lease(database, "elsewhere", "", 1.0).look()
-        assert seen.fence == leader.fence == 1
+        assert seen.fence == leader.lease.fence == 1
         wait_until(lambda: Lease(database, "elsewhere", "", 1.0).look().beat >= seen.beat + 4, 60)
         leader.lease.check()
     assert Lease(database, "elsewhere", "", 1.0).try_take() is None
