@@ -35,7 +35,7 @@ from . import openapi
 from . import requests as guard
 from .auth import Authenticator
 from .callers import Call, Callers
-from .metrics import Metrics
+from .metrics import Metrics, Rounds
 from .report_intake import Intake
 from .requests import Refused
 from .status_cache import StatusCache
@@ -47,6 +47,10 @@ Handler = Callable[[Call[Any, Any]], Awaitable[object]]
 
 class Controller(Planner, Protocol):
     """What the API needs of the running daemon. All but `wait_resize` are called from threads and may block."""
+
+    @property
+    def rounds(self) -> Rounds:
+        """How the rounds go, for the metrics."""
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
         """uid and user name of a job that Slurm knows and that has not ended; None otherwise."""
@@ -74,8 +78,7 @@ class Api:
         self.store = store
         self.controller = controller
         self.callers = Callers(store, settings, authenticator)
-        # A controller without rounds, as in a test, has no state to tell.
-        self.prometheus = Metrics(store, getattr(controller, "state", None))
+        self.prometheus = Metrics(store, controller.rounds)
         self.status_cache = StatusCache(store)
         self._views = Views(store, self.status_cache, controller)
 

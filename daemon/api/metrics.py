@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -36,37 +36,37 @@ ENDS = ("running", "failed", "withdrawn")
 """Phases with which a supervisor ends a resize."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundState:
-    """How the daemon's rounds go."""
+class Rounds(Protocol):
+    """How the daemon's rounds go: what of service/rounds.py is shown."""
 
-    mode: str
+    count: int
+    failed: int
     last_ok: float
-    """When the last round that went well ended, in unix seconds; 0: none has yet."""
-    trouble: bool
-    tripped: bool
+    trouble: str
     capacity: int | None
     idle: int | None
-    seconds: Mapping[str, float]
-    """Time of each part of the last round."""
-    rounds: Mapping[str, int]
-    """Rounds since the start, by outcome."""
+    seconds: dict[str, float]
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def tripped(self) -> str: ...
 
 
 class Metrics:
-    """One daemon's metrics; `exposition` is what a scrape gets. `state`: how the rounds go, where there are any."""
+    """One daemon's metrics; `exposition` is what a scrape gets."""
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, store: Store, state: Callable[[], RoundState] | None = None) -> None:
+    def __init__(self, store: Store, rounds: Rounds) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody reads
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         info = Info(PREFIX + "build", "The daemon's version", registry=self._registry)
         info.info({"version": version()})
         self._registry.register(_FromStore(store))
-        if state is not None:
-            self._registry.register(_FromRounds(state))
+        self._registry.register(_FromRounds(rounds))
         self.reports = self._counter("reports", "Throughput reports stored")
         self.requests = self._counter("requests", "Requests to the API, by status", "status")
         self._resizes = self._counter("resizes", "Resizes that supervisors have ended, by how", "phase")
@@ -113,27 +113,27 @@ class _Lazy(Collector):
 class _FromRounds(_Lazy):
     """How the rounds go now."""
 
-    def __init__(self, state: Callable[[], RoundState]) -> None:
-        self._state = state
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
 
     def collect(self) -> Iterator[Metric]:
         """Ask the rounds."""
-        state = self._state()
-        modes = (([mode], float(mode == state.mode)) for mode in MODES)
+        now = self._rounds
+        modes = (([mode], float(mode == now.mode)) for mode in MODES)
         yield _gauges("mode", "1 for the mode that is in force", ["mode"], modes)
         last = "When the last round that went well ended, in unix seconds"
-        yield _gauge("last_round_timestamp_seconds", last, state.last_ok)
-        yield _gauge("trouble", "1 when the last round failed", float(state.trouble))
+        yield _gauge("last_round_timestamp_seconds", last, now.last_ok)
+        yield _gauge("trouble", "1 when the last round failed", float(bool(now.trouble)))
         tripped = "1 after too many refused actions in a row: it only advises for a while, then tries again"
-        yield _gauge("tripped", tripped, float(state.tripped))
-        if state.capacity is not None and state.idle is not None:
-            yield _gauge("gpus_capacity", "GPUs that elastic jobs may hold", state.capacity)
-            yield _gauge("gpus_idle", "GPUs that nobody holds or waits for", state.idle)
-        parts = (([part], seconds) for part, seconds in state.seconds.items())
+        yield _gauge("tripped", tripped, float(bool(now.tripped)))
+        if now.capacity is not None and now.idle is not None:
+            yield _gauge("gpus_capacity", "GPUs that elastic jobs may hold", now.capacity)
+            yield _gauge("gpus_idle", "GPUs that nobody holds or waits for", now.idle)
+        parts = (([part], seconds) for part, seconds in now.seconds.items())
         yield _gauges("round_seconds", "Time of each part of the last round", ["part"], parts)
         rounds = CounterMetricFamily(PREFIX + "rounds", "Rounds, by outcome", labels=["outcome"])
-        for outcome, count in state.rounds.items():
-            rounds.add_metric([outcome], count)
+        rounds.add_metric(["well"], now.count)
+        rounds.add_metric(["failed"], now.failed)
         yield rounds
 
 

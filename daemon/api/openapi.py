@@ -1,7 +1,7 @@
 """The API's OpenAPI 3.1 document, made from the route table, the messages and the reports' records, so that it cannot
 promise something else. Pure.
 
-Limit: what a request may hold is told in full; an answer's records may get more fields within version 1.
+Limit: what a request may hold is described in full; an answer's records may get more fields within version 1.
 """
 
 from __future__ import annotations

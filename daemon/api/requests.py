@@ -1,4 +1,4 @@
-"""What stands between a request and its handler: body and rate limits, strict parameters, and one answer per error.
+"""What is between a request and its handler: body and rate limits, strict parameters, and one answer per error.
 
 Every refusal is JSON: {"error": sentence}. No caller can take more memory, time or turns than is allowed here.
 """
@@ -120,7 +120,7 @@ def check_names(route: Route, request: Request) -> None:
             known = ", ".join(accepted) or "none"
             raise Refused(400, f"parameter {name[:40]} is not known here; accepted: {known}")
         if names.count(name) > 1:
-            raise Refused(400, f"parameter {name} stands twice; give it once")
+            raise Refused(400, f"parameter {name} is given twice; give it once")
 
 
 def _parameter(name: str, text: str, hint: Any, within: Within) -> Any:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 from anyio.to_thread import run_sync
 from starlette.responses import Response
 
+from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, WindowQuery
 
@@ -21,7 +22,7 @@ from .. import reports
 from ..optimizer.models.prior import Prior
 from ..reports.acct import Accounting
 from ..reports.common import Viewer
-from ..reports.history import PlanTable, plan_row_seen
+from ..reports.history import PlanTable
 from .callers import Call
 from .status_cache import StatusCache
 
@@ -35,8 +36,8 @@ is not there for supervisors."""
 class Planner(Protocol):
     """What the views need of the running daemon."""
 
-    def dry_plan(self) -> PlanTable:
-        """A plan computed now, with nothing stored."""
+    def dry_plan(self) -> Sequence[DecisionRow]:
+        """The decisions of a plan computed now, with nothing stored."""
 
     def prior(self, job_id: int) -> Prior | None:
         """What is believed of the job before it is measured; None: the shipped prior."""
@@ -100,7 +101,6 @@ class Views:
             return await run_sync(call)
 
     def _dry_plan(self, viewer: Viewer) -> PlanTable:
-        """As this viewer may see it."""
-        plan = self.planner.dry_plan()
-        rows = (plan_row_seen(row, self.store.job(row.job_id), viewer) for row in plan.jobs)
-        return PlanTable(at=plan.at, jobs=tuple(row for row in rows if row is not None))
+        decided = self.planner.dry_plan()
+        rows = (reports.plan_row(row, self.store.job(row.job_id), viewer) for row in decided)
+        return PlanTable(at=time.time(), jobs=tuple(row for row in rows if row is not None))

@@ -284,7 +284,7 @@ def _job_id(entry: tuple[RoomFor, DecisionPeriod]) -> int:
 
 
 def _visible(viewer: Viewer, owner: JobRow | None) -> bool:
-    """A job without a record is an ordinary one, of which the store knows no owner."""
+    """A job without a record is an ordinary one: the store does not know its owner."""
     return viewer.admin if owner is None else may_see(viewer, owner)
 
 

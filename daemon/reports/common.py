@@ -27,7 +27,7 @@ BY_SUPERVISOR = {
     "requeue": "it was requeued at this size",
     "restart": "its supervisor started the workers again, without a resize from the daemon",
 }
-"""Sizes that no decision stands behind: the reasons that the controller stores for them."""
+"""Reasons of sizes that no decision led to, and what they mean."""
 
 
 @record
@@ -60,7 +60,7 @@ def may_see(viewer: Viewer, job: JobRow) -> bool:
 
 
 def known_job(store: Store, job_id: int, viewer: Viewer) -> JobRow:
-    """The job. Raises NotFound with one sentence; what holds GPUs for a job is told from what nobody knows."""
+    """The job. Raises NotFound with one sentence, which names the job where this one only holds GPUs for it."""
     job = store.job(job_id)
     if job is None:
         whole = _held_for(store, job_id)

@@ -92,7 +92,7 @@ class Evidence:
     weight_counts: float | None = about("what of it counts: the site's max_weight", default=None)
     pinned: int | None = about("GPUs that the job is pinned to", default=None)
     resize: int | None = about("number of the resize under way", default=None)
-    next: str | None = about("one sentence: what is tried next, or what stands in the way", default=None)
+    next: str | None = about("one sentence: what is tried next, or what prevents it", default=None)
     passed_over: tuple[PassedOver, ...] | None = about("the mechanisms that were not taken", default=None)
     limit: str | None = about("the limit of GPUs that keeps it from more, in words", default=None)
     slurm_reason: str | None = about("why Slurm lets the job wait, in its own word", default=None)

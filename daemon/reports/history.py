@@ -7,7 +7,6 @@ not stored again, so its time is when the decision was first taken.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol.errors import NotAllowed
@@ -59,7 +58,7 @@ class PlanRow:
     job_id: int = about("job id", Column("JobID"), public=True)
     name: str | None = about("job name", Column("Name"))
     user: str | None = about("user name", Column("User"))
-    own: bool | None = about("whether it is a job of who asks", public=True, default=None)
+    own: bool = about("whether it is a job of who asks", public=True)
     gpus_from: int = about("GPUs that it has", Column("From"), public=True)
     gpus_to: int = about("GPUs that it is to have", Column("To"), public=True)
     batch_from: int | None = about("global batch that it has", Column("BatchFrom", "BATCH"))
@@ -94,31 +93,27 @@ def events(store: Store, job_id: int, viewer: Viewer, limit: int = 1000) -> Even
     return Events(events=tuple(made_from(JobEvent, row) for row in rows))
 
 
-def plan_row(decision: DecisionRow, job: JobRow | None) -> PlanRow:
-    """A decision as a row of a plan. User and name are None without the job's record, batches where it has none yet."""
-    return made_from(
+def plan(store: Store, viewer: Viewer) -> PlanTable:
+    """`jobs`: what the last rounds decided for every active job; `at`: the youngest of them, None without any."""
+    jobs = {job.job_id: job for job in store.jobs(active_only=True)}
+    decided = [row for row in store.current_decisions() if row.job_id in jobs]
+    shown = [(row.at, seen) for row in decided if (seen := plan_row(row, jobs[row.job_id], viewer)) is not None]
+    return PlanTable(at=max((at for at, _ in shown), default=None), jobs=tuple(seen for _, seen in shown))
+
+
+def plan_row(decision: DecisionRow, job: JobRow | None, viewer: Viewer) -> PlanRow | None:
+    """A decision as this viewer may see it, None: not at all. Without the job's record its user is not known, and it is
+    nobody's own; batches are None where it has none yet."""
+    row = made_from(
         PlanRow,
         decision,
         name=job.name if job is not None else None,
         user=job.user if job is not None else None,
+        own=job is not None and job.uid == viewer.uid,
         batch_from=decision.batch_from or None,
         batch_to=decision.batch_to or None,
         reason_text=reason_text(decision.reason),
     )
-
-
-def plan(store: Store, viewer: Viewer) -> PlanTable:
-    """`jobs`: what the last rounds decided for every active job; `at`: the youngest of them, None without any."""
-    jobs = {job.job_id: job for job in store.jobs(active_only=True)}
-    decided = [(row, jobs[row.job_id]) for row in store.current_decisions() if row.job_id in jobs]
-    rows = tuple(seen for row, job in decided if (seen := plan_row_seen(plan_row(row, job), job, viewer)) is not None)
-    shown = {row.job_id for row in rows}
-    return PlanTable(at=max((row.at for row, _ in decided if row.job_id in shown), default=None), jobs=rows)
-
-
-def plan_row_seen(row: PlanRow, job: JobRow | None, viewer: Viewer) -> PlanRow | None:
-    """The row as this viewer may see it; None: not at all. Nobody's own is a job without a record."""
-    mine = replace(row, own=job is not None and job.uid == viewer.uid)
     if viewer.admin if job is None else may_see(viewer, job):
-        return mine
-    return None if viewer.private else redacted(mine)
+        return row
+    return None if viewer.private else redacted(row)

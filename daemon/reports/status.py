@@ -166,7 +166,7 @@ def status(store: Store, viewer: Viewer, now: float) -> list[JobStatus]:
 
 
 Board = list[tuple["JobRow", JobStatus]]
-"""Every job with its record in full, for nobody's eyes yet: as its owner sees it."""
+"""Every job with its record in full, as its owner sees it. Not to be shown before `shown`."""
 
 
 def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
@@ -247,7 +247,7 @@ def _elapsed(job: JobRow, now: float) -> float | None:
 
 
 def _gpus(job: JobRow, used: InUse | None, decision: DecisionRow | None) -> int | None:
-    """GPUs that train now; without a supervisor's word what the last round saw the job hold."""
+    """GPUs that train now; where no supervisor has said it, those that the job held in the last round."""
     if used is not None:
         return used.gpus
     return (decision.gpus_from or None) if decision is not None and job.end_time is None else None

@@ -8,23 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurm_elastic.db.rows import REQUEUE, ResizeRow
+from slurm_elastic.db.rows import REQUEUE, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import FINISHED, Grant, Phase, Piece, Registration, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..api.metrics import RoundState
 from ..api.waiters import Waiters
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..reports.answers import Health, ModelsInUse
-from ..reports.history import PlanTable, plan_row
 from ..reports.record import read
 from ..slurm.model import Job
 from ..slurm.snapshot_cache import SnapshotCache
@@ -34,7 +32,7 @@ from .rounds import Rounds
 log = logging.getLogger(__name__)
 
 WITHDRAWAL_S = 60.0
-"""How long a supervisor that took a resize is told of its withdrawal."""
+"""How long a withdrawn resize is still given to the supervisor that took it."""
 SKEW_S = 300.0
 """Times of a supervisor whose clock differs by more are replaced by the daemon's."""
 
@@ -155,10 +153,9 @@ class DaemonController:
             finally:
                 self.waiters.remove(job_id, waiter)
 
-    def dry_plan(self) -> PlanTable:
-        """A plan made now and not stored."""
-        rows = (plan_row(row, self.store.job(row.job_id)) for row in self.rounds.dry_run().rows)
-        return PlanTable(at=self.clock(), jobs=tuple(rows))
+    def dry_plan(self) -> Sequence[DecisionRow]:
+        """The decisions of a plan made now and not stored."""
+        return self.rounds.dry_run().rows
 
     def prior(self, job_id: int) -> Prior:
         """The prior of the job: what plans assume before it is measured."""
@@ -177,22 +174,8 @@ class DaemonController:
             rounds=rounds.count,
             last_round_age_s=round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None,
             trouble=bool(rounds.trouble),
-            tripped=bool(rounds.executor.tripped),
+            tripped=bool(rounds.tripped),
             models=read(ModelsInUse, rounds.priors.summary()),
-        )
-
-    def state(self) -> RoundState:
-        """The state of the rounds, for the metrics."""
-        rounds = self.rounds
-        return RoundState(
-            mode=rounds.mode,
-            last_ok=rounds.last_ok,
-            trouble=bool(rounds.trouble),
-            tripped=bool(rounds.executor.tripped),
-            capacity=rounds.capacity,
-            idle=rounds.idle,
-            seconds=dict(rounds.times.last_s),
-            rounds={"well": rounds.count, "failed": rounds.times.failed},
         )
 
     def _check_pieces(self, job: Job, pieces: tuple[Piece, ...]) -> None:

@@ -34,26 +34,16 @@ RENEWALS = 5
 
 
 class Leader:
-    """Holds the lease; a thread renews it until `stop`."""
+    """Holds the lease; a thread renews it until `stop`, or until it is lost."""
 
     def __init__(self, lease: Lease, lease_s: float) -> None:
         self.lease, self._every = lease, lease_s / RENEWALS
         self._stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._on_lost: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def start(self) -> None:
         """Begin to renew."""
         self._thread.start()
-
-    def on_lost(self, call: Callable[[], object]) -> None:
-        """Call this once when the lease is lost; now if it already is."""
-        with self._lock:
-            self._on_lost = call
-            if not self.lease.lost:
-                return
-        call()
 
     def confirm(self, store: Store) -> None:
         """Raise LeaseLost or StoreError unless this daemon may act at this moment. See the module's limit."""
@@ -76,10 +66,6 @@ class Leader:
                 self.lease.renew()
             except LeaseLost as error:
                 log.error("%s; this one stops", error)
-                with self._lock:
-                    call = self._on_lost
-                if call is not None:
-                    call()
                 return
             except StoreError as error:
                 log.warning("the lease could not be renewed: %s", error)

@@ -73,7 +73,7 @@ def on_datagram(hooks: socket.socket, wake: Callable[[], object]) -> None:
     """Call `wake` whenever something has come, on the running event loop, until that ends."""
     loop = asyncio.get_running_loop()
 
-    def heard() -> None:
+    def read() -> None:
         loop.remove_reader(hooks)
         with contextlib.suppress(OSError):
             for _ in range(MAX_DATAGRAMS):
@@ -84,7 +84,7 @@ def on_datagram(hooks: socket.socket, wake: Callable[[], object]) -> None:
 
     def listen() -> None:
         if hooks.fileno() >= 0:
-            loop.add_reader(hooks, heard)
+            loop.add_reader(hooks, read)
 
     listen()
 

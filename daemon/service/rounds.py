@@ -57,24 +57,6 @@ class Observed:
     in_use: Mapping[int, InUse]
 
 
-class RoundTimes:
-    """For the metrics: the last duration of each part of a round; how many rounds failed since the daemon's start."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.last_s = dict.fromkeys(PARTS, 0.0)
-        self.failed = 0
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Time one of PARTS, also when it fails."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self.last_s[name] = self._clock() - began
-
-
 class Rounds:
     """The daemon's rounds. `run` is called by one thread; `dry_run` by any."""
 
@@ -100,7 +82,10 @@ class Rounds:
         """When the last successful round ended."""
         self.trouble = ""
         """Why the last round failed; empty when it succeeded."""
-        self.times = RoundTimes()
+        self.failed = 0
+        """Failed ones."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        """How long each part of the last round took."""
         self.capacity: int | None = None
         self.idle: int | None = None
         """GPUs of all pools at the last plan: for elastic jobs, and idle ones. None before the first plan."""
@@ -112,9 +97,14 @@ class Rounds:
         self._site = Site()
 
     @property
+    def tripped(self) -> str:
+        """Why changes to Slurm are not tried for a while; empty when they are."""
+        return self.executor.tripped
+
+    @property
     def mode(self) -> str:
         """The mode of the settings; `advise` for a while after Slurm refused too many actions in a row."""
-        return "advise" if self.executor.tripped and self.settings.mode == "act" else self.settings.mode
+        return "advise" if self.tripped and self.settings.mode == "act" else self.settings.mode
 
     def run(self) -> bool:
         """One round; never raises. True when it changed something, so that another should follow soon."""
@@ -133,7 +123,7 @@ class Rounds:
                     log.info("rounds succeed again")
                 self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
                 return changed
-            self.times.failed += 1
+            self.failed += 1
             return False
 
     def dry_run(self) -> Plan:
@@ -148,18 +138,18 @@ class Rounds:
             return False
         if self.executor.recover():
             self.store.add_event(0, EventKind.TRIES_AGAIN, "selasticd", {"mode": self.mode}, self.clock())
-        with self.times.part("observe"):
+        with self._part("observe"):
             snapshot = self.client.snapshot()
             if abs(snapshot.at - self._site.at) >= self.settings.site_interval_s:
                 self._site = self.client.site()
-        with self.times.part("store"):
+        with self._part("store"):
             roster = self.registry.update(snapshot)
-        with self.times.part("reconcile"):
+        with self._part("reconcile"):
             seen, now = self._read_store(snapshot, roster), self.clock()
             changed = self._reconcile(seen, now)
         if self.mode == "observe":
             return False
-        with self.times.part("plan"):
+        with self._part("plan"):
             if changed:
                 seen = self._read_store(snapshot, roster)  # some resizes were just closed
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
@@ -171,12 +161,20 @@ class Rounds:
             log.info("%s", sentence(row))
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
-        with self.times.part("resize"):
+        with self._part("resize"):
             self._begin_resizes(plan.resizes, now)
             resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
         # A job that is being requeued does not train: its next step should not wait for the interval.
         back = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or resumed > 0 or any(back)
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.monotonic() - began
 
     def _bound(self, plan: Plan, snapshot: Snapshot) -> set[int]:
         waiting = (snapshot.jobs[job_id] for job_id in plan.resumes)
@@ -206,9 +204,9 @@ class Rounds:
                 for resize in resizes
                 if resize.state != ResizeState.RUNNING
             ]
-        before = self.executor.tripped
+        before = self.tripped
         done = self.executor.run(actions, act)
-        if self.executor.tripped and not before:
+        if self.tripped and not before:
             self._trip()
         for action in actions:
             if isinstance(action, Close):
@@ -216,10 +214,8 @@ class Rounds:
         return done > 0
 
     def _trip(self) -> None:
-        log.error("mode is advise for a while: %s", self.executor.tripped)
-        self.store.add_event(
-            0, EventKind.TRIPPED, "selasticd", {"why": self.executor.tripped, "mode": "advise"}, self.clock()
-        )
+        log.error("mode is advise for a while: %s", self.tripped)
+        self.store.add_event(0, EventKind.TRIPPED, "selasticd", {"why": self.tripped, "mode": "advise"}, self.clock())
 
     def _plan(self, seen: Observed, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
         running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +17,10 @@ from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import Health
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import PlanRow, PlanTable
 from slurm_elastic.daemon.service.listeners import unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.daemon.service.systemd import Notifier
-from slurm_elastic.db.rows import JobRow
+from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.protocol.codec import VERSION, to_json
 from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Resize
 
@@ -41,6 +41,21 @@ class Named(Authenticator):
         return Viewer(int(uid), int(uid) == ROOT, private == ["private"])
 
 
+@dataclass
+class WellRounds:
+    """Rounds that go well."""
+
+    mode: str = "act"
+    count: int = 3
+    failed: int = 0
+    last_ok: float = 5.0
+    trouble: str = ""
+    tripped: str = ""
+    capacity: int | None = 32
+    idle: int | None = 4
+    seconds: dict[str, float] = field(default_factory=lambda: {"observe": 0.1})
+
+
 class FakeController:
     """The daemon as the API sees it: a table of owners, one resize, a record of the calls."""
 
@@ -50,6 +65,7 @@ class FakeController:
         self.current: Resize | None = None
         self.changed, self.waits = asyncio.Event(), False
         self.error: Exception | None = None
+        self.rounds = WellRounds()
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
         if self.error:
@@ -62,9 +78,6 @@ class FakeController:
 
     def phase(self, job_id: int, phase: Phase) -> None:
         self.calls.append(("phase", job_id, phase))
-
-    def resize(self, job_id: int) -> Resize | None:
-        return self.current
 
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         deadline = time.monotonic() + timeout
@@ -80,11 +93,8 @@ class FakeController:
             finally:
                 self.waits = False
 
-    def dry_plan(self) -> PlanTable:
-        unknown = dict.fromkeys(("name", "batch_from", "batch_to", "gain", "value", "mechanism", "mode", "at"))
-        told = {"user": "x", "reason": "grow_idle", "reason_text": ""}
-        rows = [PlanRow(job_id=job, gpus_from=1, gpus_to=2, **told, **unknown) for job in (7, 8)]
-        return PlanTable(at=1.0, jobs=tuple(rows))
+    def dry_plan(self) -> list[DecisionRow]:
+        return [DecisionRow(job, 1.0, 1, 2, 64, 64, "grow_idle", None, None) for job in (7, 8)]
 
     def health(self) -> Health:
         return Health(mode="advise", rounds=1)
@@ -106,7 +116,8 @@ def served(app: Application, settings: Settings) -> Iterator[tuple[DaemonServer,
     """The API behind the daemon's own server, in a thread: on a free port, and on the settings' Unix socket."""
     parts = {"waiters": SimpleNamespace(close=int), "scheduler": SimpleNamespace(check_clock=int)}
     daemon: Any = SimpleNamespace(settings=settings, hangs=False, status=lambda: "", **parts)
-    server = DaemonServer(app, daemon, Notifier({}))
+    lease: Any = SimpleNamespace(lost=False)
+    server = DaemonServer(app, daemon, Notifier({}), lease)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     with socket.create_server(("127.0.0.1", 0)) as tcp, unix_listener(settings.listen_socket) as unix:
         if unix is not None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from api_harness import WellRounds
 
-from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
 from slurm_elastic.daemon.reports.common import Viewer
-from slurm_elastic.daemon.reports.history import PlanTable
+from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.shared_secret import Verifier
@@ -30,13 +30,14 @@ class StoredController:
 
     store: Store
     woken: list[str]
+    rounds = WellRounds()
 
     def owner(self, job_id: int) -> tuple[int, str] | None:
         job = self.store.job(job_id)
         return None if job is None or job.end_time is not None else (job.uid, job.user)
 
-    def dry_plan(self) -> PlanTable:
-        return reports.plan(self.store, Viewer(0, admin=True))
+    def dry_plan(self) -> list[DecisionRow]:
+        return self.store.current_decisions()
 
     def prior(self, job_id: int) -> None:
         return None

@@ -71,7 +71,7 @@ def summary(advice: Advice, now: float) -> list[str]:
         room = f" its {entry.gpus} GPUs" if entry.gpus else " room"
         lines.append(
             f"job {entry.job_id} would have had{room} at {format_time(entry.at, now)}; "
-            f"it was let wait {span(entry.waited_s)} longer"
+            f"it waited {span(entry.waited_s)} longer"
         )
     return lines + ([_acted(advice)] if advice.acted else [])
 

@@ -31,7 +31,7 @@ DEFAULT = "Label,Text"
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that is told."""
+    """One thing that is said."""
 
     label: str = about("Outcome, Why, Gain, From, How, Cost, ...", Column("Label"))
     text: str = about("what is said under that label, in words", Column("Text"))
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(facts: Explain, width: int = WIDTH) -> list[str]:
-    """The printed lines of the facts, wrapped at this width; a label stands once."""
+    """The printed lines of the facts, wrapped at this width; a label is printed once."""
     first, *others = rows(facts)
     lines, last = [clean(first.text)], ""
     for line in others:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     plan = options.ask(PlanTable, query=PlanQuery(int(args.dry_run)))
     _, unknown = options.named(args, plan.jobs)
     everybody = args.allusers or args.jobs or os.geteuid() == 0
-    rows = [row for row in plan.jobs if everybody or row.own is not False]
+    rows = [row for row in plan.jobs if everybody or row.own]
     rows = [row for row in rows if not args.jobs or row.job_id in args.jobs]
     options.print_answer(replace(plan, jobs=tuple(rows)), chosen, rows, args, below=[_summary(rows)])
     options.refuse(unknown)

@@ -56,7 +56,7 @@ _SHORT = {"-N": "--nodes", "-G": "--gpus", "-n": "--ntasks"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything is taken as it stands: sbatch's options are sbatch's."""
+    """Everything is taken as it is: sbatch's options are sbatch's."""
     parser.add_argument(
         "words",
         nargs=argparse.REMAINDER,
@@ -85,7 +85,7 @@ def sbatch_command(words: Sequence[str], environment: os._Environ[str] | dict[st
     if len(given) != 1 or not given[0]:
         hint = "; --elastic in the script itself needs the SPANK plugin" if _last(in_script, "--elastic") else ""
         accepted = "one --elastic=gpus=MIN-MAX,batch=MIN-MAX before the script"
-        what = "stands more than once" if len(given) > 1 else "is missing"
+        what = "is given more than once" if len(given) > 1 else "is missing"
         raise ConfigError(f"--elastic {what}; accepted: {accepted}{hint}")
     request = elastic_request.parse(given[0])
     described = [(name, value) for name, value, _ in options]
@@ -143,7 +143,7 @@ def _script_options(rest: Sequence[str]) -> list[tuple[str, str | None]]:
 
 
 def _header(text: str) -> Iterator[str]:
-    """What stands behind #SBATCH before the script's first command, where sbatch stops reading."""
+    """What follows #SBATCH before the script's first command, where sbatch stops reading."""
     for line in text.splitlines():
         if line.startswith("#SBATCH"):
             yield line.removeprefix("#SBATCH")

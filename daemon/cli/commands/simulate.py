@@ -221,14 +221,14 @@ def _document(
 
 
 def _print_jobs(outcomes: list[Outcome]) -> None:
-    """A line per job and policy, by job: how each policy treated it stands one below the other."""
+    """A line per job and policy, by job: how each policy treated it is shown in lines below each other."""
     from ...simulator.metrics import per_job
     from ...text.tables import lines
 
-    told = [{"policy": outcome.policy, **record} for outcome in outcomes for record in per_job(outcome)]
-    order = {str(record["job_id"]): index for index, record in reversed(list(enumerate(told)))}
+    records = [{"policy": outcome.policy, **record} for outcome in outcomes for record in per_job(outcome)]
+    order = {str(record["job_id"]): index for index, record in reversed(list(enumerate(records)))}
     print()
-    print("\n".join(lines(_columns(), sorted(told, key=lambda row: order[str(row["job_id"])]), rule=True)))
+    print("\n".join(lines(_columns(), sorted(records, key=lambda row: order[str(row["job_id"])]), rule=True)))
 
 
 def _columns() -> list[Field]:

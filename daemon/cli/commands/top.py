@@ -71,8 +71,8 @@ def _refresh(args: argparse.Namespace) -> None:
 
 
 def fitted(lines: Sequence[str], columns: int, rows: int) -> list[str]:
-    """As much of the picture as the terminal shows, with `+` where a line is cut, as squeue has it, and a word on the
-    lines that are left out."""
+    """As much of the picture as the terminal shows, with `+` where a line is cut, as squeue has it, and the
+    number of the lines that are left out."""
     kept = list(lines)
     if len(kept) > max(rows, 2):
         hidden = len(kept) - max(rows, 2) + 1

@@ -164,14 +164,14 @@ def _why_not(other: Alternative, chosen: float | None, chosen_speed: float | Non
     value, speed = other.value, other.samples_per_s
     if value is None or chosen is None:
         return "value n/a"
-    told = f"{value - chosen:+.2f} for this job"
+    said = f"{value - chosen:+.2f} for this job"
     if speed is not None and chosen_speed and (speed > chosen_speed) == (value > chosen):
-        told = f"{abs(speed / chosen_speed - 1):.0%} {'more' if speed > chosen_speed else 'fewer'} samples/s"
-    return told + (", not worth it for all jobs together" if value > chosen else "")
+        said = f"{abs(speed / chosen_speed - 1):.0%} {'more' if speed > chosen_speed else 'fewer'} samples/s"
+    return said + (", not worth it for all jobs together" if value > chosen else "")
 
 
 def now(facts: Explain, cause: Decision | None) -> list[str]:
-    """What the last decision says, where that is not already told, and how far a resize has come."""
+    """What the last decision says, where nothing else says it, and how far a resize has come."""
     if words.is_over(facts.job):
         return []
     resize, decision = facts.resize, facts.decision
@@ -210,7 +210,7 @@ def _progress(facts: Explain, resize: ResizeProgress) -> str:
 
 
 def next_steps(facts: Explain) -> list[str]:
-    """What is tried next, what stands in the way, and what the user can do."""
+    """What is tried next, what prevents it, and what the user can do."""
     job = facts.job
     if words.is_over(job):
         return [f"nothing; its history: selastic acct -j {job.job_id}"]
@@ -237,7 +237,7 @@ def _can_do(job: ExplainedJob) -> str:
         return f"pinned to {words.gpus(job.pinned)}; to let it be resized again: selastic unpin {name}"
     if job.reason == Reason.KEEP_UNREGISTERED.value:
         return (
-            "its first word comes seconds after 'selastic run' has started in the batch script; without that the daemon"
-            " cannot resize the job"
+            "its supervisor registers seconds after 'selastic run' has started in the batch script; without that the"
+            " daemon cannot resize the job"
         )
     return f"to hold it at its size: selastic pin {name}; the whole story: selastic events {name}"

@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from slurm_elastic.daemon.api.app import create_app
-from slurm_elastic.daemon.api.metrics import RoundState
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import to_json
@@ -29,19 +28,11 @@ QUERIES = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS
 NAME = re.compile(r"\b(slurm_elastic_\w+)(?:\{([^}]*)\})?")
 
 
-class Rounds(FakeController):
-    """A daemon whose rounds go well."""
-
-    def state(self) -> RoundState:
-        """See DaemonController.state."""
-        return RoundState("act", 5.0, False, False, 32, 4, {"observe": 0.1}, {"well": 3, "failed": 0})
-
-
 @pytest.fixture(scope="module")
 def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
     """Labels of every sample of a real scrape, by name."""
     with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store')}/a.db") as store:
-        http = TestClient(create_app(store, Rounds(), Settings(), Named(Settings())))
+        http = TestClient(create_app(store, FakeController(), Settings(), Named(Settings())))
         store.upsert_jobs([job(7, ADA, "ada")])
         store.set_in_use(7, 1, (BASE,), 64, 10.0)
         order = store.begin_resize(RESIZE, 1.0)

@@ -194,7 +194,7 @@ def test_a_slow_body_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -
         ("/v1/acct?start=-5", "accepted: a number from 0"),
         ("/v1/acct?start=1_0", "not accepted"),
         ("/v1/acct?begin=5", "parameter begin is not known here; accepted: start, end, user, job"),
-        ("/v1/acct?start=1&start=2", "start stands twice"),
+        ("/v1/acct?start=1&start=2", "start is given twice"),
         ("/v1/acct?job=7,x", "accepted: up to 1000 job ids"),
         ("/v1/jobs/7/events?limit=0", "limit=0 is not accepted"),
         ("/v1/jobs?x=1", "accepted: none"),

@@ -79,6 +79,16 @@ def test_a_connection_is_kept_and_made_anew(serve: Callable[..., tuple[DaemonSer
     wait_until(lambda: not server.server_state.connections, 60)
 
 
+def test_a_daemon_that_loses_its_lease_stops_serving(serve: Callable[..., tuple[DaemonServer, int]]) -> None:
+    """Another daemon acts from then on: nobody is to be answered by this one."""
+    server, port = serve()
+    client = Client(f"http://127.0.0.1:{port}")
+    assert client.get("/v1/health", token="x")["status"] == "ok"
+    client.close()
+    server._lease.lost = True
+    wait_until(lambda: not any(each.is_serving() for each in server.servers), 60)
+
+
 def client_file(path: Path, monkeypatch: pytest.MonkeyPatch, **values: object) -> Client:
     """A client that reads this file."""
     (path / "client.json").write_text(json.dumps(values))

@@ -213,7 +213,7 @@ def test_a_job_without_a_supervisor_is_told_to_start_one(told: Callable[[int], s
     text = told(1221)
     assert text.startswith("Job 1221 has kept what Slurm gave it since it started.\n")
     assert "Its supervisor (selastic run) has not reported yet." in text
-    assert "its first word comes seconds after 'selastic run' has started in the batch script" in text
+    assert "its supervisor registers seconds after 'selastic run' has started in the batch script" in text
 
 
 def test_a_job_that_is_over_says_so(told: Callable[[int], str]) -> None:

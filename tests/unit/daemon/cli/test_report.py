@@ -126,7 +126,7 @@ def test_the_commands_print_what_they_were_told(
     assert digits.split()[4:] == ["1", "8", "10.7", "24.0", "32.0", "+0%"] and header.split()[-1] == "CHANGE"
     assert "3 resizes advised, 30.00 GPU-hours more than the 36.00 they had" in sums[0]
     assert sums[1].startswith("progress of all jobs together: +") and "60 min of advice" in sums[1]
-    assert sums[2].startswith("job 99 would have had its 2 GPUs at ") and sums[2].endswith("wait 60 min longer")
+    assert sums[2].startswith("job 99 would have had its 2 GPUs at ") and sums[2].endswith("it waited 60 min longer")
     assert main.main(["advise", "-a", "--moves", "-n", "-o", "JobID,GPUs,WouldGPUs,Reason"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["11", "4", "16", "grow_share"], ["11", "4", "2", "shrink_for_job"], ["12", "8", "16", "grow_idle"],

@@ -254,8 +254,8 @@ def test_a_dry_plan_stores_nothing(world: World) -> None:
     job = world.elastic()
     world.slurm.now += 5
     job.step()
-    plan = world.controller.dry_plan()
-    assert [(row.job_id, row.gpus_to) for row in plan.jobs] == [(job.job_id, 24)]
+    decided = world.controller.dry_plan()
+    assert [(row.job_id, row.gpus_to) for row in decided] == [(job.job_id, 24)]
     assert world.store.decision(job.job_id) is None and world.store.open_resizes() == []
 
 
