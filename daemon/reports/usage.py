@@ -159,5 +159,5 @@ def _point(model: ThroughputModel, gpus: int, batch: int) -> CurvePoint:
         nodes=nodes,
         batch=batch,
         samples_per_s=model.throughput(gpus, nodes, batch),
-        uncertainty=model.uncertainty(gpus, nodes),
+        uncertainty=model.uncertainties([(gpus, nodes)])[0],
     )

@@ -45,28 +45,23 @@ class ThroughputModel:
     micro: float
     """The micro batch that the parameters are relative to."""
     micro_limit: int
-    """Largest micro batch assumed to fit a GPU; 0: none known."""
+    """Largest micro batch assumed to fit a GPU, of a job that accumulates; 0: none known."""
     gpus_per_node: int
-    observations: int
     sizes_seen: tuple[int, ...]
     seen: tuple[tuple[int, int, float], ...]
     """(GPUs, nodes, sum of weights) of each placement measured."""
 
-    def step_time(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
-        """Seconds of one optimizer step over `batch` samples on `gpus` GPUs of `nodes` nodes; positive and finite.
-
-        `micro_batch`: the largest that fits a GPU; None: what was seen (a job that accumulates goes on to).
-        """
+    def step_time(self, gpus: int, nodes: int, batch: int) -> float:
+        """Seconds of one optimizer step over `batch` samples on `gpus` GPUs of `nodes` nodes; positive and finite."""
         check_size(gpus, nodes, batch)
-        limit = micro_batch if micro_batch is not None else self.micro_limit
         share = batch / gpus
-        accumulation = max(1, math.ceil(share / limit)) if limit > 0 else 1
+        accumulation = max(1, math.ceil(share / self.micro_limit)) if self.micro_limit else 1
         micro = share / accumulation / self.micro
         return self.scale_s * float(step_time(self.parameters, gpus, nodes, micro, accumulation))
 
-    def throughput(self, gpus: int, nodes: int, batch: int, micro_batch: int | None = None) -> float:
+    def throughput(self, gpus: int, nodes: int, batch: int) -> float:
         """Samples per second."""
-        return batch / self.step_time(gpus, nodes, batch, micro_batch)
+        return batch / self.step_time(gpus, nodes, batch)
 
     def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:
         """Samples per second at each (GPUs, nodes, global batch)."""
@@ -90,10 +85,6 @@ class ThroughputModel:
         form = np.array([0.0 if size in measured else FORM_ERROR**2 for size in sizes])
         sigmas: list[float] = np.sqrt(np.maximum(0.0, spread) + form).tolist()
         return sigmas
-
-    def uncertainty(self, gpus: int, nodes: int | None = None) -> float:
-        """Relative 1-sigma of the throughput at one size, by default as densely placed as was seen."""
-        return self.uncertainties([(gpus, nodes or max(1, -(-gpus // self.gpus_per_node)))])[0]
 
     @property
     def jitter(self) -> float:
@@ -177,7 +168,6 @@ def _model(observations: Sequence[Observation], theta: list[float], covariance: 
         micro=micro,
         micro_limit=max(o.micro_batch for o in observations) if accumulates else 0,
         gpus_per_node=max(-(-o.gpus // o.nodes) for o in observations),
-        observations=len(observations),
         sizes_seen=tuple(sorted({o.gpus for o in observations})),
         seen=tuple((gpus, nodes, total) for (gpus, nodes), total in sorted(seen.items())),
     )

@@ -17,7 +17,7 @@ from math import fsum
 
 from . import dual, integer_dual
 from .exact_core import Move, finish
-from .table import Choice, Memo, Table, build, check_feasible, read
+from .table import Choice, Memo, Table, build, check_feasible
 
 WORK = 50_000_000
 """Steps of the exact finish before an answer is given with the gap it has then."""
@@ -53,12 +53,6 @@ def solve(
     """
     if not options:
         return Solution((), 0.0, 0.0)
-    memo = {} if memo is None else memo
-    if max(map(len, options)) == 1:  # everyone stays
-        least = [read(row, labels, j, memo).gpus[0] for j, row in enumerate(options)]
-        check_feasible(least, capacity, labels)
-        value = fsum([row[0].value for row in options])
-        return Solution((0,) * len(options), value, value)
     found = solve_table(build(options, labels, memo), capacity, labels, work)
     value = fsum([row[i].value for row, i in zip(options, found.choice, strict=True)])
     return replace(found, value=value, bound=value + found.gap)
@@ -78,8 +72,8 @@ def solve_table(table: Table, capacity: int, labels: Sequence[str] | None = None
 def solve_table_exactly(table: Table, capacity: int, work: int = WORK) -> Solution:
     """The same in Python's integers, whatever the size of the numbers; the smallest sizes have to fit."""
     p, q = integer_dual.multiplier(table, capacity)
-    base, slack, moves = integer_dual.open_choices(table, capacity, p, q)
-    return _finished(table, base, slack, moves, p, q, work)
+    base, slack, moves = dual.open_choices(table.of_python_integers(), capacity, p, q)
+    return _finished(table, base.tolist(), slack, moves, p, q, work)
 
 
 def _finished(table: Table, chosen: list[int], slack: int, moves: list[Move], p: int, q: int, work: int) -> Solution:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from operator import lt
 from typing import Any
@@ -111,6 +111,10 @@ class Table:
         """Whether every value * q - p * weight stays inside an int64."""
         largest: int = int(abs(self.value).max()) * q + abs(p) * int(self.weight.max())
         return largest < 1 << 62
+
+    def of_python_integers(self) -> Table:
+        """The same with columns of Python's integers: slow, and no number is too large."""
+        return replace(self, weight=self.weight.astype(object), value=self.value.astype(object))
 
 
 def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None) -> Table:

@@ -330,7 +330,7 @@ def test_curves_read_at_once_are_the_models_own() -> None:
         own = [model.throughput(*point) for point in points]
         assert model.throughputs(points) == pytest.approx(own, rel=1e-9)
         sizes = [(k, n) for k in (1, 2, 4, 8, 16, 64, 256) for n in (1, 2) if n <= k]
-        doubts = [model.uncertainty(*size) for size in sizes]
+        doubts = [model.uncertainties([size])[0] for size in sizes]
         assert model.uncertainties(sizes) == pytest.approx(doubts, rel=1e-7)
 
 
