@@ -154,7 +154,7 @@ class DecisionRow:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ResizeRow(ResizeTarget):
     """One resize of one job: what it is to reach, and how far it has come."""
 

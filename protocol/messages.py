@@ -133,7 +133,7 @@ class Reports:
     version: int = VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ResizeTarget:
     """What a resize is to reach: keep these pieces, add companions of these shapes, use this batch."""
 
@@ -157,7 +157,7 @@ class ResizeTarget:
         return not self.keep
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Resize(ResizeTarget):
     """Tells a supervisor to carry out a resize. The same id always means the same one: taking it twice is harmless."""
 

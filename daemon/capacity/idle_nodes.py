@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
 from heapq import merge
+from itertools import chain
 from typing import Generic, TypeVar
 
 Amounts = TypeVar("Amounts")
@@ -41,5 +42,9 @@ class IdleNodes(Generic[Amounts]):
 
     def of(self, amounts: Collection[Amounts], near: Collection[str] = ()) -> Iterator[str]:
         """The nodes with one of these amounts free: those of `near` first, each by name. Lazy: few are asked for."""
-        yield from sorted(name for name in near if self._amount.get(name) in amounts)
-        yield from (name for name in merge(*(self._names[amount] for amount in amounts)) if name not in near)
+        lists = [self._names[amount] for amount in amounts]
+        others = merge(*lists) if len(lists) > 1 else iter(lists[0])
+        if not near:
+            return others
+        first = sorted(name for name in near if self._amount.get(name) in amounts)
+        return chain(first, (name for name in others if name not in near))

@@ -100,11 +100,12 @@ class Ledger:
         """Count `amount` as used: what is free now first, then what will be."""
         self._changes.append(node)
         now = self.now[node]
+        if now.gpus >= amount.gpus and now.cpus >= amount.cpus and now.mem_mb >= amount.mem_mb:
+            self.now[node] = now - amount
+            return
         first = Amount(min(now.gpus, amount.gpus), min(now.cpus, amount.cpus), min(now.mem_mb, amount.mem_mb))
         self.now[node] = now - first
-        rest = amount - first
-        if rest != Amount():
-            self.soon[node] = self.soon.get(node, Amount()) - rest
+        self.soon[node] = self.soon.get(node, Amount()) - (amount - first)
 
     def release(self, node: str, amount: Amount) -> None:
         """Count `amount` as free soon. A node that takes no work gives nothing back."""
@@ -115,7 +116,8 @@ class Ledger:
     def gpus(self, nodes: Iterable[str], soon: bool = True) -> int:
         """Free GPUs on these nodes."""
         usable = [node for node in nodes if node in self.now]
-        return sum((self.total(node) if soon else self.now[node]).gpus for node in usable)
+        later = [self.soon[node].gpus for node in usable if node in self.soon] if soon else []
+        return sum([self.now[node].gpus for node in usable]) + sum(later)
 
 
 def free(node: Node) -> Amount:
@@ -157,10 +159,10 @@ def pools(snapshot: Snapshot) -> tuple[Pool, ...]:
 
 def pool_of(found: Iterable[Pool], job: Job) -> Pool | None:
     """The pool that a job draws on: that of the nodes it holds, else the first of its partition with its GPU type."""
+    for pool in found:
+        if not pool.nodes.isdisjoint(job.nodes):
+            return pool
     mine = set(job.partition.split(","))
-    held = next((pool for pool in found if pool.nodes.intersection(job.nodes)), None)
-    if held is not None:
-        return held
     for pool in found:
         if mine & pool.partitions and (not job.gpu_type or job.gpu_type == pool.gpu_type):
             return pool

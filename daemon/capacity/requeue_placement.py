@@ -61,11 +61,13 @@ def put_back(base: Job, now: float) -> bool:
 
     A hold, a dependency, or a begin time further off are somebody's wish.
     """
+    if not base.pending or not base.restarts:
+        return False
     # "JobHeldUser", and Slurm's own "launch failed requeued held", which is for an admin to look at.
     held = "held" in base.reason.lower()
     wish = held or base.reason.startswith("Depend") or base.eligible_time > now + BEGIN_S
     fresh = base.eligible_time > now + BEGIN_S - SETTLE_S
-    return base.pending and base.restarts > 0 and not wish and not fresh
+    return not wish and not fresh
 
 
 def comes_back_at(snapshot: Snapshot, job: ElasticJob, ledger: Ledger, accepted: Collection[int]) -> Shape | None:

@@ -65,7 +65,7 @@ class ElasticJob:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        return tuple(held.piece for held in self.held)
+        return tuple([held.piece for held in self.held])
 
     @property
     def gpus(self) -> int:

@@ -134,6 +134,8 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: frozenset[Unit]) -> lis
     if rule is None:
         return [(piece, 0)]
     fixed = rule.staying(piece, giver.batch_host)
+    if (fixed,) == piece.nodes and not gone and not rule.whole:
+        return [(piece, 0)]
     order = gone + [node for node in first_to_go(giver, piece.nodes) if node not in gone and node != fixed]
     unit_cost = rule.price * (1 + min(rank, 900)) * piece.gpus_per_node
     # The newest has rank 0: a slow node goes for half its price.

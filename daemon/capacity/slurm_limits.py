@@ -28,6 +28,8 @@ class GpuLimit:
 
 def gpu_limits(site: Site, snapshot: Snapshot, roster: Roster) -> list[GpuLimit]:
     """The limits that concern running elastic jobs."""
+    if not site.limits:
+        return []
     running = [job for job in snapshot.jobs.values() if job.active]
     elastic = [job for job in roster.elastic.values() if job.running and job.base.gpus]
     found = []

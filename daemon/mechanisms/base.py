@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 from slurm_elastic.db.rows import InUse, ResizeRow
@@ -108,7 +109,7 @@ class Mechanism(ABC):
     def fits(self, job: ResizableJob, site: Site) -> str:
         """Why it can't be used for this job on this site; empty when it can."""
         via = job.job.request.via
-        return "" if self.name in via else f"its request does not name it (via={'+'.join(via)})"
+        return "" if self.name in via else _unnamed(via)
 
     def cost_s(self, job: ResizableJob, settings: Settings) -> float:
         """Seconds that the training is expected to stand still."""
@@ -171,6 +172,11 @@ class Mechanism(ABC):
     def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
         """What takes back a resize that it led. `left`: Slurm jobs left behind. Nodes given up do not come back."""
         return []
+
+
+@lru_cache
+def _unnamed(via: tuple[str, ...]) -> str:
+    return f"its request does not name it (via={'+'.join(via)})"
 
 
 def pause_s(job: ResizableJob, settings: Settings) -> float:

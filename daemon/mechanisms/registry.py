@@ -6,7 +6,8 @@ Lua, and the table in docs/, to this list.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from slurm_elastic.protocol.messages import Piece, Resize
 
@@ -31,7 +32,8 @@ MECHANISMS: tuple[Mechanism, ...] = (
 _DROPS = {mechanism.drops.kind: mechanism for mechanism in MECHANISMS if mechanism.drops}
 
 
-def drop_rules(via: Collection[str]) -> dict[str, DropRule]:
+@lru_cache
+def drop_rules(via: tuple[str, ...]) -> Mapping[str, DropRule]:
     """How a job with this `via=` gives up its pieces, by their kind; a kind without a rule stays."""
     return {m.drops.kind: m.drops for m in MECHANISMS if m.drops and m.name in via}
 

@@ -86,7 +86,7 @@ class Standing:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "job_id", self.job.base.job_id)
-        object.__setattr__(self, "gpus", sum(piece.gpus for piece in self.pieces))
+        object.__setattr__(self, "gpus", sum([piece.gpus for piece in self.pieces]))
         object.__setattr__(self, "batch", self.state.in_use.batch if self.state.in_use else 0)
 
     @property

@@ -53,5 +53,8 @@ def failed_lately(standing: Standing) -> bool:
 def _leaves(situation: Situation, standing: Standing) -> bool:
     """Whether one of its base's nodes is being drained, and it may be requeued elsewhere."""
     nodes = situation.inputs.snapshot.nodes
-    may = standing.may_restart and standing.may_grow and standing.may_shrink
-    return may and any({"DRAIN", "DRAINING"} & nodes[name].flags for name in standing.job.base.nodes if name in nodes)
+    drained = [n for n in standing.job.base.nodes if n in nodes and not _DRAINING.isdisjoint(nodes[n].flags)]
+    return bool(drained) and standing.may_grow and standing.may_shrink and standing.may_restart
+
+
+_DRAINING = frozenset({"DRAIN", "DRAINING"})

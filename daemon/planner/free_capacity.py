@@ -44,10 +44,11 @@ def free_ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
 
 def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
     """What waiting jobs that have run before are to come back at; counted as used in the ledger."""
-    found = {}
-    for job_id, job in sorted(inputs.roster.elastic.items(), key=lambda item: (-item[1].base.priority, item[0])):
-        known = job_id in inputs.put_back or not can_restart(job) or not put_back(job.base, inputs.snapshot.at)
-        shape = None if known else comes_back_at(inputs.snapshot, job, ledger, sizes(job))
+    found, elastic = {}, inputs.roster.elastic
+    gone = [j for j, job in elastic.items() if put_back(job.base, inputs.snapshot.at) and can_restart(job)]
+    for job_id in sorted(gone, key=lambda job_id: (-elastic[job_id].base.priority, job_id)):
+        job = elastic[job_id]
+        shape = None if job_id in inputs.put_back else comes_back_at(inputs.snapshot, job, ledger, sizes(job))
         if shape is not None:
             take(ledger, (shape,))
             found[job_id] = shape

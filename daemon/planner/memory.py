@@ -45,7 +45,8 @@ class Memory:
             if known is None or not known.holds(job, state, settings, site, now):
                 known = _Stood(stand(job, state, settings, now, site), settings, now)
             self._standings[job_id], found[job_id] = known, known.standing
-        self.members = {job_id: kept for job_id, kept in self.members.items() if job_id in found}
+        for job_id in self.members.keys() - found.keys():
+            del self.members[job_id]
         return found
 
 

@@ -79,11 +79,11 @@ class Move:
         chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.allotment.elsewhere)
         return registry.passed_over(standing, standing.site, chosen, settings)
 
-    def resize(self, wait_s: float) -> Resize:
-        """The message to the supervisor; its number comes from the store."""
+    def resize(self, wait_s: float, number: int = 0) -> Resize:
+        """The message to the supervisor; in the daemon its number comes from the store."""
         allotment = self.allotment
         return Resize(
-            id=0,
+            id=number,
             job_id=allotment.standing.job_id,
             keep=self.keep,
             add=self.add,

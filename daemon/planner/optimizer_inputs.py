@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from slurm_elastic.db.rows import ObservationRow
 from slurm_elastic.protocol.records import record
@@ -20,7 +20,7 @@ from ..mechanisms.base import pause_s
 from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
-from ..optimizer.plan import Cache, Solver, choices_of, plan_pools, value_of_staying
+from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
 from ..optimizer.solver.nested_caps import Cap
 from ..optimizer.targets import PoolPlan, Target
 from .eligibility import Standing, ascending_sizes, batches, sizes, weight_of
@@ -204,8 +204,10 @@ def share(
     """
     policy, cache = settings.policy, cache or Cache()
     bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
-    stays = [math.fsum(_value_of_staying(m, policy, cache) for m in members) for members in pools]
-    gains = [best.value - stay for best, stay in zip(bests, stays, strict=True)]
+    gains = [
+        best.value - math.fsum(map(partial(_value_of_staying, policy, cache), members, best.targets))
+        for members, best in zip(pools, bests, strict=True)
+    ]
     still = _held_back(pools, bests, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
     out = []
     for g, (members, best, gain) in enumerate(zip(pools, bests, gains, strict=True)):
@@ -217,10 +219,10 @@ def share(
     return out
 
 
-def _value_of_staying(m: Member, policy: str, cache: Cache) -> float:
-    """Its term where it stays: mostly one of its choices, and solved by itself where it is not."""
+def _value_of_staying(policy: str, cache: Cache, m: Member, target: Target) -> float:
+    """Its term where it stays: mostly one of the choices that it was offered, and solved by itself where it is not."""
     size, batch = m.view.current_gpus, m.view.current_batch
-    for choice in choices_of(m.view, policy, cache) if not m.forced else ():
+    for choice in target.offered if not m.forced else ():
         if choice.gpus == size and choice.batch == batch:
             return choice.value
     return value_of_staying(m.staying, policy, cache)

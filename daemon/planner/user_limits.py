@@ -97,6 +97,8 @@ def _spoken_for(standing: Standing) -> int:
 
 
 def _limits(settings: Sequence[str], standings: Sequence[Standing]) -> list[Limit]:
+    if not settings:
+        return []
     groups: dict[tuple[str, str], set[int]] = {}
     for standing in standings:
         base = standing.job.base

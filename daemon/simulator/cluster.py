@@ -65,7 +65,9 @@ class Cluster:
         running = list[RunningPiece]()
         for number, places in zip(self._parts[i], shares, strict=False):
             names = tuple(self.names[node] for node in sorted(places))
-            job = replace(self.jobs[number], state="RUNNING", reason="", nodes=names, batch_host=names[0])
+            was = self.jobs[number]
+            het = was.het_job_id, was.het_offset
+            job = _slurm_job(number, was.num_nodes, was.gpus_per_node, was.submit_time, names, names[0], het)
             self.jobs[number] = job
             running.append(RunningPiece(job, piece_of(job, "component" if running else "base")))
         if i + 1 in self.elastic:
@@ -84,15 +86,13 @@ class Cluster:
         job, added = self.elastic[i + 1], []
         for shape in shapes:
             self._last += 1
-            companion = replace(
-                job.base, job_id=self._last, nodes=shape.node_list, batch_host="", num_nodes=shape.nodes,
-                gpus=shape.gpus, gpus_per_node=shape.gpus_per_node, cpus=shape.gpus, het_job_id=0,
-            )  # fmt: skip
+            names, submitted = shape.node_list, job.base.submit_time
+            companion = _slurm_job(self._last, shape.nodes, shape.gpus_per_node, submitted, names)
             self.jobs[self._last] = companion
             added.append(RunningPiece(companion, piece_of(companion, "companion"), resize_id))
             for name in shape.node_list:
                 self.allocated.take(i, self.place[name], shape.gpus_per_node)
-        self.elastic[i + 1] = replace(job, held=(*job.held, *added))
+        self.elastic[i + 1] = ElasticJob(job.base, job.request, (*job.held, *added), job.components)
         return self.elastic[i + 1].pieces
 
     def keep(self, i: int, pieces: Sequence[Piece]) -> None:
@@ -122,17 +122,24 @@ class Cluster:
         for offset, (nodes, gpus) in enumerate(shapes):
             self._last += offset > 0
             number, het = self._last if offset else i + 1, i + 1 if len(shapes) > 1 else 0
-            one = SlurmJob(
-                number, "PENDING", "simulated", 1, partition=PARTITION, reason="Resources", num_nodes=nodes,
-                gpus=nodes * gpus, gpus_per_node=gpus, cpus=nodes * gpus, het_job_id=het, het_offset=offset,
-                submit_time=job.trace.submit_s,
-            )  # fmt: skip
-            made.append(one)
+            made.append(_slurm_job(number, nodes, gpus, job.trace.submit_s, het=(het, offset)))
         self.jobs.update((one.job_id, one) for one in made)
         self._parts[i] = tuple(one.job_id for one in made)
         if job.elastic:
             request = request_of(job.accepted, job.batches, job.trace.weight, job.quality)
             self.elastic[i + 1] = ElasticJob(made[0], request, components=tuple(made[1:]))
+
+
+def _slurm_job(
+    number: int, nodes: int, gpus: int, submit_time: float,
+    names: tuple[str, ...] = (), batch_host: str = "", het: tuple[int, int] = (0, 0),
+) -> SlurmJob:  # fmt: skip
+    """A job of so many nodes with so many GPUs each: it runs on the nodes named, or waits."""
+    return SlurmJob(
+        number, "RUNNING" if names else "PENDING", "simulated", 1, partition=PARTITION,
+        reason="" if names else "Resources", nodes=names, batch_host=batch_host, num_nodes=nodes, gpus=nodes * gpus,
+        gpus_per_node=gpus, cpus=nodes * gpus, het_job_id=het[0], het_offset=het[1], submit_time=submit_time,
+    )  # fmt: skip
 
 
 def _node(name: str, gpus: int, used: int) -> Node:

@@ -8,8 +8,6 @@ each decision also those behind a job that cannot start, as Slurm's backfill sta
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -118,7 +116,7 @@ class Elastic(Simulation):
         i, job = job_id - 1, self.jobs[job_id - 1]
         self._advance(job)
         self.resizes += 1
-        resize = replace(move.resize(self.rules.companion_wait_s), id=self.resizes)
+        resize = move.resize(self.rules.companion_wait_s, self.resizes)
         self.cluster.keep(i, resize.keep)
         if resize.add:
             self.cluster.grow(i, resize.add, resize.id)
