@@ -53,7 +53,7 @@ def join(
 
     batch: the global batch, in samples, that the learning rate was tuned for. max_batch: the largest global batch at
     which its result is acceptable; None: whatever the elastic request allows. lr: how the rate follows the batch,
-    one of batch.RULES; auto: what the elastic request says, or else linear for SGD and sqrt for all others.
+    one of request.LR_RULES; auto: what the elastic request says, or else linear for SGD and sqrt for all others.
     micro_batch: most samples one rank computes at a time; None: its whole slice. seed: of data order and of every
     rank's generators. checkpoints: a directory that every node sees; default: the job's own under `selastic run`,
     none elsewhere. checkpoint_every_s: seconds between two checkpoints. ramp: share of an epoch over which a rate

@@ -273,7 +273,7 @@ def blind(lua_site: Site) -> dict[str, str]:
     target = lua_site.folder / "blind"
     if not target.exists():
         target.mkdir()
-        for file in ("Makefile", "check_request.c", "elastic_request.c", "elastic_request.h", "spank_elastic.c"):
+        for file in ("Makefile", "elastic_request.c", "elastic_request.h", "spank_elastic.c"):
             text = (HOOKS / file).read_text()
             (target / file).write_text(text.replace('"slurm_option_set"', '"a_name_that_is_not_there"'))
         subprocess.run(["make", "-s", "-C", target, "BUILD=out"], check=True)

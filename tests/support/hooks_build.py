@@ -13,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOKS = ROOT / "slurm_hooks"
+CHECKER = ROOT / "tests" / "unit" / "slurm_hooks" / "check_request.c"
+CFLAGS = "-O1 -Werror"
+WARNINGS = "-std=gnu11 -Wall -Wextra -Wshadow -Wformat=2 -D_FORTIFY_SOURCE=2 -fstack-protector-strong"
 
 
 @functools.cache
@@ -28,10 +31,11 @@ def build() -> Path:
         subprocess.run([install], check=True, timeout=280)
     target = Path(tempfile.mkdtemp(prefix="selastic-hooks-"))
     target.chmod(0o755)
-    made = subprocess.run(
-        ["make", "-C", HOOKS, f"BUILD={target}", "CFLAGS=-O1 -Werror"], capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
+    plugin = ["make", "-C", HOOKS, f"BUILD={target}", f"CFLAGS={CFLAGS}"]
+    checker = ["cc", *CFLAGS.split(), *WARNINGS.split(), "-I", HOOKS, "-o", target / "check_request"]
+    for command in (plugin, [*checker, CHECKER, HOOKS / "elastic_request.c"]):
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
     return target
 
 

@@ -75,11 +75,6 @@ class Saving:
         """Whether this rank has been asked to end."""
         return self._signal == signal.SIGTERM
 
-    def put(self, snapshot: dict[str, Any]) -> None:
-        """Write a snapshot, in the background."""
-        if self.writer is not None:
-            self.writer.put(snapshot)
-
     def wait(self, timeout_s: float) -> None:
         """Wait until what was put is on disk, or has failed; no longer than this."""
         if self.writer is not None:

@@ -5,9 +5,6 @@ everything that is no tensor lies beside them. Sealed means verified and renamed
 is handed in is not used by anything else: writing runs beside the training's own collectives.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import datetime

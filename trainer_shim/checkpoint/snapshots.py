@@ -82,8 +82,8 @@ class Snapshots:
     def write_held(self) -> None:
         """A step has been done."""
         snapshot, self._held = self._held, None
-        if snapshot is not None:
-            self.saving.put(snapshot)
+        if snapshot is not None and self.saving.writer is not None:
+            self.saving.writer.put(snapshot)
 
     def _before_leaving(self) -> None:
         self.write_held()
@@ -101,7 +101,7 @@ class Snapshots:
         if self._model().sharded and world.grouped:
             self._save_parts(writer, world)
         elif world.rank == 0:
-            self.saving.put(self._state.snapshot())
+            writer.put(self._state.snapshot())
 
     def _save_parts(self, writer: Writer, world: World) -> None:
         """Every rank has its own parts written, none of them gathered."""
@@ -149,13 +149,13 @@ class Snapshots:
 
     def while_quiet(self) -> None:
         """On rank 0's client thread. During an evaluation no step comes that could save."""
-        client = self._membership.client
-        if client is None or not client.save_wanted:
+        client, writer = self._membership.client, self.saving.writer
+        if client is None or not client.save_wanted or writer is None:
             return
         with self._still:
-            if self._quiet and not self._model().sharded and self.saving.writer is not None:
+            if self._quiet and not self._model().sharded:
                 client.save_wanted = False
-                self.saving.put(self._state.snapshot())
+                writer.put(self._state.snapshot())
 
     # -- on the writer's thread ------------------------------------------------------------------------------------
 

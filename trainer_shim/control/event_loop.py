@@ -129,7 +129,6 @@ class Children:
         env: Mapping[str, str],
         ended: Callable[[Ended], None],
         log: Path | None = None,
-        cwd: str | None = None,
     ) -> subprocess.Popen[bytes] | None:
         """Start a command. `log`: both outputs are appended there instead of being kept.
 
@@ -144,7 +143,6 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                cwd=cwd,
                 start_new_session=True,
             )
         except OSError as error:

@@ -5,9 +5,6 @@ world is thrown away unread. Map-style datasets are sliced by one cursor (sampli
 in order (shard_streams.py). Limit: the length has to be known, and the same on every rank.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import dataclasses
@@ -91,7 +88,7 @@ class _Batches:
     """DataLoader's batch sampler: each "batch of indices" is one micro batch of the current plan."""
 
     def __init__(self) -> None:
-        self.plan: MicroBatches | StreamMicroBatches | None = None
+        self.plan: MicroBatches | None = None
 
     def __iter__(self) -> _Batches:
         return self
@@ -135,7 +132,7 @@ class Feed:
     ) -> None:
         """Begin a pass at a cursor; `unread` of its shards is what an earlier world has left, or (lanes, 0, ())."""
         previous = self._batches.plan.version if self._batches.plan else 0
-        plan: MicroBatches | StreamMicroBatches
+        plan: MicroBatches
         if self._sizes is None:
             plan = MicroBatches(order(self.samples, self._seed, epoch, ordinal, shuffle), cursor, slicing)
         else:

@@ -5,9 +5,6 @@ and cuts them into one slice per rank; the last step is short instead of padded.
 that no rank has a state of its own. Datasets that are read in order have a plan of their own: see shard_streams.py.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import dataclasses

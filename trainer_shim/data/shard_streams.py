@@ -7,9 +7,6 @@ the next shard, or half of the longest run that is left. Limits: which samples s
 ranks; a shard that holds fewer samples than it says ends the training with an error, more are not noticed.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import bisect
@@ -21,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..numerics.batch import micros_of, share_of, step_of
-from .sampling import Micro, Slicing, is_measured, least, micro_limit
+from .sampling import Micro, MicroBatches, Slicing, is_measured, least, micro_limit
 
 Run = tuple[int, int, int]
 """Shard, first sample, end."""
@@ -129,31 +126,25 @@ class _Walk:
         return runs
 
 
-class StreamMicroBatches:
-    """The micro batches of one rank, as MicroBatches gives them; sample numbers count through the shards in order."""
+class StreamMicroBatches(MicroBatches):
+    """The micro batches of one rank; sample numbers count through the shards in order."""
 
     def __init__(
         self, sizes: Sequence[int], order: Sequence[int], cursor: int, unread: Unread, slicing: Slicing
     ) -> None:
-        self.samples = sum(sizes)
-        self.version = 0
         self._sizes, self._order = sizes, order
         self._bases = list(itertools.accumulate(sizes, initial=0))
-        self._go_on(cursor, unread, slicing)
+        self._done = self._walk(cursor, unread, slicing)
+        super().__init__(range(self._bases[-1]), cursor, slicing)
 
-    def _go_on(self, cursor: int, unread: Unread, slicing: Slicing) -> None:
-        self.version += 1
-        self._slicing = slicing
-        self._ready: list[Micro] = []
-        # Loader workers are ahead of the training: one walk for what is planned, one for what is done.
-        self._ahead, self._done = (
-            _Walk(Lanes(self._sizes, self._order, unread, slicing.ranks), cursor, self.samples, slicing)
-            for _ in range(2)
-        )
+    def _walk(self, cursor: int, unread: Unread, slicing: Slicing) -> _Walk:
+        return _Walk(Lanes(self._sizes, self._order, unread, slicing.ranks), cursor, self._bases[-1], slicing)
 
     def turn(self, cursor: int, slicing: Slicing) -> None:
-        """Go on from `cursor`, where a step ended, with another slicing; everything planned so far is stale."""
-        self._go_on(cursor, self.unread(cursor), slicing)
+        unread = self.unread(cursor)
+        # Loader workers are ahead of the training: one walk for what is planned, one for what is done.
+        self._ahead, self._done = (self._walk(cursor, unread, slicing) for _ in range(2))
+        super().turn(cursor, slicing)
 
     def unread(self, cursor: int) -> Unread:
         """What is left when the steps up to `cursor` are done; cursors may only grow."""
@@ -161,24 +152,10 @@ class StreamMicroBatches:
             self._done.step()
         return self._done.lanes.unread()
 
-    @property
-    def exhausted(self) -> bool:
-        return not self._ready and self._ahead.cursor >= self.samples
-
-    def __iter__(self) -> Iterator[Micro]:
-        return self
-
-    def __next__(self) -> Micro:
-        if not self._ready:
-            if self._ahead.cursor >= self.samples:
-                raise StopIteration
-            self._ready = self._step()
-        return self._ready.pop(0)
-
     def _step(self) -> list[Micro]:
-        cursor = self._ahead.cursor
-        runs = self._ahead.step()
-        total = self._ahead.cursor - cursor
+        cursor, runs = self._cursor, self._ahead.step()
+        self._cursor = self._ahead.cursor
+        total = self._cursor - cursor
         measured = is_measured(cursor, self._slicing)
         own = self._numbers(runs[self._slicing.rank])
         # Where a rank has no share: one or two samples of rank 0's, without weight.

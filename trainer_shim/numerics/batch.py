@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.protocol.errors import TrainingError
+from slurm_elastic.protocol.request import LR_RULES
 
-RULES = ("auto", "none", "linear", "sqrt", "sde", "adascale")
 SHARDS = 16
 """Of a deterministic step, where join() is given no number."""
 SDE_MAX_ONE_MINUS_BETA = 0.999
@@ -87,7 +87,7 @@ def resolve_rule(rule: str, optimizer_names: Iterable[str]) -> str:
     return "linear" if all(name.endswith("SGD") for name in optimizer_names) else "sqrt"
 
 
-def rate(rule: str, batch: float, base: int, noise_scale: float = 0.0, variance_share: float | None = None) -> Rate:
+def rate(rule: str, batch: float, base: int, noise_scale: float = 0.0) -> Rate:
     """The rate at global batch `batch` for one tuned at `base`, k = batch / base.
 
     none: 1. linear: k (Goyal et al. 2017, arXiv 1706.02677). sqrt: sqrt(k) (Krizhevsky 2014). sde: sqrt(k) with
@@ -109,7 +109,7 @@ def rate(rule: str, batch: float, base: int, noise_scale: float = 0.0, variance_
         return Rate(rule, math.sqrt(k), k)
     if rule == "adascale":
         return Rate(rule, adascale_gain(batch / base, noise_scale, base), k)
-    raise TrainingError(f"lr='{rule}' is not known; accepted: {', '.join(RULES)}")
+    raise TrainingError(f"lr='{rule}' is not known; accepted: {', '.join(LR_RULES)}")
 
 
 def adascale_gain(k: float, noise_scale: float, base: int) -> float:
@@ -153,8 +153,8 @@ def check_join(batch: object, max_batch: object, micro_batch: object, lr: object
             raise TrainingError(f"join({name}={value!r}) is not accepted; accepted: a whole number of samples, from 1")
     if isinstance(max_batch, int) and isinstance(batch, int) and max_batch < batch:
         raise TrainingError(f"join(batch={batch}) is above max_batch={max_batch}; accepted: batch <= max_batch")
-    if lr not in RULES:
-        raise TrainingError(f"join(lr={lr!r}) is not known; accepted: {', '.join(RULES)}")
+    if lr not in LR_RULES:
+        raise TrainingError(f"join(lr={lr!r}) is not known; accepted: {', '.join(LR_RULES)}")
 
 
 def check_unit(unit: object, group: str | None = None) -> int | None:

@@ -5,9 +5,6 @@ DistributedDataParallel's gradient all-reduce, and its "gradient" is whatever th
 never changed: its state_dict has no prefix and knows nothing of the hidden parameter.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import dataclasses
@@ -80,7 +77,7 @@ class _Outer(nn.Module):
         _rebuild(out, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         if not found:
             return out
-        attached = iter(_Attach.apply(self.hidden, self.values, *found))
+        attached = iter(_Attach.apply(self.hidden, self.values, *found))  # type: ignore[no-untyped-call]
         return _rebuild(out, lambda _: next(attached))
 
 

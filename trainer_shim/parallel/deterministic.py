@@ -7,9 +7,6 @@ are held in memory, and where shards per rank are no power of two more of them t
 one version of torch throughout; on CPUs one thread; kernels that torch knows as nondeterministic are refused.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import os

@@ -4,9 +4,6 @@ On a GPU two events in the compute stream tell it, read when they have passed, s
 for them. Limit: only what goes through DistributedDataParallel's buckets.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import time

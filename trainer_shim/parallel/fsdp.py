@@ -5,9 +5,6 @@ that it is to hold (state_transfer.py). Limits: a rank's old parts stay in host 
 submodules become new objects (the root stays the same object).
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import copy

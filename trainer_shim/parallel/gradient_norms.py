@@ -3,9 +3,6 @@
 Nothing here runs in a step that is not measured, and nothing waits for a GPU: norms are read a step later.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -3,9 +3,6 @@
 What a script calls in place of its model stays one object, whatever becomes of the ranks behind it.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod

@@ -20,7 +20,9 @@ from slurm_elastic.protocol.messages import Shape
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
 from .slurm_job import SlurmJob, parse_job
+from .state_machine.events import CompanionGranted, CompanionRefused, Event
 
+Emit = Callable[[Event], None]
 _JOB_ID = re.compile(r"job allocation (\d+)")
 KILL_AFTER_S = 10.0
 CONFIGURING_S = 0.5
@@ -40,7 +42,7 @@ class CompanionRequest:
 
 
 class Companions:
-    """`granted(resize_id, index, job)` and `refused(resize_id, index, why)` are called once for each, not both."""
+    """CompanionGranted or CompanionRefused is emitted once for each, not both."""
 
     def __init__(
         self,
@@ -48,12 +50,15 @@ class Companions:
         children: Children,
         env: Mapping[str, str],
         base_id: int,
-        granted: Callable[[int, int, SlurmJob], None],
-        refused: Callable[[int, int, str], None],
+        nproc: int,
+        emit: Emit,
     ) -> None:
+        """nproc: workers per node, where Slurm gives no GPUs."""
         self._loop, self._children, self._env, self._base = loop, children, env, base_id
-        self._granted, self._refused = granted, refused
+        self._nproc, self._emit = nproc, emit
         self._asked: list[CompanionRequest] = []
+        self._jobs: dict[int, SlurmJob] = {}
+        """Those granted, by job id."""
 
     def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         """Ask for one. What has no nodes after `wait_s` seconds is taken back and refused."""
@@ -115,8 +120,17 @@ class Companions:
         if job.state == "CONFIGURING":
             self._loop.after(CONFIGURING_S, lambda: self._look(asked))
         elif not asked.reported:
-            asked.reported = True
-            self._granted(asked.resize_id, asked.index, job)
+            self._grant(asked, job)
+
+    def _grant(self, asked: CompanionRequest, job: SlurmJob) -> None:
+        try:
+            piece = job.piece("companion", self._nproc)
+        except ValueError as error:
+            self._refuse(asked, str(error))
+            return
+        asked.reported = True
+        self._jobs[job.job_id] = job
+        self._emit(CompanionGranted(asked.resize_id, asked.index, piece))
 
     def _too_late(self, asked: CompanionRequest, wait_s: float) -> None:
         if not asked.reported and not asked.dropped:
@@ -149,7 +163,7 @@ class Companions:
     def _refuse(self, asked: CompanionRequest, why: str) -> None:
         if not asked.reported:
             asked.reported = True
-            self._refused(asked.resize_id, asked.index, why)
+            self._emit(CompanionRefused(asked.resize_id, asked.index, why))
 
     def _expand(self, expression: str) -> tuple[str, ...]:
         return expand(expression, self._env)

@@ -20,12 +20,9 @@ from slurm_elastic.protocol.messages import Piece, Shape
 
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
-from .companions import Companions, expand
+from .companions import Companions, Emit, expand
 from .slurm_job import SlurmJob, component_ids, parse_job
-from .state_machine.events import CompanionGranted, CompanionRefused, Event, StepEnded
-
-Emit = Callable[[Event], None]
-FIRST_LOCAL_JOB = 1
+from .state_machine.events import CompanionGranted, StepEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +61,15 @@ class Launcher(Protocol):
 StartLauncher = Callable[[Loop, Children, Options, Emit], Launcher]
 
 
-class SlurmLauncher:
+class SlurmLauncher(Companions):
     """Agents by srun, companions by salloc."""
 
     def __init__(
         self, jobs: tuple[SlurmJob, ...], loop: Loop, children: Children, options: Options, emit: Emit
     ) -> None:
-        self._children, self._options, self._emit = children, options, emit
-        self._jobs = {job.job_id: job for job in jobs}
-        self._companions = Companions(loop, children, options.env, jobs[0].job_id, self._granted, self._refused)
+        super().__init__(loop, children, options.env, jobs[0].job_id, options.nproc, emit)
+        self._options = options
+        self._jobs |= {job.job_id: job for job in jobs}
 
     def launch(self, piece: Piece, number: int) -> None:
         job = self._jobs[piece.slurm_job_id]
@@ -84,34 +81,13 @@ class SlurmLauncher:
         log = self._options.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
         self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
 
-    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
-        self._companions.submit(resize_id, index, shape, wait_s)
-
-    def drop(self, resize_id: int) -> None:
-        self._companions.drop(resize_id)
-
-    def close(self, done: Callable[[], None]) -> None:
-        self._companions.close(done)
-
-    def _granted(self, resize_id: int, index: int, job: SlurmJob) -> None:
-        try:
-            piece = job.piece("companion", self._options.nproc)
-        except ValueError as error:
-            self._refused(resize_id, index, str(error))
-            return
-        self._jobs[job.job_id] = job
-        self._emit(CompanionGranted(resize_id, index, piece))
-
-    def _refused(self, resize_id: int, index: int, why: str) -> None:
-        self._emit(CompanionRefused(resize_id, index, why))
-
 
 class LocalLauncher:
     """Agents as local processes. Each "node" of a piece is one agent; CPU workers only share the machine."""
 
     def __init__(self, first_piece: Piece, loop: Loop, children: Children, options: Options, emit: Emit) -> None:
         self._loop, self._children, self._options, self._emit = loop, children, options, emit
-        self._next_job = FIRST_LOCAL_JOB
+        self._next_job = 1
         self._agents: dict[int, list[subprocess.Popen[bytes]]] = {}
         self._resizes: dict[int, list[int]] = {}
         self._total = first_piece.gpus_per_node

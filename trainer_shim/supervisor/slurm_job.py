@@ -32,7 +32,6 @@ class SlurmJob:
     cpus_per_node: int
     partition: str
     account: str
-    time_limit: str
     work_dir: str
     component: tuple[int, int] | None
     """Of a heterogeneous job: (leader's job id, number of this component)."""
@@ -85,7 +84,6 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         cpus_per_node=min(cpus),
         partition=_known(fields.get("Partition", "")),
         account=_known(fields.get("Account", "")),
-        time_limit=fields.get("TimeLimit", ""),
         component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,
         work_dir=fields.get("WorkDir", ""),
         end_time=fields.get("EndTime", "Unknown"),

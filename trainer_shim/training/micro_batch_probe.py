@@ -102,7 +102,7 @@ class Probe:
     def _fits(self, size: int) -> bool:
         try:
             samples = [self.dataset[index % len(self.dataset)] for index in range(size)]
-            self.compute(to_device((self.collate or default_collate)(samples), self.device)).backward()  # type: ignore[no-untyped-call]
+            self.compute(to_device((self.collate or default_collate)(samples), self.device)).backward()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except RuntimeError as error:  # torch.OutOfMemoryError, and cuBLAS or cuDNN in their own words

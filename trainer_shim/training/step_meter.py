@@ -4,9 +4,6 @@ The training thread appends a few numbers per step; medians are taken when a rep
 first steps of a world are left out: caches are cold and the allocator grows.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import statistics

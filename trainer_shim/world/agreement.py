@@ -5,9 +5,6 @@ that the answers are far apart: the generation that a rank holds goes as BITS si
 own all-reduce of the gradients carries them; where no such all-reduce exists VoteExchange does one of its own.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import dataclasses

@@ -7,9 +7,6 @@ mesh with it. So nothing is learnt twice, and no left world's groups, with their
 Groups are made first of all beside the default one: torch numbers them, and worlds of one shape have to number alike.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 from collections.abc import Iterable

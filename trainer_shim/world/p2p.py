@@ -3,9 +3,6 @@
 Small parts for one rank travel together, large ones by themselves without a copy where their memory allows it.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import datetime

@@ -7,9 +7,6 @@ The caller has to drop its DistributedDataParallel object before `leave`: one th
 gloo's destructor (pytorch issue 56297).
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import dataclasses

@@ -5,9 +5,6 @@ first time. Here it does so over a group that communicates nothing, on tensors w
 the script's model is not touched.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import sys

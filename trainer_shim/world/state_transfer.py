@@ -6,9 +6,6 @@ goes to survivors before they leave. Nothing is gathered anywhere. What a rank h
 until the new world is final: an older world can be filled from it again.
 """
 
-# mypy: disallow-untyped-calls=False
-# torch types a part of its functions only.
-
 from __future__ import annotations
 
 import dataclasses

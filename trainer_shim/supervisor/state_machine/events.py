@@ -121,17 +121,14 @@ class JobTerminating(Event):
 # --- follow-ups: what has happened ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Started:
     """The supervisor begins."""
 
 
-@dataclass(frozen=True, slots=True)
 class AgentsSettled:
     """An agent has come, has quit, or is awaited no longer: perhaps workers can start, or their world can form."""
 
 
-@dataclass(frozen=True, slots=True)
 class Restarting:
     """The old world is given up; its workers are being killed."""
 
@@ -147,7 +144,6 @@ class JobPreempted:
         return f"Slurm takes job {self.slurm_job_id} away"
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerReady:
     """A worker is warm and waits for its world."""
 
@@ -167,7 +163,6 @@ class FirstStepDone:
     message: Message = field(hash=False)
 
 
-@dataclass(frozen=True, slots=True)
 class WorldRuns:
     """Another world is the one that trains now."""
 
@@ -194,7 +189,6 @@ class JoinerLost:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
 class LeaverGone:
     """Workers that the coming world does without have ended."""
 
@@ -206,7 +200,6 @@ class ResizeRolledBack:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
 class JoinersReady:
     """All workers of the companions are warm: the worlds can change."""
 
@@ -251,12 +244,10 @@ class AwaitRollBack:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
 class BeginWaitingResize:
     """Nothing is under way: begin with the resize that waits, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
 class EndIfOver:
     """Workers have ended: end the job when nobody is left who could go on."""
 

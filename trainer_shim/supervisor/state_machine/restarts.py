@@ -5,14 +5,13 @@ Every doubt ends in a restart from the last checkpoint, a bounded number of time
 
 from __future__ import annotations
 
+from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Kill, Print
 from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import AgentsTimer, CheckpointTimer, CulpritTimer, DisconnectedTimer, KillTimer, RollBackTimer
 from .workers import Worker, agents_of, ranked
 
-WORLD_DID_NOT_FORM = 75
-"""A worker's exit code (EX_TEMPFAIL) when its process group did not come about in time."""
 KILLED = 128
 CULPRIT_S = 1.0
 
@@ -36,7 +35,7 @@ class Restarts(Part):
             events.Restart: self._restart,
             events.Restarting: lambda event: self._respawn_if_dead(),
             events.WorkerExit: self._exited,
-            CulpritTimer: lambda event: self._restart(events.Restart(self._broken, WORLD_DID_NOT_FORM)),
+            CulpritTimer: lambda event: self._restart(events.Restart(self._broken, EXIT_LOST)),
             events.WorkerLost: self._disconnected,
             DisconnectedTimer: self._kill_disconnected,
         }
@@ -168,7 +167,7 @@ class Restarts(Part):
             why += f": {worker.error}"
         for line in event.tail:
             context.do(Print(f"  {worker.name}| {line}"))
-        if code == WORLD_DID_NOT_FORM:
+        if code == EXIT_LOST:
             # Perhaps it only noticed that another one died, as others do; that one's end says more, and is on its way.
             if CulpritTimer() not in context.timers:
                 self._broken = why
@@ -198,6 +197,6 @@ class Restarts(Part):
 def _how(event: events.WorkerExit) -> str:
     if event.signal:
         return f"was killed by signal {event.signal}"
-    if event.code == WORLD_DID_NOT_FORM:
+    if event.code == EXIT_LOST:
         return "could not form its world"
     return f"exited with code {event.code}"

@@ -39,7 +39,6 @@ def job(**changes: object) -> SlurmJob:
         "cpus_per_node": 8,
         "partition": "main",
         "account": "lab",
-        "time_limit": "01:00:00",
         "work_dir": "/w",
         "component": None,
         "end_time": "Unknown",

@@ -1,5 +1,5 @@
 /*
- * Runs the plugin's checker on requests from standard input, one per line; for tests and for scripts.
+ * Runs the plugin's checker on requests from standard input, one per line.
  * Prints for each line `ok`, or `refused: ` and the sentence. With the argument `find` it prints what the
  * comment on each line holds, or `none`.
  */
