@@ -30,6 +30,7 @@ import _setup  # noqa: F401
 
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.trainer_shim.parallel.exposed_communication import ExposedCommunication
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import AgentUp, WorkerMessage
 from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
 from slurm_elastic.trainer_shim.training.step_meter import Meter, Position, StepShape
@@ -73,7 +74,7 @@ def one_report(meter: Meter, exposed: ExposedCommunication, steps: int) -> float
 def world() -> tuple[Machine, list[str]]:
     """A supervisor of RANKS workers that train."""
     base = Piece(1, "base", tuple(f"n{number}" for number in range(RANKS // 8)), 8)
-    machine = Machine((base,), SHAPE.batch)
+    machine = Machine(SupervisorContext((base,), SHAPE.batch))
     machine.start(0.0)
     for node in base.nodes:
         machine.handle(AgentUp((1, node), tuple(str(gpu) for gpu in range(8))), 0.0)

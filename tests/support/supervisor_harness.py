@@ -14,7 +14,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     Send,
     Spawn,
 )
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentUp,
     CompanionGranted,
@@ -36,7 +36,7 @@ class Drive:
     """A machine, its clock, and everything it has done; plays the cooperative rest of the world on request."""
 
     def __init__(self, *pieces: Piece, **options: Any) -> None:
-        self.machine = Machine(pieces or (BASE,), options.pop("batch", 64), **options)
+        self.machine = Machine(SupervisorContext(pieces or (BASE,), options.pop("batch", 64), **options))
         self.context = self.machine.context
         self.now = 0.0
         self.done: list[Action] = []

@@ -1,4 +1,4 @@
-"""What of Lightning cannot be trained elastically, and what its adapter works by: looked at before any training."""
+"""Checks before the training: what of Lightning cannot be elastic, and whether it has what its adapter uses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PRIVATE: list[tuple[Any, str]] = [
     (call, "_call_callbacks_load_state_dict"),
     (call, "_call_lightning_module_hook"),
 ]
-"""What the adapter works by, beside the public interface; of a Trainer: TRAINER, before it trains."""
+"""What the adapter uses beside the public interface; TRAINER and FIT_LOOP: of a Trainer, before it trains."""
 TRAINER = ("_checkpoint_connector", "fit_loop", "val_check_batch", "val_check_interval", "enable_validation")
 FIT_LOOP = ("_data_fetcher", "epoch_loop", "max_batches", "_restarting")
 
 
 def check_library() -> None:
-    """Raise TrainingError when this Lightning lacks what the adapter works by."""
+    """Raise TrainingError when this Lightning lacks what the adapter uses."""
     check_parts("lightning", version, TRIED, PRIVATE)
 
 

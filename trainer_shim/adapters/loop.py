@@ -41,7 +41,6 @@ class FrameworkLoop:
 
     @property
     def progress(self) -> TrainingProgress:
-        """The position of the training."""
         return self._session.state.progress
 
     @property
@@ -121,12 +120,12 @@ class DrivenLoader:
 
 
 def rank_to_show(job: Job) -> int:
-    """This worker's rank; one that waits for its first world is anything but the rank that logs and writes."""
+    """This worker's rank; not 0, which logs and writes, while it waits for its first world."""
     return job.rank if job.rank >= 0 else 1
 
 
 class Counted:
-    """A scheduler that is advanced by samples: a framework's own calls are for nothing."""
+    """A scheduler that the job advances by samples; a framework's own calls of step() do nothing."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -135,11 +134,11 @@ class Counted:
         return getattr(self._scheduler, name)
 
     def step(self, *_: Any, **__: Any) -> None:
-        """Nothing: job.wrap()'s schedulers are advanced with the samples."""
+        """Does nothing: the job advances the schedulers of job.wrap() with the samples."""
 
 
 def check_options(options: Mapping[str, Any], adapter: str) -> None:
-    """Raise TrainingError for what join() accepts and a framework's own loop cannot go with."""
+    """Raise TrainingError for options of join() that a framework's own loop does not support."""
     for name in ("unit", "deterministic"):
         if options.get(name):
             raise TrainingError(
@@ -156,7 +155,7 @@ def refuse(adapter: str, options: Iterable[tuple[bool, str, str]]) -> None:
 
 
 def check_parts(library: str, version: str, tried: str, parts: Iterable[tuple[Any, str]]) -> None:
-    """Raise TrainingError when a library lacks what its adapter takes hold of: now, not in the middle of a training.
+    """Raise TrainingError when a library lacks what its adapter uses: before the training, not in the middle of it.
 
     parts: owners and the names that they have to have.
     """
@@ -164,14 +163,14 @@ def check_parts(library: str, version: str, tried: str, parts: Iterable[tuple[An
         if not hasattr(owner, name):
             where = getattr(owner, "__name__", type(owner).__name__)
             raise TrainingError(
-                f"{library} {version} has no {where}.{name}, which the adapter works by; it was tried with {tried}"
+                f"{library} {version} has no {where}.{name}, which the adapter uses; it was tested with {tried}"
             )
 
 
 def taken_over(loader: Any, seed: int) -> tuple[Feed, bool]:
     """A feed in place of a framework's DataLoader, and whether it shuffles.
 
-    Its batch size is not used: join(batch=...) is. Raises TrainingError for one whose samplers decide what is read.
+    Its batch size is not used; join(batch=...) counts. Raises TrainingError for a sampler that decides what is read.
     """
     if not isinstance(loader, DataLoader):
         raise TrainingError(f"the training data is a {type(loader).__name__}; accepted: one torch DataLoader")

@@ -1,4 +1,4 @@
-"""What of a Trainer cannot be trained elastically, and what its adapter works by: looked at before any training."""
+"""Checks before the training: what of a Trainer cannot be elastic, and whether it has what its adapter uses."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def load_newest(directory: Path) -> Found | None:
             sys.stderr.write(f"selastic: {error}; trying the one before\n")
             damaged.append(path)
             continue
-        for path in damaged:  # out of the count of those kept, but there for whoever wants to know why
+        for path in damaged:  # not counted among those kept, but there for whoever wants to know why
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(f"damaged-{path.name}"))
         return saved, captured
@@ -195,7 +195,6 @@ class Writer:
         self._next: Work | None = None
         self._busy = False
         self._thread: threading.Thread | None = None
-        self.error: BaseException | None = None
         self.last_at = time.monotonic()
 
     @property
@@ -208,9 +207,9 @@ class Writer:
         self._hand_over(Work(lambda: write(self.directory, snapshot), lambda: self.on_free(snapshot)))
 
     def put_parts(self, job: Callable[[], Saved | None]) -> None:
-        """Hand over a function that writes together with other ranks' writers, each of which has to come to it.
+        """Hand over a function that writes together with other ranks' writers; each of them has to call it.
 
-        What was handed over before has to be written by then: wait().
+        wait() first: what was handed over before has to be written by then.
         """
         self._hand_over(Work(job, lambda: None))
 
@@ -239,11 +238,9 @@ class Writer:
                 saved = work.write() if work is not None else None
                 if saved is not None:
                     self._on_saved(saved)
-                self.error = None
             # A full disk must not end the training; the older checkpoint is still there. What
             # torch.distributed.checkpoint raises is no Exception.
             except BaseException as error:
-                self.error = error
                 sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {error}\n")
             finally:
                 if work is not None:

@@ -47,11 +47,11 @@ class Saving:
         self._signal = 0
 
     def memory(self) -> Path | None:
-        """A file for what this job's workers have found out about themselves; beside the checkpoints."""
+        """The file with the micro batches that this job's workers have found to fit; beside the checkpoints."""
         return self.writer.directory.parent / "micro_batch.json" if self.writer is not None else None
 
     def handle_signals(self) -> None:
-        """SIGUSR1: save. SIGTERM: save, then end. Only without a supervisor, which sees to both itself."""
+        """SIGUSR1: save. SIGTERM: save, then end. Only without a supervisor, which handles both itself."""
         if self.writer is not None and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, self._on_signal)
@@ -81,11 +81,11 @@ class Saving:
             self.writer.wait(timeout_s)
 
     def finish(self) -> None:
-        """Wait for the last checkpoint. Raises TrainingError when the file system does not come to an end."""
+        """Wait for the last checkpoint. Raises TrainingError when it is not written in time."""
         if self.writer is not None and not self.writer.wait(LAST_S):
             raise TrainingError(
-                f"the last checkpoint in {self.writer.directory} is not written after {LAST_S:.0f} s; look whether "
-                "that file system answers, then run the job again: it goes on from the checkpoint before"
+                f"the last checkpoint in {self.writer.directory} is not written after {LAST_S:.0f} s; check "
+                "that the file system answers, then run the job again: it goes on from the checkpoint before"
             )
 
     def newest(self, must: bool) -> Found | None:

@@ -1,8 +1,8 @@
-"""Checkpoints of state that is cut up over ranks: every rank writes and reads its own parts, rank 0 seals the whole.
+"""Checkpoints of state that is sharded over ranks: every rank writes and reads its own parts, rank 0 seals the whole.
 
 torch.distributed.checkpoint stores the tensors, so another number of ranks, another unit, or one process can read them;
-everything that is no tensor lies beside them. Sealed means verified and renamed, as in files.py. The group that
-is handed in is not used by anything else: writing runs beside the training's own collectives.
+everything else is stored beside them. Sealed means verified and renamed, as in files.py. Nothing else uses the group
+that is handed in: writing runs beside the training's own collectives.
 """
 
 from __future__ import annotations

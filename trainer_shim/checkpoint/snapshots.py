@@ -1,8 +1,8 @@
-"""Copies of the training's state, taken between two steps, and who writes them: this rank, in the background.
+"""Copies of the training's state, taken between two steps; this rank writes them in the background.
 
 At a switch of replicas the copy is taken while the new world forms and written after its first step; where every rank
-holds parts they are written before it. Periodic ones at a step that all ranks agreed on; during an evaluation on rank
-0, when no step comes, on the client's thread.
+holds parts they are written before it. Periodic ones are taken at a step that all ranks agreed on; during an evaluation
+on rank 0, when no step comes, on the client's thread.
 """
 
 from __future__ import annotations

@@ -8,20 +8,20 @@ No torch here; opening a store for a coming world is handed in.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import socket
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from slurm_elastic.protocol import json_lines
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
+
+from .connection import Connection
+from .event_loop import Loop
 
 EXIT_LOST = 75
 """EX_TEMPFAIL: try again. Also the code of a worker whose world did not form."""
@@ -38,12 +38,12 @@ class ComingWorld:
     """A world that the supervisor has announced to this worker."""
 
     generation: int
-    rank: int
-    size: int
-    batch: int
-    leave: bool
-    source: str
-    timeout_s: float
+    rank: int = -1
+    size: int = 0
+    batch: int = 0
+    leave: bool = False
+    source: str = "survivor"
+    timeout_s: float = 60.0
     """For everyone's arrival."""
     forming_s: float = 30.0
     """For one communication while the group forms and state is handed over."""
@@ -57,6 +57,10 @@ class ComingWorld:
     def complete(self) -> bool:
         """Whether this worker could switch now. A leaver needs no store."""
         return self.leave or self.store is not None
+
+
+ANNOUNCED = tuple(field.name for field in fields(ComingWorld) if field.name not in ("store", "server"))
+"""What of a world a supervisor's message says."""
 
 
 class WorkerClient:
@@ -77,14 +81,11 @@ class WorkerClient:
         self.report_s = 0.0
         """Seconds between two reports, as the supervisor wants it; 0: it has not said."""
         self._closing = False
-        self._out: deque[bytes] = deque()
-        self._reports: deque[bytes] = deque(maxlen=MAX_REPORTS)
-        self._writing = b""
-        self._reader = json_lines.MessageReader()
+        self._out: deque[Message] = deque()
+        self._reports: deque[Message] = deque(maxlen=MAX_REPORTS)
         self._socket = _connect(self._host, int(port))
-        self._wake_r, self._wake_w = os.pipe()
-        os.set_blocking(self._wake_w, False)
-        os.set_blocking(self._wake_r, False)
+        self._loop = Loop()
+        self._connection = Connection(self._loop, self._socket, self._take, lambda connection: self._loop.stop())
         self.send({"type": "hello", "worker": worker, "secret": secret, "pid": os.getpid(), "kind": "worker"})
         self._thread = threading.Thread(target=self._run, name="selastic-link", daemon=True)
         self._thread.start()
@@ -137,80 +138,53 @@ class WorkerClient:
     def send(self, message: Message) -> None:
         """Queue a message; it is sent in order."""
         with self._changed:
-            self._out.append(json_lines.encode(message))
-        self._wake()
+            self._out.append(message)
+        self._loop.call(self._write)
 
     def report(self, message: Message) -> None:
         """Queue a report; of more than MAX_REPORTS unsent ones the oldest are lost."""
         with self._changed:
-            self._reports.append(json_lines.encode(message))
-        self._wake()
+            self._reports.append(message)
+        self._loop.call(self._write)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until everything queued has been handed to the kernel; False when that took too long."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self.lost or not (self._out or self._reports or self._writing), timeout_s
-            )
+            return self._changed.wait_for(lambda: self.lost or self._all_sent(), timeout_s)
 
     def close(self) -> None:
         """Send what is queued, then close. It does not matter if the supervisor is gone afterwards."""
         self.flush()
         self._closing = True
-        self._wake()
+        self._loop.stop()
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_w, b"x")
-
     def _run(self) -> None:
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._socket, selectors.EVENT_READ)
-                selector.register(self._wake_r, selectors.EVENT_READ)
-                while not self._closing:
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._next_line() else 0)
-                    selector.modify(self._socket, wanted)
-                    for key, events in selector.select(TICK_S):
-                        if key.fd == self._wake_r:
-                            os.read(self._wake_r, 4096)
-                        if key.fileobj is self._socket and events & selectors.EVENT_READ and not self._read():
-                            return self._lose("it closed the connection")
-                        if key.fileobj is self._socket and events & selectors.EVENT_WRITE:
-                            self._write()
-                    self.on_tick()
-        except (OSError, json_lines.Malformed) as error:
-            return self._lose(str(error))
+            while self._connection.open and not self._closing:
+                self._loop.turn(TICK_S)
+                self._write()
+                self.on_tick()
         finally:
-            self._socket.close()
-        return None
+            self._connection.close()
+        if not self._closing:
+            self._lose()
 
-    def _next_line(self) -> bool:
-        with self._changed:
-            if not self._writing:
-                if self._out:
-                    self._writing = self._out.popleft()
-                elif self._reports:
-                    self._writing = self._reports.popleft()
-                else:
-                    self._changed.notify_all()
-            return bool(self._writing)
+    def _all_sent(self) -> bool:
+        return not (self._out or self._reports or self._connection.backlog())
 
     def _write(self) -> None:
-        sent = self._socket.send(self._writing)
+        """Reports come last, and only while the supervisor reads: those that wait lose their oldest."""
         with self._changed:
-            self._writing = self._writing[sent:]
+            while self._out:
+                self._connection.send(self._out.popleft())
+            while self._reports and self._connection.open and not self._connection.backlog():
+                self._connection.send(self._reports.popleft())
+            if self._all_sent():
+                self._changed.notify_all()
 
-    def _read(self) -> bool:
-        data = self._socket.recv(1 << 16)
-        self._reader.feed(data)
-        for message in self._reader.messages():
-            self._take(message)
-        return bool(data)
-
-    def _take(self, message: Message) -> None:
+    def _take(self, connection: Connection, message: Message) -> None:
         kind = message.get("type")
         if kind == "world":
             self._announced(message)
@@ -228,17 +202,7 @@ class WorkerClient:
         # Anything else is from a newer supervisor, which does not rely on it being understood.
 
     def _announced(self, message: Message) -> None:
-        coming = ComingWorld(
-            generation=int(message["generation"]),
-            rank=int(message.get("rank", -1)),
-            size=int(message.get("size", 0)),
-            batch=int(message.get("batch") or 0),
-            leave=bool(message.get("leave", False)),
-            source=str(message.get("source", "survivor")),
-            timeout_s=float(message.get("timeout_s") or 60.0),
-            forming_s=float(message.get("forming_s") or 30.0),
-            first_step_s=float(message.get("first_step_s") or 600.0),
-        )
+        coming = ComingWorld(**{name: message[name] for name in ANNOUNCED if name in message})
         self.report_s = float(message.get("report_s") or 0.0)
         with self._changed:
             if coming.generation <= self._last_generation:
@@ -272,13 +236,11 @@ class WorkerClient:
         own, peer = self._socket.getsockname()[0], self._socket.getpeername()[0]
         return self._host.strip("[]") if own == peer else str(own)
 
-    def _lose(self, why: str) -> None:
-        if self._closing:
-            return
+    def _lose(self) -> None:
         with self._changed:
             self.lost = True
             self._changed.notify_all()
-        sys.stderr.write(f"selastic: the supervisor is gone ({why}); {self.worker} leaves after this step\n")
+        sys.stderr.write(f"selastic: the supervisor is gone; {self.worker} leaves after this step\n")
         sys.stderr.flush()
         time.sleep(LOST_GRACE_S)
         if not self._closing:
@@ -286,7 +248,6 @@ class WorkerClient:
 
 
 def leave_lost() -> None:
-    """Leave because the supervisor is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_LOST)
@@ -294,11 +255,8 @@ def leave_lost() -> None:
 
 def _connect(host: str, port: int) -> socket.socket:
     try:
-        connection = socket.create_connection((host.strip("[]"), port), timeout=CONNECT_S)
+        return socket.create_connection((host.strip("[]"), port), timeout=CONNECT_S)
     except OSError as error:
         raise TrainingError(
             f"SELASTIC_CONTROL={host}:{port} cannot be reached ({error}); it has to name the running supervisor"
         ) from None
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setblocking(False)
-    return connection

@@ -31,7 +31,7 @@ class _Tagged(Dataset[Any]):
 
     Each sample is drawn with generators seeded by (seed, epoch, sample): augmentation is the same on whatever rank or
     worker a sample is read. A dataset that gives many at once (__getitems__) is seeded once for them all. Seeding takes
-    9 us, which samples that are slices of tensors do not need, nor, where torch puts them together, their batch.
+    9 us. Samples that are slices of tensors do not need it, nor does their batch where torch collates it.
     """
 
     def __init__(self, dataset: Any, seed: int, collate: Any = None) -> None:
@@ -110,7 +110,7 @@ class Feed:
         self.samples = len(source)
         self._seed = seed
         self.lanes = max(1, options.get("num_workers") or 0) if self._sizes is not None else 0
-        """Of shards, how many a rank reads side by side: one a worker. All ranks have to go by the same number."""
+        """How many shards a rank reads side by side: one for each worker. All ranks have to use the same number."""
         options = dict(options)
         collate = options.pop("collate_fn", None) or default_collate
         self._tagged = _Tagged(source, seed, collate)
@@ -156,7 +156,7 @@ class Feed:
             ) from error
 
     def unread(self, cursor: int) -> Unread:
-        """Of shards, what is left once the steps up to `cursor` are done; nothing for map-style datasets."""
+        """What is left of the shards once the steps up to `cursor` are done; nothing for map-style datasets."""
         plan = self._batches.plan
         return plan.unread(cursor) if isinstance(plan, StreamMicroBatches) else NOT_BEGUN
 
@@ -211,7 +211,7 @@ def check_loader(dataset: Any, options: dict[str, Any]) -> None:
         mapped = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not mapped:
             raise TrainingError(
-                f"job.loader() was given a {type(dataset).__name__}, of which no worker can read a part; accepted: a "
+                f"job.loader() was given a {type(dataset).__name__}, which cannot be read in parts; accepted: a "
                 "dataset with __len__ and __getitem__, one with `shards` and iter_shard(shard, start), or "
                 "InOrder(dataset, samples=...), which reads and skips"
             )

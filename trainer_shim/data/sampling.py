@@ -110,8 +110,8 @@ class Micro:
 
 
 def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
-    """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order; none, or none but
-    empty ones: no share."""
+    """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order. Without a share there
+    are none, or only empty ones."""
     total = step_of(slicing.batch, samples - cursor)
     own = share_of(total, slicing.batch, slicing.ranks, slicing.rank)
     shifted = range(cursor + own.start, cursor + own.stop)
@@ -119,7 +119,7 @@ def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
 
 
 def least(total: int, slicing: Slicing) -> int:
-    """Micro batches that every rank has of a step at least; the first rank's slice is the largest."""
+    """How many micro batches every rank has in a step, at least; the first rank's slice is the largest."""
     largest = len(share_of(total, slicing.batch, slicing.ranks, 0))
     return -(-largest // min(slicing.micro_batch or total, largest)) if slicing.together else 0
 

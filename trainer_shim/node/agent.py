@@ -98,8 +98,9 @@ class Agent:
         if kind == "spawn":
             self._spawn(str(message["worker"]), dict(message["env"]), bool(message.get("follow")))
         elif kind == "kill":
-            for child in self._named(message):
-                kill_group(child.pid, int(message.get("signal", signal.SIGKILL)))
+            for child in self._children.values():
+                if child.name == message.get("worker"):
+                    kill_group(child.pid, int(message.get("signal", signal.SIGKILL)))
         elif kind == "follow":
             for child in self._children.values():
                 child.follow = child.name == message.get("worker")
@@ -107,9 +108,6 @@ class Agent:
             self._quitting = True
             self._quit_when_empty()
             self._loop.after(5.0, self._kill_all)
-
-    def _named(self, message: Message) -> list[Child]:
-        return [child for child in self._children.values() if child.name == message.get("worker")]
 
     def _quit_when_empty(self) -> None:
         if self._quitting and not self._children:

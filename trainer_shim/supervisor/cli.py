@@ -23,7 +23,7 @@ from .daemon_client import DaemonClient
 from .driver import Supervisor, ignore_broken_output
 from .launchers import Options
 from .slurm_job import SlurmJob
-from .state_machine.context import RunLimits
+from .state_machine.context import RunLimits, SupervisorContext
 from .state_machine.machine import Machine
 
 EPILOG = """The script is run by the python that runs selastic, once per GPU (or --nproc times), with its arguments.
@@ -33,7 +33,6 @@ it. The same command with the same job directory goes on from the newest checkpo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `selastic run`."""
     parser.epilog = EPILOG
     parser.add_argument("--batch", type=_positive, default=0, metavar="N", help="global batch to start with")
     parser.add_argument(
@@ -128,11 +127,11 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     if options.audit:
         Path(options.audit).mkdir(parents=True, exist_ok=True)
     earlier = job_dir.read(options.job_dir)
-    machine = Machine(
+    context = SupervisorContext(
         pieces,
         batch=args.batch,
         generation=earlier.generation if earlier else 0,
-        checkpoint_step=job_dir.newest_step(options.job_dir),
+        saved_step=job_dir.newest_step(options.job_dir),
         limits=RunLimits(checkpoint_s=float(args.checkpoint_every)),
     )
 
@@ -143,7 +142,7 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     )
     has_daemon = jobs or "SELASTIC_URL" in os.environ or "SELASTIC_CLIENT_CONF" in os.environ
     connect = functools.partial(DaemonClient, Client(), pieces[0].slurm_job_id)
-    return Supervisor(options, machine, launcher, connect if has_daemon and not args.no_daemon else None).run()
+    return Supervisor(options, Machine(context), launcher, connect if has_daemon and not args.no_daemon else None).run()
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

@@ -73,7 +73,6 @@ class Supervisor:
         self._armed: float | None = None
 
     def run(self) -> int:
-        """Train to the end."""
         self._loop.on_signal(signal.SIGTERM, lambda: self._event(events.JobTerminating(STOP_S, stop=True, code=143)))
         self._loop.on_signal(signal.SIGINT, lambda: self._event(events.JobTerminating(STOP_S, stop=True, code=130)))
         self._loop.on_signal(signal.SIGUSR1, lambda: self._event(events.JobTerminating(60.0, stop=False)))

@@ -1,6 +1,6 @@
 """Where agents run: on the nodes of Slurm jobs, or, without Slurm, as processes of this machine.
 
-Both are a Launcher, so everything above them (the state machine, resizes, restarts) is the same on a laptop; there a
+Both can do the same, so everything above them (the state machine, resizes, restarts) is the same on a laptop; there a
 "companion" is one more local agent. Nothing here decides.
 """
 
@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from slurm_elastic.protocol.errors import ConfigError, SlurmError
 from slurm_elastic.protocol.messages import Piece, Shape
@@ -44,23 +43,6 @@ class Options:
     audit: str = ""
 
 
-class Launcher(Protocol):
-    def launch(self, piece: Piece, number: int) -> None:
-        """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
-
-    def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
-        """Ask for a companion; CompanionGranted or CompanionRefused follows."""
-
-    def drop(self, resize_id: int) -> None:
-        """Cancel the companions of a resize."""
-
-    def close(self, done: Callable[[], None]) -> None:
-        """Cancel all companions; `done` is called when Slurm has answered."""
-
-
-StartLauncher = Callable[[Loop, Children, Options, Emit], Launcher]
-
-
 class SlurmLauncher(Companions):
     """Agents by srun, companions by salloc."""
 
@@ -72,6 +54,7 @@ class SlurmLauncher(Companions):
         self._jobs |= {job.job_id: job for job in jobs}
 
     def launch(self, piece: Piece, number: int) -> None:
+        """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
         job = self._jobs[piece.slurm_job_id]
         command = commands.srun(piece, job, commands.agent_command(self._options.command))
         env = {**self._options.env, **threads(self._options.env, job.cpus_per_node, piece.gpus_per_node)}
@@ -131,6 +114,10 @@ class LocalLauncher:
         done()
 
 
+Launcher = SlurmLauncher | LocalLauncher
+StartLauncher = Callable[[Loop, Children, Options, Emit], Launcher]
+
+
 def slurm_jobs(env: Mapping[str, str]) -> tuple[SlurmJob, ...]:
     """What the batch job holds now, its components included. Raises ConfigError when Slurm does not say."""
     jobs = []
@@ -165,7 +152,6 @@ def local_piece(env: Mapping[str, str], nproc: int) -> Piece:
 
 
 def tail(log: Path, lines: int = 5) -> tuple[str, ...]:
-    """The last lines of a log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))

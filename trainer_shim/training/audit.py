@@ -57,8 +57,7 @@ def check(directory: str | Path, samples: int, epochs: int) -> AuditResult:
     """Check a record of `epochs` passes over `samples` samples.
 
     A world restored from step s supersedes every line of an older generation beyond s, and one that did not come about
-    counts for nothing. Raises TrainingError when there
-    is no record.
+    counts for nothing. Raises TrainingError when there is no record.
     """
     lines = list(read(Path(directory)))
     if not lines:

@@ -133,8 +133,7 @@ class Gate:
 
     def begun(self) -> bool:
         """Whether anybody has checked in."""
-        found: bool = self.store.check(["arrived"])
-        return found
+        return self.store.check(["arrived"])
 
     def announce_switch(self) -> None:
         """A survivor says that the old world has reached its last step: from now on waiting is bounded."""
@@ -178,12 +177,12 @@ class Gate:
 class InterruptibleStore(Store):
     """A store that waits no longer than the world is wanted; torch's own wait for as long as a collective may take."""
 
-    def __init__(self, store: Any, give_up: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, give_up: Callable[[], bool]) -> None:
         super().__init__()
         self._store, self._give_up = store, give_up
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        seconds = (timeout if timeout is not None else self._store.timeout).total_seconds()
+        seconds = (timeout if timeout is not None else self._store.timeout).total_seconds()  # type: ignore[attr-defined]
         deadline, pause_s = time.monotonic() + seconds, 0.0005
         while not self._store.check(keys):
             if self._give_up():
@@ -195,27 +194,22 @@ class InterruptibleStore(Store):
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        value: bytes = self._store.get(key)
-        return value
+        return self._store.get(key)
 
     def set(self, key: str, value: Any) -> None:
         self._store.set(key, value)
 
     def add(self, key: str, value: int) -> int:
-        total: int = self._store.add(key, value)
-        return total
+        return self._store.add(key, value)
 
     def check(self, keys: list[str]) -> bool:
-        there: bool = self._store.check(keys)
-        return there
+        return self._store.check(keys)
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        value: bytes = self._store.compare_set(key, expected, desired)
-        return value
+        return self._store.compare_set(key, expected, desired)
 
     def delete_key(self, key: str) -> bool:
-        was: bool = self._store.delete_key(key)
-        return was
+        return self._store.delete_key(key)
 
 
 def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:

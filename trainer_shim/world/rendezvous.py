@@ -230,7 +230,6 @@ class Membership:
             self.client.send({"type": "failed", **fields})
 
     def check_lost(self) -> None:
-        """Leave when the supervisor is gone."""
         if self.client is not None and self.client.lost:
             self.on_leave()
             self.kill_children()

@@ -68,10 +68,7 @@ def plan(held: Sequence[Sequence[Box]], wanted: Sequence[Box | None], turn: int 
     held, wanted: by rank. turn: any number; of replicas, tensors with different ones come from different ranks. Raises
     ValueError when a part that is wanted is held by nobody.
     """
-    holders: dict[Box, list[int]] = {}
-    for rank, boxes in enumerate(held):
-        for box in boxes:
-            holders.setdefault(box, []).append(rank)
+    holders = _holders(held)
     pieces: list[BoxTransfer] = []
     for target, want in enumerate(wanted):
         if want is None:
@@ -101,16 +98,12 @@ def rescue(
     stays = {rank for rank, new in enumerate(new_ranks) if new >= 0}
     by_new = {new: rank for rank, new in enumerate(new_ranks) if new >= 0}
     turns = sorted(stays)
-    holders: dict[Box, list[int]] = {}
-    for rank, boxes in enumerate(held):
-        for box in boxes:
-            holders.setdefault(box, []).append(rank)
     takers: dict[Box, int] = {}
     for new, box in enumerate(layout):
         if new in by_new or box not in takers:
             takers[box] = by_new.get(new, turns[(new + turn) % len(turns)])
     pieces: list[BoxTransfer] = []
-    for box, ranks in holders.items():
+    for box, ranks in _holders(held).items():
         if not size_of(box) or stays.intersection(ranks):
             continue
         shares = [(shared, taker) for want, taker in takers.items() if (shared := overlap(box, want)) is not None]
@@ -118,6 +111,14 @@ def rescue(
             shares = [(box, turns[turn % len(turns)])]
         pieces += [BoxTransfer(ranks[turn % len(ranks)], taker, shared) for shared, taker in shares]
     return tuple(pieces)
+
+
+def _holders(held: Sequence[Sequence[Box]]) -> dict[Box, list[int]]:
+    holders: dict[Box, list[int]] = {}
+    for rank, boxes in enumerate(held):
+        for box in boxes:
+            holders.setdefault(box, []).append(rank)
+    return holders
 
 
 def waves(holders: Sequence[int], joiners: Sequence[int]) -> list[tuple[list[int], list[int]]]:

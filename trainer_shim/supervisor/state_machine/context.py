@@ -100,9 +100,15 @@ class SupervisorContext:
     """The job as its supervisor sees it."""
 
     def __init__(
-        self, pieces: tuple[Piece, ...], batch: int, generation: int, saved_step: int | None, limits: RunLimits
+        self,
+        pieces: tuple[Piece, ...],
+        batch: int,
+        generation: int = 0,
+        saved_step: int | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
-        self.limits = limits
+        """pieces: the base first, its batch host first. saved_step: of the newest checkpoint, if there is one."""
+        self.limits = limits or RunLimits()
         self.now = 0.0
         self.mode = Mode.STARTING
         self.timers = Timers()
@@ -214,7 +220,6 @@ class SupervisorContext:
                     self.timers.set(KillTimer(worker.agent), self.now + self.limits.kill_s)
 
     def quit_agents(self, agents: Iterable[events.AgentKey]) -> None:
-        """Send these agents away."""
         for key in agents:
             agent = self.agents.get(key)
             if agent is not None and not agent.quitting:

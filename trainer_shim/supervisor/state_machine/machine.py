@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from slurm_elastic.protocol.messages import Piece
-
 from .actions import Action, QuitAgent
 from .checkpoints import Checkpoints
-from .context import Mode, RunLimits, SupervisorContext
+from .context import Mode, SupervisorContext
 from .events import AgentUp, Event, Started
 from .job_end import JobEnd
 from .nodes import Nodes
@@ -35,29 +33,19 @@ PARTS = (WorkerMessages, Nodes, WarmUp, RollBack, Resizes, Restarts, Checkpoints
 class Machine:
     """`start`, `handle` and `tick` return the actions to carry out, in order."""
 
-    def __init__(
-        self,
-        pieces: tuple[Piece, ...],
-        batch: int,
-        generation: int = 0,
-        checkpoint_step: int | None = None,
-        limits: RunLimits | None = None,
-    ) -> None:
-        """`pieces`: the base first, its batch host first. `generation`: the highest ever used by this job."""
-        self.context = SupervisorContext(pieces, batch, generation, checkpoint_step, limits or RunLimits())
+    def __init__(self, context: SupervisorContext) -> None:
+        self.context = context
         self._handlers: dict[type[Any], list[Callable[[Any], None]]] = {}
         for part in PARTS:
-            for kind, handler in part(self.context).handlers().items():
+            for kind, handler in part(context).handlers().items():
                 self._handlers.setdefault(kind, []).append(handler)
 
     def start(self, now: float) -> list[Action]:
-        """Start the agents of all pieces."""
         self.context.now = now
         self._dispatch(Started())
         return self.context.take_actions()
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event."""
         self.context.now = now
         if self.context.mode is not Mode.ENDED:
             self._dispatch(event)

@@ -62,7 +62,6 @@ class Nodes(Part):
         context.timers.set(AgentsTimer(), context.now + context.limits.agents_s)
 
     def _launch(self, piece: Piece) -> None:
-        """Start the agents of a piece."""
         self._launches += 1
         for key in agents_of([piece]):
             self._launched[key] = self._launches
@@ -90,7 +89,6 @@ class Nodes(Part):
     # --- agents that come and go ------------------------------------------------------------------------------
 
     def _up(self, event: events.AgentUp) -> None:
-        """An agent has connected."""
         context, key = self._context, event.agent
         joins = context.joins(key)
         if not (joins or key in context.awaited) or key in context.agents:

@@ -201,7 +201,6 @@ class Resizes(Part):
         context.emit(events.BeginWaitingResize())
 
     def _over(self) -> None:
-        """No resize is under way any more."""
         self._context.resize = None
         self._context.timers.cancel(CompanionTimer())
         self._context.timers.cancel(RollBackTimer())

@@ -188,7 +188,6 @@ class Restarts(Part):
         context.timers.set(timer, context.now + context.limits.kill_s)
 
     def _kill_disconnected(self, event: DisconnectedTimer) -> None:
-        """Its time is over."""
         worker = self._context.workers.get(event.worker)
         if worker is not None and not worker.exited and not worker.ending:
             self._context.do(Kill(worker.name, worker.agent))

@@ -71,7 +71,6 @@ class RollBack(Part):
                 self._context.emit(events.UndoResize(resize.doubt))
 
     def _timed_out(self, event: RollBackTimer) -> None:
-        """They are not back."""
         context, resize = self._context, self._context.resize
         why = f"nobody went on within {context.limits.world_s:.0f} s"
         if event.generation:

@@ -255,7 +255,7 @@ def test_what_cannot_be_done_elastically_is_refused() -> None:
         "WeightedRandomSampler",
         "one",
         "unit",
-        "_gone, which the adapter works by; it was tried",
+        "_gone, which the adapter uses; it was tested",
     )
     named += ("Linear", "max_steps", "part of an epoch", "elastic(unit=...)", "resume_from_checkpoint")
     named += ("Linear", "elastic(deterministic=...)", "after prepare()", "without the DataLoader", "0 optimizers")

@@ -156,7 +156,7 @@ def test_a_stream_that_cannot_seek_is_read_and_skipped() -> None:
 @pytest.mark.parametrize(
     ("dataset", "named"),
     [
-        (Plain(5), "Plain, of which no worker can read a part"),
+        (Plain(5), "Plain, which cannot be read in parts"),
         (Numbers(), "empty"),
         (Numbers(0, 0), "empty"),
         (Numbers(4, -1), r"Numbers.shards\[1\] is -1"),

@@ -53,7 +53,7 @@ def test_store_is_relayed_from_rank_0_only() -> None:
 
 def test_resumes_from_a_checkpoint() -> None:
     """With a checkpoint in the job directory the first world starts from it."""
-    drive = Drive(checkpoint_step=40)
+    drive = Drive(saved_step=40)
     drive.ready(drive.agents_up(BASE))
     assert {message["source"] for message in drive.worlds(1).values()} == {"checkpoint"}
 
