@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Set
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,15 +17,10 @@ from slurm_elastic.protocol.errors import TrainingError
 from .packed_tensors import Slot, copied, match, pack, restructured, slots_of, unpack
 from .progress import TrainingProgress
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+
 FORMAT = 1
-
-
-class Stateful(Protocol):
-    """Anything with state_dict and load_state_dict."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 class State:

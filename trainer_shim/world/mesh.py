@@ -34,6 +34,7 @@ except ImportError:  # where torch 2.4 and 2.5 have it
 from .process_group import World
 from .resharding import Cut
 
+__all__ = ["DTensor", "DeviceMesh", "fully_shard"]  # others take them from here, wherever this torch has them
 CUTS_ON_CPUS = hasattr(torch.cpu.Stream, "record_event")
 """Whether fully_shard computes without GPUs: torch 2.4 to 2.6 do not; it fails there in the first forward pass."""
 _MESHES: dict[tuple[str, tuple[int, ...], int], DeviceMesh] = {}
@@ -144,16 +145,3 @@ def _groups(tensor: DTensor) -> list[Any]:
     mesh = tensor.device_mesh
     cut = [dimension for dimension, placement in enumerate(tensor.placements) if _cut_along(placement) is not None]
     return [mesh.get_group(dimension) for dimension in cut]
-
-
-__all__ = [
-    "DTensor",
-    "DeviceMesh",
-    "clip",
-    "cuts_of",
-    "fully_shard",
-    "local_of",
-    "mesh_of",
-    "release",
-    "settle_gradients",
-]

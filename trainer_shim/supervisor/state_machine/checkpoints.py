@@ -39,6 +39,7 @@ class Checkpoints(Part):
             context.report_phase(resize_id, "saved")
 
     def _world_runs(self, event: events.WorldRuns) -> None:
-        """Every new world is asked again."""
+        """A new world has its full time; where a checkpoint is wanted it is asked again."""
+        self._wait()
         if self._context.requeue_id:
             self._context.ask_for_checkpoint()

@@ -16,7 +16,7 @@ from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Phase, Piece, Registration
 
 from . import actions, events
-from .timers import CheckpointTimer, KillTimer, Timers
+from .timers import KillTimer, Timers
 from .workers import ConnectedAgent, Worker, WorkerGroup, agents_of
 
 Handlers = Mapping[type[Any], Callable[[Any], None]]
@@ -257,7 +257,6 @@ class SupervisorContext:
         self.batch = world.batch or self.batch
         self.mode = Mode.RUNNING
         self.has_trained = True
-        self.timers.set(CheckpointTimer(), self.now + self.limits.checkpoint_s)
         for worker in self.members():
             worker.quiesced = False
         first = self.workers[world.members[0]]
@@ -265,6 +264,7 @@ class SupervisorContext:
         micro_batch = int(number(first.config.get("micro_batch")))
         now = Registration(VERSION, world.generation, pieces, self.batch, program="", max_micro_batch=micro_batch)
         self.do(actions.UpdateRegistration(now))
+        self.emit(events.WorldRuns())
 
     def ask_for_checkpoint(self) -> None:
         """Rank 0 is to write one, if it is there."""

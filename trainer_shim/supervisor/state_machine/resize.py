@@ -195,7 +195,6 @@ class Resizes(Part):
         if batch_before != context.batch:
             text += f", batch {batch_before} -> {context.batch}"
         context.do(Print(text + (f", pause {pause:.2f} s" if isinstance(pause, float) else "")))
-        context.emit(events.WorldRuns())
         if resize.doubt:
             context.emit(events.Restart(resize.doubt, 1))
         context.emit(events.BeginWaitingResize())

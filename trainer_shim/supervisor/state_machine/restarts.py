@@ -83,7 +83,6 @@ class Restarts(Part):
         where = ", ".join(f"{len(piece.nodes)} x {piece.gpus_per_node} of {piece.kind}" for piece in context.pieces)
         text = f"generation {world.generation}: {len(world.members)} workers ({where}), from {world.source}"
         context.do(Print(text))
-        context.emit(events.WorldRuns())
         context.emit(events.BeginWaitingResize())
 
     # --- beginning again --------------------------------------------------------------------------------------
