@@ -43,11 +43,6 @@ class FrameworkLoop:
     def progress(self) -> TrainingProgress:
         return self._session.state.progress
 
-    @property
-    def base_steps(self) -> int:
-        """Steps of a pass at the batch that the rate was tuned for: what schedules count."""
-        return self.job.steps(1, self.feed.samples)
-
     def begin(self) -> None:
         """Enter the first world, with the state that this worker starts from."""
         self.job._begun = self.job._epoch_loop.open = self.begun = True
@@ -116,7 +111,7 @@ class DrivenLoader:
 
     def __len__(self) -> int:
         """In batches that the rate was tuned for: what a script computes schedules from."""
-        return self.driven.base_steps
+        return self.driven.job.steps(1, self.driven.feed.samples)
 
 
 def rank_to_show(job: Job) -> int:

@@ -117,17 +117,15 @@ class Snapshots:
         group = self.group(world)
         writer.put_parts(lambda: sharded.write(writer.directory, skeleton, tensors, group))
 
-    def read_whole(self, found: Found) -> dict[str, Any]:
-        """What a checkpoint in parts holds, of whole tensors: on one rank, for a model that is not cut up."""
+    def read_parts(self, found: Found, world: World | None) -> dict[str, Any]:
+        """What a checkpoint in parts holds, cut up as this world's model is; every rank calls this.
+
+        Without a world: whole tensors, on this rank alone, for a model that is not cut up.
+        """
         from . import sharded
 
-        return sharded.read(found[0].path, found[1], None, None)
-
-    def read_parts(self, found: Found, world: World) -> dict[str, Any]:
-        """What a checkpoint in parts holds, cut up as this world's model is; every rank calls this."""
-        from . import sharded
-
-        return sharded.read(found[0].path, found[1], self._state, self.group(world))
+        saved, skeleton = found
+        return sharded.read(saved.path, skeleton, self._state if world else None, self.group(world) if world else None)
 
     def group(self, world: World) -> Any:
         """The process group that saving and loading have to themselves; every rank asks for it at the same step."""

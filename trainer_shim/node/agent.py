@@ -54,6 +54,12 @@ class Child:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     partial: bytes = b""
 
+    def close(self) -> None:
+        os.close(self.output)
+        os.close(self.verdict)
+        if self.log is not None:
+            self.log.close()
+
 
 class Agent:
     """See the module. `arguments` is the script and its arguments, as `selastic run` was given them."""
@@ -64,15 +70,14 @@ class Agent:
         self._loop = Loop()
         self._children: dict[int, Child] = {}
         self._quitting = False
-        self._connection: Connection | None = None
-        self._address, self._sock = connect(env, CONNECT_S)
+        self._address, sock = connect(env, CONNECT_S)
+        self._connection = Connection(self._loop, sock, self._received, self._lost)
 
     def run(self) -> int:
         """Serve until told to quit, or until the supervisor is gone; the exit code is 0 in the first case."""
         self._loop.on_signal(signal.SIGCHLD, self._reap)
         self._loop.on_signal(signal.SIGTERM, self._notice)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._connection = Connection(self._loop, self._sock, self._received, self._lost)
         self._connection.send(self._hello())
         preimport(tuple(filter(None, self._env.get("SELASTIC_PRELOAD", "").split(","))))
         self._loop.run()
@@ -123,8 +128,7 @@ class Agent:
 
     def _notice(self) -> None:
         """Slurm's SIGTERM: the supervisor decides; the workers ignore it, so there is time until the SIGKILL."""
-        if self._connection is not None:
-            self._connection.send({"type": "notice", "signal": int(signal.SIGTERM)})
+        self._connection.send({"type": "notice", "signal": int(signal.SIGTERM)})
 
     # --- workers ----------------------------------------------------------------------------------------------
 
@@ -151,13 +155,9 @@ class Agent:
         """In the child: never returns."""
         try:
             self._loop.leave_in_child()
-            if self._connection is not None:
-                self._connection.forget()
+            self._connection.forget()
             for child in self._children.values():
-                os.close(child.output)
-                os.close(child.verdict)
-                if child.log is not None:
-                    child.log.close()
+                child.close()
             host, port = self._address
             worker_process.run(self._arguments, {**env, "SELASTIC_CONTROL": f"{host}:{port}"}, output, verdict)
         finally:
@@ -192,9 +192,8 @@ class Agent:
             lines, child.partial = [*lines, child.partial], b""
         texts = [line.decode(errors="replace") for line in lines]
         child.tail.extend(texts)
-        connection = self._connection
-        if child.follow and texts and connection is not None and connection.backlog() < FOLLOW_BACKLOG:
-            connection.send({"type": "output", "worker": child.name, "text": "\n".join(texts)})
+        if child.follow and texts and self._connection.backlog() < FOLLOW_BACKLOG:
+            self._connection.send({"type": "output", "worker": child.name, "text": "\n".join(texts)})
 
     def _reap(self) -> None:
         for pid in list(self._children):
@@ -212,22 +211,18 @@ class Agent:
         raised = False
         with contextlib.suppress(BlockingIOError):
             raised = bool(os.read(child.verdict, 1))
-        os.close(child.output)
-        os.close(child.verdict)
-        if child.log is not None:
-            child.log.close()
+        child.close()
         code = os.waitstatus_to_exitcode(status)
-        if self._connection is not None:
-            self._connection.send(
-                {
-                    "type": "exit",
-                    "worker": child.name,
-                    "code": max(code, 0),
-                    "signal": max(-code, 0),
-                    "raised": raised,
-                    "tail": list(child.tail),
-                }
-            )
+        self._connection.send(
+            {
+                "type": "exit",
+                "worker": child.name,
+                "code": max(code, 0),
+                "signal": max(-code, 0),
+                "raised": raised,
+                "tail": list(child.tail),
+            }
+        )
 
     # --- without a supervisor ---------------------------------------------------------------------------------
 

@@ -118,7 +118,8 @@ class Replicated(Strategy):
         self._ddp = DistributedDataParallel(self._outer, **UNSYNCED, **self._options)
         # The hidden parameter's gradient is among the first; what is queued there runs when all have been computed,
         # and before DistributedDataParallel, which queues later, waits for their means.
-        hidden.register_post_accumulate_grad_hook(lambda _: _engine().queue_callback(self._computed))
+        engine: Any = torch.autograd.Variable._execution_engine
+        hidden.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(self._computed))
 
     def begin_pass(self) -> None:
         world = self._world
@@ -220,11 +221,6 @@ class Replicated(Strategy):
             return Tally.of_mean(ranks, copy.tolist())
 
         return read
-
-
-def _engine() -> Any:
-    """Of autograd; fully_shard queues with it too."""
-    return torch.autograd.Variable._execution_engine
 
 
 def _rebuild(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -220,7 +220,7 @@ class Session:
                 in_parts = worlds.share(world, found if found is not None and found[0].parts else None)
         captured = found[1] if found is not None else None
         if found is not None and found[0].parts and in_parts is None:
-            captured = self.snapshots.read_whole(found)
+            captured = self.snapshots.read_parts(found, None)
         with membership.ending_when_broken():
             self.world_switch.connect(world.rank == 0, captured=captured, in_parts=in_parts)
         if self.state.progress.frozen is not None:
