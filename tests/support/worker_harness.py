@@ -144,8 +144,7 @@ class Control:
                     "leave": rank < 0,
                     "source": source,
                     "timeout_s": timeout_s,
-                    "forming_s": bound_s,
-                    "first_step_s": bound_s,
+                    **({"forming_s": bound_s, "first_step_s": bound_s} if bound_s else {}),
                 },
             )
         if tell:

@@ -38,8 +38,7 @@ class Saved:
     path: Path
     step: int
     samples: int
-    finished: bool
-    parts: bool = False
+    parts: bool
     """Whether its tensors lie in parts as ranks wrote them: see sharded.py."""
 
 
@@ -128,7 +127,7 @@ def seal(
         partial.rename(final)
     _sync(directory)
     _prune(directory)
-    return Saved(final, progress["step"], progress["samples"], progress["finished"], parts)
+    return Saved(final, progress["step"], progress["samples"], parts)
 
 
 def check(path: Path) -> Saved:
@@ -138,8 +137,7 @@ def check(path: Path) -> Saved:
         for name, expected in index["files"].items():
             if digest_of(path / name)["blake2b"] != expected["blake2b"]:
                 raise TrainingError(f"checkpoint {path} is damaged: {name} is not what was written")
-        parts = bool(index.get("parts"))
-        return Saved(path, int(index["step"]), int(index["samples"]), bool(index["finished"]), parts)
+        return Saved(path, int(index["step"]), int(index["samples"]), bool(index.get("parts")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"checkpoint {path} is damaged: {error}") from None
 

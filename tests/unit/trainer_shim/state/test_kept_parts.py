@@ -169,7 +169,7 @@ def test_the_same_step_may_be_written_again(tmp_path: Path) -> None:
     state.progress.finished = True
     write(tmp_path, state.snapshot())
     found = load_newest(tmp_path)
-    assert found is not None and found[0].finished
+    assert found is not None and found[1]["progress"]["finished"]
 
 
 def test_the_writer_keeps_the_newest_and_outlives_a_full_disk(
