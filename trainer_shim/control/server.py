@@ -46,11 +46,8 @@ class ControlServer:
             connection.send(message)
         return connection is not None
 
-    def connected(self, kind: str, name: str) -> bool:
-        return (kind, name) in self._peers
-
     def drain(self, kind: str, name: str) -> bool:
-        """Take what this peer has already sent; True when its connection is closed then."""
+        """Take what this peer has already sent; True when it has no connection then."""
         connection = self._peers.get((kind, name))
         if connection is not None:
             connection.read()

@@ -126,15 +126,15 @@ class Supervisor:
         event = events.WorkerExit(
             name, int(message.get("code", 1)), int(message.get("signal", 0)), bool(message.get("raised")), tail
         )
-        if not self._server.connected("worker", name):
-            self._event(event)
-            return
         self._exits[name] = event
-        if not self._server.drain("worker", name):
-            # A process that it has left behind may keep the connection open.
-            self._loop.after(
-                LATE_EXIT_S, lambda: self._connection_lost("worker", name) if name in self._exits else None
-            )
+        if self._server.drain("worker", name):
+            self._late_exit(name)
+        else:  # a process that it has left behind may keep the connection open
+            self._loop.after(LATE_EXIT_S, lambda: self._late_exit(name))
+
+    def _late_exit(self, name: str) -> None:
+        if (event := self._exits.pop(name, None)) is not None:
+            self._event(event)
 
     # --- actions ----------------------------------------------------------------------------------------------
 

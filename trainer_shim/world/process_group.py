@@ -71,11 +71,6 @@ class World:
         return self.rank % self.unit == 0
 
 
-def alone() -> World:
-    """One process without torch.distributed."""
-    return World(generation=0, rank=0, size=1, grouped=False)
-
-
 def from_environment() -> World:
     """The fixed world that torchrun (or mpirun with the same variables) describes."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -72,7 +72,7 @@ class Membership:
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
-            self.world = worlds.in_units(worlds.alone(), unit)
+            self.world = worlds.in_units(World(generation=0, rank=0, size=1, grouped=False), unit)
         self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
 
     def device(self) -> torch.device:
