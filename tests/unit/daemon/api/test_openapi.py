@@ -22,6 +22,7 @@ from slurm_elastic.daemon.api import openapi
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.answers import ANSWERS
+from slurm_elastic.daemon.reports.evidence import Evidence
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
@@ -115,10 +116,10 @@ def test_every_address_of_the_table_is_served_and_documented() -> None:
     assert table == served == {(path, method.upper()) for path, item in paths for method in item}
 
 
-def test_the_document_describes_the_messages() -> None:
-    """What the shim sends is valid by the document, field for field."""
-    for kind in (messages.Registration, messages.Report, messages.Phase, messages.Resize, messages.Grant):
-        assert set(openapi.schema(kind)["properties"]) == {item.name for item in dataclasses.fields(kind)}
+@pytest.mark.parametrize("kind", [messages.Registration, messages.Report, messages.Phase, *ANSWERS.values(), Evidence])
+def test_the_document_describes_messages_and_answers(kind: type) -> None:
+    """What the shim sends is valid by the document, and what it gets is in it: field for field."""
+    assert set(openapi.schema(kind)["properties"]) == {item.name for item in dataclasses.fields(kind)}
 
 
 def test_every_answer_is_described_field_by_field() -> None:
