@@ -47,9 +47,10 @@ class Authenticator:
         )
         self._listen_socket = settings.listen_socket
         self._ca = _certificates(settings.tls_ca) if settings.tls_ca else ""
-        self._socket = settings.munge_socket or None
-        if self._socket is None and settings.slurm_conf:
-            self._socket = munge.default_socket(settings.slurm_conf)
+        self.munge_socket = settings.munge_socket or None
+        """munged's; None: the usual one."""
+        if self.munge_socket is None and settings.slurm_conf:
+            self.munge_socket = munge.default_socket(settings.slurm_conf)
         self._only_uid = os.geteuid() if settings.user_mode else None
         self._secret = secrets.token_urlsafe(32) if settings.user_mode else None
         self._proofs = Verifier(self._secret) if self._secret is not None else None
@@ -70,7 +71,7 @@ class Authenticator:
         if scheme != "MUNGE":
             raise Unauthenticated("the request does not say who sends it; accepted: Authorization: MUNGE <credential>")
         try:
-            caller = munge.decode(value, self._socket)
+            caller = munge.decode(value, self.munge_socket)
         except munge.CredentialRefused as error:
             raise Unauthenticated(str(error)) from None
         if not hmac.compare_digest(caller.payload, munge.bind(method, target, body)):

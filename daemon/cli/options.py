@@ -74,11 +74,6 @@ def states(text: str) -> list[str]:
     return chosen
 
 
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """--json."""
-    parser.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
-
-
 def add_output_options(parser: argparse.ArgumentParser, fields: Sequence[tables.Field], default: str) -> None:
     """sacct's output options over these fields."""
     group = parser.add_argument_group("output")

@@ -63,10 +63,9 @@ def _check_database(settings: Settings) -> str:
 
 
 def _check_identity(settings: Settings) -> str:
-    Authenticator(settings)
+    where = Authenticator(settings).munge_socket
     if settings.user_mode:
         return "callers are known by the secret in client.json"
-    where = settings.munge_socket or (munge.default_socket(settings.slurm_conf) if settings.slurm_conf else None)
     caller = munge.decode(munge.encode(b"", where), where)
     return f"munged answers, this is uid {caller.uid}"
 

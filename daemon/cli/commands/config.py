@@ -11,7 +11,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurm_elastic.protocol import routes
 from slurm_elastic.protocol.errors import ElasticError
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
         options.print_json(loaded)
     else:
         for key, value in asdict(loaded).items():
-            print(f"{key} = {toml_value(value)}")
+            # JSON's form is TOML's for text, numbers, booleans and flat lists.
+            print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
         print()
         print(f"# selasticd with these settings talks to Slurm through {slurm_client(loaded)}.")
         for line in in_use():
@@ -90,8 +91,3 @@ def in_use() -> list[str]:
     when = f", learned {format_time(models.learned_at, 0.0)}" if models.learned_at else ""
     own = f"; programs with one of their own: {models.programs}" if models.programs else ""
     return [f"# selasticd at {url} models what was not measured from {models.prior}{when}{own}."]
-
-
-def toml_value(value: Any) -> str:
-    """A value as TOML writes it; JSON's form is TOML's for text, numbers, booleans and flat lists."""
-    return json.dumps(value, ensure_ascii=False)

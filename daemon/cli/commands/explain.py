@@ -11,7 +11,7 @@ import argparse
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
@@ -103,8 +103,8 @@ def _outcome(facts: Explain) -> str:
 
 
 def _happened(facts: Explain, last: PastResize) -> str:
-    moved = words.moved(last, "shrank", "grew", "changed its batch")
-    return f"{moved} at {words.clock(facts, last.at)}{words.batch(last)}"
+    moved = words.moved(last.gpus_from, last.gpus_to, "shrank", "grew", "changed its batch")
+    return f"{moved} at {words.clock(facts, last.at)}{words.batch(last.batch_from, last.batch_to)}"
 
 
 def _unmanaged(facts: Explain) -> str:
@@ -115,12 +115,13 @@ def _never_resized(facts: Explain, name: str) -> str:
     job, decision = facts.job, facts.decision
     held = words.gpus(job.gpus) if job.gpus else "what Slurm gave it"
     if decision is not None and decision.moves:
-        move = replace(decision, gpus_from=None) if decision.gpus_from != decision.gpus_to else decision
+        before = decision.gpus_from if decision.gpus_from == decision.gpus_to else None
         would = "is to" if decision.mode == "act" else "would"
         verb = "grow" if (decision.gpus_to or 0) > (decision.gpus_from or 0) else "shrink"
         advised = "" if decision.mode == "act" else f" (mode {decision.mode}: the daemon only says so)"
-        plan = f"{would} {words.moved(move, verb, verb, 'change its batch')}{words.batch(decision)}{advised}"
-        return f"{name} has {held}{words.at_batch(job)}, and {plan}."
+        move = words.moved(before, decision.gpus_to, verb, verb, "change its batch")
+        to_batch = words.batch(decision.batch_from, decision.batch_to)
+        return f"{name} has {held}{words.at_batch(job)}, and {would} {move}{to_batch}{advised}."
     return f"{name} has kept {held} since it started{words.at_batch(job)}."
 
 
@@ -132,10 +133,9 @@ def _sizes(facts: Explain) -> str:
 
 def _under_way(facts: Explain, resize: ResizeProgress, name: str) -> str:
     job = facts.job
-    change = words.SizeChange(job.gpus, resize.gpus, job.batch, resize.batch)
     since = words.clock(facts, resize.created)
-    verb = words.moved(change, "shrinking", "growing", "changing its batch")
-    return f"{name} is {verb} since {since}{words.batch(change)}."
+    verb = words.moved(job.gpus, resize.gpus, "shrinking", "growing", "changing its batch")
+    return f"{name} is {verb} since {since}{words.batch(job.batch, resize.batch)}."
 
 
 def _sections(facts: Explain) -> list[tuple[str, str]]:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_unpin_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic unpin`."""
     parser.add_argument("job", type=options.job_id, metavar="JOB", help="job id")
-    options.add_json_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,25 +5,10 @@ Promise: 1 GPU and 2 GPUs, a reason in the words of the one enumeration. Limit: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...reports.common import reason_text
-from ...reports.explain import Decision, Explain, PastResize
+from ...reports.explain import Explain
 from ...reports.status import JobStatus
 from ...text.times import format_time
-
-
-@dataclass(frozen=True)
-class SizeChange:
-    """From one size and batch to another; None: not known."""
-
-    gpus_from: int | None
-    gpus_to: int | None
-    batch_from: int | None
-    batch_to: int | None
-
-
-Change = Decision | PastResize | SizeChange
 
 
 def is_over(job: JobStatus) -> bool:
@@ -41,9 +26,9 @@ def reports(count: int | None, size: object) -> str:
     return f"{count or 'no'} report{'' if count == 1 else 's'} at {gpus(size)}"
 
 
-def moved(change: Change, shrank: str, grew: str, changed: str) -> str:
-    """The verb that fits, with both sizes: shrank from 4 to 2 GPUs."""
-    before, after = change.gpus_from, change.gpus_to or 0
+def moved(before: int | None, after: int | None, shrank: str, grew: str, changed: str) -> str:
+    """The verb that fits, with both numbers of GPUs: shrank from 4 to 2 GPUs."""
+    after = after or 0
     if before == after:
         return f"{changed} at {gpus(after)}"
     if not before:
@@ -51,9 +36,8 @@ def moved(change: Change, shrank: str, grew: str, changed: str) -> str:
     return f"{grew if after > before else shrank} from {before} to {gpus(after)}"
 
 
-def batch(change: Change) -> str:
+def batch(before: int | None, after: int | None) -> str:
     """What became of the batch, as the end of a sentence; empty when it is not known."""
-    before, after = change.batch_from, change.batch_to
     if not after or before == after:
         return f", batch {after} as before" if after else ""
     return f", batch {before} -> {after}" if before else f", batch {after}"

@@ -49,7 +49,8 @@ def gain(facts: Explain, cause: Decision) -> str:
         return f"n/a ({_measured_sizes(facts)})"
     own = _change(evidence)
     shares = [f"{facts.job.job_id}: {own}"] if own else []
-    return _total(cause) + _in_brackets(shares + _others(evidence))
+    shares += _others(evidence)
+    return _total(cause) + (f"   ({', '.join(shares)})" if shares else "")
 
 
 def _total(cause: Decision) -> str:
@@ -63,10 +64,6 @@ def _total(cause: Decision) -> str:
     if cause.gain is None:
         return f"not known: {words.gpus(cause.gpus_to)} are tried while they are idle, to measure them"
     return f"cluster {total:+.2f} jobs' worth of progress"
-
-
-def _in_brackets(shares: list[str]) -> str:
-    return f"   ({', '.join(shares)})" if shares else ""
 
 
 def _others(evidence: Evidence) -> list[str]:
@@ -180,9 +177,10 @@ def now(facts: Explain, cause: Decision | None) -> list[str]:
     if decision is None or (decision.moves and not facts.last_resize):
         return []  # the outcome says it
     if decision.moves and (decision.gpus_to, decision.batch_to) != (facts.job.gpus, facts.job.batch):
-        move = words.moved(decision, "shrink", "grow", "change its batch")
+        move = words.moved(decision.gpus_from, decision.gpus_to, "shrink", "grow", "change its batch")
+        batch = words.batch(decision.batch_from, decision.batch_to)
         advised = "" if decision.mode == "act" else f"; the daemon only says so (mode {decision.mode})"
-        return [f"it is to {move}{words.batch(decision)}: {decision.reason_text}{advised}"]
+        return [f"it is to {move}{batch}: {decision.reason_text}{advised}"]
     if decision.reason == Reason.KEEP_RESIZING.value:
         return []  # no resize is under way any more: what it said is over
     if cause is not None and decision.at != cause.at:
