@@ -19,7 +19,7 @@ from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUn
 
 from . import arguments, parse, pending_resize, site
 from .model import Size, SlurmClient, Snapshot
-from .nodelist import expand, fold
+from .nodelist import fold
 from .site import Site, SlurmLimit
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -71,10 +71,10 @@ class CommandClient(SlurmClient):
         at, limits, parents = time.time(), list[SlurmLimit](), dict[str, str]()
         if site.enforces_limits(self._shown("show", "config")):
             limits, parents = site.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"))
-        kept = site.reservations(self._shown("-o", "show", "reservation"), expand)
+        kept = site.reservations(self._shown("-o", "show", "reservation"))
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
-            switches = site.switches(self._shown("show", "topology"), expand)
+            switches = site.switches(self._shown("show", "topology"))
         return Site(at, tuple(limits), parents, kept, switches)
 
     def _shown(self, *words: str) -> str:

@@ -14,21 +14,20 @@ from .pyslurm.client import PySlurmClient, PyslurmUnusable
 class Chosen(NamedTuple):
     """A client, and why it is this one, in words."""
 
-    client: CommandClient | PySlurmClient
+    client: CommandClient
     why: str
 
 
 def choose(wanted: str, slurm_conf: str = "") -> Chosen:
     """wanted: "auto", "commands", or "pyslurm", which raises ConfigError where pyslurm cannot be used."""
-    commands = CommandClient(slurm_conf)
     if wanted == "commands":
-        return Chosen(commands, 'Slurm\'s commands, as slurm_client = "commands" says')
+        return Chosen(CommandClient(slurm_conf), 'Slurm\'s commands, as slurm_client = "commands" says')
     try:
         if importlib.util.find_spec("pyslurm") is None:
             raise PyslurmUnusable("pyslurm is not installed beside selasticd")
-        client = PySlurmClient(commands, slurm_conf)
+        client = PySlurmClient(slurm_conf)
     except PyslurmUnusable as error:
         if wanted == "pyslurm":
             raise ConfigError(f'slurm_client = "pyslurm": {error}') from None
-        return Chosen(commands, f"Slurm's commands: {error}")
+        return Chosen(CommandClient(slurm_conf), f"Slurm's commands: {error}")
     return Chosen(client, client.about())

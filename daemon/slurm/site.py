@@ -8,10 +8,12 @@ in Slurm the QOS takes precedence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
+
+from .nodelist import expand
 
 _WORD = re.compile(r"(?<!\S)([A-Za-z/:]+)=(\S*)")
 _COUNT = re.compile(r"(N|\d+(?:\.\d+)?)(?:\(.*\))?")
@@ -146,7 +148,7 @@ def _count(text: str) -> float | None:
     return None if match[1] == "N" else float(match[1])
 
 
-def reservations(text: str, expand: Callable[[str], tuple[str, ...]]) -> tuple[Reservation, ...]:
+def reservations(text: str) -> tuple[Reservation, ...]:
     """Of `scontrol -o show reservation`, with times in Unix seconds."""
     found = []
     for line in text.splitlines():
@@ -163,7 +165,7 @@ def reservations(text: str, expand: Callable[[str], tuple[str, ...]]) -> tuple[R
     return tuple(found)
 
 
-def switches(text: str, expand: Callable[[str], tuple[str, ...]]) -> dict[str, str]:
+def switches(text: str) -> dict[str, str]:
     """Node -> leaf switch, of `scontrol show topology`; of other kinds of topology than trees nothing is known."""
     found: dict[str, str] = {}
     for line in text.splitlines():

@@ -35,8 +35,12 @@ class Commands:
     """Slurm's commands, as each user."""
 
     def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
-        prefix = () if user == "root" else ("setpriv", f"--reuid={user}", "--clear-groups", "--")
-        return CommandClient(slurm_conf, prefix=prefix)
+        return CommandClient(slurm_conf, prefix=as_user(user))
+
+
+def as_user(user: str) -> tuple[str, ...]:
+    """The words before a command that run it as this user."""
+    return () if user == "root" else ("setpriv", f"--reuid={user}", "--clear-groups", "--")
 
 
 # Everything is imported before root is given up: the other user need not be able to read this Python.
@@ -60,10 +64,8 @@ class PySlurm(Commands):
 
     def client(self, slurm_conf: str, user: str = "root") -> SlurmClient:
         if (slurm_conf, user) not in self.clients:
-            commands = super().client(slurm_conf, user)
-            assert isinstance(commands, CommandClient)
             worker = (sys.executable, "-c", AS_USER, user)
-            self.clients[slurm_conf, user] = PySlurmClient(commands, slurm_conf, worker=worker)
+            self.clients[slurm_conf, user] = PySlurmClient(slurm_conf, prefix=as_user(user), worker=worker)
         return self.clients[slurm_conf, user]
 
     def close(self) -> None:
@@ -76,7 +78,7 @@ def pyslurm(sandbox: Sandbox) -> Iterator[PySlurm]:
     """pyslurm, where a build for the installed Slurm is importable; else the test is skipped, and says why."""
     conf = sandbox.env["SLURM_CONF"]
     try:
-        PySlurmClient(CommandClient(conf), conf).close()
+        PySlurmClient(conf).close()
     except PyslurmUnusable as why:
         pytest.skip(str(why))
     with contextlib.closing(PySlurm()) as found:

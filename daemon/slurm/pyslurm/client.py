@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 from .. import arguments
-from ..commands import CommandClient, says_no_answer
-from ..model import Size, SlurmClient, Snapshot
-from ..site import Site
+from ..commands import DEFAULT_PATH, CommandClient, says_no_answer
+from ..model import Snapshot
 from .process import WORKER, PySlurmProcess, WorkerEnded
 from .worker import NOT_IMPORTABLE, UNPARSABLE, UNTRACKED
 
@@ -33,18 +33,24 @@ class PyslurmUnusable(Exception):
     """Why pyslurm cannot be used here."""
 
 
-class PySlurmClient(SlurmClient):
+class PySlurmClient(CommandClient):
     """A SlurmClient on pyslurm. May be used from any thread; `close` ends the worker.
 
-    commands: does what pyslurm does not, and everything once a restarted worker finds that pyslurm is no longer
-    one for the installed Slurm. timeout_s: for one call, also when slurmctld keeps pyslurm waiting. worker:
-    see PySlurmProcess. Raises PyslurmUnusable when pyslurm cannot be used from the beginning.
+    Commands do what pyslurm does not, and everything once a restarted worker finds that pyslurm is no longer one for
+    the installed Slurm. timeout_s: for one call, also when slurmctld keeps pyslurm waiting. worker: see PySlurmProcess.
+    Raises PyslurmUnusable when pyslurm cannot be used from the beginning.
     """
 
     def __init__(
-        self, commands: CommandClient, slurm_conf: str = "", *, timeout_s: float = 30.0, worker: Sequence[str] = WORKER
+        self,
+        slurm_conf: str = "",
+        *,
+        timeout_s: float = 30.0,
+        prefix: Sequence[str] = (),
+        path: str = DEFAULT_PATH,
+        worker: Sequence[str] = WORKER,
     ) -> None:
-        self._commands = commands
+        super().__init__(slurm_conf, timeout_s=timeout_s, prefix=prefix, path=path)
         self._worker = PySlurmProcess(worker, slurm_conf, timeout_s, self._accept)
         self._usable = self._lists = True
         self._unread = ""
@@ -69,11 +75,11 @@ class PySlurmClient(SlurmClient):
     def snapshot(self) -> Snapshot:
         """When pyslurm cannot read a job, commands are used for the whole listing."""
         if not self._lists:
-            return self._commands.snapshot()
+            return super().snapshot()
         try:
-            found, why = self._through(self._commands.snapshot, "snapshot"), ""
+            found, why = self._through(super().snapshot, "snapshot"), ""
         except (SlurmUnparsable, WorkerEnded) as error:
-            found, why = self._commands.snapshot(), str(error)
+            found, why = super().snapshot(), str(error)
         if why and why != self._unread:
             log.warning("Slurm's commands are used for listings as long as pyslurm cannot read them: %s", why)
         self._unread = why
@@ -82,33 +88,18 @@ class PySlurmClient(SlurmClient):
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         # Never `nodes`, which silently does nothing.
         changes = {"required_nodes": arguments.node_names(nodes, f"job {job_id}")}
-        self._modify(lambda: self._commands.shrink(job_id, nodes), job_id, changes)
+        self._modify(partial(super().shrink, job_id, nodes), job_id, changes)
 
     def set_comment(self, job_id: int, text: str) -> None:
         if text:
             changes = {"comment": arguments.comment(text, job_id)}
-            self._modify(lambda: self._commands.set_comment(job_id, text), job_id, changes)
+            self._modify(partial(super().set_comment, job_id, text), job_id, changes)
         else:
-            self._commands.set_comment(job_id, text)
+            super().set_comment(job_id, text)
 
     def requeue(self, job_id: int) -> None:
         number = arguments.job_number(job_id)
-        self._through(lambda: self._commands.requeue(job_id), "requeue", number, doing=f"requeue job {job_id}")
-
-    def site(self) -> Site:
-        return self._commands.site()
-
-    def cancel(self, job_id: int) -> None:
-        self._commands.cancel(job_id)
-
-    def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        self._commands.resize_waiting(job_id, size, reservation)
-
-    def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
-        self._commands.reserve(name, nodes, user, minutes)
-
-    def unreserve(self, name: str, job_id: int = 0) -> None:
-        self._commands.unreserve(name, job_id)
+        self._through(partial(super().requeue, job_id), "requeue", number, doing=f"requeue job {job_id}")
 
     def _modify(self, otherwise: Callable[[], None], job_id: int, changes: dict[str, Any]) -> None:
         self._through(otherwise, "modify", arguments.job_number(job_id), changes, doing=f"change job {job_id}")
@@ -146,7 +137,7 @@ class PySlurmClient(SlurmClient):
         else:
             self.version, lists = value
             self._lists = self._lists and lists
-            installed = self._commands.release()
+            installed = self.release()
             if release_of(self.version) != installed:
                 why = f"pyslurm {self.version} is not one for Slurm {installed[0]}.{installed[1]:02d}, installed here"
         if why:

@@ -10,7 +10,6 @@ from daemon_harness import World
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.slurm_limits import gpu_limits
-from slurm_elastic.daemon.slurm import expand
 from slurm_elastic.daemon.slurm.site import (
     Reservation,
     Site,
@@ -102,8 +101,8 @@ def test_only_enforced_limits_count(value: str, enforced: bool) -> None:
 def test_reservations_are_read() -> None:
     """Nodes and times; that there are none is said in words."""
     line = "ReservationName=maint StartTime=1795207802 EndTime=1795211402 Duration=01:00:00 Nodes=n[7-8] NodeCnt=2"
-    assert reservations(line, expand) == (Reservation("maint", ("n7", "n8"), 1795207802.0, 1795211402.0),)
-    assert reservations("No reservations in the system\n", expand) == ()
+    assert reservations(line) == (Reservation("maint", ("n7", "n8"), 1795207802.0, 1795211402.0),)
+    assert reservations("No reservations in the system\n") == ()
 
 
 def test_leaf_switches_are_read() -> None:
@@ -112,7 +111,7 @@ def test_leaf_switches_are_read() -> None:
         "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]\nSwitchName=s2 Level=0 LinkSpeed=1 Nodes=n3\n"
         "SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=s[1-2]\n"
     )
-    assert switches(text, expand) == {"n1": "s1", "n2": "s1", "n3": "s2"}
+    assert switches(text) == {"n1": "s1", "n2": "s1", "n3": "s2"}
 
 
 def left(*rules: SlurmLimit, parents: dict[str, str] | None = None) -> dict[str, int]:

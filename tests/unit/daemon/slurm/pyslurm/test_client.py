@@ -101,8 +101,8 @@ class Bench:
 
     def client(self, timeout_s: float = 60, **options: Any) -> PySlurmClient:
         self.pyslurm(**options)
-        commands = CommandClient("/some/slurm.conf", path=f"{self.folder}:/usr/bin:/bin")
-        self.clients.append(PySlurmClient(commands, "/some/slurm.conf", timeout_s=timeout_s))
+        path = f"{self.folder}:/usr/bin:/bin"
+        self.clients.append(PySlurmClient("/some/slurm.conf", timeout_s=timeout_s, path=path))
         return self.clients[-1]
 
     def calls(self) -> list[str]:
@@ -258,7 +258,7 @@ def test_choice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(bench.folder)
     bench.pyslurm(top="raise ImportError('libslurm.so.44: cannot open shared object file')")
     client, why = choose("auto")
-    assert isinstance(client, CommandClient)
+    assert type(client) is CommandClient
     assert why == "Slurm's commands: pyslurm not importable (libslurm.so.44: cannot open shared object file)"
     with pytest.raises(ConfigError, match=r'slurm_client = "pyslurm": pyslurm not importable'):
         choose("pyslurm")
