@@ -72,16 +72,14 @@ class Daemons:
 
     def stop(self, name: str, patience_s: float = 20.0) -> None:
         """SIGTERM a daemon and wait until it is gone; SIGKILL after patience_s. Does nothing when it does not run."""
-        deadline = time.monotonic() + patience_s
         number = signal.SIGTERM
         while pid := self.pid(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            wait_end = min(deadline, time.monotonic() + patience_s)
-            while self.pid(name) and time.monotonic() < wait_end:
+            deadline = time.monotonic() + patience_s
+            while self.pid(name) and time.monotonic() < deadline:
                 time.sleep(0.02)
             number = signal.SIGKILL
-            deadline = time.monotonic() + patience_s
 
     def wait(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
         """Wait until the daemon is ready. SandboxError with its last words when it ends first or takes too long."""

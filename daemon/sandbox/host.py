@@ -92,17 +92,10 @@ def gpu_files(spec: SandboxSpec, inside: Path) -> tuple[str, ...]:
             file.chmod(0o666)
             made.append(str(file))
         return tuple(made)
-    terminals = [f"/dev/tty{i}" for i in range(1, 64) if _is_character_device(Path(f"/dev/tty{i}"))]
+    terminals = [f"/dev/tty{i}" for i in range(1, 64) if Path(f"/dev/tty{i}").is_char_device()]
     if len(terminals) < spec.gpus_per_node:
         raise SandboxError(
             f"gpus_per_node={spec.gpus_per_node} of the sandbox needs as many character devices: none can be made in "
             f"{inside} (mknod is refused) and /dev has {len(terminals)} terminals to take instead."
         )
     return tuple(terminals[: spec.gpus_per_node])
-
-
-def _is_character_device(path: Path) -> bool:
-    try:
-        return stat.S_ISCHR(path.stat().st_mode)
-    except OSError:
-        return False

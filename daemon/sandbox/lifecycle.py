@@ -128,7 +128,11 @@ class Sandbox:
         user: run it as that user (a name), in place of root.
         """
         # Names only, no shell: setpriv changes the user and leaves the environment as it is given.
-        become = ["setpriv", f"--reuid={user}", f"--regid={_group_of(user)}", "--clear-groups", "--"] if user else []
+        become = (
+            ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups", "--"]
+            if user
+            else []
+        )
         environment = {"PATH": host.PATH, "HOME": "/", "LANG": "C.UTF-8", **self.env, **(env or {})}
         return subprocess.run(
             [*become, *command],
@@ -143,12 +147,14 @@ class Sandbox:
 
     def status(self) -> Status:
         """What runs now; never raises for a sandbox that is broken."""
-        nodes = {}
+        return Status({name: self.daemons.pid(name) for name in self.daemons.names()}, self._node_states())
+
+    def _node_states(self) -> dict[str, str]:
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
             answer = self.run(["sinfo", "-h", "-N", "-o", "%N %T"], timeout_s=20)
             if answer.returncode == 0:
-                nodes = dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
-        return Status({name: self.daemons.pid(name) for name in self.daemons.names()}, nodes)
+                return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
+        return {}
 
     def start_daemon(self, name: str, timeout_s: float = 30) -> None:
         """Start one daemon (munged, mariadbd, slurmdbd, slurmctld, slurmd-n1…) again and wait until it answers."""
@@ -187,7 +193,7 @@ class Sandbox:
         self.down()
 
     def _startup(self) -> Startup:
-        return Startup(self.spec, self.layout, self.daemons, self.run, lambda: self.status().nodes)
+        return Startup(self.spec, self.layout, self.daemons, self.run, self._node_states)
 
     def _is_ours(self) -> bool:
         try:
@@ -231,7 +237,3 @@ def take_down(name: str, id: str) -> None:
     entry = registry.find(name)
     if entry is not None and entry.id == id:
         Sandbox.attach(name).down()
-
-
-def _group_of(user: str) -> int:
-    return pwd.getpwnam(user).pw_gid

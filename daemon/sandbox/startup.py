@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
-from functools import partial
 
 from slurm_elastic.protocol.errors import SandboxError
 
@@ -45,7 +44,8 @@ class Startup:
         if self._spec.with_accounting:
             self._sacctmgr("add", "account", ACCOUNT, f"cluster={CLUSTER}")
             self._sacctmgr("add", "user", ",".join(USERS), f"account={ACCOUNT}", f"cluster={CLUSTER}")
-        self._wait_nodes(30 + self._spec.nodes)
+        for name in nodes:
+            self.wait_ready(name, 30 + self._spec.nodes)
 
     def _start_accounting(self) -> None:
         data = self._at.dir / "db"
@@ -83,17 +83,6 @@ class Startup:
         if name == "slurmctld":
             return accepts_tcp(at.slurmctld_port) and "UP" in self._run(["scontrol", "ping"]).stdout
         return self._nodes().get(name.partition("-")[2]) in USABLE
-
-    def _wait_nodes(self, timeout_s: float) -> None:
-        usable: set[str] = set()
-
-        def is_usable(node: str) -> bool:
-            if node not in usable:
-                usable.update(name for name, state in self._nodes().items() if state in USABLE)
-            return node in usable
-
-        for node in node_names(self._spec):
-            self._daemons.wait(f"slurmd-{node}", partial(is_usable, node), timeout_s)
 
     def _sacctmgr(self, *words: str) -> None:
         answer = self._run([host.program(self._spec, "sacctmgr"), "-i", *words])
