@@ -25,6 +25,7 @@ _DEVICES = (
 )
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 TAG = "selastic:companion-of="
+"""Begins the comment of a companion."""
 STEP_S = 5
 """Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
 that was started again meanwhile does not owe it, and asks again only after SlurmctldTimeout."""
@@ -96,11 +97,6 @@ def worth_again(tail: Sequence[str]) -> bool:
     return any(any(word in line for word in _NO_STEP) and any(word in line for word in _FOR_NOW) for line in tail[-2:])
 
 
-def comment(base: int, resize_id: int) -> str:
-    """The tag by which a companion is known as one."""
-    return f"{TAG}{base};resize={resize_id}"
-
-
 def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) -> list[str]:
     """Ask for a companion: an allocation that no process holds. `minutes`: rest of the base's time; None: no limit."""
     words = [
@@ -110,7 +106,7 @@ def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) ->
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, shape.cpus_per_node)}",
         f"--job-name=selastic-{base.job_id}",
-        f"--comment={comment(base.job_id, resize_id)}",
+        f"--comment={TAG}{base.job_id};resize={resize_id}",
         "--nice=1000",
         f"--time={'UNLIMITED' if minutes is None else max(1, minutes)}",
     ]

@@ -27,10 +27,6 @@ class Run:
     cluster: str
     generation: int = 0
 
-    def same(self, other: Run) -> bool:
-        """Whether both are parts of one run."""
-        return (self.command, self.cluster) == (other.command, other.cluster)
-
 
 def cluster(env: Mapping[str, str]) -> str:
     """Which Slurm this is; "" without one."""
@@ -54,7 +50,7 @@ def choose(env: Mapping[str, str], command: Sequence[str], given: str | None, wo
     while True:
         place = parent / (job_id if number == 1 else f"{job_id}-{number}")
         earlier = read(place)
-        if earlier is None or earlier.same(Run(tuple(command), cluster(env))):
+        if earlier is None or (earlier.command, earlier.cluster) == (tuple(command), cluster(env)):
             return place
         number += 1
 

@@ -138,7 +138,7 @@ class Meter:
 def report(steps: list[StepTime], shape: StepShape, position: Position) -> dict[str, Any]:
     """A messages.Report, without the fields that only the supervisor knows, and this rank's pace."""
     times = sorted(step.seconds for step in steps)
-    total = sum(times)
+    total, own = sum(times), pace(steps, shape)
     return {
         "generation": shape.generation,
         "at": time.time(),
@@ -146,16 +146,16 @@ def report(steps: list[StepTime], shape: StepShape, position: Position) -> dict[
         "micro_batch": shape.micro_batch,
         "accumulation": shape.accumulation,
         "steps": len(steps),
-        "step_time_median_s": statistics.median(times),
+        "step_time_median_s": own.step_s,
         "step_time_p90_s": times[min(len(times) - 1, int(0.9 * len(times)))],
         "samples_per_s": sum(step.samples for step in steps) / total if total else 0.0,
         "step": position.step,
         "samples": position.samples,
         "epoch": position.epoch,
         "noise_scale": position.noise_scale,
-        "input_wait_share": min(1.0, sum(step.input_wait for step in steps) / total) if total else 0.0,
+        "input_wait_share": own.input_share,
         "memory_peak_mb": memory_peak_mb(),
-        "pace": asdict(pace(steps, shape)),
+        "pace": asdict(own),
     }
 
 

@@ -6,6 +6,7 @@ tensors; those that hold the same box are replicas, and any other two boxes do n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,14 +33,9 @@ class BoxTransfer:
     box: Box
 
 
-def whole(shape: Sequence[int]) -> Box:
-    """All of a tensor."""
-    return tuple((0, size) for size in shape)
-
-
 def box_of(shape: Sequence[int], cuts: Sequence[Cut]) -> Box:
     """What is left of a tensor after these cuts, each of what the one before has left."""
-    box = list(whole(shape))
+    box = [(0, size) for size in shape]
     for cut in cuts:
         first, end = box[cut.along]
         chunk = -(-(end - first) // cut.parts)
@@ -56,10 +52,7 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 def size_of(box: Box) -> int:
     """Number of elements."""
-    size = 1
-    for first, end in box:
-        size *= max(0, end - first)
-    return size
+    return math.prod(max(0, end - first) for first, end in box)
 
 
 def plan(held: Sequence[Sequence[Box]], wanted: Sequence[Box | None], turn: int = 0) -> tuple[BoxTransfer, ...]:

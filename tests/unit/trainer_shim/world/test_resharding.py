@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.trainer_shim.world.resharding import Box, Cut, box_of, overlap, plan, rescue, size_of, waves, whole
+from slurm_elastic.trainer_shim.world.resharding import Box, Cut, box_of, overlap, plan, rescue, size_of, waves
 
 Layout = list[Box]
 SHAPES = st.lists(st.integers(0, 7), min_size=0, max_size=2)
@@ -78,7 +78,7 @@ def test_a_shrink_moves_the_leavers_parts_where_they_are_wanted() -> None:
 
 def test_replicas_share_the_sending() -> None:
     """Of two that hold all of it, tensors with different turns come from different ones."""
-    box = whole([4])
+    box = box_of([4], [])
     sources = {turn: plan([[box], [box], []], [None, None, box], turn)[0].source for turn in range(4)}
     assert set(sources.values()) == {0, 1}
 
