@@ -6,9 +6,7 @@ their own times, so what is compared are stretches that overlap, not the same st
 
 from __future__ import annotations
 
-import math
-
-from slurm_elastic.protocol import bottleneck
+from slurm_elastic.protocol import bottleneck, codec
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.json_lines import Message
 
@@ -129,12 +127,7 @@ class WorkerMessages(Part):
 
 def _pace(value: object) -> Pace | None:
     """A worker's message is not trusted to have its form: a report is no reason to stop a job."""
-    if not isinstance(value, dict):
-        return None
     try:
-        numbers = {name: float(value[name]) for name in Pace.__dataclass_fields__}
-    except (KeyError, TypeError, ValueError):
+        return codec.decode(Pace, value)
+    except codec.WireError:
         return None
-    if not all(math.isfinite(number) and number >= 0 for number in numbers.values()):
-        return None
-    return Pace(int(numbers.pop("rank")), **numbers)
