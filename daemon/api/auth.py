@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from slurm_elastic.protocol.shared_secret import Verifier
 
 from ..config.settings import Settings
 from ..reports.common import Viewer
-from .slurm_roles import hides_jobs, uids
+from .slurm_roles import SlurmRoles, hides_jobs, uids
 
 
 class Unauthenticated(NotAllowed):
@@ -30,17 +29,12 @@ class Unauthenticated(NotAllowed):
 class Authenticator:
     """Finds out who calls. Blocking (it asks munged): call it from a thread.
 
-    operators: uids of those who are Operator or Administrator in Slurm, as known now. private: whether Slurm hides
-    others' jobs; None while slurmctld has not said: then slurm.conf counts, and without that file they are hidden.
+    roles: what Slurm says of its operators, and of whether it hides others' jobs. While slurmctld has not said that,
+    slurm.conf counts, and without that file they are hidden.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        operators: Callable[[], Collection[int]] = tuple,
-        private: Callable[[], bool | None] = lambda: None,
-    ) -> None:
-        self._operators, self._private = operators, private
+    def __init__(self, settings: Settings, roles: SlurmRoles | None = None) -> None:
+        self._roles = roles or SlurmRoles(tuple, str)
         conf = settings.slurm_conf or None
         self._private_here = hides_jobs(munge.slurm_conf_value("PrivateData", conf) or "") or not munge.has_slurm_conf(
             conf
@@ -86,9 +80,9 @@ class Authenticator:
 
     def viewer(self, uid: int) -> Viewer:
         """What this uid may see."""
-        admin = uid in self._admins or uid in self._operators()
-        private = self._private()
-        return Viewer(uid, admin, not admin and (self._private_here if private is None else private))
+        admin = uid in self._admins or uid in self._roles.uids
+        private = self._private_here if self._roles.private is None else self._roles.private
+        return Viewer(uid, admin, not admin and private)
 
     def client_values(self, url: str) -> dict[str, Any]:
         """What client.json has to hold for callers to reach and to trust this daemon.

@@ -204,7 +204,8 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
     """Everything known about one job, in one record."""
     known = known or LastKnown(store.in_use(job.job_id), store.decision(job.job_id), store.resize_of(job.job_id))
     used = known.used if job.end_time is None else None
-    asked, target, report = _asked(job.request), _where_to(job, known), store.last_report(job.job_id)
+    asked, report, reason = _asked(job.request), store.last_report(job.job_id), _reason(job, known)
+    target_gpus, target_batch = _target_size(job, known)
     measured = _measured(report, known.used)
     gpus = _gpus(job, used, known.decision)
     nodes = list(dict.fromkeys(node for piece in used.pieces for node in piece.nodes)) if used else None
@@ -217,9 +218,9 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         elapsed_s=_elapsed(job, now),
         nodes=None if nodes is None else len(nodes),
         gpus=gpus,
-        target_gpus=target.gpus,
+        target_gpus=target_gpus,
         batch=used.batch if used else None,
-        target_batch=target.batch,
+        target_batch=target_batch,
         speedup=_speedup(store, job, known.decision, gpus, asked),
         step_time_s=measured.step_time_median_s if measured else None,
         comm_share=(measured.comm_share or None) if measured else None,
@@ -235,8 +236,8 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         reported_at=report.at if report else None,
         node_list=None if nodes is None else ",".join(nodes),
         pieces=tuple(made_from(HeldPiece, piece) for piece in used.pieces) if used else None,
-        reason=target.reason,
-        reason_text=reason_text(target.reason),
+        reason=reason,
+        reason_text=reason_text(reason),
     )
 
 
@@ -265,28 +266,22 @@ def _held_back(report: Report) -> str | None:
     return held or None
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a job is to go, and why."""
+def _target_size(job: JobRow, known: LastKnown) -> tuple[int | None, int | None]:
+    """GPUs and batch that it is to have: a resize under way counts before the last decision."""
+    if job.end_time is None and known.opened is not None:
+        return known.opened.gpus, known.opened.batch
+    if job.end_time is None and known.decision is not None:
+        return known.decision.gpus_to or None, known.decision.batch_to or None
+    return None, None
 
-    gpus: int | None
-    batch: int | None
-    reason: str
 
-
-def _where_to(job: JobRow, known: LastKnown) -> Destination:
-    """A resize under way counts before the last decision, and that before the job's record."""
-    decision, opened = known.decision, known.opened
-    reason = decision.reason if decision is not None and job.managed and job.end_time is None else job.reason
-    if opened is not None:
-        reason = opened.reason or reason
-    if job.end_time is not None:
-        return Destination(None, None, reason)
-    if opened is not None:
-        return Destination(opened.gpus, opened.batch, reason)
-    if decision is not None:
-        return Destination(decision.gpus_to or None, decision.batch_to or None, reason)
-    return Destination(None, None, reason)
+def _reason(job: JobRow, known: LastKnown) -> str:
+    """Why it has what it has: a resize under way counts before the last decision, and that before the job's record."""
+    if known.opened is not None and known.opened.reason:
+        return known.opened.reason
+    if known.decision is not None and job.managed and job.end_time is None:
+        return known.decision.reason
+    return job.reason
 
 
 def _speedup(

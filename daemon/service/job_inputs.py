@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.db.store import Store
@@ -42,9 +43,9 @@ class JobInputs:
         found = {job_id: JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ())) for job_id in wanted}
         for job_id, prior in known.items():
             report = store.last_report(job_id)
-            found[job_id] = JobState(
+            found[job_id] = replace(
+                found[job_id],
                 in_use=in_use[job_id],
-                resize=resizes.get(job_id),
                 last=store.last_closed_resize(job_id),
                 pinned=store.pinned(job_id),
                 observations=seen[job_id],
@@ -54,7 +55,6 @@ class JobInputs:
                 requeue_s=store.mean_requeue(job_id),
                 reference=self._registry.reference(job_id),
                 prior_words=prior.words,
-                resized=resized.get(job_id, ()),
                 reported_at=report.at if report is not None else None,
                 slow=slow_nodes(report, in_use[job_id]),
             )

@@ -79,7 +79,7 @@ def serve(settings: Settings) -> int:
     ):
         # Before the store writes anything: who cannot prove callers' identities must not start at all.
         roles = SlurmRoles(client.operators, client.private_data)
-        authenticator = Authenticator(settings, lambda: roles.uids, lambda: roles.private)
+        authenticator = Authenticator(settings, roles)
         notifier = Notifier()
         waiting = notifier.standing_by
         with leading(settings.database_url, lock_file, settings.lease_s, waiting) as leader:

@@ -209,7 +209,7 @@ def test_slurms_operators_are_admins() -> None:
         return names.pop()
 
     roles = SlurmRoles(ask, lambda: "none", clock=lambda: now[0])
-    authenticator = Authenticator(Settings(), lambda: roles.uids)
+    authenticator = Authenticator(Settings(), roles)
     assert not authenticator.viewer(65534).admin
     roles.refresh()
     wait_until(lambda: authenticator.viewer(65534).admin, 60)
@@ -233,11 +233,14 @@ def test_private_data_hides_others_jobs(tmp_path: Path) -> None:
     assert Authenticator(settings).viewer(ADA).private
     conf.write_text("PrivateData=usage\n")
     assert not Authenticator(settings).viewer(ADA).private
-    assert Authenticator(settings, private=lambda: True).viewer(ADA).private
+    roles = SlurmRoles(tuple, str)
+    roles.private = True
+    assert Authenticator(settings, roles).viewer(ADA).private
     # Without slurm.conf, as on a host that slurmctld sends it to, nothing is told until slurmctld has spoken.
     elsewhere = Settings(slurm_conf=str(tmp_path / "none.conf"))
     assert Authenticator(elsewhere).viewer(ADA).private
-    assert not Authenticator(elsewhere, private=lambda: False).viewer(ADA).private
+    roles.private = False
+    assert not Authenticator(elsewhere, roles).viewer(ADA).private
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
         store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
         store.set_in_use(8, 1, (), 64, 10.0)
