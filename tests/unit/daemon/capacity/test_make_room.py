@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import fields, replace
+
+import pytest
 from cluster_snapshots import Cluster
 from shrink_jobs import REQUEST, giver, room
 
 from slurm_elastic.daemon.capacity.ledger import Amount, Ledger
 from slurm_elastic.daemon.capacity.make_room import make_room
-from slurm_elastic.daemon.capacity.pending_jobs import needs
+from slurm_elastic.daemon.capacity.pending_jobs import NeedPart, needs
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import shrinks
+from slurm_elastic.daemon.slurm.model import Snapshot
 
 
 def test_idle_gpus_are_kept_for_a_job_that_fits_on_them() -> None:
@@ -134,6 +139,62 @@ def test_a_job_like_a_refused_one_is_looked_at_again_when_room_was_made_since() 
     made = room(cluster.snapshot(), accepted={1})
     assert [need.job_id for need in made.unmet] == [30]
     assert [met.need.job_id for met in made.met] == [31, 32]
+
+
+class Unlike(NeedPart):
+    """A part that is equal to itself alone: of no waiting job it is known that one like it was refused."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_is_like_a_refused_job_would_be_refused_when_looked_at(seed: int) -> None:
+    """Over random clusters and queues of few kinds of jobs: the room is the one made when each job is looked at."""
+    chance, likes, refused_again = random.Random(seed), 0, 0
+    for _ in range(40):
+        snapshot = crowded(chance)
+        roster = sort_jobs(snapshot, accepted=snapshot.jobs)
+        givers = [giver(roster, job_id) for job_id, job in roster.elastic.items() if job.running]
+        waiting = needs(snapshot, roster)
+        apart = [replace(need, parts=tuple(Unlike(*astuple_of(part)) for part in need.parts)) for need in waiting]
+        made = make_room(snapshot, Ledger.of(snapshot), givers, waiting)
+        looked_at = make_room(snapshot, Ledger.of(snapshot), givers, apart)
+        assert [(met.need.job_id, met.nodes, met.givers, met.waits) for met in made.met] == [
+            (met.need.job_id, met.nodes, met.givers, met.waits) for met in looked_at.met
+        ]
+        assert [need.job_id for need in made.unmet] == [need.job_id for need in looked_at.unmet]
+        assert made.forced == looked_at.forced
+        assert (made.ledger.now, made.ledger.soon) == (looked_at.ledger.now, looked_at.ledger.soon)
+        likes += bool(made.met)
+        refused_again += len({need.parts for need in made.unmet}) < len(made.unmet)
+    assert likes > 10 and refused_again > 10
+
+
+def astuple_of(part: NeedPart) -> tuple[object, ...]:
+    return tuple(getattr(part, item.name) for item in fields(NeedPart))
+
+
+def crowded(chance: random.Random) -> Snapshot:
+    """One to three nodes, each filled by an elastic job and companions of its own, or half filled by a rigid one; and a
+    queue of three kinds of jobs, of which one needs cores alone."""
+    count, gpus = chance.choice((1, 1, 2, 3)), chance.choice((4, 16))
+    cluster = Cluster(count, gpus, cpus=2 * gpus)
+    for number in range(1, count + 1):
+        node, size, left = f"n{number}", gpus // 4, chance.choice((None, None, 600))
+        elastic = f"elastic:gpus={chance.choice((1, 2)) * size}-64,batch=16-4096" if chance.random() < 0.8 else ""
+        cluster.run(number, node, size if elastic else 2 * size, elastic, time_left_s=left)
+        for companion in range(100 * number, 100 * number + gpus - size) if elastic else ():
+            cluster.companion(companion, number, node, 1)
+            cluster.change(companion, time_left_s=left)
+    kinds = [(chance.randint(1, count), each, chance.randint(1, 8)) for each in (0, *chance.choices((1, 2, 4, 6), k=2))]
+    for waiting in range(1000, 1000 + chance.randint(3, 9)):
+        nodes, each, cores = chance.choice(kinds)
+        cluster.wait(waiting, nodes, each, cpus=cores * nodes, time_limit_s=300)
+    return cluster.snapshot()
 
 
 def test_memory_and_cores_are_limits_too() -> None:
