@@ -125,8 +125,8 @@ class Settings:
     """Private key (PEM) of `tls_cert`, readable by the daemon's user alone."""
 
     tls_ca: str = text("", *_PATH)
-    """Certificates (PEM) of who signed `tls_cert`; they reach clients in client.json. Empty: clients trust what their
-    system trusts."""
+    """Certificates (PEM) of the authority that signed `tls_cert`; clients get them in client.json. Empty: clients trust
+    what their system trusts."""
 
     state_dir: str = text("/var/lib/slurm-elastic", r"/.*", "an absolute path")
     """Directory of the database and of client.json, owned by the daemon's user, on a local disk."""
@@ -143,8 +143,9 @@ class Settings:
     """Path of slurm.conf. Empty: the environment's SLURM_CONF, or Slurm's own default."""
 
     slurm_client: str = choice("auto", "auto", "commands", "pyslurm")
-    """How selasticd talks to Slurm. `auto`: through pyslurm where a build for the installed Slurm is found, else by
-    Slurm's commands. `selastic config show` says which it is, and why. `pyslurm`: selasticd does not start without."""
+    """How selasticd talks to Slurm. `auto`: through pyslurm where a build for the installed Slurm is found, else
+    through Slurm's commands. `selastic config show` says which it is, and why. `pyslurm`: selasticd does not start
+    without it."""
 
     munge_socket: str = text("", *_PATH)
     """Socket of munged. Empty: the one named by AuthInfo in slurm.conf, or MUNGE's own default."""
@@ -176,15 +177,15 @@ class Settings:
     take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/explanation/optimizer.md."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
-    """Shortest time from any resize of a job until it may grow, one of its batch alone excepted. Ten minutes hides the
-    restart of a one-minute checkpoint."""
+    """Shortest time between a resize of a job and its next growth. A resize of its batch alone does not count. Ten
+    minutes keep the cost of a one-minute restart small."""
 
     cooldown_shrink_s: float = number(120.0, 0, 86400)
-    """Shortest time from any resize of a job, one of its batch alone excepted, until it may shrink for another elastic
-    job. Shrinking for a waiting ordinary job does not wait."""
+    """Shortest time between a resize of a job and its next shrink for another elastic job. A resize of its batch alone
+    does not count. A shrink for a waiting ordinary job does not wait."""
 
     min_gain: float = number(0.05, 0, 10)
-    """Least gain, in jobs' worth of progress at their reference size, for which anything is moved."""
+    """Least gain for which anything is moved, in units of one job's progress at its reference size."""
 
     horizon_s: float = number(1800.0, 10, 604800)
     """Time within which a resize must have paid for its pause."""
@@ -193,22 +194,24 @@ class Settings:
     """Pause of a resize, for a job of which none has been measured yet."""
 
     assumed_requeue_s: float = number(120.0, 0, 86400)
-    """The same of a resize by requeue, which ends the job and starts it from its checkpoint, while none of any job has
-    been measured. Done only to jobs whose request says `via=...+requeue`, for sizes that nothing gentler reaches."""
+    """Pause of a resize by requeue, as long as none of any job has been measured. A requeue ends the job and starts it
+    again from its checkpoint. Only jobs whose request says `via=...+requeue` are requeued, and only for sizes that no
+    gentler mechanism reaches."""
 
     companion_wait_s: float = number(60.0, 1, 3600)
     """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
 
     failed_backoff_s: float = number(600.0, 0, 86400)
-    """How long a job whose resize failed is left alone. One whose resize was withdrawn, as when its companion was not
-    granted, only does not grow for so long."""
+    """How long a job whose resize failed is left alone. A job whose resize was withdrawn, for example because its
+    companion was not granted, may shrink in that time but not grow."""
 
     resize_taken_s: float = number(60.0, 1, 3600)
     """How long a resize may wait for the job's supervisor to take it, before it is withdrawn."""
 
     switch_s: float = number(300.0, 1, 86400)
-    """How long a job may take from there, or from its companions' workers being ready, to its first step at the new
-    size, and after a requeue from its start to that step. Longer than the slowest start of any training here."""
+    """How long a job may take from taking a resize, or from the time its companions' workers are ready, to its first
+    step at the new size; after a requeue, from its start to that step. Set it longer than the slowest start of any
+    training here."""
 
     release_s: float = number(300.0, 1, 86400)
     """How long Slurm may take to free what a resize has given up, before the resize is closed with a note."""
@@ -223,28 +226,29 @@ class Settings:
     """How long a requeued job may wait for its new size, before selasticd looks for another size that fits."""
 
     trip_after: int = number(5, 1, 1000)
-    """After so many actions in a row that Slurm refuses, selasticd falls back to `advise` for a while."""
+    """After this many actions in a row that Slurm refuses, selasticd falls back to `advise` for a while."""
 
     trip_s: float = number(600.0, 1, 86400)
-    """How long selasticd then stays at `advise`. It doubles, up to a day, each time the next action is refused too."""
+    """How long selasticd then stays at `advise`. The time doubles, up to a day, whenever the next action is refused
+    too."""
 
     max_resizes_per_round: int = number(16, 1, 10000)
     """Most resizes that one round begins."""
 
     max_resizes_per_job_hour: int = number(12, 1, 3600)
-    """Most resizes of one job within an hour. Making room for a waiting job is not held up by it."""
+    """Most resizes of one job within an hour. A shrink for a waiting job is not limited by it."""
 
     max_weight: float = number(1.0, 0.001, 1000)
-    """Largest `weight` of an elastic request that counts; a larger one counts as this. 1: nobody can take what others
-    would get by asking for more weight."""
+    """Largest `weight` of an elastic request that counts; a larger one counts as this. 1: nobody gets more than
+    others by asking for more weight."""
 
     rigid_reserve_gpus: int = number(0, 0, 1000000)
-    """Idle GPUs that elastic jobs leave alone in each partition, so that small ordinary jobs start at once."""
+    """Idle GPUs that elastic jobs leave free in each partition, so that small ordinary jobs start at once."""
 
     gpu_limits: tuple[str, ...] = texts(*_LIMITS)
     """Most GPUs that the elastic jobs of one user or one account may hold together, in all partitions: for instance
-    `["user:*=32", "user:alice=64", "account:lab=128"]`. `*` stands for each one that is not named. A pin does not get
-    around it; sizes that a job cannot come below are left to it."""
+    `["user:*=32", "user:alice=64", "account:lab=128"]`. `*` stands for everyone who is not named. A pin does not get
+    around the limit. A job keeps the smallest size that it can have, even above the limit."""
 
     report_interval_s: float = number(5.0, 0.1, 600)
     """Time between two throughput reports of one job."""
@@ -258,14 +262,14 @@ class Settings:
     2000 jobs, one report in 5 s each, take about 400 MB."""
 
     learn_prior_at: str = text("03:30", r"|([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 03:30, or nothing")
-    """When, each day by this host's clock, the jobs that have ended are learned from: what a job is taken to do before
-    it is measured then comes from this cluster and from earlier runs of the same program on the same kind of GPU.
-    Empty: never; what was learned before stays in use, and without any the prior that is shipped. See
+    """Time of day, by this host's clock, at which selasticd learns from the jobs that have ended. What it assumes of a
+    job before it is measured then comes from this cluster, and from earlier runs of the same program on the same kind
+    of GPU. Empty: never; what was learned before stays in use, or else the prior that is shipped. See
     docs/explanation/models.md."""
 
     history_keep_days: float = number(400.0, 1, 36500)
-    """How long ended jobs, with all that is known of them, and the record of actions are kept. Of a job's decisions all
-    but the last are forgotten after 30 days."""
+    """How long ended jobs and the record of actions are kept. Of a job's decisions all but the last are deleted
+    after 30 days."""
 
     user_mode: bool = setting(False, "true or false", flag)
     """Whether the daemon serves only the user who runs it, as `selasticd --user` does: no privilege is needed."""

@@ -128,11 +128,8 @@ class Sandbox:
         user: run it as that user (a name), in place of root.
         """
         # Names only, no shell: setpriv changes the user and leaves the environment as it is given.
-        become = (
-            ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups", "--"]
-            if user
-            else []
-        )
+        group = pwd.getpwnam(user).pw_gid if user else 0
+        become = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--"] if user else []
         environment = {"PATH": host.PATH, "HOME": "/", "LANG": "C.UTF-8", **self.env, **(env or {})}
         return subprocess.run(
             [*become, *command],
