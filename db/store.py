@@ -6,8 +6,6 @@ measured; what Slurm holds is Slurm's to say, and is looked up, not recalled.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from .engine import Database
 from .lease import guard
 from .migrate import check, migrate
@@ -66,7 +64,5 @@ class Store(Jobs, Retention, DecisionStore, ResizeStore, History):
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,20 +1,5 @@
 """Every error this project raises on purpose.
 
-ElasticError
-├── RequestError        an elastic request that cannot be read or met
-├── TrainingError       a training script that uses the shim wrongly, or a world that did not form in time
-├── ConfigError         a setting, an option or an environment variable
-├── NotAllowed          a caller who may not do that
-├── NotFound            a job, a plan or a record that is not there
-├── DaemonUnreachable   no answer from selasticd
-├── StoreError          the database refuses or cannot be reached
-│   └── LeaseLost           another daemon has the database's lease, or may have it
-├── SandboxError        a private Slurm that did not start
-└── SlurmError
-    ├── SlurmRefused        Slurm understood and said no: asking again will not help
-    ├── SlurmUnreachable    slurmctld did not answer: the truth is unknown, look again
-    └── SlurmUnparsable     an answer this code does not understand: act on nothing
-
 A message is one sentence: the field, the value, what is accepted, and what to do.
 """
 
@@ -30,7 +15,7 @@ class RequestError(ElasticError):
 
 
 class TrainingError(ElasticError):
-    """The shim used wrongly, or a world that did not form in time."""
+    """A training script that uses the shim wrongly, or a world that did not form in time."""
 
 
 class ConfigError(ElasticError):

@@ -7,6 +7,7 @@ forward, and what is closed stays closed. Limit: which resize is wanted, and whe
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
@@ -18,7 +19,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from .. import schema
 from ..engine import Database
 from ..rows import ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
-from .base import StorePart, now
+from .base import StorePart, now, record
 
 _ROWS = schema.resizes
 
@@ -120,16 +121,6 @@ def _active() -> Any:
 
 
 def _row(row: Row[Any]) -> ResizeRow:
-    return ResizeRow(
-        id=row.id,
-        job_id=row.job_id,
-        keep=pieces_in(row.keep),
-        add=shapes_in(row.add),
-        gpus=row.gpus,
-        batch=row.batch,
-        reason=row.reason,
-        wait_s=row.wait_s,
-        state=ResizeState(row.state),
-        phases=tuple((ResizeState(state), at) for state, at in row.phases),
-        detail=row.detail,
-    )
+    phases = tuple((ResizeState(state), at) for state, at in row.phases)
+    pieces, shapes = pieces_in(row.keep), shapes_in(row.add)
+    return replace(record(ResizeRow, row), keep=pieces, add=shapes, state=ResizeState(row.state), phases=phases)

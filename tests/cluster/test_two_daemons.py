@@ -14,7 +14,8 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.db.store import Store
 
-LEASE_S = 2
+LEASE_S = 4
+"""Renewed five times meanwhile: a busy machine does not lose it."""
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def nothing_moves(selasticd: Selasticd, root: int) -> Iterator[None]:
     yield
     for _ in range(2):
         since = time.time()
-        wait_until(lambda since=since: since < last_round(selasticd), 20, selasticd.log)
+        wait_until(lambda since=since: since < last_round(selasticd), 60, selasticd.log)
     assert queue(selasticd) == before
     assert selasticd.trains_on(root) == 12
 

@@ -100,7 +100,7 @@ class Selasticd:
         """Send a signal, and wait for the end."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def client(self) -> Client:
         """Finds the daemon, and with --user the secret, in client.json; the fixture names it."""
