@@ -1,0 +1,39 @@
+"""The figures of a simulation and the page that shows them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+from simulations import QUIET, job, outcome
+
+from slurm_elastic.daemon.simulator.metrics import per_job, quantile, summary, table
+from slurm_elastic.daemon.simulator.page import means, page
+
+
+def test_figures_of_known_numbers() -> None:
+    """Quantiles interpolate, an empty sequence has none, and the table prints n/a instead of inventing a number."""
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
+    assert math.isnan(quantile([], 0.5))
+    rows = [job("a", 0, 8, 800, min_gpus=8)]
+    nothing = outcome(rows, settings=replace(QUIET, drop=True))
+    assert "n/a" in table([summary(replace(nothing, jobs=[]))])
+
+
+def test_curves_of_the_page_are_means() -> None:
+    """Of a step function over equal stretches, with what comes before its first point and after its end as nothing."""
+    assert means([(1.0, 4.0), (2.5, 8.0), (3.0, 0.0)], 4.0, 4) == [0.0, 4.0, 6.0, 0.0]
+    assert means([(0.0, 2.0)], 4.0, 2) == [2.0, 2.0] and means([], 4.0, 2) == [0.0, 0.0]
+
+
+def test_the_page_is_self_contained_and_escaped() -> None:
+    """The page holds every figure, no script and no link, and an evil job id does no harm."""
+    rows = [job("<script>alert(1)</script>", 0), job("b", 1)]
+    result = outcome(rows)
+    text = page([result], [summary(result)], ["assumed <b>"])
+    assert "<script" not in text and not re.search(r"https?://(?!www\.w3\.org)", text)
+    ElementTree.fromstring(text)
+    assert "&lt;script&gt;" in text and "assumed &lt;b&gt;" in text
+    assert len(per_job(result)) == 2
