@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from slurm_elastic.db.rows import PriorRow, RunRow
 from slurm_elastic.db.store import Store
@@ -23,7 +23,7 @@ from slurm_elastic.protocol.errors import ElasticError
 
 from ..optimizer.models.learning import learn
 from ..optimizer.models.observation import Observation
-from ..optimizer.models.prior import Prior, from_plain, to_plain
+from ..optimizer.models.prior import Prior, from_plain
 from ..optimizer.models.shipped_prior import DEFAULT
 from .cache import observations
 
@@ -128,11 +128,11 @@ def learned(runs: Sequence[RunRow], at: float) -> list[PriorRow]:
     if not everything:
         return []
     cluster = learn([run for run, _ in everything], [w for _, w in everything], DEFAULT, CLUSTER_COUNTS)
-    rows = [PriorRow("", "", at, len(everything), to_plain(cluster))]
+    rows = [PriorRow("", "", at, len(everything), asdict(cluster))]
     for (program, gpu_type), group in sorted(groups.items()):
         if program and group:
             prior = learn(group, None, cluster, PROGRAM_COUNTS)
-            rows.append(PriorRow(program, gpu_type, at, len(group), to_plain(prior)))
+            rows.append(PriorRow(program, gpu_type, at, len(group), asdict(prior)))
     return rows
 
 

@@ -1,6 +1,6 @@
 """A private real Slurm on this host, for trying things and for tests."""
 
 from .config import SandboxSpec
-from .lifecycle import Sandbox, Status
+from .lifecycle import Sandbox
 
-__all__ = ["Sandbox", "SandboxSpec", "Status"]
+__all__ = ["Sandbox", "SandboxSpec"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -63,13 +63,8 @@ def precision(prior: Prior, scale_known: bool) -> Array:
     return (inverse + inverse.T) / 2
 
 
-def to_plain(prior: Prior) -> dict[str, Any]:
-    """As plain lists and numbers, to be stored."""
-    return asdict(prior)
-
-
 def from_plain(values: Mapping[str, Any]) -> Prior:
-    """What `to_plain` gave. Raises PlanInputError for anything that is not a prior."""
+    """A stored prior: its fields by name, arrays as lists. Raises PlanInputError for anything that is not a prior."""
     try:
         prior = Prior(**{item.name: as_tuples(values[item.name]) for item in fields(Prior)})
         numbers = [*prior.mean, *prior.at, *prior.spread, prior.noise, prior.noise_apart]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -15,7 +15,7 @@ from slurm_elastic.daemon.optimizer.errors import PlanInputError
 from slurm_elastic.daemon.optimizer.models import observation
 from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, from_plain, to_plain
+from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, from_plain
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.step_time import (
     factor_array,
@@ -249,7 +249,7 @@ def test_anything_can_be_learned_from(seed: int) -> None:
     """Contradictory runs give a prior that can be stored, read back, and fitted under with sane predictions."""
     rng = random.Random(seed)
     prior = learn([random_observations(rng) for _ in range(rng.randint(1, 12))])
-    assert from_plain(to_plain(prior)) == prior
+    assert from_plain(asdict(prior)) == prior
     for _ in range(10):
         model = fit(random_observations(rng), prior)
         assert all(0 < model.step_time(k, n, k) < float("inf") for k, n in ((1, 1), (8, 1), (512, 64)))
@@ -277,7 +277,7 @@ def test_no_run_and_no_weight_are_refused() -> None:
 def test_a_stored_prior_that_is_none_is_refused(broken: dict[str, object]) -> None:
     """What another version or a damaged row holds is not planned with."""
     with pytest.raises(PlanInputError, match="stored prior"):
-        from_plain({**to_plain(DEFAULT), **broken})
+        from_plain({**asdict(DEFAULT), **broken})
 
 
 def test_reports_from_several_nodes_are_believed_less_than_those_from_one() -> None:
