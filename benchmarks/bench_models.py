@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from profiles import Profile, load
 from slurm_elastic.daemon.models.priors import PROGRAM_COUNTS
 from slurm_elastic.daemon.optimizer.models.learning import learn
 from slurm_elastic.daemon.optimizer.models.observation import Observation
-from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior, to_plain
+from slurm_elastic.daemon.optimizer.models.prior import ASSUMED, Prior
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit, fit_many
 from slurm_elastic.daemon.optimizer.solver.knapsack import solve
@@ -356,7 +357,7 @@ def print_prior(profiles: list[Profile]) -> None:
     known = [p for p in profiles if p.micro_known]
     prior = learned_from(known)
     print(f"{len(known)} profiles of {len({p.app for p in known})} programs")
-    for name, value in to_plain(prior).items():
+    for name, value in asdict(prior).items():
         print(f"    {name}={_rounded(value)!r},")
 
 

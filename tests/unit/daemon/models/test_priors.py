@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observation
 from slurm_elastic.daemon.models.priors import SHIPPED, Priors, learned, program_of
-from slurm_elastic.daemon.optimizer.models.prior import from_plain, to_plain
+from slurm_elastic.daemon.optimizer.models.prior import from_plain
 from slurm_elastic.daemon.optimizer.models.shipped_prior import DEFAULT
 from slurm_elastic.daemon.optimizer.models.step_time import parameters, step_time
 from slurm_elastic.daemon.optimizer.models.throughput import fit
@@ -149,7 +149,7 @@ def test_a_failure_to_learn_leaves_what_was_there(
     """Nothing to learn from, a damaged row, a failing history: the prior in use stays, and the log says why."""
     priors = Priors(store, lambda: 5.0)
     assert not priors.learn()
-    store.save_priors([PriorRow("", "", 1.0, 3, {**to_plain(DEFAULT), "noise": -1.0})])
+    store.save_priors([PriorRow("", "", 1.0, 3, {**asdict(DEFAULT), "noise": -1.0})])
     with caplog.at_level(logging.WARNING):
         assert Priors(store).of_job(7) is SHIPPED
     assert "shipped prior is used" in caplog.text and "stored prior" in caplog.text
