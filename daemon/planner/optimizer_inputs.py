@@ -53,7 +53,7 @@ class Member:
         return replace(self.view, frozen=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolAnswer:
     """The optimizer's answer for one pool."""
 
@@ -66,7 +66,7 @@ class PoolAnswer:
     held_back: bool = False
     """The gain was below the least one worth moving for: everyone stays."""
 
-    @property
+    @cached_property
     def progress(self) -> float | None:
         """The gain in jobs' worth of progress: weighted speedups, pauses left out; None where a model is missing."""
         changes = [_progress(m, target) for m, target in zip(self.members, self.targets, strict=True)]
