@@ -14,8 +14,8 @@ from ..capacity.ledger import Pool
 from ..optimizer.errors import InfeasiblePlan, PlanInputError
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
-from .context import Situation
-from .eligibility import Standing
+from .context import RoundContext
+from .eligibility import RunningJob
 from .fixed_targets import failed_lately
 from .moves import Allotment, nearest_batch
 from .optimizer_inputs import Member, PoolAnswer, explored, in_reach, member, share
@@ -31,23 +31,23 @@ class Group:
     capacity: int
 
 
-def members_of(situation: Situation, pool: Pool, movable: list[Standing], idle: int) -> list[Member]:
+def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idle: int) -> list[Member]:
     """The movable jobs of a pool as the optimizer takes them, the oldest first."""
-    nodes, known = situation.inputs.snapshot.nodes, situation.inputs.memory.members
+    nodes, known = context.inputs.snapshot.nodes, context.inputs.memory.members
     node_gpus = max((nodes[name].gpus for name in pool.nodes), default=1)
-    everything = idle + sum(standing.gpus for standing in movable)
+    everything = idle + sum(running.gpus for running in movable)
     everything = 1 << everything.bit_length()  # the same sizes from round to round; no plan gives more than there is
     found = []
-    for standing in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
-        forced = situation.forced(standing)
-        key = forced, in_reach(standing, forced, everything), node_gpus
-        before = known.get(standing.job_id)
-        if before is not None and before[0] is standing and before[1] == key:
+    for running in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
+        forced = context.forced(running)
+        key = forced, in_reach(running, forced, everything), node_gpus
+        before = known.get(running.job_id)
+        if before is not None and before[0] is running and before[1] == key:
             found.append(before[2])
             continue
-        made = member(standing, forced, everything, node_gpus, situation.inputs.settings)
+        made = member(running, forced, everything, node_gpus, context.inputs.settings)
         if made is not None:
-            known[standing.job_id] = standing, key, made
+            known[running.job_id] = running, key, made
             found.append(made)
     return found
 
@@ -55,8 +55,8 @@ def members_of(situation: Situation, pool: Pool, movable: list[Standing], idle: 
 class Division:
     """What comes of dividing once: `share` gives the allotments and fills the rest in."""
 
-    def __init__(self, situation: Situation) -> None:
-        self.situation, self.inputs, self.limits = situation, situation.inputs, situation.limits
+    def __init__(self, context: RoundContext) -> None:
+        self.context, self.inputs, self.limits = context, context.inputs, context.limits
         self.value = self.bound = 0.0
         self.trouble: list[str] = []
         """Pools for which no plan could be made, with the reason."""
@@ -81,12 +81,12 @@ class Division:
             groups, shared = good, self._solve(good, nodes)
         for group, answer in zip(groups, shared, strict=True):
             for m, target in zip(group.members, answer.targets, strict=True):
-                self.limits.give(m.standing.job_id, max(target.gpus, m.standing.gpus))
+                self.limits.give(m.running.job_id, max(target.gpus, m.running.gpus))
             allotments += self._allotments(group.members, group.capacity, answer)
         return allotments
 
     def _solve(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[PoolAnswer]:
-        ledger = self.situation.room.ledger
+        ledger = self.context.room.ledger
         caps, first = self.limits.caps([m for group in groups for m in group.members]), 0
         for group in groups:
             for cap in reach(group.members, nodes, group.pool.nodes, ledger):
@@ -101,60 +101,56 @@ class Division:
         self.bound += shared.bound
         allotments = []
         idle = capacity - sum(target.gpus for target in shared.targets)
-        taken = any(target.gpus > m.standing.gpus for m, target in zip(members, shared.targets, strict=True))
+        taken = any(target.gpus > m.running.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
-            self.shared[m.standing.job_id] = (m, shared, target)
-            free = min(idle, self.situation.more(m.standing, idle)) if idle > 0 and self._stays(m, target) else 0
+            self.shared[m.running.job_id] = (m, shared, target)
+            free = min(idle, self.context.more(m.running, idle)) if idle > 0 and self._stays(m, target) else 0
             tried = explored(m, free) if free else None
             if tried is not None:
-                idle -= tried[0] - m.standing.gpus
-                self.limits.give(m.standing.job_id, tried[0])
-                allotments.append(Allotment(m.standing, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
+                idle -= tried[0] - m.running.gpus
+                self.limits.give(m.running.job_id, tried[0])
+                allotments.append(Allotment(m.running, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
                 continue
             reason = self._reason(m, target.gpus, target.batch, target.reason)
             if target.limit:
-                self.situation.said[m.standing.job_id] = (
+                self.context.said[m.running.job_id] = (
                     f"{target.limit} in all: without that it would have {target.unlimited}"
                 )
                 if reason is Reason.KEEP_BEST:
                     reason = Reason.KEEP_LIMIT
-                elif not m.forced and target.gpus < m.standing.gpus <= target.unlimited:
+                elif not m.forced and target.gpus < m.running.gpus <= target.unlimited:
                     reason = Reason.SHRINK_LIMIT
             if reason is Reason.SHRINK_SHARE and not taken:
                 reason = Reason.SHRINK_NO_GAIN
             elif reason is Reason.SHRINK_CAPACITY and any(other.forced for other in members):
                 # The room is made by another job, which this one makes up for.
-                reason = self.situation.why_forced(next(other.standing for other in members if other.forced))
-            allotments.append(
-                Allotment(m.standing, target.gpus, target.batch, reason, target.progress_change, m.forced)
-            )
+                reason = self.context.why_forced(next(other.running for other in members if other.forced))
+            allotments.append(Allotment(m.running, target.gpus, target.batch, reason, target.progress_change, m.forced))
         return allotments
 
     @staticmethod
     def _stays(m: Member, target: Target) -> bool:
-        return not m.forced and target.gpus == m.standing.gpus and target.batch == m.standing.batch
+        return not m.forced and target.gpus == m.running.gpus and target.batch == m.running.batch
 
     def _at_rest(self, m: Member) -> Allotment:
         """Without a plan nobody moves, but for waiting jobs."""
-        reason = self.situation.why_forced(m.standing) if m.forced else Reason.KEEP_BEST
-        batch = (
-            nearest_batch(m.standing.job.request.batches(m.rest), m.standing.batch) if m.forced else m.standing.batch
-        )
-        return Allotment(m.standing, m.rest, batch, reason, 0.0, m.forced)
+        reason = self.context.why_forced(m.running) if m.forced else Reason.KEEP_BEST
+        batch = nearest_batch(m.running.job.request.batches(m.rest), m.running.batch) if m.forced else m.running.batch
+        return Allotment(m.running, m.rest, batch, reason, 0.0, m.forced)
 
     def _reason(self, m: Member, gpus: int, batch: int, said: str) -> Reason:
-        if m.forced and gpus <= m.standing.gpus:
-            return self.situation.why_forced(m.standing)
-        if gpus == m.standing.gpus:
-            if batch != m.standing.batch:
+        if m.forced and gpus <= m.running.gpus:
+            return self.context.why_forced(m.running)
+        if gpus == m.running.gpus:
+            if batch != m.running.batch:
                 return Reason.BATCH
-            return self._why_kept(m.standing)
+            return self._why_kept(m.running)
         try:
             return Reason(said)
         except ValueError:
-            return Reason.GROW_SHARE if gpus > m.standing.gpus else Reason.SHRINK_SHARE
+            return Reason.GROW_SHARE if gpus > m.running.gpus else Reason.SHRINK_SHARE
 
-    def _why_kept(self, standing: Standing) -> Reason:
-        if standing.until is None or self.inputs.now >= standing.until:
+    def _why_kept(self, running: RunningJob) -> Reason:
+        if running.until is None or self.inputs.now >= running.until:
             return Reason.KEEP_BEST
-        return Reason.KEEP_FAILED if failed_lately(standing) else Reason.KEEP_COOLDOWN
+        return Reason.KEEP_FAILED if failed_lately(running) else Reason.KEEP_COOLDOWN

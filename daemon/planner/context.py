@@ -1,7 +1,7 @@
-"""What the parts of one plan go by: what it is made from, who stands where, what waiting jobs get, and the limits.
+"""What the parts of one plan go by: what it is made from, the running jobs, what waiting jobs get, and the limits.
 
-Promise: the inputs, the standings and the room are never changed; only what is held under the limits and what is said
-of a job are written down while the plan is made.
+Promise: inputs, running jobs and room are never changed; while the plan is made, only what is held under the limits and
+what is said of a job are written down.
 Limit: made for one plan and thrown away; it knows nothing of the round before but what the inputs say.
 """
 
@@ -22,7 +22,7 @@ from ..optimizer.plan import Solver, plan_pools
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
-from .eligibility import JobState, Standing
+from .eligibility import JobState, RunningJob
 from .memory import Memory
 from .user_limits import Limits
 
@@ -49,32 +49,32 @@ class Inputs:
     """What shares GPUs out."""
 
 
-class Situation:
+class RoundContext:
     """One plan's inputs, and what was found out from them before anything is shared out."""
 
-    def __init__(self, inputs: Inputs, standings: Mapping[int, Standing], room: Room) -> None:
-        self.inputs, self.standings, self.room = inputs, standings, room
+    def __init__(self, inputs: Inputs, running_jobs: Mapping[int, RunningJob], room: Room) -> None:
+        self.inputs, self.running_jobs, self.room = inputs, running_jobs, room
         slurm = gpu_limits(inputs.site, inputs.snapshot, inputs.roster)
-        self.limits = Limits(inputs.settings.gpu_limits, standings.values(), slurm)
+        self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""
 
-    def more(self, standing: Standing, otherwise: int) -> int:
+    def more(self, running: RunningJob, otherwise: int) -> int:
         """GPUs that the limits let a job gain; `otherwise` where none holds it."""
-        room = self.limits.room(standing.job_id)
+        room = self.limits.room(running.job_id)
         return otherwise if room is None else room
 
-    def forced(self, standing: Standing) -> frozenset[Unit]:
+    def forced(self, running: RunningJob) -> frozenset[Unit]:
         """The units that a job gives up for waiting jobs."""
-        return self.room.forced.get(standing.job_id, frozenset())
+        return self.room.forced.get(running.job_id, frozenset())
 
-    def forced_gpus(self, standing: Standing) -> int:
+    def forced_gpus(self, running: RunningJob) -> int:
         """GPUs that a job gives up for waiting jobs."""
-        return sum(standing.giver.share[unit[0]].gpus for unit in self.forced(standing))
+        return sum(running.giver.share[unit[0]].gpus for unit in self.forced(running))
 
-    def why_forced(self, standing: Standing) -> Reason:
+    def why_forced(self, running: RunningJob) -> Reason:
         """For an ordinary job when one that it makes room for is ordinary, else for an elastic one."""
         for met in self.room.met:
-            if standing.job_id in met.givers and not met.need.elastic:
+            if running.job_id in met.givers and not met.need.elastic:
                 return Reason.SHRINK_FOR_JOB
         return Reason.SHRINK_FOR_ELASTIC

@@ -17,9 +17,9 @@ from ..capacity.make_room import make_room
 from ..capacity.pending_jobs import needs
 from ..capacity.placement import take
 from .allocation import Division, Group, members_of
-from .context import Inputs, Situation
-from .eligibility import Standing
-from .fixed_targets import settled
+from .context import Inputs, RoundContext
+from .eligibility import RunningJob
+from .fixed_targets import fixed_target
 from .free_capacity import comebacks, free_ledger, reachable
 from .moves import Allotment, Move, moves
 
@@ -28,7 +28,7 @@ from .moves import Allotment, Move, moves
 class Decisions:
     """What a round decides, with what it went by."""
 
-    situation: Situation
+    context: RoundContext
     division: Division
     pools: Mapping[int, Pool]
     """What each running job draws on, by job id."""
@@ -47,18 +47,18 @@ class Decisions:
 def decide(inputs: Inputs) -> Decisions:
     """The decisions of one round."""
     inputs.memory.turn()
-    situation = _situation(inputs)
-    resumes = comebacks(inputs, situation.room.ledger)
+    context = _context(inputs)
+    resumes = comebacks(inputs, context.room.ledger)
     found = pools(inputs.snapshot)
-    by_pool: dict[str, list[Standing]] = {pool.name: [] for pool in found}
+    by_pool: dict[str, list[RunningJob]] = {pool.name: [] for pool in found}
     places: dict[int, Pool] = {}
-    for standing in situation.standings.values():
-        pool = pool_of(found, standing.job.base)
+    for running in context.running_jobs.values():
+        pool = pool_of(found, running.job.base)
         if pool is not None:
-            by_pool[pool.name].append(standing)
-            places[standing.job_id] = pool
-    made = Decisions(situation, Division(situation), places, resumes=resumes)
-    nodes = reachable(inputs, situation.standings, places)
+            by_pool[pool.name].append(running)
+            places[running.job_id] = pool
+    made = Decisions(context, Division(context), places, resumes=resumes)
+    nodes = reachable(inputs, context.running_jobs, places)
     allotments: list[Allotment] = []
     groups = []
     for pool in found:
@@ -66,45 +66,45 @@ def decide(inputs: Inputs) -> Decisions:
         allotments += decided
         groups.append(group)
     allotments += made.division.share([group for group in groups if group.members], nodes)
-    made.moves = moves(allotments, situation.room.ledger.copy(), nodes)
+    made.moves = moves(allotments, context.room.ledger.copy(), nodes)
     made.begun = _begun(made)
     return made
 
 
-def _situation(inputs: Inputs) -> Situation:
+def _context(inputs: Inputs) -> RoundContext:
     """Who may be moved, and the room that is made for waiting jobs."""
     snapshot = inputs.snapshot
-    standings = inputs.memory.standings(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
-    ledger = free_ledger(snapshot, standings.values())
-    take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in standings))
+    running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
+    ledger = free_ledger(snapshot, running_jobs.values())
+    take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in running_jobs))
     waiting = needs(snapshot, inputs.roster, inputs.passed)
     wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
     if wanted:
-        standings = {job_id: replace(s, giver=replace(s.giver, wanted=wanted)) for job_id, s in standings.items()}
+        running_jobs = {job_id: replace(s, giver=replace(s.giver, wanted=wanted)) for job_id, s in running_jobs.items()}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     steady = bool(waiting) and unexplained(snapshot) == 0
-    givers = [s.giver for s in standings.values() if steady and s.frozen is None and s.state.pinned is None]
-    return Situation(inputs, standings, make_room(snapshot, ledger, givers, waiting))
+    givers = [s.giver for s in running_jobs.values() if steady and s.frozen is None and s.state.pinned is None]
+    return RoundContext(inputs, running_jobs, make_room(snapshot, ledger, givers, waiting))
 
 
-def _group(made: Decisions, pool: Pool, standings: list[Standing]) -> tuple[list[Allotment], Group]:
-    """What is settled of the jobs of one pool, and what the optimizer is to share out among the others."""
-    situation = made.situation
-    reserve = situation.inputs.settings.rigid_reserve_gpus * len(pool.partitions)
-    idle = max(0, situation.room.ledger.gpus(pool.nodes) - reserve)
+def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple[list[Allotment], Group]:
+    """The fixed targets of the jobs of one pool, and what the optimizer is to share out among the others."""
+    context = made.context
+    reserve = context.inputs.settings.rigid_reserve_gpus * len(pool.partitions)
+    idle = max(0, context.room.ledger.gpus(pool.nodes) - reserve)
     made.idle[pool.name] = idle
-    held = sum(standing.gpus for standing in standings)
-    made.capacity[pool.name] = held + idle - sum(situation.forced_gpus(standing) for standing in standings)
+    held = sum(running.gpus for running in running_jobs)
+    made.capacity[pool.name] = held + idle - sum(context.forced_gpus(running) for running in running_jobs)
     allotments, movable = [], []
-    for standing in standings:
-        allotment = settled(situation, standing)
+    for running in running_jobs:
+        allotment = fixed_target(context, running)
         if allotment is not None:
             allotments.append(allotment)
-            idle = max(0, idle - max(0, allotment.gpus - standing.gpus))
-            situation.limits.give(standing.job_id, max(allotment.gpus, standing.gpus))
-        elif standing.frozen is None:
-            movable.append(standing)
-    found = members_of(situation, pool, movable, idle)
+            idle = max(0, idle - max(0, allotment.gpus - running.gpus))
+            context.limits.give(running.job_id, max(allotment.gpus, running.gpus))
+        elif running.frozen is None:
+            movable.append(running)
+    found = members_of(context, pool, movable, idle)
     return allotments, Group(pool, found, idle + sum(m.rest for m in found))
 
 
@@ -112,6 +112,6 @@ def _begun(made: Decisions) -> tuple[Move, ...]:
     """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first."""
     ready = (move for move in made.moves.values() if move.changes and not move.later)
     ordered = sorted(
-        ready, key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.standing.gpus, -m.allotment.progress_change)
+        ready, key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.running.gpus, -m.allotment.progress_change)
     )
-    return tuple(ordered[: made.situation.inputs.settings.max_resizes_per_round])
+    return tuple(ordered[: made.context.inputs.settings.max_resizes_per_round])

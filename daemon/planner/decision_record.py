@@ -22,7 +22,7 @@ from ..optimizer.targets import Target
 from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
 from ..reports.record import known_values
 from ..text.reasons import Reason
-from .eligibility import Standing, batches, weight_of
+from .eligibility import RunningJob, batches, weight_of
 from .moves import Move, nearest_batch
 from .optimizer_inputs import Member, PoolAnswer, rests
 
@@ -33,7 +33,7 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class DecisionContext:
     """What a decision was taken on, beside the job itself."""
 
     now: float
@@ -54,19 +54,19 @@ class Context:
     """Of the job's last decision: one like that is made without evidence."""
 
 
-def row(move: Move, begun: bool, context: Context) -> DecisionRow:
+def row(move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
     """The decision on a job that could be moved."""
-    standing, allotment, target = move.allotment.standing, move.allotment, context.target
+    running, allotment, target = move.allotment.running, move.allotment, context.target
     changes, gpus = move.changes, move.gpus
     # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
     planned = target is not None and target.gpus == gpus
     gain = context.shared.progress if context.shared is not None and changes and planned else None
     made = DecisionRow(
-        job_id=standing.job_id,
+        job_id=running.job_id,
         at=context.now,
-        gpus_from=standing.gpus,
+        gpus_from=running.gpus,
         gpus_to=gpus,
-        batch_from=standing.batch,
+        batch_from=running.batch,
         batch_to=allotment.batch,
         reason=allotment.reason.value,
         value=target.value if target and planned else None,
@@ -85,16 +85,16 @@ def _with(made: DecisionRow, evidence: Evidence, alternatives: Sequence[Alternat
     return replace(made, evidence=known_values(evidence), alternatives=[known_values(other) for other in alternatives])
 
 
-def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> Evidence:
+def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) -> Evidence:
     """What a row says beside its numbers. `planned`: the size is the optimizer's."""
-    standing, settings = move.allotment.standing, context.settings
-    speeds = Speeds.of(standing, move.gpus, move.allotment.batch, context.member)
+    running, settings = move.allotment.running, context.settings
+    speeds = Speeds.of(running, move.gpus, move.allotment.batch, context.member)
     found = replace(
-        _common(standing, context), **asdict(speeds), next=_next(move, begun, context), limit=context.limit or None
+        _common(running, context), **asdict(speeds), next=_next(move, begun, context), limit=context.limit or None
     )
     if not move.changes:
         return found
-    others = (entry for entry in context.moved() if entry.job_id != standing.job_id)
+    others = (entry for entry in context.moved() if entry.job_id != running.job_id)
     return replace(
         found,
         others=tuple(islice(others, MOST_OTHERS)) or None,
@@ -102,7 +102,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> Evide
         passed_over=tuple(PassedOver(mechanism=name, why=why) for name, why in move.passed_over(settings).items()),
         pause_s=move.cost_s(settings),
         pause_measured=(
-            standing.state.requeue_s is not None
+            running.state.requeue_s is not None
             if any(mechanism.restarts for mechanism in move.by)
             else found.pause_measured
         ),
@@ -110,7 +110,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: Context) -> Evide
     )
 
 
-def _next(move: Move, begun: bool, context: Context) -> str | None:
+def _next(move: Move, begun: bool, context: DecisionContext) -> str | None:
     """What is tried next, or what stands in the way."""
     shared = context.shared
     if shared is not None and shared.held_back and not move.changes:
@@ -123,23 +123,23 @@ def _next(move: Move, begun: bool, context: Context) -> str | None:
     return context.limit or None
 
 
-def row_of_frozen(standing: Standing, context: Context) -> DecisionRow:
+def row_of_frozen(running: RunningJob, context: DecisionContext) -> DecisionRow:
     """The decision on a job that is left as it is."""
-    resize = standing.state.resize
-    reason = standing.frozen or Reason.KEEP_BEST
+    resize = running.state.resize
+    reason = running.frozen or Reason.KEEP_BEST
     made = DecisionRow(
-        job_id=standing.job_id,
+        job_id=running.job_id,
         at=context.now,
-        gpus_from=standing.gpus,
-        gpus_to=resize.gpus if resize else standing.gpus,
-        batch_from=standing.batch,
-        batch_to=resize.batch if resize else standing.batch,
+        gpus_from=running.gpus,
+        gpus_to=resize.gpus if resize else running.gpus,
+        batch_from=running.batch,
+        batch_to=resize.batch if resize else running.batch,
         reason=reason.value,
         value=None,
         gain=None,
         mode=context.settings.mode,
     )
-    return made if made.mark == context.stands else _with(made, _common(standing, context))
+    return made if made.mark == context.stands else _with(made, _common(running, context))
 
 
 def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Settings) -> DecisionRow:
@@ -164,20 +164,20 @@ def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Setti
     return _with(made, Evidence(for_gpus=gpus, slurm_reason=job.base.reason, next=coming))
 
 
-def _common(standing: Standing, context: Context) -> Evidence:
-    state, settings = standing.state, context.settings
-    until = standing.until if standing.until is not None and standing.until > context.now else None
+def _common(running: RunningJob, context: DecisionContext) -> Evidence:
+    state, settings = running.state, context.settings
+    until = running.until if running.until is not None and running.until > context.now else None
     failed = state.last is not None and state.last.state != ResizeState.DONE
-    weight, counts = standing.job.request.weight, weight_of(standing.job.request, settings)
+    weight, counts = running.job.request.weight, weight_of(running.job.request, settings)
     first = context.met[0].need if context.met else None
     return Evidence(
         idle_gpus=context.idle,
         capacity_gpus=context.capacity,
         pool=context.pool,
-        pause_s=pause_s(standing, settings),
+        pause_s=pause_s(running, settings),
         pause_measured=state.pause_s is not None,
         horizon_s=context.member.view.horizon_s if context.member else settings.horizon_s,
-        prior=(state.prior_words or None) if standing.measured else None,
+        prior=(state.prior_words or None) if running.measured else None,
         unfitted=state.unfitted or None,
         last_report_age_s=_age(state.reported_at, context.now),
         pinned=state.pinned,
@@ -189,7 +189,7 @@ def _common(standing: Standing, context: Context) -> Evidence:
         resize=state.resize.id if state.resize is not None else None,
         for_job=first.job_id if first is not None else None,
         for_gpus=first.gpus if first is not None else None,
-        for_jobs=_room_for(standing, context.met) if context.met else None,
+        for_jobs=_room_for(running, context.met) if context.met else None,
     )
 
 
@@ -197,8 +197,8 @@ def _age(reported_at: float | None, now: float) -> float | None:
     return None if reported_at is None else max(0.0, round(now - reported_at, 3))
 
 
-def _room_for(standing: Standing, met: Sequence[Met]) -> tuple[RoomFor, ...]:
-    return tuple(RoomFor(job_id=one.need.job_id, gpus=one.need.gpus, given=one.givers[standing.job_id]) for one in met)
+def _room_for(running: RunningJob, met: Sequence[Met]) -> tuple[RoomFor, ...]:
+    return tuple(RoomFor(job_id=one.need.job_id, gpus=one.need.gpus, given=one.givers[running.job_id]) for one in met)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,18 +215,18 @@ class Speeds:
     speedup_to: float | None = None
 
     @classmethod
-    def of(cls, standing: Standing, gpus: int, batch: int, member: Member | None) -> Speeds:
+    def of(cls, running: RunningJob, gpus: int, batch: int, member: Member | None) -> Speeds:
         """From what a job has to so many GPUs and this batch."""
         counts: dict[int, int] = {}
-        for seen in standing.state.observations:
+        for seen in running.state.observations:
             counts[seen.gpus] = counts.get(seen.gpus, 0) + seen.count
-        reports = counts.get(standing.gpus, 0), counts.get(gpus, 0)
+        reports = counts.get(running.gpus, 0), counts.get(gpus, 0)
         model, speed = member.view.model if member else None, _throughput(member)
         if member is None or model is None or speed is None:
             return cls(*reports)
-        least = standing.job.request.min_gpus
-        least_batch = max(standing.job.request.batches(least), default=batch)
-        before, after, unit = speed(standing.gpus, standing.batch), speed(gpus, batch), speed(least, least_batch)
+        least = running.job.request.min_gpus
+        least_batch = max(running.job.request.batches(least), default=batch)
+        before, after, unit = speed(running.gpus, running.batch), speed(gpus, batch), speed(least, least_batch)
         doubt = None
         if gpus not in counts:
             doubt = round(model.uncertainties([(gpus, nodes_at(member.view, gpus))])[0], 3)
@@ -249,16 +249,16 @@ def others(moves: Sequence[Move], members: Mapping[int, Member]) -> list[OtherMo
 
 
 def _other(move: Move, members: Mapping[int, Member]) -> OtherMove:
-    standing = move.allotment.standing
-    speeds = Speeds.of(standing, move.gpus, move.allotment.batch, members.get(standing.job_id))
+    running = move.allotment.running
+    speeds = Speeds.of(running, move.gpus, move.allotment.batch, members.get(running.job_id))
     before, after = speeds.samples_per_s_from, speeds.samples_per_s_to
     change = after / before - 1.0 if before and after is not None else None
-    return OtherMove(job_id=standing.job_id, gpus_from=standing.gpus, gpus_to=move.gpus, change=change)
+    return OtherMove(job_id=running.job_id, gpus_from=running.gpus, gpus_to=move.gpus, change=change)
 
 
 def _by_change(move: Move) -> tuple[int, int]:
-    standing = move.allotment.standing
-    return -abs(move.gpus - standing.gpus), standing.job_id
+    running = move.allotment.running
+    return -abs(move.gpus - running.gpus), running.job_id
 
 
 def _alternatives(target: Target | None, member: Member | None) -> list[Alternative]:
@@ -273,10 +273,10 @@ def _alternatives(target: Target | None, member: Member | None) -> list[Alternat
 
 def _kept_more(move: Move, met: Sequence[Met]) -> list[Alternative]:
     """The next size above the one that is left to a job which makes room, and why it was not left that one."""
-    standing = move.allotment.standing
+    running = move.allotment.running
     if not met or not move.allotment.forced:
         return []
-    size = min((k for k in rests(standing, frozenset()) if move.gpus < k <= standing.gpus), default=standing.gpus)
+    size = min((k for k in rests(running, frozenset()) if move.gpus < k <= running.gpus), default=running.gpus)
     names = ", ".join(str(entry.need.job_id) for entry in met[:MOST_NAMED])
-    batch = nearest_batch(batches(standing.job.request, size), standing.batch)
+    batch = nearest_batch(batches(running.job.request, size), running.batch)
     return [Alternative(gpus=size, batch=batch, why=f"too few would be left for {names} to start")]

@@ -1,4 +1,4 @@
-"""How one elastic job stands at the beginning of a round: what it trains on, and what may be done to it. Pure."""
+"""An elastic job at the beginning of a round: what it trains on, and what may be done to it. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class JobState:
 
 
 @record(frozen=True, slots=True)
-class Standing:
+class RunningJob:
     """A running elastic job in a round."""
 
     job: ElasticJob
@@ -79,7 +79,7 @@ class Standing:
     giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), {}, {}))
     site: Site = field(default_factory=Site)
     fresh_until: float = inf
-    """When it may stand otherwise though nothing of the job has changed."""
+    """When this may change though nothing of the job has changed."""
     job_id: int = field(init=False)
     gpus: int = field(init=False)
     batch: int = field(init=False)
@@ -112,8 +112,10 @@ class Standing:
         return bool(self.state.observations) and not self.state.unfitted
 
 
-def stand(job: ElasticJob, state: JobState, settings: Settings, now: float, site: Site | None = None) -> Standing:
-    """How a running job stands."""
+def running_job(
+    job: ElasticJob, state: JobState, settings: Settings, now: float, site: Site | None = None
+) -> RunningJob:
+    """A running job as a round finds it."""
     site = site or Site()
     held, used = job.pieces, state.in_use.pieces if state.in_use else ()
     pieces = held if held == used else without(held, units_of(held) - units_of(used))
@@ -122,7 +124,7 @@ def stand(job: ElasticJob, state: JobState, settings: Settings, now: float, site
         pieces = held
     frozen = _frozen(job, state, pieces, registered)
     rest = _Rest() if frozen else _rested(_cooled(state, settings, now), state, settings, now)
-    return Standing(
+    return RunningJob(
         job=job,
         state=state,
         pieces=pieces,

@@ -10,51 +10,51 @@ from __future__ import annotations
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..text.reasons import Reason
-from .context import Situation
-from .eligibility import Standing
+from .context import RoundContext
+from .eligibility import RunningJob
 from .moves import Allotment, nearest_batch
 from .optimizer_inputs import rests
 
 
-def settled(situation: Situation, standing: Standing) -> Allotment | None:
+def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None:
     """What becomes of a job whose size is not the optimizer's to choose; None for any other."""
-    if standing.frozen is not None:
+    if running.frozen is not None:
         return None
-    forced, pinned = situation.forced(standing), standing.state.pinned
-    if pinned is not None and pinned > standing.gpus and failed_lately(standing):
-        return Allotment(standing, standing.gpus, standing.batch, Reason.KEEP_FAILED, 0.0)
-    if pinned is not None and pinned > standing.gpus + situation.more(standing, pinned):
-        situation.said[standing.job_id] = (
-            f"it is pinned to {pinned} GPUs, and {situation.limits.label(standing.job_id)} in all"
+    forced, pinned = context.forced(running), running.state.pinned
+    if pinned is not None and pinned > running.gpus and failed_lately(running):
+        return Allotment(running, running.gpus, running.batch, Reason.KEEP_FAILED, 0.0)
+    if pinned is not None and pinned > running.gpus + context.more(running, pinned):
+        context.said[running.job_id] = (
+            f"it is pinned to {pinned} GPUs, and {context.limits.label(running.job_id)} in all"
         )
-        return Allotment(standing, standing.gpus, standing.batch, Reason.KEEP_LIMIT, 0.0)
+        return Allotment(running, running.gpus, running.batch, Reason.KEEP_LIMIT, 0.0)
     if pinned is not None:
         # An owner's word does not wait for a cooldown.
-        batch = nearest_batch(standing.job.request.batches(pinned), standing.batch)
-        return Allotment(standing, pinned, batch, Reason.KEEP_PINNED, float("inf"))
-    if not forced and _leaves(situation, standing):
-        return Allotment(standing, standing.gpus, standing.batch, Reason.SHRINK_CAPACITY, 0.0, elsewhere=True)
-    if standing.measured:
+        batch = nearest_batch(running.job.request.batches(pinned), running.batch)
+        return Allotment(running, pinned, batch, Reason.KEEP_PINNED, float("inf"))
+    if not forced and _leaves(context, running):
+        return Allotment(running, running.gpus, running.batch, Reason.SHRINK_CAPACITY, 0.0, elsewhere=True)
+    if running.measured:
         return None
     if not forced:
-        why = Reason.KEEP_UNFITTED if standing.state.unfitted else Reason.KEEP_UNMEASURED
-        return Allotment(standing, standing.gpus, standing.batch, why, 0.0)
-    rest = max(rests(standing, forced))
-    batch = nearest_batch(standing.job.request.batches(rest), standing.batch)
-    return Allotment(standing, rest, batch, situation.why_forced(standing), 0.0, forced)
+        why = Reason.KEEP_UNFITTED if running.state.unfitted else Reason.KEEP_UNMEASURED
+        return Allotment(running, running.gpus, running.batch, why, 0.0)
+    rest = max(rests(running, forced))
+    batch = nearest_batch(running.job.request.batches(rest), running.batch)
+    return Allotment(running, rest, batch, context.why_forced(running), 0.0, forced)
 
 
-def failed_lately(standing: Standing) -> bool:
+def failed_lately(running: RunningJob) -> bool:
     """Whether it may not grow because its last resize did not come about."""
-    last = standing.state.last
-    return not standing.may_grow and last is not None and last.state != ResizeState.DONE
+    last = running.state.last
+    return not running.may_grow and last is not None and last.state != ResizeState.DONE
 
 
-def _leaves(situation: Situation, standing: Standing) -> bool:
+def _leaves(context: RoundContext, running: RunningJob) -> bool:
     """Whether one of its base's nodes is being drained, and it may be requeued elsewhere."""
-    nodes = situation.inputs.snapshot.nodes
-    drained = [n for n in standing.job.base.nodes if n in nodes and not _DRAINING.isdisjoint(nodes[n].flags)]
-    return bool(drained) and standing.may_grow and standing.may_shrink and standing.may_restart
+    nodes = context.inputs.snapshot.nodes
+    drained = [n for n in running.job.base.nodes if n in nodes and not _DRAINING.isdisjoint(nodes[n].flags)]
+    return bool(drained) and running.may_grow and running.may_shrink and running.may_restart
 
 
 _DRAINING = frozenset({"DRAIN", "DRAINING"})

@@ -19,22 +19,22 @@ from ..capacity.placement import take
 from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
 from ..slurm.model import Snapshot
 from .context import Inputs
-from .eligibility import Standing, sizes
+from .eligibility import RunningJob, sizes
 
 
-def free_ledger(snapshot: Snapshot, standings: Collection[Standing]) -> Ledger:
+def free_ledger(snapshot: Snapshot, running_jobs: Collection[RunningJob]) -> Ledger:
     """What is free, what is about to be, less what resizes under way are going to take."""
     ledger = Ledger.of(snapshot)
-    for standing in standings:
-        for unit, amount in standing.loose.items():
+    for running in running_jobs:
+        for unit, amount in running.loose.items():
             ledger.release(unit[1], amount)
-    for standing in standings:
-        resize = standing.state.resize
+    for running in running_jobs:
+        resize = running.state.resize
         if resize is None or resize.state == ResizeState.RUNNING:
             continue
         number = resize.id
-        granted = {node for held in standing.job.held if held.resize == number for node in held.piece.nodes}
-        granted |= set(standing.job.base.nodes) if resize.requeues else set()
+        granted = {node for held in running.job.held if held.resize == number for node in held.piece.nodes}
+        granted |= set(running.job.base.nodes) if resize.requeues else set()
         for shape in resize.add:
             for node in shape.node_list:
                 if node not in granted and ledger.usable(node):
@@ -56,7 +56,7 @@ def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
 
 
 def reachable(
-    inputs: Inputs, standings: Mapping[int, Standing], places: Mapping[int, Pool]
+    inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]
 ) -> dict[int, frozenset[str]]:
     """Nodes of each job's pool that its own partition reaches, its constraint accepts, and nobody has reserved for a
     time before its end: Slurm would start no companion there. Alike ones share a set."""
@@ -65,7 +65,7 @@ def reachable(
     known: dict[tuple[object, ...], frozenset[str]] = {}
     found = {}
     for job_id, pool in places.items():
-        base = standings[job_id].job.base
+        base = running_jobs[job_id].job.base
         ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
         closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
         partition = base.partition.split(",")[0]

@@ -15,7 +15,7 @@ from ..capacity.roster import ElasticJob, Roster
 from ..config.settings import Settings
 from ..optimizer.plan import Cache
 from ..slurm.site import Site
-from .eligibility import JobState, Standing, stand
+from .eligibility import JobState, RunningJob, running_job
 from .optimizer_inputs import Member
 
 
@@ -25,42 +25,42 @@ class Memory:
 
     columns: Cache = field(default_factory=Cache)
     """The optimizer's."""
-    members: dict[int, tuple[Standing, object, Member]] = field(default_factory=dict)
+    members: dict[int, tuple[RunningJob, object, Member]] = field(default_factory=dict)
     """By job id, with what each was made from."""
-    _standings: dict[int, _Stood] = field(default_factory=dict)
+    _running_jobs: dict[int, _Known] = field(default_factory=dict)
 
     def turn(self) -> None:
         """Begin another round."""
         self.columns.turn()
 
-    def standings(
+    def running_jobs(
         self, roster: Roster, states: Mapping[int, JobState], settings: Settings, site: Site, now: float
-    ) -> dict[int, Standing]:
-        """How the running jobs stand."""
-        before, self._standings, found = self._standings, {}, {}
+    ) -> dict[int, RunningJob]:
+        """The running jobs as they are now."""
+        before, self._running_jobs, found = self._running_jobs, {}, {}
         for job_id, job in roster.elastic.items():
             if not job.running:
                 continue
             state, known = states.get(job_id, _UNKNOWN), before.get(job_id)
             if known is None or not known.holds(job, state, settings, site, now):
-                known = _Stood(stand(job, state, settings, now, site), settings, now)
-            self._standings[job_id], found[job_id] = known, known.standing
+                known = _Known(running_job(job, state, settings, now, site), settings, now)
+            self._running_jobs[job_id], found[job_id] = known, known.running
         for job_id in self.members.keys() - found.keys():
             del self.members[job_id]
         return found
 
 
 @record(frozen=True, slots=True)
-class _Stood:
-    """How a job stood, and by what."""
+class _Known:
+    """A running job as it was, and what that came from."""
 
-    standing: Standing
+    running: RunningJob
     settings: Settings
     at: float
 
     def holds(self, job: ElasticJob, state: JobState, settings: Settings, site: Site, now: float) -> bool:
-        """Whether it stands like that still."""
-        own = self.standing
+        """Whether it is still so."""
+        own = self.running
         same = own.job is job and own.state is state and own.site is site and self.settings is settings
         return same and self.at <= now < own.fresh_until
 

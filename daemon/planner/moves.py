@@ -18,14 +18,14 @@ from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import ChosenWay, FreeNodes, Mechanism, WantedSize
 from ..text.reasons import Reason
-from .eligibility import Standing, ascending_sizes, sizes
+from .eligibility import RunningJob, ascending_sizes, sizes
 
 
 @record(frozen=True, slots=True)
 class Allotment:
     """What a job is to have, before it is known where."""
 
-    standing: Standing
+    running: RunningJob
     gpus: int
     batch: int
     reason: Reason
@@ -53,38 +53,38 @@ class Move:
 
     @property
     def changes(self) -> bool:
-        now = self.allotment.standing
+        now = self.allotment.running
         return bool(self.add) or self.keep != now.pieces or self.allotment.batch != now.batch
 
     @property
     def by(self) -> tuple[Mechanism, ...]:
         """The mechanisms that do it; none when the batch alone changes."""
-        return registry.used(self.allotment.standing.pieces, self.keep, self.placed_by)
+        return registry.used(self.allotment.running.pieces, self.keep, self.placed_by)
 
     @property
     def mechanism(self) -> str:
         """Their names, or batch."""
         by = self.by
-        if not by and self.allotment.batch != self.allotment.standing.batch:
+        if not by and self.allotment.batch != self.allotment.running.batch:
             return "batch"
         return "+".join(mechanism.name for mechanism in by)
 
     def cost_s(self, settings: Settings) -> float:
         """Seconds that the training is expected to stand still for it."""
-        return registry.cost_s(self.allotment.standing, self.by, settings)
+        return registry.cost_s(self.allotment.running, self.by, settings)
 
     def passed_over(self, settings: Settings) -> dict[str, str]:
         """Why not, by the name of every mechanism that has no part in it."""
-        standing = self.allotment.standing
+        running = self.allotment.running
         chosen = ChosenWay(self.gpus, self.by, self.cost_s(settings), self.allotment.elsewhere)
-        return registry.passed_over(standing, standing.site, chosen, settings)
+        return registry.passed_over(running, running.site, chosen, settings)
 
     def resize(self, wait_s: float, number: int = 0) -> Resize:
         """The message to the supervisor; in the daemon its number comes from the store."""
         allotment = self.allotment
         return Resize(
             id=number,
-            job_id=allotment.standing.job_id,
+            job_id=allotment.running.job_id,
             keep=self.keep,
             add=self.add,
             gpus=self.gpus,
@@ -99,83 +99,83 @@ def moves(allotments: Sequence[Allotment], ledger: Ledger, nodes: Mapping[int, C
     found: dict[int, Move] = {}
     placing: dict[Mechanism, list[Allotment]] = {mechanism: [] for mechanism in registry.MECHANISMS}
     for allotment in allotments:
-        standing = allotment.standing
-        if allotment.gpus == standing.gpus and not allotment.forced and not allotment.elsewhere:
-            found[standing.job_id] = Move(allotment, standing.pieces)
+        running = allotment.running
+        if allotment.gpus == running.gpus and not allotment.forced and not allotment.elsewhere:
+            found[running.job_id] = Move(allotment, running.pieces)
             continue
-        kept = shrinks(standing.giver, allotment.forced)
+        kept = shrinks(running.giver, allotment.forced)
         if not allotment.elsewhere and allotment.gpus in kept:
-            found[standing.job_id] = Move(allotment, kept[allotment.gpus])
+            found[running.job_id] = Move(allotment, kept[allotment.gpus])
             _free(ledger, allotment, kept[allotment.gpus])
             continue
         wanted = WantedSize(allotment.gpus, max(kept, default=0), bool(allotment.forced), allotment.elsewhere)
-        mechanism = registry.cheapest(standing, standing.site, wanted)
+        mechanism = registry.cheapest(running, running.site, wanted)
         if mechanism is None:
-            found[standing.job_id] = _stay(allotment)  # a pin to a size that no piece can be cut down to
+            found[running.job_id] = _stay(allotment)  # a pin to a size that no piece can be cut down to
         else:
             placing[mechanism].append(allotment)
     under = _under([allotment for placed in placing.values() for allotment in placed])
     for mechanism, placed in placing.items():
-        free = {w.standing.job_id: FreeNodes(ledger, nodes.get(w.standing.job_id, ()), under) for w in placed}
+        free = {w.running.job_id: FreeNodes(ledger, nodes.get(w.running.job_id, ()), under) for w in placed}
         if mechanism.adds:
             # Who can grow on few nodes only comes first: others find room elsewhere.
-            placed.sort(key=lambda w: (len(free[w.standing.job_id].nodes), -w.progress_change, w.standing.job_id))
+            placed.sort(key=lambda w: (len(free[w.running.job_id].nodes), -w.progress_change, w.running.job_id))
         for allotment in placed:
-            found[allotment.standing.job_id] = _place(mechanism, allotment, free[allotment.standing.job_id])
+            found[allotment.running.job_id] = _place(mechanism, allotment, free[allotment.running.job_id])
     return found
 
 
 def _free(ledger: Ledger, allotment: Allotment, keep: Sequence[Piece]) -> None:
     """What is given up becomes free soon; units forced for a waiting job are spoken for already."""
-    for unit in units_of(allotment.standing.pieces) - units_of(keep) - allotment.forced:
-        ledger.release(unit[1], allotment.standing.giver.share[unit[0]])
+    for unit in units_of(allotment.running.pieces) - units_of(keep) - allotment.forced:
+        ledger.release(unit[1], allotment.running.giver.share[unit[0]])
 
 
 def _under(allotments: Sequence[Allotment]) -> dict[str, list[str]]:
     """The nodes under each switch; the site's are the same for every job of a round."""
     found: dict[str, list[str]] = {}
-    for node, switch in allotments[0].standing.site.switches.items() if allotments else ():
+    for node, switch in allotments[0].running.site.switches.items() if allotments else ():
         found.setdefault(switch, []).append(node)
     return found
 
 
 def _place(mechanism: Mechanism, allotment: Allotment, free: FreeNodes) -> Move:
     """The allotment as far as the mechanism finds room for it: what only adds may add less."""
-    standing = allotment.standing
-    keep = without(standing.pieces, allotment.forced) if mechanism.adds else ()
+    running = allotment.running
+    keep = without(running.pieces, allotment.forced) if mechanism.adds else ()
     kept = sum(piece.gpus for piece in keep)
-    for gpus in _tries(standing, kept, allotment.gpus) if mechanism.adds else [allotment.gpus]:
-        placed = mechanism.place(standing, keep, gpus, free)
+    for gpus in _tries(running, kept, allotment.gpus) if mechanism.adds else [allotment.gpus]:
+        placed = mechanism.place(running, keep, gpus, free)
         if placed is not None and placed.later and allotment.forced:
             return _stay(allotment)  # what it gives up must not wait for what it gets: that may be the same GPUs
         if placed is not None:
             if gpus != allotment.gpus:
-                allotment = replace(allotment, gpus=gpus, batch=_batch(standing, gpus, allotment.batch))
+                allotment = replace(allotment, gpus=gpus, batch=_batch(running, gpus, allotment.batch))
             return Move(allotment, placed.keep, placed.add, placed.later, mechanism)
     return _stay(allotment)
 
 
-def _tries(standing: Standing, rest: int, gpus: int) -> list[int]:
+def _tries(running: RunningJob, rest: int, gpus: int) -> list[int]:
     """The size wanted, then smaller ones: GPUs may be idle where their cores or memory are not."""
-    accepted = ascending_sizes(standing.job)
-    larger = accepted[bisect_right(accepted, max(rest, standing.gpus)) : bisect_right(accepted, gpus)]
-    return [*reversed(larger)] + ([gpus] if gpus <= standing.gpus else [])
+    accepted = ascending_sizes(running.job)
+    larger = accepted[bisect_right(accepted, max(rest, running.gpus)) : bisect_right(accepted, gpus)]
+    return [*reversed(larger)] + ([gpus] if gpus <= running.gpus else [])
 
 
 def _stay(allotment: Allotment) -> Move:
     """No place for any growth: keep what there is, or what the forced units leave."""
-    standing = allotment.standing
+    running = allotment.running
     if not allotment.forced:
-        kept = replace(allotment, gpus=standing.gpus, batch=standing.batch, reason=Reason.KEEP_BEST)
-        return Move(kept, standing.pieces)
-    left = {k: pieces for k, pieces in shrinks(standing.giver, allotment.forced).items() if k in sizes(standing.job)}
+        kept = replace(allotment, gpus=running.gpus, batch=running.batch, reason=Reason.KEEP_BEST)
+        return Move(kept, running.pieces)
+    left = {k: pieces for k, pieces in shrinks(running.giver, allotment.forced).items() if k in sizes(running.job)}
     size = max(left)
-    return Move(replace(allotment, gpus=size, batch=_batch(standing, size, allotment.batch)), left[size])
+    return Move(replace(allotment, gpus=size, batch=_batch(running, size, allotment.batch)), left[size])
 
 
-def _batch(standing: Standing, gpus: int, wanted: int) -> int:
+def _batch(running: RunningJob, gpus: int, wanted: int) -> int:
     """The accepted batch nearest to the wanted one at another size."""
-    return nearest_batch(standing.job.request.batches(gpus), wanted)
+    return nearest_batch(running.job.request.batches(gpus), wanted)
 
 
 def nearest_batch(accepted: Sequence[int], wanted: int) -> int:

@@ -23,7 +23,7 @@ from ..optimizer.models import goodput
 from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
 from ..optimizer.solver.nested_caps import Cap
 from ..optimizer.targets import PoolPlan, Target
-from .eligibility import Standing, ascending_sizes, batches, sizes, weight_of
+from .eligibility import RunningJob, ascending_sizes, batches, sizes, weight_of
 
 NOISE_REPORTS = 3
 """Reports at one configuration before its noise scale (their median) is believed."""
@@ -37,7 +37,7 @@ TRY_GAIN = 0.05
 class Member:
     """A movable job of a pool."""
 
-    standing: Standing
+    running: RunningJob
     forced: frozenset[Unit]
     downs: Mapping[int, int]
     """GPUs -> nodes, for every size that it can come down to; the largest is what is left after the forced units."""
@@ -74,51 +74,53 @@ class PoolAnswer:
         return sum(known) if len(known) == len(changes) else None
 
 
-def rests(standing: Standing, forced: frozenset[Unit]) -> dict[int, int]:
+def rests(running: RunningJob, forced: frozenset[Unit]) -> dict[int, int]:
     """Accepted sizes that the job may come down to, with their nodes; unforced, the present size is one of them."""
     found = {}
-    if forced or standing.may_shrink:
-        accepted = sizes(standing.job)
-        kept = shrinks(standing.giver, forced)
+    if forced or running.may_shrink:
+        accepted = sizes(running.job)
+        kept = shrinks(running.giver, forced)
         found = {k: sum(len(piece.nodes) for piece in pieces) for k, pieces in kept.items() if k in accepted}
     if not forced:
-        found[standing.gpus] = sum(len(piece.nodes) for piece in standing.pieces)
+        found[running.gpus] = sum(len(piece.nodes) for piece in running.pieces)
     return found
 
 
-def member(standing: Standing, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings) -> Member | None:
+def member(
+    running: RunningJob, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings
+) -> Member | None:
     """The job as the optimizer sees it; None when it has no size to come to rest on. `room`: GPUs it could gain."""
-    downs = rests(standing, forced)
+    downs = rests(running, forced)
     if not downs:
         return None
     rest = max(downs)
-    if not standing.may_shrink:
+    if not running.may_shrink:
         downs = {rest: downs[rest]}
     choices = dict(downs)
-    if standing.may_grow and standing.can_add:
-        larger, per_node = ascending_sizes(standing.job), max(1, node_gpus)
+    if running.may_grow and running.can_add:
+        larger, per_node = ascending_sizes(running.job), max(1, node_gpus)
         for size in larger[bisect_right(larger, rest) : bisect_right(larger, rest + room)]:
             choices[size] = downs[rest] + -(-(size - rest) // per_node)
-    restart = None if forced else registry.restarting(standing, standing.site)
-    by_restart = _restart_sizes(standing, choices, rest + room, node_gpus) if restart else {}
-    view = _view(standing, {**choices, **by_restart}, settings)
+    restart = None if forced else registry.restarting(running, running.site)
+    by_restart = _restart_sizes(running, choices, rest + room, node_gpus) if restart else {}
+    view = _view(running, {**choices, **by_restart}, settings)
     if restart and by_restart:
-        view = replace(view, restart_sizes=frozenset(by_restart), restart_pause_s=restart.cost_s(standing, settings))
-    return Member(standing, forced, downs, view, rest)
+        view = replace(view, restart_sizes=frozenset(by_restart), restart_pause_s=restart.cost_s(running, settings))
+    return Member(running, forced, downs, view, rest)
 
 
-def in_reach(standing: Standing, forced: frozenset[Unit], room: int) -> int:
+def in_reach(running: RunningJob, forced: frozenset[Unit], room: int) -> int:
     """What `member` makes of the room: how many accepted sizes are in reach; of a forced job, the room itself."""
     if forced:
         return room
-    return bisect_right(ascending_sizes(standing.job), standing.gpus + room) if standing.may_grow else 0
+    return bisect_right(ascending_sizes(running.job), running.gpus + room) if running.may_grow else 0
 
 
-def _restart_sizes(standing: Standing, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
+def _restart_sizes(running: RunningJob, reached: Mapping[int, int], most: int, node_gpus: int) -> dict[int, int]:
     """GPUs -> nodes of the sizes that only a requeue reaches."""
-    if not (standing.may_grow and standing.may_shrink):
+    if not (running.may_grow and running.may_shrink):
         return {}
-    wanted = (size for size in sizes(standing.job) if size not in reached and size <= most)
+    wanted = (size for size in sizes(running.job) if size not in reached and size <= most)
     return {size: next(whole_sizes(size, max(1, node_gpus))).nodes for size in wanted}
 
 
@@ -161,25 +163,25 @@ def _same(choices: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return choices
 
 
-def _view(standing: Standing, choices: Mapping[int, int], settings: Settings) -> JobView:
-    state, request, noise = standing.state, standing.job.request, trusted_noise(standing.state.observations)
-    gpus, batch = state.reference or (standing.gpus, standing.batch)
-    left = standing.job.base.time_left_s
-    pause = pause_s(standing, settings)
+def _view(running: RunningJob, choices: Mapping[int, int], settings: Settings) -> JobView:
+    state, request, noise = running.state, running.job.request, trusted_noise(running.state.observations)
+    gpus, batch = state.reference or (running.gpus, running.batch)
+    left = running.job.base.time_left_s
+    pause = pause_s(running, settings)
     # Close to its time limit a job has little time to earn back a pause.
     horizon = max(1.0, settings.horizon_s if left is None else min(settings.horizon_s, left))
     # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
-    waits = not (standing.may_grow and standing.may_shrink and standing.may_rebatch)
+    waits = not (running.may_grow and running.may_shrink and running.may_rebatch)
     settled = waits or pause / horizon > BATCH_GAIN
     return JobView(
-        label=str(standing.job_id),
+        label=str(running.job_id),
         model=state.model,
         choices=_same(tuple(sorted(choices.items()))),
         batches=_Batches(
-            request, settled, standing.gpus, standing.batch, max(1, batch), noise if request.guard else None
+            request, settled, running.gpus, running.batch, max(1, batch), noise if request.guard else None
         ),
-        current_gpus=standing.gpus,
-        current_batch=standing.batch,
+        current_gpus=running.gpus,
+        current_batch=running.batch,
         reference_gpus=max(1, gpus),
         reference_batch=max(1, batch),
         weight=weight_of(request, settings),
@@ -270,7 +272,7 @@ def _progress(m: Member, target: Target) -> float | None:
 
 
 def _moves(m: Member, target: Target) -> bool:
-    return target.gpus != m.rest or (not m.forced and target.batch != m.standing.batch)
+    return target.gpus != m.rest or (not m.forced and target.batch != m.running.batch)
 
 
 def explored(m: Member, idle: int) -> tuple[int, int] | None:

@@ -17,8 +17,8 @@ from ..capacity.make_room import Met, Room
 from ..reports.evidence import OtherMove
 from .context import Inputs
 from .decide import Decisions, decide
-from .decision_record import Context, others, row, row_of_frozen, row_of_waiting
-from .eligibility import Standing
+from .decision_record import DecisionContext, others, row, row_of_frozen, row_of_waiting
+from .eligibility import RunningJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Plan:
 def plan_round(inputs: Inputs) -> Plan:
     """The plan of one round."""
     made = decide(inputs)
-    room, division = made.situation.room, made.division
+    room, division = made.context.room, made.division
     rows = _running_rows(made) + _waiting_rows(inputs, room)
     return Plan(
         rows=tuple(sorted(rows, key=lambda row: row.job_id)),
@@ -61,17 +61,17 @@ def plan_round(inputs: Inputs) -> Plan:
 
 
 def _running_rows(made: Decisions) -> list[DecisionRow]:
-    begun = {move.allotment.standing.job_id for move in made.begun}
+    begun = {move.allotment.running.job_id for move in made.begun}
     moved = cache(lambda: _moved(made))
     makes_room: dict[int, list[Met]] = {}
-    for met in made.situation.room.met:
+    for met in made.context.room.met:
         for job_id in met.givers:
             makes_room.setdefault(job_id, []).append(met)
     rows = []
-    for job_id, standing in made.situation.standings.items():
-        context = _context(made, standing, makes_room.get(job_id, ()), moved)
+    for job_id, running in made.context.running_jobs.items():
+        context = _context(made, running, makes_room.get(job_id, ()), moved)
         move = made.moves.get(job_id)
-        rows.append(row_of_frozen(standing, context) if move is None else row(move, job_id in begun, context))
+        rows.append(row_of_frozen(running, context) if move is None else row(move, job_id in begun, context))
     return rows
 
 
@@ -82,11 +82,11 @@ def _moved(made: Decisions) -> list[OtherMove]:
 
 
 def _context(
-    made: Decisions, standing: Standing, makes_room: Sequence[Met], moved: Callable[[], Sequence[OtherMove]]
-) -> Context:
-    inputs, pool = made.situation.inputs, made.pools.get(standing.job_id)
-    member, shared, target = made.division.shared.get(standing.job_id, (None, None, None))
-    return Context(
+    made: Decisions, running: RunningJob, makes_room: Sequence[Met], moved: Callable[[], Sequence[OtherMove]]
+) -> DecisionContext:
+    inputs, pool = made.context.inputs, made.pools.get(running.job_id)
+    member, shared, target = made.division.shared.get(running.job_id, (None, None, None))
+    return DecisionContext(
         now=inputs.now,
         settings=inputs.settings,
         idle=made.idle[pool.name] if pool else 0,
@@ -97,8 +97,8 @@ def _context(
         target=target,
         met=tuple(makes_room),
         moved=moved,
-        limit=made.situation.said.get(standing.job_id, ""),
-        stands=inputs.marks.get(standing.job_id),
+        limit=made.context.said.get(running.job_id, ""),
+        stands=inputs.marks.get(running.job_id),
     )
 
 

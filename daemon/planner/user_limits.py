@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..capacity.ledger import Ledger
 from ..capacity.slurm_limits import GpuLimit
 from ..optimizer.solver.nested_caps import Cap
-from .eligibility import Standing
+from .eligibility import RunningJob
 from .optimizer_inputs import Member
 
 
@@ -28,9 +28,11 @@ class Limit:
 class Limits:
     """The limits of a round, and what is held under each; kept up to date as GPUs are given."""
 
-    def __init__(self, settings: Sequence[str], standings: Iterable[Standing], slurm: Iterable[GpuLimit] = ()) -> None:
-        known = list(standings)
-        self.held = {standing.job_id: _spoken_for(standing) for standing in known}
+    def __init__(
+        self, settings: Sequence[str], running_jobs: Iterable[RunningJob], slurm: Iterable[GpuLimit] = ()
+    ) -> None:
+        known = list(running_jobs)
+        self.held = {running.job_id: _spoken_for(running) for running in known}
         self.limits = _limits(settings, known)
         for limit in slurm:
             jobs = limit.jobs & self.held.keys()
@@ -55,8 +57,8 @@ class Limits:
         """The limits as the optimizer takes them, over these jobs; what others hold is taken off."""
         out = []
         for limit in self.limits:
-            inside = [i for i, m in enumerate(members) if m.standing.job_id in limit.jobs]
-            others = limit.jobs - {members[i].standing.job_id for i in inside}
+            inside = [i for i, m in enumerate(members) if m.running.job_id in limit.jobs]
+            others = limit.jobs - {members[i].running.job_id for i in inside}
             cap = _cap(members, inside, limit.gpus - self._used(others), limit.label)
             out += [cap] if cap else []
         return out
@@ -74,10 +76,10 @@ def reach(
     Exact where the parts nest, as partitions'
     usually do; elsewhere a growth that does not fit is cut down when it is placed.
     """
-    parts = {nodes[m.standing.job_id] for m in members}
+    parts = {nodes[m.running.job_id] for m in members}
     out = []
     for part in sorted((part for part in parts if len(part) < len(pool)), key=sorted):
-        inside = [i for i, m in enumerate(members) if nodes[m.standing.job_id] <= part]
+        inside = [i for i, m in enumerate(members) if nodes[m.running.job_id] <= part]
         room = sum(members[i].rest for i in inside) + ledger.gpus(part)
         cap = _cap(members, inside, room, "")
         out += [cap] if cap else []
@@ -91,19 +93,19 @@ def _cap(members: Sequence[Member], inside: list[int], gpus: int, label: str) ->
     return Cap(max(gpus, least), frozenset(inside), label) if max(gpus, least) < most else None
 
 
-def _spoken_for(standing: Standing) -> int:
-    resize = standing.state.resize
-    return max(standing.gpus, resize.gpus if resize is not None else 0)
+def _spoken_for(running: RunningJob) -> int:
+    resize = running.state.resize
+    return max(running.gpus, resize.gpus if resize is not None else 0)
 
 
-def _limits(settings: Sequence[str], standings: Sequence[Standing]) -> list[Limit]:
+def _limits(settings: Sequence[str], running_jobs: Sequence[RunningJob]) -> list[Limit]:
     if not settings:
         return []
     groups: dict[tuple[str, str], set[int]] = {}
-    for standing in standings:
-        base = standing.job.base
+    for running in running_jobs:
+        base = running.job.base
         for kind, name in (("user", base.user), ("account", base.account)):
-            groups.setdefault((kind, name), set()).add(standing.job_id)
+            groups.setdefault((kind, name), set()).add(running.job_id)
     said = {}
     for text in settings:
         who, _, gpus = text.partition("=")

@@ -72,7 +72,7 @@ class Elastic(Simulation):
         self._drop_the_waiting()
         if made.begun:
             self._want_decision(self.now + self.rules.min_round_gap_s)
-        rests = (s.until for s in made.situation.standings.values() if s.until is not None and s.until > self.now)
+        rests = (s.until for s in made.context.running_jobs.values() if s.until is not None and s.until > self.now)
         self._want_decision(min(rests, default=float("inf")))
         if self.settings.learned and self.states.of:
             self._want_decision(self.now + max(60.0, self.settings.interval_s))
@@ -112,7 +112,7 @@ class Elastic(Simulation):
 
     def _resize(self, move: Move) -> None:
         """Carry a move out: a grow waits for what it asked for, everything else pauses now."""
-        job_id = move.allotment.standing.job_id
+        job_id = move.allotment.running.job_id
         i, job = job_id - 1, self.jobs[job_id - 1]
         self._advance(job)
         self.resizes += 1

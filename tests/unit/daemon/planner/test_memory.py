@@ -10,7 +10,7 @@ import pytest
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner import Inputs, JobState, decide
 from slurm_elastic.daemon.planner.decide import Decisions
-from slurm_elastic.daemon.planner.eligibility import Standing
+from slurm_elastic.daemon.planner.eligibility import RunningJob
 from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.simulator import elastic
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
@@ -33,19 +33,19 @@ class Rounds:
         self.settings: Settings | None = None
         self.site, self.drained, self.named = Site(), "", ""
         self.rounds = self.reused = 0
-        self._before: dict[int, Standing] = {}
+        self._before: dict[int, RunningJob] = {}
 
     def __call__(self, inputs: Inputs) -> Decisions:
         inputs = self._changed(inputs)
         kept, fresh = decide(inputs), decide(replace(inputs, memory=Memory()))
         assert decided(kept) == decided(fresh)
-        standings = dict(kept.situation.standings)
-        self.reused += sum(self._before.get(job_id) is standing for job_id, standing in standings.items())
-        self.rounds, self._before = self.rounds + 1, standings
+        running_jobs = dict(kept.context.running_jobs)
+        self.reused += sum(self._before.get(job_id) is running for job_id, running in running_jobs.items())
+        self.rounds, self._before = self.rounds + 1, running_jobs
         return kept
 
     def _changed(self, inputs: Inputs) -> Inputs:
-        """This round's situation: now and then something changes, and stays so for a while."""
+        """This round's inputs: now and then something changes, and stays so for a while."""
         chance, nodes = self.random, sorted(inputs.snapshot.nodes)
         if chance.random() < 0.1:
             self.drained = chance.choice(["", *nodes])
@@ -85,9 +85,9 @@ class Rounds:
 
 def decided(made: Decisions) -> tuple[object, ...]:
     """Everything that a round gives to others."""
-    division, room = made.division, made.situation.room
+    division, room = made.division, made.context.room
     return (
-        made.moves, made.begun, made.capacity, made.idle, made.resumes, made.situation.standings, made.situation.said,
+        made.moves, made.begun, made.capacity, made.idle, made.resumes, made.context.running_jobs, made.context.said,
         division.value, division.bound, division.trouble, room.met, room.unmet, room.forced,
         {job_id: target for job_id, (_, _, target) in division.shared.items()},
     )  # fmt: skip

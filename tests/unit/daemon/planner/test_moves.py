@@ -7,7 +7,7 @@ from cluster_snapshots import TYPE, Cluster
 from slurm_elastic.daemon.capacity.ledger import Ledger
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.planner.eligibility import JobState, stand
+from slurm_elastic.daemon.planner.eligibility import JobState, running_job
 from slurm_elastic.daemon.planner.moves import Allotment, Move, moves
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
@@ -26,8 +26,8 @@ def move(gpus: int, via: str = ALL, asked: int = 4, busy: bool = False) -> Move:
     snapshot = cluster.snapshot()
     base = (Piece(1, "base", ("n1", "n2"), 4, TYPE),)
     state = JobState(in_use=InUse(1, 1, base, 240, 0.0, 0.0), pause_s=0.5, requeue_s=20.0)
-    standing = stand(sort_jobs(snapshot).elastic[1], state, Settings(), 1000.0)
-    allotment = Allotment(standing, gpus, 240, Reason.KEEP_PINNED, 0.0)
+    running = running_job(sort_jobs(snapshot).elastic[1], state, Settings(), 1000.0)
+    allotment = Allotment(running, gpus, 240, Reason.KEEP_PINNED, 0.0)
     return moves([allotment], Ledger.of(snapshot), {1: list(snapshot.nodes)})[1]
 
 

@@ -1,4 +1,4 @@
-"""What is simulated is what would run: simulator and daemon decide alike on the same situation."""
+"""What is simulated is what would run: simulator and daemon decide alike on the same inputs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def simulation() -> Elastic:
 
 
 def as_known(simulated: Inputs, daemon: Inputs) -> Inputs:
-    """The simulation's situation with what the daemon has measured: the same jobs in the same order."""
+    """The simulation's inputs with what the daemon has measured: the same jobs in the same order."""
     measured = [daemon.states[job_id] for job_id in sorted(daemon.states)]
     states = {
         job_id: replace(state, observations=own.observations, model=own.model, pause_s=own.pause_s)
@@ -64,14 +64,14 @@ def as_known(simulated: Inputs, daemon: Inputs) -> Inputs:
 
 
 def resizes(inputs: Inputs) -> list[Resize]:
-    """What is decided on a situation, by the places of jobs and nodes instead of their names."""
+    """What is decided, by the places of jobs and nodes instead of their names."""
     place = {name: f"node {n}" for n, name in enumerate(sorted(inputs.snapshot.nodes))}
     found = []
     for move in decide(replace(inputs, memory=Memory())).begun:
         kept = tuple(sorted(place[name] for piece in move.keep for name in piece.nodes))
         added = tuple(tuple(place[name] for name in shape.node_list) for shape in move.add)
         found.append(
-            (move.allotment.standing.gpus, move.gpus, move.allotment.batch, move.allotment.reason.value, kept, added)
+            (move.allotment.running.gpus, move.gpus, move.allotment.batch, move.allotment.reason.value, kept, added)
         )
     return sorted(found)
 
@@ -91,10 +91,10 @@ def test_simulator_and_daemon_decide_alike(world: World, seen: list[Inputs]) -> 
     while not seen or any(not state.observations for state in seen[-1].states.values()) or len(seen[-1].states) < 3:
         world.round()
     grown = resizes(seen[-1])
-    situation = as_known(simulated.inputs(), seen[-1])
-    assert grown and resizes(situation) == grown
+    context = as_known(simulated.inputs(), seen[-1])
+    assert grown and resizes(context) == grown
 
-    for move in decide(situation).begun:
+    for move in decide(context).begun:
         simulated._resize(move)
     for _ in range(20):
         world.round()
