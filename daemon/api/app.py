@@ -1,7 +1,7 @@
 """The HTTP API, version 1: what supervisors and the command line say to selasticd.
 
 It checks whose job it is and stores or hands on; it decides nothing. Everything that blocks (the database, MUNGE,
-Slurm) runs in threads; a resize that is waited for holds no thread. The addresses are those of protocol/routes.py:
+Slurm) runs in threads; a resize that is waited for holds no thread. The addresses are those of protocol/api/routes.py:
 each has a handler of its name here or in views.py.
 """
 
@@ -23,10 +23,10 @@ from starlette.responses import Response
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol import request as elastic_request
+from slurm_elastic.protocol.api.routes import ROUTES, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Grant, Phase, Pin, Registration, Reports, Resize
-from slurm_elastic.protocol.routes import ROUTES, NoQuery, ResizeQuery, Route
 
 from ..config.settings import Settings
 from ..reports.answers import Health, Pinned, Stored, Taken

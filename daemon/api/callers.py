@@ -14,8 +14,8 @@ from starlette.requests import Request
 
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api.routes import Caller, Route
 from slurm_elastic.protocol.errors import NotAllowed
-from slurm_elastic.protocol.routes import Caller, Route
 
 from ..config.settings import Settings
 from ..reports.common import Viewer

@@ -23,8 +23,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from slurm_elastic.protocol.api.connections import peer_uid
 from slurm_elastic.protocol.codec import MAX_BODY
-from slurm_elastic.protocol.connections import peer_uid
 
 from ..config.settings import Settings
 from .app import Application

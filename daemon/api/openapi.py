@@ -12,7 +12,7 @@ import typing
 from typing import Any
 
 from slurm_elastic.protocol import codec, messages
-from slurm_elastic.protocol.routes import MAX_JOB_ID, MAX_JOBS, ROUTES, Caller, Route
+from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, ROUTES, Caller, Route
 
 from ..reports.answers import ANSWERS
 

@@ -19,10 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, Route
 from slurm_elastic.protocol.codec import MAX_BODY, Within
 from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError
 from slurm_elastic.protocol.munge import MungeError
-from slurm_elastic.protocol.routes import MAX_JOB_ID, MAX_JOBS, Route
 
 from .auth import Unauthenticated
 

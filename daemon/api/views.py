@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, WindowQuery
+from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, WindowQuery
 
 from .. import reports
 from ..optimizer.models.prior import Prior

@@ -210,7 +210,7 @@ def ask(
 ) -> R:
     """This kind of answer of the daemon. `timeout`: seconds (None: the client's usual ones). Raises the client's
     errors."""
-    from slurm_elastic.protocol.client import Client
+    from slurm_elastic.protocol.api.client import Client
 
     return read(kind, Client().call(ROUTE_OF[kind], job_id, query, message, timeout=timeout) or {})
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_elastic.protocol import codec, messages, routes
-from slurm_elastic.protocol.routes import Route
+from slurm_elastic.protocol import codec, messages
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.routes import Route
 
 from .acct import Accounting
 from .advise import Advice

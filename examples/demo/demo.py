@@ -26,7 +26,7 @@ from slurm_elastic.daemon.reports.history import one_line
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.daemon.text.reasons import Reason
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.trainer_shim.training import audit

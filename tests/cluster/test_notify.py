@@ -23,7 +23,7 @@ from hooks_build import HOOKS
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
 
 HOOK_KINDS = ("PrologSlurmctld", "EpilogSlurmctld", "Prolog", "Epilog")
 USER = "games"

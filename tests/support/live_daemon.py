@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, Job
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable
 
 ROOT = Path(__file__).parents[2]

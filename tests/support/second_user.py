@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from slurm_elastic.protocol import munge
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
 
 GAMES = pwd.getpwnam("games")

@@ -18,7 +18,7 @@ from pathlib import Path
 from waiting import wait_until
 
 from slurm_elastic.protocol import codec, messages
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from slurm_elastic.protocol import request
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.messages import Piece
 

@@ -12,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from slurm_elastic.protocol import codec, routes
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.client import Client
+from slurm_elastic.protocol.api.routes import ResizeQuery
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Reports, Resize
 from slurm_elastic.protocol.munge import MungeError
-from slurm_elastic.protocol.routes import ResizeQuery
 
 MAX_REPORTS = 1000
 MAX_PHASES = 200

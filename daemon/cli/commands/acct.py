@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slurm_elastic.protocol.routes import AcctQuery
+from slurm_elastic.protocol.api.routes import AcctQuery
 
 from ...reports.acct import Accounting, Allocation
 from ...reports.record import columns

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from slurm_elastic.protocol.routes import WindowQuery
+from slurm_elastic.protocol.api.routes import WindowQuery
 
 from ...reports.advise import Advice, ClusterAdvice, JobAdvice, MoveAdvice
 from ...reports.record import columns

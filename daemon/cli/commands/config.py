@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_elastic.protocol import routes
+from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.errors import ElasticError
 
 from ...reports.answers import Health
@@ -78,7 +78,7 @@ def slurm_client(settings: Settings) -> str:
 
 def in_use() -> list[str]:
     """What the daemon that answers here starts its throughput models from, as comments; nothing when none answers."""
-    from slurm_elastic.protocol.client import Client
+    from slurm_elastic.protocol.api.client import Client
 
     client = Client(timeout=ASK_S)
     try:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slurm_elastic.protocol.routes import PlanQuery
+from slurm_elastic.protocol.api.routes import PlanQuery
 
 from ...reports.history import PlanRow, PlanTable
 from ...reports.record import columns

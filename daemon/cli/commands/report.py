@@ -13,8 +13,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
-from slurm_elastic.protocol.routes import WindowQuery
 
 from ...reports.usage import Usage
 from .. import options

@@ -33,7 +33,7 @@ from slurm_elastic.daemon.service.listeners import shows_all_uids, unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, NotFound, SlurmUnreachable
 
 
@@ -109,7 +109,7 @@ def test_the_unix_socket_knows_its_callers(
         rows = {row["job_id"]: row for row in client.get("/v1/jobs")["jobs"]}
         assert rows[7]["own"] and not rows[8]["own"]
         if os.geteuid() == 0:
-            child = "import os; from slurm_elastic.protocol.client import Client; os.setuid(65534); "
+            child = "import os; from slurm_elastic.protocol.api.client import Client; os.setuid(65534); "
             child += "print([row['own'] for row in Client().get('/v1/jobs')['jobs']])"
             code = [sys.executable, "-c", child]
             said = subprocess.run(code, capture_output=True, text=True, timeout=60, check=False)

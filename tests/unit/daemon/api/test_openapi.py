@@ -26,7 +26,7 @@ from slurm_elastic.daemon.reports.evidence import Evidence
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
-from slurm_elastic.protocol.routes import ROUTES
+from slurm_elastic.protocol.api.routes import ROUTES
 
 EXAMPLES = int(os.environ.get("SELASTIC_API_EXAMPLES", "30"))
 FOLDER = tempfile.TemporaryDirectory()

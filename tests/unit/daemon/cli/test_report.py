@@ -21,9 +21,9 @@ from slurm_elastic.daemon.optimizer.models.throughput import fit
 from slurm_elastic.daemon.reports.advise import Advice, WaitingAdvice
 from slurm_elastic.daemon.reports.usage import CurvePoint, Usage
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.client import Client
+from slurm_elastic.protocol.api.client import Client
+from slurm_elastic.protocol.api.routes import WindowQuery
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.routes import WindowQuery
 
 
 @pytest.fixture

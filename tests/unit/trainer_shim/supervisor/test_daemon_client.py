@@ -7,12 +7,12 @@ from dataclasses import asdict
 from queue import Queue
 from typing import Any
 
-from slurm_elastic.protocol import routes
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.routes import Route
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import ConfigError, ElasticError
 from slurm_elastic.protocol.messages import Grant, Phase, Registration, Resize
 from slurm_elastic.protocol.munge import MungeError
-from slurm_elastic.protocol.routes import Route
 from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonClient
 
 

@@ -9,7 +9,7 @@ import struct
 from typing import Any
 from urllib.parse import urlsplit
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 
 def _unix(values: dict[str, Any]) -> str:

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from . import codec, messages
-from .codec import MAX_NUMBER, Within
+from .. import codec, messages
+from ..codec import MAX_NUMBER, Within
 
 MAX_JOB_ID = (1 << 32) - 1
 MAX_JOBS = 1000

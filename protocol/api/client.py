@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from . import munge, shared_secret
-from .codec import to_json
+from .. import munge, shared_secret
+from ..codec import to_json
+from ..errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 from .connections import UnixConnection, connection_to
-from .errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 from .routes import Route
 
 SITE_FILE = "/etc/slurm-elastic/client.json"

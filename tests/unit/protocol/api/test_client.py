@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.protocol import client as client_module
 from slurm_elastic.protocol import munge, shared_secret
-from slurm_elastic.protocol.client import Busy, Client, TokenRefused
+from slurm_elastic.protocol.api import client as client_module
+from slurm_elastic.protocol.api.client import Busy, Client, TokenRefused
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 
 
@@ -239,7 +239,7 @@ def test_without_munged_the_sentence_says_so(tmp_path: Path) -> None:
 def test_the_client_is_light() -> None:
     """The command line imports it at every start: no torch, nothing from outside the standard library."""
     code = (
-        "import sys; import slurm_elastic.protocol.client; "
+        "import sys; import slurm_elastic.protocol.api.client; "
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'msgspec', 'sqlalchemy', 'numpy', 'httpx')])"
     )
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_path())

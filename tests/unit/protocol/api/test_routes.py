@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_elastic.protocol import routes
-from slurm_elastic.protocol.routes import AcctQuery, PlanQuery, ResizeQuery, Route, WindowQuery
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.routes import AcctQuery, PlanQuery, ResizeQuery, Route, WindowQuery
 
 
 @pytest.mark.parametrize(
