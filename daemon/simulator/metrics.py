@@ -3,43 +3,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
+from ..reports.record import Column, about, columns, record
+from ..text.cells import number
+from ..text.tables import lines
 from ..text.times import elapsed
 from .engine import Outcome
 from .jobs import SimulatedJob
 
 RECORDED = "recorded"
 """The policy of an outcome that the trace itself tells."""
+LEGEND = (
+    "WAIT: mean time until a job first starts. MEAN to P99: from when it could start to its end. MAKESPAN: until the "
+    "last has ended.\nUSED: share of the cluster's GPU time held until then. SPREAD: of it, on more nodes than needed."
+)
+"""What the columns of a summary are."""
 
 
-@dataclass(frozen=True, slots=True)
+def _known(form: Callable[[float], str]) -> Callable[[float], str]:
+    """The cell of a figure; empty for NaN."""
+    return lambda value: "" if math.isnan(value) else form(value)
+
+
+_time = _known(elapsed)
+_share = _known("{:.1%}".format)
+
+
+@record
 class Summary:
     """One policy's figures; times in seconds, NaN where no job completed."""
 
-    policy: str
-    jobs: int
-    completed: int
-    dropped: int
-    completed_in_window: int
-    mean_s: float
-    median_s: float
-    p90_s: float
-    p99_s: float
-    mean_wait_s: float
-    makespan_s: float
-    gpu_hours: float
-    gpus_used: float
-    """Share of GPU-seconds held until the last job ended."""
-    restarts: float
-    """Changes of size or batch per completed job."""
-    pause_s: float
-    """Time in which training stood still for them, per completed job."""
-    spread: float
-    """Share of held GPU-seconds of jobs spread over more nodes than their GPUs need."""
-    decisions: int
+    policy: str = about("what decided", Column("POLICY"))
+    jobs: int = about("jobs of the trace")
+    completed: int = about("jobs that ended", Column("DONE"))
+    dropped: int = about("jobs that could not start at once", Column("DROPPED"))
+    completed_in_window: int = about("jobs that ended within the window", Column("INWINDOW"))
+    mean_wait_s: float = about("from submission to the first start", Column("WAIT", form=_time))
+    mean_s: float = about("from submission to the end", Column("MEAN", form=_time))
+    median_s: float = about("the same, of the middle job", Column("MEDIAN", form=_time))
+    p90_s: float = about("what nine of ten jobs stay below", Column("P90", form=_time))
+    p99_s: float = about("what 99 of 100 jobs stay below", Column("P99", form=_time))
+    makespan_s: float = about("until the last job ended", Column("MAKESPAN", form=_time))
+    gpu_hours: float = about("held", Column("GPU-HOURS", form=number()))
+    gpus_used: float = about("share of GPU-seconds held until the last job ended", Column("USED", form=_share))
+    restarts: float = about("changes of size or batch per completed job", Column("RESIZES/JOB", form="{:.2f}".format))
+    pause_s: float = about("time in which training stood still for them, per completed job")
+    spread: float = about("share of GPU-seconds on more nodes than the GPUs need", Column("SPREAD", form=_share))
+    decisions: int = about("rounds of the planner")
+
+
+@record
+class JobOutcome:
+    """What became of one job; times in seconds since the first submission."""
+
+    job_id: str = about("of the trace", Column("JobID"))
+    program: str = about("whose speed is assumed", Column("Program"))
+    policy: str = about("what decided", Column("Policy"))
+    submit_s: float = about("since the first submission", Column("Submit", "Submit s", form="{:.0f}".format))
+    start_s: float | None = about("since the first submission", Column("Start", "Start s", form="{:.0f}".format))
+    end_s: float | None = about("since the first submission", Column("End", "End s", form="{:.0f}".format))
+    completion_s: float | None = about(
+        "from submission to end", Column("Completion", "Completion s", form="{:.0f}".format)
+    )
+    dropped: bool = about("it could not start at once, and --drop was given")
+    restarts: int = about("resizes and restarts", Column("Restarts"))
+    gpu_seconds: float = about("held", Column("GPUHours", form=lambda value: number()(value / 3600)))
 
 
 def summary(outcome: Outcome, window_s: float = 0.0) -> Summary:
@@ -87,74 +116,36 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def per_job(outcome: Outcome) -> list[dict[str, Any]]:
+def per_job(outcome: Outcome) -> list[JobOutcome]:
     """One record per job, in submit order."""
-    return [record(job) for job in outcome.jobs]
+    return [_of_job(job, outcome.policy) for job in outcome.jobs]
 
 
-def record(job: SimulatedJob) -> dict[str, Any]:
+def _of_job(job: SimulatedJob, policy: str) -> JobOutcome:
     finished = job.end_s >= 0
-    return {
-        "job_id": job.trace.job_id,
-        "program": job.program.name,
-        "submit_s": round(job.trace.submit_s, 3),
-        "start_s": round(job.start_s, 3) if job.start_s >= 0 else None,
-        "end_s": round(job.end_s, 3) if finished else None,
-        "completion_s": round(job.end_s - job.trace.submit_s, 3) if finished else None,
-        "dropped": job.dropped,
-        "restarts": job.moves,
-        "gpu_seconds": round(job.gpu_seconds, 1),
-    }
-
-
-TITLES = {
-    "policy": "POLICY",
-    "completed": "DONE",
-    "dropped": "DROPPED",
-    "completed_in_window": "IN WINDOW",
-    "mean_s": "MEAN s",
-    "median_s": "MEDIAN s",
-    "p90_s": "P90 s",
-    "p99_s": "P99 s",
-    "mean_wait_s": "WAIT s",
-    "makespan_s": "MAKESPAN s",
-    "gpus_used": "GPUS USED",
-    "restarts": "RESTARTS/JOB",
-    "spread": "SPREAD",
-}
-
-
-CLOCKED = {
-    "policy": "POLICY",
-    "completed": "DONE",
-    "dropped": "DROPPED",
-    "completed_in_window": "IN WINDOW",
-    "mean_wait_s": "WAIT",
-    "mean_s": "MEAN",
-    "median_s": "MEDIAN",
-    "p90_s": "P90",
-    "p99_s": "P99",
-    "makespan_s": "ALL DONE",
-    "gpu_hours": "GPU-HOURS",
-    "gpus_used": "USED",
-    "restarts": "RESIZES/JOB",
-    "spread": "SPREAD",
-}
-LEGEND = (
-    "WAIT: mean time until a job first starts. MEAN to P99: from when it could start to its end. ALL DONE: until the "
-    "last has ended.\nUSED: share of the cluster's GPU time held until then. SPREAD: of it, on more nodes than needed."
-)
-"""What the columns of CLOCKED are."""
+    return JobOutcome(
+        job_id=job.trace.job_id,
+        program=job.program.name,
+        policy=policy,
+        submit_s=round(job.trace.submit_s, 3),
+        start_s=round(job.start_s, 3) if job.start_s >= 0 else None,
+        end_s=round(job.end_s, 3) if finished else None,
+        completion_s=round(job.end_s - job.trace.submit_s, 3) if finished else None,
+        dropped=job.dropped,
+        restarts=job.moves,
+        gpu_seconds=round(job.gpu_seconds, 1),
+    )
 
 
 def cells(rows: Sequence[Summary], without: Collection[str] = ()) -> list[list[str]]:
-    """The figures under CLOCKED's titles, times as sacct prints them; `without`: names of columns to leave out."""
-    names = [name for name in CLOCKED if name not in without]
-    lines = [[CLOCKED[name] for name in names]]
-    for row in rows:
-        values = asdict(row)
-        lines.append([_clocked(name, values[name]) for name in names])
-    return lines
+    """The headings, then each policy's figures; `without`: headings to leave out."""
+    shown = [column for column in columns(Summary) if column.header not in without]
+    return [[column.header for column in shown], *([column.text(row) for column in shown] for row in rows)]
+
+
+def table(rows: Sequence[Summary], without: Collection[str] = ()) -> str:
+    """The figures side by side, one policy a line."""
+    return "\n".join(lines([column for column in columns(Summary) if column.header not in without], rows))
 
 
 def gains(rows: Sequence[Summary]) -> str:
@@ -164,42 +155,5 @@ def gains(rows: Sequence[Summary]) -> str:
         return ""
     figures = {"mean time to the end": (last.mean_s, first.mean_s), "P90": (last.p90_s, first.p90_s)}
     figures["GPU-hours"] = last.gpu_hours, first.gpu_hours
-    told = [f"{name} {100 * (new / old - 1):+.0f} %" for name, (new, old) in figures.items() if old > 0]
-    return f"{last.policy} against {first.policy}: {', '.join(told)}"
-
-
-def _clocked(name: str, value: Any) -> str:
-    if name.endswith("_s") and not math.isnan(value):
-        return elapsed(value)
-    if name == "gpu_hours":
-        return f"{value:,.{0 if value >= 100 else 1}f}"
-    return _cell(name, value)
-
-
-def table(rows: Sequence[Summary]) -> str:
-    """The figures side by side in seconds, one policy a line: what benchmarks print."""
-    lines = [list(TITLES.values())]
-    for row in rows:
-        values = asdict(row)
-        lines.append([_cell(name, values[name]) for name in TITLES])
-    return aligned(lines)
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Cells as text."""
-    widths = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
-    widths[0] *= -1  # the names to the left, the figures to the right
-    return "\n".join("  ".join(_padded(cell, w) for cell, w in zip(line, widths, strict=True)) for line in lines)
-
-
-def _padded(cell: str, width: int) -> str:
-    return cell.ljust(-width) if width < 0 else cell.rjust(width)
-
-
-def _cell(name: str, value: Any) -> str:
-    if isinstance(value, float):
-        if math.isnan(value):
-            return "n/a"
-        shapes = {"gpus_used": f"{100 * value:.1f} %", "spread": f"{100 * value:.1f} %", "restarts": f"{value:.2f}"}
-        return shapes.get(name, f"{value:.0f}")
-    return str(value)
+    changes = [f"{name} {100 * (new / old - 1):+.0f} %" for name, (new, old) in figures.items() if old > 0]
+    return f"{last.policy} against {first.policy}: {', '.join(changes)}"

@@ -15,13 +15,10 @@ from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.protocol.request import ENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...simulator.engine import Outcome
     from ...simulator.jobs import SimulationSettings
     from ...simulator.metrics import Summary
     from ...simulator.programs import Program
-    from ...text.tables import Field, Row
 
 DEFAULT_POLICIES = "backfill,fixed-batch,throughput,auto"
 """What Slurm does, the paper's baseline and objective, and what the daemon does by default."""
@@ -102,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_document(outcomes, rows, notes, settings), indent=1))
     else:
-        print(metrics.aligned(metrics.cells(rows, _needless(args))))
+        print(metrics.table(rows, _needless(args)))
         print(metrics.LEGEND)
         print(metrics.gains(rows))
         print("\nEvery figure, and so every gain, rests on what is assumed of the jobs' speed at other sizes:")
@@ -130,7 +127,7 @@ def _text(path: Path) -> str:
 
 def _needless(args: argparse.Namespace) -> set[str]:
     """Columns that say nothing under these options."""
-    return {*(() if args.drop else ("dropped",)), *(() if args.window else ("completed_in_window",))}
+    return {*(() if args.drop else ("DROPPED",)), *(() if args.window else ("INWINDOW",))}
 
 
 def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[str]:
@@ -216,35 +213,17 @@ def _document(
     policies = []
     for outcome, row in zip(outcomes, rows, strict=True):
         figures = {key: None if value != value else value for key, value in asdict(row).items()}
-        policies.append({**figures, "per_job": per_job(outcome)})
+        policies.append({**figures, "per_job": [asdict(job) for job in per_job(outcome)]})
     return {"settings": asdict(settings), "assumed": notes, "policies": policies}
 
 
 def _print_jobs(outcomes: list[Outcome]) -> None:
     """A line per job and policy, by job: how each policy treated it is shown in lines below each other."""
-    from ...simulator.metrics import per_job
+    from ...reports.record import columns
+    from ...simulator.metrics import JobOutcome, per_job
     from ...text.tables import lines
 
-    records = [{"policy": outcome.policy, **record} for outcome in outcomes for record in per_job(outcome)]
-    order = {str(record["job_id"]): index for index, record in reversed(list(enumerate(records)))}
+    jobs = [job for outcome in outcomes for job in per_job(outcome)]
+    order = {job.job_id: index for index, job in reversed(list(enumerate(jobs)))}
     print()
-    print("\n".join(lines(_columns(), sorted(records, key=lambda row: order[str(row["job_id"])]), rule=True)))
-
-
-def _columns() -> list[Field]:
-    from ...text.tables import Field, number
-
-    def seconds(name: str) -> Callable[[Row], str]:
-        return lambda row: "" if row[name] is None else f"{row[name]:.0f}"
-
-    return [
-        Field("JobID", "JobID", lambda row: str(row["job_id"]), "of the trace"),
-        Field("Program", "Program", lambda row: str(row["program"]), "whose speed is assumed", left=True),
-        Field("Policy", "Policy", lambda row: str(row["policy"]), "", left=True),
-        Field("Submit", "Submit s", seconds("submit_s"), "since the first submission"),
-        Field("Start", "Start s", seconds("start_s"), "since the first submission"),
-        Field("End", "End s", seconds("end_s"), "since the first submission"),
-        Field("Completion", "Completion s", seconds("completion_s"), "from submission to end"),
-        Field("Restarts", "Restarts", lambda row: str(row["restarts"]), "resizes and restarts"),
-        Field("GPUHours", "GPUHours", lambda row: number(row["gpu_seconds"] / 3600), "held"),
-    ]
+    print("\n".join(lines(columns(JobOutcome), sorted(jobs, key=lambda job: order[job.job_id]), rule=True)))
