@@ -2,7 +2,8 @@
 
 The search for the multiplier brackets it between two supporting lines and evaluates their crossing; a job whose
 choice is the same at both ends is done, and choices outside a job's bracket are dropped. It runs in floating point;
-what it returns is then evaluated exactly, so rounding can cost speed but never exactness.
+what it returns is then evaluated exactly, so rounding can cost speed but never exactness. Methods of arrays, where
+there are any: on the few jobs of a small cluster the functions of numpy's own names take twice as long.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def multiplier(table: Table, capacity: int) -> tuple[int, int]:
     """The dual's best multiplier p/q (q at most the widest step between two sizes), or (0, 1): nothing is scarce."""
     w, v = table.weight.astype(np.float64), table.value.astype(np.float64)
     starts = table.starts[:-1]
-    heavy = _first(v == np.repeat(np.maximum.reduceat(v, starts), np.diff(table.starts)), table.starts)
+    heavy = _first(v == np.maximum.reduceat(v, starts).repeat(_lengths(table.starts)), table.starts)
     light = starts
     w_lo, v_lo = int(table.weight[heavy].sum()), int(table.value[heavy].sum())
     if w_lo <= capacity:
@@ -38,8 +39,7 @@ def multiplier(table: Table, capacity: int) -> tuple[int, int]:
         if not len(lo):
             break
         reduced = v - lam * w
-        counts = np.diff(ends)
-        at_best = reduced >= np.repeat(np.maximum.reduceat(reduced, ends[:-1]), counts)
+        at_best = reduced >= np.maximum.reduceat(reduced, ends[:-1]).repeat(_lengths(ends))
         first, last = _first(at_best, ends), _last(at_best, ends)
         w_first, w_last = w[first].sum() + w_fix, w[last].sum() + w_fix
         if w_first <= capacity <= w_last:
@@ -60,13 +60,18 @@ def multiplier(table: Table, capacity: int) -> tuple[int, int]:
 
 def _first(mask: Array, ends: Array) -> Array:
     """Of each job, the first position where mask holds (it holds at least once)."""
-    hits = np.flatnonzero(mask)
-    return hits[np.searchsorted(hits, ends[:-1])]
+    hits = mask.nonzero()[0]
+    return hits[hits.searchsorted(ends[:-1])]
 
 
 def _last(mask: Array, ends: Array) -> Array:
-    hits = np.flatnonzero(mask)
-    return hits[np.searchsorted(hits, ends[1:]) - 1]
+    hits = mask.nonzero()[0]
+    return hits[hits.searchsorted(ends[1:]) - 1]
+
+
+def _lengths(ends: Array) -> Array:
+    """How many positions each job has."""
+    return ends[1:] - ends[:-1]
 
 
 def _shrink(w: Array, v: Array, ends: Array, lo: Array, hi: Array, w_fix: float, v_fix: float) -> tuple[Any, ...]:
@@ -78,8 +83,8 @@ def _shrink(w: Array, v: Array, ends: Array, lo: Array, hi: Array, w_fix: float,
     lo, hi = lo[open_], hi[open_]
     lengths = lo - hi + 1
     new_ends = np.zeros(len(lo) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=new_ends[1:])
-    pick = np.arange(int(new_ends[-1])) + np.repeat(hi - new_ends[:-1], lengths)
+    lengths.cumsum(out=new_ends[1:])
+    pick = np.arange(int(new_ends[-1])) + (hi - new_ends[:-1]).repeat(lengths)
     return w[pick], v[pick], new_ends, new_ends[1:] - 1, new_ends[:-1].copy(), w_fix, v_fix
 
 
@@ -88,19 +93,19 @@ def open_choices(table: Table, capacity: int, p: int, q: int) -> tuple[Array, in
     weight, ends = table.weight, table.starts
     reduced = table.value * q - p * weight
     bests = np.maximum.reduceat(reduced, ends[:-1])
-    loss = np.repeat(bests, np.diff(ends))
+    loss = bests.repeat(_lengths(ends))
     loss -= reduced
-    zero = np.flatnonzero(loss == 0)
-    first = np.searchsorted(zero, ends[:-1])
+    zero = (loss == 0).nonzero()[0]
+    first = zero.searchsorted(ends[:-1])
     base = zero[first]
     slack = capacity - int(weight[base].sum())
     if p and len(zero) > len(base) and slack > 0:
         slack = _take_ties(zero, first, base, weight, ends, slack)
     limit = p * max(slack, 0)
-    near = np.flatnonzero(loss < limit)
+    near = (loss < limit).nonzero()[0]
     if len(near) > MANY:
         near = near[loss[near] <= _gap_after_fill(near, loss, weight, base, ends, slack, p)]
-    job = np.searchsorted(ends, near, side="right") - 1
+    job = ends.searchsorted(near, side="right") - 1
     change = weight[near] - weight[base[job]]
     real = change != 0
     near, job, change = near[real], job[real], change[real]

@@ -122,10 +122,12 @@ def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = No
     memo = {} if memo is None else memo
     lists = [read(row, labels, j, memo) for j, row in enumerate(options)]
     scale = scale_for(max(known.largest for known in lists), len(lists))
-    starts = np.concatenate([[0], np.cumsum([len(known.gpus) for known in lists])])
+    lengths = np.array([len(known.gpus) for known in lists])
+    starts = np.zeros(len(lists) + 1, dtype=np.int64)
+    lengths.cumsum(out=starts[1:])
     _make_columns([known for known in lists if known.columns is None])
     weight, value = np.concatenate([known.columns for known in lists], axis=1)
-    origin = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+    origin = np.arange(starts[-1]) - starts[:-1].repeat(lengths)
     for at, known in enumerate(lists):
         if known.origin is not None:
             origin[starts[at] : starts[at + 1]] = known.origin
