@@ -191,7 +191,10 @@ class ResizeRow(ResizeTarget):
 
 
 def _target_of(resize: ResizeTarget) -> dict[str, Any]:
-    return {item.name: getattr(resize, item.name) for item in fields(ResizeTarget)}
+    return {name: getattr(resize, name) for name in _TARGET_FIELDS}
+
+
+_TARGET_FIELDS = tuple(item.name for item in fields(ResizeTarget))
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,11 +122,8 @@ class Ledger:
 
 def free(node: Node) -> Amount:
     """What is unused on a node; never negative, whatever Slurm reports."""
-    return Amount(
-        max(0, node.gpus - node.gpus_used),
-        max(0, node.cpus - node.cpus_used),
-        max(0, node.mem_mb - node.mem_alloc_mb),
-    )
+    gpus, cpus, mem_mb = node.gpus - node.gpus_used, node.cpus - node.cpus_used, node.mem_mb - node.mem_alloc_mb
+    return Amount(gpus if gpus > 0 else 0, cpus if cpus > 0 else 0, mem_mb if mem_mb > 0 else 0)
 
 
 def per_node(job: Job) -> Amount:

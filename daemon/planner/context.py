@@ -66,7 +66,7 @@ class RoundContext:
 
     def forced(self, running: RunningJob) -> frozenset[Unit]:
         """The units that a job gives up for waiting jobs."""
-        return self.room.forced.get(running.job_id, frozenset())
+        return self.room.forced.get(running.job_id, _NONE)
 
     def forced_gpus(self, running: RunningJob) -> int:
         """GPUs that a job gives up for waiting jobs."""
@@ -78,3 +78,6 @@ class RoundContext:
             if running.job_id in met.givers and not met.need.elastic:
                 return Reason.SHRINK_FOR_JOB
         return Reason.SHRINK_FOR_ELASTIC
+
+
+_NONE = frozenset[Unit]()

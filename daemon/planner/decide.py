@@ -93,8 +93,8 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
     reserve = context.inputs.settings.rigid_reserve_gpus * len(pool.partitions)
     idle = max(0, context.room.ledger.gpus(pool.nodes) - reserve)
     made.idle[pool.name] = idle
-    held = sum(running.gpus for running in running_jobs)
-    made.capacity[pool.name] = held + idle - sum(context.forced_gpus(running) for running in running_jobs)
+    held = sum([running.gpus for running in running_jobs])
+    made.capacity[pool.name] = held + idle - sum([context.forced_gpus(running) for running in running_jobs if context.forced(running)])
     allotments, movable = [], []
     for running in running_jobs:
         allotment = fixed_target(context, running)

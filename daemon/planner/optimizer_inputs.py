@@ -224,6 +224,8 @@ def share(
 def _value_of_staying(policy: str, cache: Cache, m: Member, target: Target) -> float:
     """Its term where it stays: mostly one of the choices that it was offered, and solved by itself where it is not."""
     size, batch = m.view.current_gpus, m.view.current_batch
+    if target.gpus == size and target.batch == batch and not m.forced:
+        return target.value
     for choice in target.offered if not m.forced else ():
         if choice.gpus == size and choice.batch == batch:
             return choice.value
