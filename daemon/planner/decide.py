@@ -94,7 +94,9 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
     idle = max(0, context.room.ledger.gpus(pool.nodes) - reserve)
     made.idle[pool.name] = idle
     held = sum([running.gpus for running in running_jobs])
-    made.capacity[pool.name] = held + idle - sum([context.forced_gpus(running) for running in running_jobs if context.forced(running)])
+    made.capacity[pool.name] = (
+        held + idle - sum([context.forced_gpus(running) for running in running_jobs if context.forced(running)])
+    )
     allotments, movable = [], []
     for running in running_jobs:
         allotment = fixed_target(context, running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from plan_cases import NOW, REQUEST, SETTINGS, World, order, row, seen
@@ -281,3 +282,32 @@ def test_a_component_is_released_whole() -> None:
     plan = world.plan()
     assert order(plan, 1).keep == (Piece(1, "base", ("n1",), 4, "a100"),)
     assert row(plan, 1).mechanism == "component"
+
+
+# --- what a round costs -------------------------------------------------------------------------------------------
+
+
+def _calls(jobs: int) -> int:
+    """Function calls in the first round of so many measured jobs with a node each, and as many idle nodes."""
+    world = World(2 * jobs)
+    for job_id in range(1, jobs + 1):
+        world.job(job_id, f"n{job_id}")
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        plan = world.plan()
+    finally:
+        sys.setprofile(before)
+    assert len(plan.rows) == jobs and plan.resizes
+    return calls
+
+
+def test_a_round_costs_in_proportion_to_its_jobs() -> None:
+    """Four times the jobs: about four times the calls. It would be sixteen if every row were made from all the jobs."""
+    assert _calls(160) < 6 * _calls(40)
