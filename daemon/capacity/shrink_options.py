@@ -114,6 +114,11 @@ def shrinks(giver: Giver, forced: frozenset[Unit] = frozenset()) -> Mapping[int,
     return found
 
 
+def nodes_left(giver: Giver, forced: frozenset[Unit] = frozenset()) -> Mapping[int, int]:
+    """GPUs -> nodes for every number of GPUs that the job can come down to."""
+    return {k: sum([len(piece.nodes) for piece in pieces]) for k, pieces in shrinks(giver, forced).items()}
+
+
 def _shrinks(giver: Giver, forced: frozenset[Unit]) -> dict[int, tuple[Piece, ...]]:
     best: dict[int, tuple[int, tuple[Piece, ...]]] = {0: (0, ())}
     for rank, piece in enumerate(reversed(giver.pieces)):

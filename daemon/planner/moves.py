@@ -103,7 +103,8 @@ def moves(allotments: Sequence[Allotment], ledger: Ledger, nodes: Mapping[int, C
         if allotment.gpus == running.gpus and not allotment.forced and not allotment.elsewhere:
             found[running.job_id] = Move(allotment, running.pieces)
             continue
-        kept = shrinks(running.giver, allotment.forced)
+        grows = allotment.gpus > running.gpus and not allotment.forced
+        kept = {running.gpus: running.pieces} if grows else shrinks(running.giver, allotment.forced)
         if not allotment.elsewhere and allotment.gpus in kept:
             found[running.job_id] = Move(allotment, kept[allotment.gpus])
             _free(ledger, allotment, kept[allotment.gpus])

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 
 from slurm_elastic.db.rows import ObservationRow
+from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
 
 from ..capacity.requeue_placement import whole_sizes
-from ..capacity.shrink_options import Unit, shrinks
+from ..capacity.shrink_options import Giver, Unit, nodes_left
 from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import pause_s
@@ -78,12 +79,26 @@ def rests(running: RunningJob, forced: frozenset[Unit]) -> dict[int, int]:
     """Accepted sizes that the job may come down to, with their nodes; unforced, the present size is one of them."""
     found = {}
     if forced or running.may_shrink:
-        accepted = sizes(running.job)
-        kept = shrinks(running.giver, forced)
-        found = {k: sum(len(piece.nodes) for piece in pieces) for k, pieces in kept.items() if k in accepted}
+        accepted, giver = sizes(running.job), running.giver
+        if forced or giver.slow:
+            left = nodes_left(giver, forced)
+        else:
+            alike = tuple([(piece.kind, len(piece.nodes), piece.gpus_per_node) for piece in running.pieces])
+            left = _nodes_left(running.job.request.via, alike)
+        found = {k: nodes for k, nodes in left.items() if k in accepted}
     if not forced:
         found[running.gpus] = sum(len(piece.nodes) for piece in running.pieces)
     return found
+
+
+@lru_cache(maxsize=1 << 12)
+def _nodes_left(via: tuple[str, ...], alike: tuple[tuple[str, int, int], ...]) -> Mapping[int, int]:
+    """The same for all jobs with pieces of these kinds and sizes, as long as no node of theirs is slow."""
+    pieces = tuple(
+        Piece(number, kind, tuple(f"{number}.{node}" for node in range(count)), gpus)
+        for number, (kind, count, gpus) in enumerate(alike)
+    )
+    return nodes_left(Giver(0, pieces, "", frozenset(), registry.drop_rules(via), {}))
 
 
 def member(
