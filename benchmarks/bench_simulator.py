@@ -9,6 +9,7 @@ classes and says so.
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
 from dataclasses import replace
@@ -152,7 +153,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smaller and fewer")
     parser.add_argument("--data", type=Path, help="folder with profiles/ and workloads/")
     args = parser.parse_args()
+    gc.disable()  # as selastic simulate does
     speed(args.quick)
+    gc.enable()
     workload(args.data, args.quick)
     endings(args.data, args.quick)
     needless(args.quick)

@@ -7,7 +7,6 @@ what is a subclass's to decide.
 
 from __future__ import annotations
 
-import gc
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -62,23 +61,14 @@ class Simulation(ABC):
 
     def run(self) -> Outcome:
         """To the end of the last job."""
-        collects = gc.isenabled()
-        gc.disable()  # it would traverse all jobs again and again, and a simulation leaves no cycle but itself
-        try:
-            self._replay()
-        finally:
-            if collects:
-                gc.enable()
-        end = max((job.end_s for job in self.jobs), default=0.0)
-        return Outcome(self.policy, self.settings, self.jobs, self.changes, self.decisions, self.events, end)
-
-    def _replay(self) -> None:
         for i, job in enumerate(self.jobs):
             self._push(job.trace.submit_s, ARRIVE, i, 0)
         while self.heap:
             self.now, kind, _, i, version = heapq.heappop(self.heap)
             self.events += 1
             self.handlers[kind](i, version)
+        end = max((job.end_s for job in self.jobs), default=0.0)
+        return Outcome(self.policy, self.settings, self.jobs, self.changes, self.decisions, self.events, end)
 
     def _arrive(self, i: int, version: int) -> None:
         self.waiting.append(i)

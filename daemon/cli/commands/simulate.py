@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import re
 import sys
@@ -91,9 +92,13 @@ def run(args: argparse.Namespace) -> int:
     happened = replay.recorded(jobs, settings)
     outcomes: list[Outcome] = [happened] if happened else []
     notes: list[str] = []
-    for policy in _policies(args.policy):
-        outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume)
-        outcomes.append(outcome)
+    gc.disable()  # it would traverse all jobs again and again, and a simulation leaves no cycle behind but itself
+    try:
+        for policy in _policies(args.policy):
+            outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume)
+            outcomes.append(outcome)
+    finally:
+        gc.enable()
     notes = [*_conditions(outcomes, settings), *read.notes, *notes]
     rows = [metrics.summary(outcome, args.window) for outcome in outcomes]
     if args.json:
