@@ -38,6 +38,8 @@ class SandboxSpec:
     """Seconds between SIGTERM and SIGKILL of a job that is cancelled (Slurm's own default is 30)."""
     extra_slurm_conf: tuple[str, ...] = ()
     """Further lines of slurm.conf, for example a SPANK plugin or a prolog."""
+    extra_files: dict[str, str] = field(default_factory=dict)
+    """Further files beside slurm.conf, name to text, which anybody may run: {"job_submit.lua": "..."}."""
     binaries: dict[str, str] = field(default_factory=dict)
     """Programs to run in place of the installed ones: {"slurmctld": "/opt/slurm/sbin/slurmctld"}."""
 
@@ -234,6 +236,7 @@ def render(spec: SandboxSpec, at: Layout, release: tuple[int, int]) -> dict[str,
     files = {
         "slurm.conf": (slurm_conf(spec, at), 0o644),
         "gres.conf": (gres_conf(spec, at), 0o644),
+        **{name: (text, 0o755) for name, text in spec.extra_files.items()},
     }
     if spec.with_accounting:
         files["slurmdbd.conf"] = (slurmdbd_conf(at), 0o600)
