@@ -1,4 +1,4 @@
-"""A private Slurm as sites configure it: limits, QOSes, preemption, exclusive nodes, vetoes of job_submit.lua, an epilog.
+"""A private Slurm as sites configure it: limits, QOSes, preemption, exclusive nodes, job_submit vetoes, an epilog.
 
 One for the session; each test begins with no job, no limit, no veto and an epilog that ends at once.
 Limit: one host; everything but the jobs runs as root.
@@ -72,7 +72,7 @@ class SiteCluster:
         self._limited: set[tuple[str, ...]] = set()
 
     def limit(self, *what: str, **limits: str | int) -> None:
-        """limit("qos", "capped", GrpTRES="gres/gpu=8"), limit("user", "games", MaxSubmitJobs=3); gone after the test."""
+        """limit("qos", "capped", GrpTRES="gres/gpu=8"), limit("user", "games", MaxSubmitJobs=3); gone afterwards."""
         for key, value in limits.items():
             self.sacctmgr("modify", *what, "set", f"{key}={value}")
             off = ",".join(f"{part.partition('=')[0]}=-1" for part in str(value).split(",")) if "TRES" in key else "-1"
@@ -87,7 +87,8 @@ class SiteCluster:
     def veto(self, call: str, text: str, **fields: str) -> None:
         """Refuse each "submit", or each "modify" that shrinks, of jobs with these fields.
 
-        veto("modify", "sizes are fixed", partition="low"): fields are those of job_submit.lua's job_desc and job_rec; `text` is what the plugin tells the user.
+        veto("modify", "sizes are fixed", partition="low").
+        Fields are those of job_submit.lua's job_rec or job_desc; the plugin tells the user `text`.
         """
         entries = ", ".join(f"[{_lua(key)}]={_lua(value)}" for key, value in fields.items())
         file = self.sandbox.dir / "veto.lua"
