@@ -6,7 +6,7 @@ Limit: knows amounts, not which GPU or core; whether Slurm's own rules accept a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_elastic.protocol.records import record
@@ -164,22 +164,3 @@ def pool_of(found: Iterable[Pool], job: Job) -> Pool | None:
         if mine & pool.partitions and (not job.gpu_type or job.gpu_type == pool.gpu_type):
             return pool
     return None
-
-
-def unexplained(snapshot: Snapshot, nodes: Collection[str] = ()) -> int:
-    """GPUs in use, on these nodes or on all, that no job of the snapshot holds.
-
-    Jobs are read a moment before nodes: a job that starts in between still waits here, while its GPUs are taken.
-    """
-    held: dict[str, int] = dict.fromkeys(snapshot.nodes, 0)
-    unsure: set[str] = set()
-    for job in snapshot.jobs.values():
-        if job.gpus and not job.gpus_per_node:
-            unsure.update(job.nodes)
-        for name in job.nodes:
-            held[name] = held.get(name, 0) + job.gpus_per_node
-    return sum(
-        max(0, node.gpus_used - held[name])
-        for name, node in snapshot.nodes.items()
-        if name not in unsure and node.schedulable and (not nodes or name in nodes)
-    )

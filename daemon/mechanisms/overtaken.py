@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from slurm_elastic.db.rows import ResizeRow
 
-from ..capacity.ledger import Amount, free, per_node, unexplained
+from ..capacity.ledger import Amount, free, per_node
 from ..capacity.roster import ElasticJob, Roster
+from ..capacity.unlisted_gpus import unlisted_gpus
 from ..slurm.model import Snapshot
 from .registry import carrier
 
@@ -57,4 +58,4 @@ def _gone(snapshot: Snapshot, name: str, need: Amount, own: Amount) -> bool:
     if node is None or not node.schedulable:
         return True
     # Jobs are read a moment before nodes: what no job there holds may be the very companion, just granted.
-    return not (free(node) + own).covers(need) and not unexplained(snapshot, (name,))
+    return not (free(node) + own).covers(need) and name not in unlisted_gpus(snapshot)

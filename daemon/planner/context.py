@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from slurm_elastic.db.rows import Mark
 from slurm_elastic.protocol.messages import Shape
@@ -45,6 +46,8 @@ class Inputs:
     """What jobs that a resize is putting back are to get, by job id."""
     marks: Mapping[int, Mark] = field(default_factory=dict)
     """Of the decisions that stand, by job id: one like that is made without evidence, for it is not stored again."""
+    unlisted_before: Mapping[str, int] = field(default_factory=dict)
+    """By node, the GPUs in use that no job held when jobs last waited."""
     solver: Solver = plan_pools
     """What shares GPUs out."""
 
@@ -52,8 +55,15 @@ class Inputs:
 class RoundContext:
     """One plan's inputs, and what was found out from them before anything is shared out."""
 
-    def __init__(self, inputs: Inputs, running_jobs: Mapping[int, RunningJob], room: Room) -> None:
-        self.inputs, self.running_jobs, self.room = inputs, running_jobs, room
+    def __init__(
+        self,
+        inputs: Inputs,
+        running_jobs: Mapping[int, RunningJob],
+        room: Room,
+        unlisted: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """unlisted: by node, the GPUs in use that no job holds."""
+        self.inputs, self.running_jobs, self.room, self.unlisted = inputs, running_jobs, room, unlisted
         slurm = gpu_limits(inputs.site, inputs.snapshot, inputs.roster)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
         self.said: dict[int, str] = {}

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from slurm_elastic.protocol.messages import Shape
 
-from ..capacity.ledger import Pool, pool_of, pools, unexplained
+from ..capacity.ledger import Pool, pool_of, pools
 from ..capacity.make_room import make_room
 from ..capacity.pending_jobs import needs
 from ..capacity.placement import take
+from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
 from .eligibility import RunningJob
@@ -81,10 +82,13 @@ def _context(inputs: Inputs) -> RoundContext:
     wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
     if wanted:
         running_jobs = {job_id: replace(s, giver=replace(s.giver, wanted=wanted)) for job_id, s in running_jobs.items()}
+    unlisted = unlisted_gpus(snapshot) if waiting else inputs.unlisted_before
+    known = lasting(unlisted, inputs.unlisted_before)
+    since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
-    steady = bool(waiting) and unexplained(snapshot) == 0
-    givers = [s.giver for s in running_jobs.values() if steady and s.frozen is None and s.state.pinned is None]
-    return RoundContext(inputs, running_jobs, make_room(snapshot, ledger, givers, waiting))
+    waiting = [need for need in waiting if not may_have_started(snapshot, need, since)]
+    givers = [s.giver for s in running_jobs.values() if waiting and s.frozen is None and s.state.pinned is None]
+    return RoundContext(inputs, running_jobs, make_room(snapshot, ledger, givers, waiting), unlisted)
 
 
 def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple[list[Allotment], Group]:

@@ -13,7 +13,9 @@ from functools import cache
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.messages import Resize, Shape
 
+from ..capacity.ledger import Pool
 from ..capacity.make_room import Met, Room
+from ..capacity.unlisted_gpus import by_node, lasting
 from ..reports.evidence import OtherMove
 from .context import Inputs
 from .decide import Decisions, decide
@@ -37,6 +39,8 @@ class Plan:
     bound: float = 0.0
     trouble: tuple[str, ...] = ()
     """Pools for which no plan could be made, with the reason."""
+    unlisted: Mapping[str, int] = field(default_factory=dict)
+    """By node, the GPUs in use that no job held when jobs last waited."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
 
@@ -56,6 +60,7 @@ def plan_round(inputs: Inputs) -> Plan:
         value=division.value,
         bound=division.bound,
         trouble=tuple(division.trouble),
+        unlisted=made.context.unlisted,
         resumes=made.resumes,
     )
 
@@ -99,7 +104,13 @@ def _context(
         moved=moved,
         limit=made.context.said.get(running.job_id, ""),
         stands=inputs.marks.get(running.job_id),
+        unlisted=_unlisted(made, pool),
     )
+
+
+def _unlisted(made: Decisions, pool: Pool | None) -> str:
+    left_out = lasting(made.context.unlisted, made.context.inputs.unlisted_before)
+    return by_node({name: gpus for name, gpus in left_out.items() if pool and name in pool.nodes}) if left_out else ""
 
 
 def _waiting_rows(inputs: Inputs, room: Room) -> list[DecisionRow]:

@@ -94,5 +94,6 @@ class Evidence:
     resize: int | None = about("number of the resize under way", default=None)
     next: str | None = about("one sentence: what is tried next, or what prevents it", default=None)
     passed_over: tuple[PassedOver, ...] | None = about("the mechanisms that were not taken", default=None)
+    unlisted: str | None = about("GPUs of the pool in use by no job that Slurm lists, by node, in words", default=None)
     limit: str | None = about("the limit of GPUs that keeps it from more, in words", default=None)
     slurm_reason: str | None = about("why Slurm lets the job wait, in its own word", default=None)

@@ -25,6 +25,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from ..api.waiters import Waiters
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
+from ..capacity.unlisted_gpus import by_node, lasting
 from ..config.settings import Settings
 from ..mechanisms.actions import Action, Close
 from ..mechanisms.executor import Executor
@@ -95,6 +96,8 @@ class Rounds:
         self._nonstarters = Nonstarters()
         self._memory = Memory()
         self._site = Site()
+        self._unlisted: Mapping[str, int] = {}
+        self._left_out: Mapping[str, int] = {}
 
     @property
     def tripped(self) -> str:
@@ -153,6 +156,7 @@ class Rounds:
             if changed:
                 seen = self._read_store(snapshot, roster)  # some resizes were just closed
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
+        self._note_unlisted(plan.unlisted)
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
         self._nonstarters.record({met.need.job_id for met in plan.met if not met.waits}, now)
         # The last decision about a job stays its explanation when its training is over.
@@ -232,8 +236,17 @@ class Rounds:
                 self._site,
                 back,
                 marks,
+                self._unlisted,
             )
         )
+
+    def _note_unlisted(self, unlisted: Mapping[str, int]) -> None:
+        """Say once which nodes hold GPUs that no job accounts for: what is left of such a node counts, and no more."""
+        left_out = lasting(unlisted, self._unlisted)
+        self._unlisted = unlisted
+        if left_out != self._left_out:
+            self._left_out = left_out
+            log.warning("GPUs in use by no job that Slurm lists: %s", by_node(left_out) or "none any more")
 
     def _begin_resizes(self, resizes: Sequence[Resize], now: float) -> None:
         """Begin the resizes of a plan; each is on the disk before its supervisor can see it."""

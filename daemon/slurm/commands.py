@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 from . import arguments, parse, pending_resize, site
+from .held_gpus import with_nodes
 from .model import Size, SlurmClient, Snapshot
 from .nodelist import fold
 from .site import Site, SlurmLimit
@@ -65,7 +66,7 @@ class CommandClient(SlurmClient):
         jobs = parse.jobs(self._listing("squeue", ["-a"], parse.JOB_FIELDS))
         rows = list(self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS))
         nodes = parse.nodes(rows)
-        return Snapshot(at, parse.with_gpu_types(jobs, nodes), nodes, parse.partitions(rows))
+        return Snapshot(at, with_nodes(jobs, nodes), nodes, parse.partitions(rows))
 
     def site(self) -> Site:
         at, limits, parents = time.time(), list[SlurmLimit](), dict[str, str]()

@@ -92,18 +92,6 @@ def partitions(rows: list[dict[str, str]]) -> dict[str, Partition]:
     return found
 
 
-def with_gpu_types(jobs: dict[int, Job], nodes: dict[str, Node]) -> dict[int, Job]:
-    """Jobs whose GPU type is not in Slurm's accounting get the type of the nodes they hold."""
-
-    def completed(job: Job) -> Job:
-        if job.gpu_type or not job.gpus or not job.nodes:
-            return job
-        types = {nodes[name].gpu_type if name in nodes else "" for name in job.nodes}
-        return replace(job, gpu_type=types.pop()) if len(types) == 1 else job
-
-    return {job_id: completed(job) for job_id, job in jobs.items()}
-
-
 def _job(row: dict[str, str]) -> Job:
     def read(name: str, reader: Callable[[str], T]) -> T:
         try:
@@ -183,7 +171,8 @@ def _node(row: dict[str, str]) -> Node:
 def _gpus(row: dict[str, str], tres: Mapping[str, str], held: tuple[str, ...], num_nodes: int) -> tuple[int, int, str]:
     """(total, per node, type) of a job, from what is allocated, else from what was asked for.
 
-    Where only the requested total is known, GPUs per node are 0: a job that was shrunk keeps the requested total.
+    Where only the requested total is known, GPUs per node are 0: a job that was shrunk keeps the requested total. Where
+    only the allocated one is, it is taken for equal shares until the nodes are looked at (held_gpus).
     """
     asked = {name: _asked(row[name]) for name in ("tres-per-node", "tres-per-job", "tres-per-task")}
     each = sum(asked["tres-per-node"].values())
@@ -194,8 +183,8 @@ def _gpus(row: dict[str, str], tres: Mapping[str, str], held: tuple[str, ...], n
     else:  # the site's AccountingStorageTRES does not name gres/gpu
         per_task = sum(asked["tres-per-task"].values())
         total = each * num_nodes or sum(asked["tres-per-job"].values()) or per_task * _count(row["NumTasks"])
-    if not each and held and total % len(held) == 0 and (counted or len(held) == 1):
-        each = total // len(held)
+    if held and (counted or (not each and len(held) == 1)):
+        each = 0 if total % len(held) else total // len(held)
     types = set(typed) or {type for one in asked.values() for type in one if type}
     return total, each, types.pop() if len(types) == 1 and total else ""
 

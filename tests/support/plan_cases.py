@@ -78,7 +78,11 @@ class World:
         self.states[job_id] = replace(self.states[job_id], **more)  # type: ignore[arg-type]
 
     def plan(
-        self, passed: Sequence[int] = (), memory: Memory | None = None, marks: Mapping[int, Mark] | None = None
+        self,
+        passed: Sequence[int] = (),
+        memory: Memory | None = None,
+        marks: Mapping[int, Mark] | None = None,
+        unlisted_before: Mapping[str, int] | None = None,
     ) -> Plan:
         snapshot = self.cluster.snapshot()
         roster = sort_jobs(snapshot, accepted=set(self.states))
@@ -90,7 +94,13 @@ class World:
             model = Curve(observations(state.observations)) if state.observations else None
             states[job_id] = replace(state, model=model)
         kept, marks = memory or Memory(), marks or {}
-        return plan_round(Inputs(snapshot, roster, states, self.settings, NOW, passed, kept, marks=marks))
+        return plan_round(
+            Inputs(
+                *(snapshot, roster, states, self.settings, NOW, passed, kept),
+                marks=marks,
+                unlisted_before=unlisted_before or {},
+            )
+        )
 
 
 def row(plan: Plan, job_id: int) -> DecisionRow:

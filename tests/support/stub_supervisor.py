@@ -21,9 +21,10 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
+from slurm_elastic.trainer_shim.supervisor.commands import show_hostnames, show_job
+from slurm_elastic.trainer_shim.supervisor.slurm_job import parse_job
 
 REPORT_S = 0.2
-FIELDS = "JobID:20,:|,NodeList:200,:|,tres-per-node:60"
 
 
 def call(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -36,12 +37,9 @@ def clean() -> dict[str, str]:
 
 
 def piece_of(job_id: int, kind: str) -> Piece:
-    """What Slurm holds for a job whose GPUs were asked for with --gres=gpu:a100:N."""
-    # Asked for the first component of a heterogeneous job, squeue lists all of them.
-    rows = [line.split("|") for line in call(["squeue", "-h", "-j", str(job_id), "-O", FIELDS]).stdout.splitlines()]
-    _, nodes, gres = next([cell.strip() for cell in row] for row in rows if row[0].strip() == str(job_id))
-    names = call(["scontrol", "show", "hostnames", nodes]).stdout.split()
-    return Piece(job_id, kind, tuple(names), int(gres.rpartition(":")[2]), "a100")
+    """What Slurm holds for a job."""
+    shown = call(show_job(job_id)).stdout
+    return parse_job(shown, job_id, lambda names: tuple(call(show_hostnames(names)).stdout.split())).piece(kind)
 
 
 class Stub:

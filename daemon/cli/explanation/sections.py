@@ -214,6 +214,8 @@ def next_steps(facts: Explain) -> list[str]:
         return [f"nothing; its history: selastic acct -j {job.job_id}"]
     evidence = facts.decision.evidence if facts.decision is not None else Evidence()
     lines = [evidence.next] if evidence.next else []
+    if evidence.unlisted:
+        lines.append(f"left out: GPUs in use by no job that Slurm lists ({evidence.unlisted})")
     cooldown, blocked, often = evidence.cooldown_until, evidence.blocked_until, evidence.resizes_in_hour
     if cooldown and cooldown > facts.now:
         why = f"{often} resizes within an hour, as many as the site allows" if often else "cooldown"

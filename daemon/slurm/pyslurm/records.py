@@ -58,7 +58,7 @@ def _job(source: Any) -> Job:
         batch_host=source.batch_host if source.is_batch_job and source.batch_host in held else "",
         num_nodes=num_nodes,
         gpus=gpus,
-        gpus_per_node=gpus // len(held) if not each and held and gpus % len(held) == 0 else each,
+        gpus_per_node=(0 if gpus % len(held) else gpus // len(held)) if held else each,
         asked_per_node=each,
         gpu_type=(gpu_type or asked_type) if gpus else "",
         cpus=source.cpus or 0,

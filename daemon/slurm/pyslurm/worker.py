@@ -17,7 +17,7 @@ from typing import Any
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
 
-from .. import parse
+from ..held_gpus import with_nodes
 from ..model import Snapshot
 from . import records
 
@@ -51,7 +51,7 @@ class Calls:
         nodes = {one.name: records.node(one) for one in slurm.Nodes.load().values()}
         used = {name for node in nodes.values() for name in node.partitions}
         partitions = [records.partition(one) for one in slurm.Partitions.load().values()]
-        by_id = parse.with_gpu_types({job.job_id: job for job in jobs}, nodes)
+        by_id = with_nodes({job.job_id: job for job in jobs}, nodes)
         return Snapshot(at, by_id, nodes, {one.name: one for one in partitions if one.name in used})
 
     def modify(self, job_id: int, changes: dict[str, Any]) -> None:

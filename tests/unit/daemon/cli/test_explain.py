@@ -381,6 +381,13 @@ def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., A
     assert "pinned to 2 GPUs; to let it be resized again: selastic unpin 7" in text
 
 
+def test_gpus_that_were_left_out_are_told(store: Store, viewer: Callable[..., Any]) -> None:
+    """Where GPUs are in use that no job accounts for, an admin is told on which nodes."""
+    steady(store, evidence={"unlisted": "2 on n3"})
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert "left out: GPUs in use by no job that Slurm lists (2 on n3)" in text
+
+
 def test_reports_without_a_model_are_told(store: Store, viewer: Callable[..., Any]) -> None:
     """A job whose measurements make no model keeps its size; the sentence says what is wrong with them."""
     steady(store, reason="keep_unfitted", evidence={"unfitted": "step time 1e-300 s at 4 GPUs"})

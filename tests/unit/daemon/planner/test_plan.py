@@ -242,6 +242,24 @@ def test_a_job_that_is_just_starting_takes_nothing_from_anyone() -> None:
     assert world.plan().resizes == ()
 
 
+def test_gpus_that_nobody_accounts_for_stop_giving_way_for_one_round_and_one_job_only() -> None:
+    """What may be a waiting job that has just started is not that any more when it is still so a round later; and a
+    larger job, which it cannot be, does not wait for that. The decision says what was left out."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.cluster.run(3, "n3", 4)
+    world.cluster.change(3, gpus_per_node=2)
+    world.cluster.nodes["n3"] = replace(world.cluster.nodes["n3"], gpus_used=2)
+    world.cluster.run(4, "n4", 4)
+    world.cluster.wait(2, gpus_per_node=2)
+    first = world.plan()
+    assert first.resizes == () and first.unlisted == {"n3": 2}
+    second = world.plan(unlisted_before=first.unlisted)
+    assert order(second, 1).gpus == 4 and row(second, 1).evidence["unlisted"] == "2 on n3"
+    world.cluster.wait(2, gpus_per_node=4)
+    assert order(world.plan(), 1).gpus == 4
+
+
 def test_two_more_elastic_jobs_arrive_and_everyone_gets_a_share() -> None:
     """The first gives up what the two that wait start with; then all three share evenly."""
     world = World(4)

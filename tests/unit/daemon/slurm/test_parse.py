@@ -106,8 +106,8 @@ def test_waiting_array_is_one_record() -> None:
 
 
 def test_gpus_from_the_request_where_accounting_does_not_track_them() -> None:
-    """Without gres/gpu in tres-alloc: per node, per job or per task, in this order; the type from the nodes. What was
-    asked for in all is not taken for an equal share of each node."""
+    """Without gres/gpu in tres-alloc: per node, per job or per task, in this order. What was asked for in all is not
+    taken for an equal share of each node."""
     line = RUNNING.replace(",gres/gpu=4,gres/gpu:a100=4", "")
     job = read((line, ""))[1]
     assert (job.gpus, job.gpus_per_node, job.gpu_type) == (4, 2, "")
@@ -115,10 +115,6 @@ def test_gpus_from_the_request_where_accounting_does_not_track_them() -> None:
     assert (per_job.gpus, per_job.gpus_per_node) == (6, 0)
     per_task = read((line.replace("gres:gpu:2 N/A N/A", "N/A N/A gres:gpu:3"), ""))[1]
     assert (per_task.gpus, per_task.gpus_per_node) == (6, 0)
-    nodes = {name: Node(name, frozenset({"MIXED"}), gpus=4, gpu_type="v100") for name in ("n1", "n2")}
-    assert parse.with_gpu_types({1: job}, nodes)[1].gpu_type == "v100"
-    mixed = {**nodes, "n2": Node("n2", frozenset({"MIXED"}), gpus=4, gpu_type="a100")}
-    assert parse.with_gpu_types({1: job}, mixed)[1].gpu_type == ""
 
 
 @pytest.mark.parametrize(
