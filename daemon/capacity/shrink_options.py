@@ -32,6 +32,8 @@ class DropRule:
     """As long as the piece does not go whole."""
     whole: bool = False
     """The piece may go whole."""
+    in_parts: bool = True
+    """Some of its nodes may go, and the others stay."""
 
     def staying(self, piece: Piece, batch_host: str) -> str | None:
         """The node without which the piece's Slurm job cannot go on; None: any may go."""
@@ -79,7 +81,7 @@ def droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
             continue
         for node in piece.nodes:
             unit = (piece.slurm_job_id, node)
-            if rule.staying(piece, giver.batch_host) != node:
+            if rule.in_parts and rule.staying(piece, giver.batch_host) != node:
                 found[unit] = (unit,)
             elif rule.whole:
                 others = tuple((piece.slurm_job_id, other) for other in piece.nodes if other != node)
@@ -139,6 +141,9 @@ def _cuts(giver: Giver, piece: Piece, rank: int, forced: frozenset[Unit]) -> lis
     if rule is None:
         return [(piece, 0)]
     fixed = rule.staying(piece, giver.batch_host)
+    if not rule.in_parts:
+        cost = rule.price * (1 + min(rank, 900)) * piece.gpus
+        return [(piece, 0)] * (not gone) + [(None, cost)] * rule.whole
     if (fixed,) == piece.nodes and not gone and not rule.whole:
         return [(piece, 0)]
     order = gone + [node for node in first_to_go(giver, piece.nodes) if node not in gone and node != fixed]

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import ClassVar, Protocol
 
 from slurm_elastic.db.rows import InUse, ResizeRow
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
@@ -24,6 +25,7 @@ from ..capacity.shrink_options import DropRule, Giver, Unit
 from ..config.settings import Settings
 from ..slurm.site import Site
 from .actions import Action, Cancel, Close, Shrink
+from .refusals import Refusal
 from .timeouts import Bounds
 
 
@@ -49,6 +51,10 @@ class ResizableJob(Protocol):
     @property
     def requeue_s(self) -> float | None:
         """The same of its resizes by requeue."""
+
+    @property
+    def refused(self) -> Mapping[EventKind, Refusal]:
+        """What Slurm refuses to do about it now."""
 
 
 @record(frozen=True, slots=True)
@@ -105,11 +111,15 @@ class Mechanism(ABC):
     """It adds shapes to what the job keeps."""
     restarts: ClassVar[bool] = False
     """It keeps nothing: the whole job starts again in one shape."""
+    asks: ClassVar[tuple[EventKind, ...]] = ()
+    """What Slurm must not refuse for it to be used at all."""
 
     def fits(self, job: ResizableJob, site: Site) -> str:
         """Why it can't be used for this job on this site; empty when it can."""
         via = job.job.request.via
-        return "" if self.name in via else _unnamed(via)
+        if self.name not in via:
+            return _unnamed(via)
+        return next((job.refused[kind].words for kind in self.asks if kind in job.refused), "")
 
     def cost_s(self, job: ResizableJob, settings: Settings) -> float:
         """Seconds that the training is expected to stand still."""

@@ -1,27 +1,32 @@
 """Carries actions out: an event before each, its outcome after, and memory of what Slurm refused.
 
 Promise: what Slurm refused is not asked again before its backoff is over, and what it took without any effect ever less
-often; when slurmctld does not answer, nothing is concluded and nothing counted; several refusals in a row trip it: it
-changes nothing for a while, then tries one action, and only when Slurm takes that does it go on as before.
+often; when slurmctld does not answer, nothing is concluded and nothing counted; whom a refusal concerns is said by
+`refusals`. What concerns all jobs trips it: it changes nothing for a while, then tries one action.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..slurm.commands import says_ended
+from ..slurm.model import Job
 from .actions import Act, Action, Close, SlurmWrites
+from .refusals import ALL, Refusals, Submitted
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
 """Before the same is asked again that Slurm has taken; twice as long each time, up to a minute."""
+_NO_JOBS: Mapping[int, Job] = MappingProxyType({})
 
 
 class Records(Protocol):
@@ -54,36 +59,37 @@ class Executor:
         trip_s: float = 600.0,
     ) -> None:
         self.client, self.store, self.clock = client, store, clock
-        self.backoff_s, self.trip_after, self.trip_s = backoff_s, trip_after, trip_s
-        self.failures = 0
-        """Refused actions in a row."""
+        self.backoff_s = backoff_s
+        self.refusals = Refusals(backoff_s, trip_after, trip_s)
         self.tripped = ""
         """Why nothing is changed for now; empty while all is well."""
-        self._trips, self._until = 0, 0.0
         self._refused: dict[tuple[object, ...], _Refusal] = {}
         self._taken: dict[tuple[object, ...], tuple[float, float]] = {}
         """What Slurm took: until when it is not asked again, and how long that was."""
 
     def recover(self) -> bool:
         """Try again when the time for it has come, with the first action that is refused tripping it again."""
-        if not self.tripped or self.clock() < self._until:
+        if not self.tripped or self.refusals.of_all(self.clock()) is not None:
             return False
-        self.tripped, self.failures = "", self.trip_after - 1
-        log.warning("actions are tried again after %d refusals in a row", self.trip_after)
+        self.tripped = ""
+        log.warning("actions are tried again after too many refusals")
         return True
 
-    def run(self, actions: Iterable[Action], act: bool) -> int:
-        """Carry the actions out; how many changed something. Without `act` resizes are closed, Slurm is left alone."""
+    def run(self, actions: Iterable[Action], act: bool, jobs: Mapping[int, Job] = _NO_JOBS) -> int:
+        """Carry the actions out; how many changed something. Without `act` resizes are closed, Slurm is left alone.
+
+        `jobs`: Slurm's, by id, which say whom a refusal concerns.
+        """
         done = 0
         for action in actions:
             if isinstance(action, Close) or (act and not self.tripped):
-                done += self._do(action)
+                done += self._do(action, jobs)
         return done
 
-    def _do(self, action: Action) -> bool:
+    def _do(self, action: Action, jobs: Mapping[int, Job]) -> bool:
         """Carry one out; whether it changed something."""
         if isinstance(action, Act):
-            return self._ask(action)
+            return self._ask(action, jobs)
         if isinstance(action, Close):
             self._close(action)
         else:
@@ -97,11 +103,13 @@ class Executor:
         self.store.advance_resize(action.resize, action.state, action.detail, at=now)
         log.info("job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail))
 
-    def _ask(self, action: Act) -> bool:
-        key, now = action.question(), self.clock()
+    def _ask(self, action: Act, jobs: Mapping[int, Job]) -> bool:
+        key, now, whose = action.question(), self.clock(), _whose(action, jobs)
         before = self._refused.get(key)
         until, waited = self._taken.get(key, (0.0, 0.0))
         if now < until or (before is not None and now < before.until):
+            return False
+        if self.refusals.wide(action.kind, whose, now) is not None:
             return False
         self.store.add_event(action.job_id, action.kind, "selasticd", asdict(action), now)
         log.info("job %d: %s", action.job_id, action.sentence())
@@ -111,11 +119,11 @@ class Executor:
             log.warning("job %d: Slurm does not answer, looking again next round: %s", action.job_id, error)
             return False
         except SlurmError as error:
-            self._note(key, action, str(error))
+            self._note(key, action, whose, str(error))
             for following in action.if_refused(str(error)):
-                self._do(following)
+                self._do(following, jobs)
             return False
-        self.failures = self._trips = 0
+        self.refusals.taken(action.kind, whose)
         self._refused.pop(key, None)
         # Long quiet, it is another occasion: a job may be put back at the same size twice.
         wait = min(60.0, 2 * waited) if waited and now < until + waited + 60.0 else AGAIN_S
@@ -123,7 +131,7 @@ class Executor:
         self._taken[key] = (now + wait, wait)
         return True
 
-    def _note(self, key: tuple[object, ...], action: Act, sentence: str) -> None:
+    def _note(self, key: tuple[object, ...], action: Act, whose: Submitted, sentence: str) -> None:
         now = self.clock()
         count = self._refused[key].count + 1 if key in self._refused else 1
         wait = min(3600.0, self.backoff_s * 2 ** (count - 1))
@@ -134,11 +142,23 @@ class Executor:
         log.warning(
             "job %d: refused (%s), trying again in %.0f s: %s", action.job_id, action.sentence(), wait, sentence
         )
-        self.failures += 1
-        if self.failures >= self.trip_after and not self.tripped:
-            self._until = now + min(86400.0, self.trip_s * 2**self._trips)
-            self._trips += 1
-            self.tripped = f"{self.failures} actions in a row were refused, the last one: {sentence}"
+        if says_ended(sentence):
+            return
+        _, wide = self.refusals.refused(action.kind, whose, sentence, now)
+        if wide is None:
+            return
+        if wide.scope == ALL:
+            self.tripped = f"jobs of several accounts and partitions were refused in a row, the last one: {sentence}"
+            return
+        rest_s = round(wide.until - now)
+        why: dict[str, object] = {"action": action.kind, "scope": wide.scope, "error": sentence, "again_in_s": rest_s}
+        self.store.add_event(0, EventKind.RESTS, "selasticd", why, now)
+        log.warning("%s is not tried for %s for %d s: %s", action.kind, wide.scope, rest_s, sentence)
+
+
+def _whose(action: Act, jobs: Mapping[int, Job]) -> Submitted:
+    """Whom a refusal of it concerns."""
+    return Submitted.of(action.job_id, jobs.get(action.slurm_job_id) or jobs.get(action.job_id))
 
 
 def _because(detail: str) -> str:

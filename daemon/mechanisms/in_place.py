@@ -5,6 +5,7 @@ The batch host stays: Slurm refuses to take it. Limit: whole nodes only, and wha
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Resize
 
 from ..capacity.shrink_options import DropRule
@@ -16,6 +17,7 @@ from .base import ChosenWay, Mechanism, ResizableJob
 class ShrinkInPlace(Mechanism):
     name = "shrink"
     drops = DropRule("base", price=1_000_000, batch_host_stays=True)
+    asks = (EventKind.SHRINK,)
 
     def carries(self, resize: Resize) -> bool:
         return bool(resize.keep) and not resize.add

@@ -8,7 +8,8 @@ must not be called with one that failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.protocol.resize_state import ResizeState
@@ -16,7 +17,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from ..capacity.roster import ElasticJob, Roster, RunningPiece
 from ..capacity.shrink_options import Unit, units_of
 from .actions import Action, Close
-from .registry import COMPANION, carrier, dropping
+from .registry import COMPANION, carrier, dropping, stuck
 from .timeouts import Bounds
 
 
@@ -28,10 +29,12 @@ def next_actions(
     now: float,
     bounds: Bounds,
     overtaken: Mapping[int, str] | None = None,
+    kept_whole: Mapping[int, str] = MappingProxyType({}),
 ) -> list[Action]:
     """What to do now, in the order in which to do it; at most one action per Slurm job.
 
-    `resizes`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name.
+    `resizes`: the open ones. `unused_since`: see `unused`. `overtaken`: see the module of that name. `kept_whole`: why
+    no Slurm job of an elastic job is asked to give up single nodes, by job id.
     """
     actions: list[Action] = []
     for orphan in roster.orphans:
@@ -47,7 +50,8 @@ def next_actions(
         actions += led[job_id].next_actions(roster.elastic.get(job_id), in_use.get(job_id), resize, now, bounds)
     for job_id, job in roster.elastic.items():
         if job.running and not (job_id in led and led[job_id].restarts):
-            actions += _for_job(job, in_use.get(job_id), by_job.get(job_id), unused_since, now, bounds)
+            whole = kept_whole.get(job_id, "")
+            actions += _for_job(job, in_use.get(job_id), by_job.get(job_id), unused_since, now, bounds, whole)
     return actions
 
 
@@ -75,6 +79,7 @@ def _for_job(
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
+    kept_whole: str,
 ) -> list[Action]:
     overdue = _overdue(job, resize, now, bounds) if resize else None
     if overdue:
@@ -82,24 +87,28 @@ def _for_job(
     actions: list[Action] = _leaked_queued(job, unused_since, now, bounds)
     if use is None or not _base_in_use(job, use):
         return actions  # nobody has said what this job trains on: nothing of it is known to be unused
-    releases = [_release(job, held, use, resize, unused_since, now, bounds) for held in job.held]
+    idle = [(held, units_of((held.piece,)) - _wanted(use, resize, held)) for held in job.held]
+    stays = [bool(units) and stuck(held.piece, units, not kept_whole) for held, units in idle]
+    releases = [
+        None if stay else _release(job, held, units, resize, unused_since, now, bounds)
+        for (held, units), stay in zip(idle, stays, strict=True)
+    ]
     actions += [action for action in releases if action]
     if resize and resize.state == ResizeState.RUNNING and not any(releases):
-        actions.append(Close(job.job_id, resize.id, ResizeState.DONE, ""))
+        actions.append(Close(job.job_id, resize.id, ResizeState.DONE, kept_whole if any(stays) else ""))
     return actions
 
 
 def _release(
     job: ElasticJob,
     held: RunningPiece,
-    use: InUse,
+    idle: Collection[Unit],
     resize: ResizeRow | None,
     unused_since: Mapping[Unit, float],
     now: float,
     bounds: Bounds,
 ) -> Action | None:
     """The release of what is unused of one piece, if it is time."""
-    idle = units_of((held.piece,)) - _wanted(use, resize, held)
     switched = resize is not None and resize.state == ResizeState.RUNNING
     due = {unit for unit in idle if switched or now - unused_since.get(unit, now) >= bounds.leak_s}
     if not due:

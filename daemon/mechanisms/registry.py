@@ -6,12 +6,13 @@ Lua, and the table in docs/, to this list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from slurm_elastic.protocol.messages import Piece, Resize
 
-from ..capacity.shrink_options import DropRule, units_of
+from ..capacity.shrink_options import DropRule, Unit, units_of
 from ..config.settings import Settings
 from ..slurm.site import Site
 from .base import ChosenWay, Mechanism, ResizableJob, WantedSize, pause_s
@@ -33,14 +34,27 @@ _DROPS = {mechanism.drops.kind: mechanism for mechanism in MECHANISMS if mechani
 
 
 @lru_cache
-def drop_rules(via: tuple[str, ...]) -> Mapping[str, DropRule]:
-    """How a job with this `via=` gives up its pieces, by their kind; a kind without a rule stays."""
-    return {m.drops.kind: m.drops for m in MECHANISMS if m.drops and m.name in via}
+def drop_rules(via: tuple[str, ...], in_parts: bool = True, whole: bool = True) -> Mapping[str, DropRule]:
+    """How a job with this `via=` gives up its pieces, by their kind; a kind without a rule stays.
+
+    `in_parts`, `whole`: whether a Slurm job of it may lose some of its nodes now, and whether one may be ended.
+    """
+    rules = [m.drops for m in MECHANISMS if m.drops and m.name in via]
+    if not (in_parts and whole):
+        rules = [replace(rule, in_parts=rule.in_parts and in_parts, whole=rule.whole and whole) for rule in rules]
+    return {rule.kind: rule for rule in rules if rule.in_parts or rule.whole}
 
 
 def dropping(kind: str) -> Mechanism:
     """The mechanism that gives up pieces of a kind."""
     return _DROPS[kind]
+
+
+def stuck(piece: Piece, idle: Collection[Unit], in_parts: bool) -> bool:
+    """Whether what is idle of a piece stays with the job: its Slurm job may lose no single nodes (not `in_parts`), and
+    cannot be ended either."""
+    drops = dropping(piece.kind).drops
+    return not in_parts and not (drops is not None and drops.whole and units_of((piece,)) <= set(idle))
 
 
 def adding(job: ResizableJob, site: Site) -> Mechanism | None:

@@ -39,6 +39,7 @@ from .timeouts import Bounds
 class RequeueResized(Mechanism):
     name = "requeue"
     restarts = True
+    asks = (EventKind.REQUEUE, EventKind.RESUME)
 
     def fits(self, job: ResizableJob, site: Site) -> str:
         missing = super().fits(job, site)

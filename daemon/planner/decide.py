@@ -106,7 +106,7 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
         allotment = fixed_target(context, running)
         if allotment is not None:
             allotments.append(allotment)
-            idle = max(0, idle - max(0, allotment.gpus - running.gpus))
+            idle = max(0, idle - (0 if allotment.keep else max(0, allotment.gpus - running.gpus)))
             context.limits.give(running.job_id, max(allotment.gpus, running.gpus))
         elif running.frozen is None:
             movable.append(running)

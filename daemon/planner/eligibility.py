@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from functools import lru_cache
 from math import inf
 
 from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.bottleneck import SLOW_RANK
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Report
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
@@ -16,9 +17,10 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.ledger import Amount, per_node
 from ..capacity.roster import ElasticJob
-from ..capacity.shrink_options import Giver, units_of, without
+from ..capacity.shrink_options import Giver, Unit, units_of, without
 from ..config.settings import Settings
 from ..mechanisms import registry
+from ..mechanisms.refusals import Refusal
 from ..optimizer.job_view import Model
 from ..slurm.site import Site
 from ..text.reasons import Reason
@@ -55,6 +57,13 @@ class JobState:
     """Time of its youngest report."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> share of every step that all wait for it, as the present world measured it."""
+    refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
+    """What Slurm refuses to do about it now."""
+
+    @property
+    def releases(self) -> tuple[bool, bool]:
+        """Whether its Slurm jobs may lose nodes now, and whether one may be ended."""
+        return EventKind.SHRINK not in self.refused, EventKind.CANCEL not in self.refused
 
 
 @record(frozen=True, slots=True)
@@ -67,6 +76,8 @@ class RunningJob:
     """Trained on and held: what supervisor and Slurm agree on."""
     loose: Mapping[tuple[int, str], Amount]
     """Held, but neither trained on nor part of a resize: about to be released."""
+    stuck: tuple[Piece, ...] = ()
+    """What it trains on and what Slurm does not take, though the training has left it; empty: there is no such."""
     frozen: Reason | None = None
     """Why nothing at all may be done to it."""
     may_grow: bool = True
@@ -108,6 +119,10 @@ class RunningJob:
         return self.state.requeue_s
 
     @property
+    def refused(self) -> Mapping[EventKind, Refusal]:
+        return self.state.refused
+
+    @property
     def measured(self) -> bool:
         return bool(self.state.observations) and not self.state.unfitted
 
@@ -122,13 +137,16 @@ def running_job(
     registered = bool(pieces) and pieces[0].kind == "base"
     if not registered:
         pieces = held
-    frozen = _frozen(job, state, pieces, registered)
+    left = units_of(held) - units_of(used) if registered and state.resize is None and held != used else set()
+    kept = _stuck(held, left, state) if left else set()
+    frozen = _frozen(job, state, pieces, registered, bool(kept))
     rest = _Rest() if frozen else _rested(_cooled(state, settings, now), state, settings, now)
     return RunningJob(
         job=job,
         state=state,
         pieces=pieces,
-        loose=_loose(job, state, used) if registered and (held != used or state.resize is not None) else {},
+        loose=_loose(job, state, used, kept) if registered and (held != used or state.resize is not None) else {},
+        stuck=without(held, left - kept) if kept else (),
         frozen=frozen or rest.frozen,
         may_grow=rest.may_grow,
         may_shrink=rest.may_shrink,
@@ -166,13 +184,22 @@ def batches(request: ElasticRequest, size: int) -> tuple[int, ...]:
     return request.batches(size)
 
 
-def _frozen(job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], registered: bool) -> Reason | None:
+def _stuck(held: Iterable[Piece], left: set[Unit], state: JobState) -> set[Unit]:
+    """Of the units that the training has left those that stay with the job."""
+    in_parts, _ = state.releases
+    idle = ((piece, units_of((piece,)) & left) for piece in held)
+    return {unit for piece, units in idle if registry.stuck(piece, units, in_parts) for unit in units}
+
+
+def _frozen(
+    job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], registered: bool, stuck: bool
+) -> Reason | None:
     if not registered:
         return Reason.KEEP_UNREGISTERED
     if state.resize is not None:
         return Reason.KEEP_RESIZING
     if state.pinned is not None:
-        there = state.pinned == sum(piece.gpus for piece in pieces)
+        there = state.pinned == sum(piece.gpus for piece in pieces) and not stuck
         if there or state.pinned not in sizes(job):
             return Reason.KEEP_PINNED
     return None
@@ -233,9 +260,11 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     return _Rest(may_grow=False, until=until, fresh_until=until)
 
 
-def _loose(job: ElasticJob, state: JobState, trained_on: tuple[Piece, ...]) -> dict[tuple[int, str], Amount]:
+def _loose(
+    job: ElasticJob, state: JobState, trained_on: tuple[Piece, ...], stuck: Collection[Unit]
+) -> dict[Unit, Amount]:
     used = units_of(trained_on)
-    wanted = set(used)
+    wanted = used | set(stuck)
     if state.resize is not None and state.resize.state != ResizeState.RUNNING:
         wanted |= units_of(h.piece for h in job.held if h.resize == state.resize.id)
         wanted |= units_of(state.resize.keep)
@@ -257,7 +286,7 @@ def _giver(job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], weight: 
         pieces=pieces,
         batch_host=job.base.batch_host,
         sizes=sizes(job),
-        rules=registry.drop_rules(job.request.via),
+        rules=registry.drop_rules(job.request.via, *state.releases),
         share={held.job.job_id: per_node(held.job) for held in job.held},
         weight=weight,
         slow=state.slow,

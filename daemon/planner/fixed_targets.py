@@ -7,11 +7,14 @@ Limit: an unmeasured job never grows here; what it might gain is not guessed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.shrink_options import shrinks
 from ..text.reasons import Reason
 from .context import RoundContext
-from .eligibility import RunningJob
+from .eligibility import RunningJob, sizes
 from .moves import Allotment, nearest_batch
 from .optimizer_inputs import rests
 
@@ -21,6 +24,9 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
     if running.frozen is not None:
         return None
     forced, pinned = context.forced(running), running.state.pinned
+    taken_back = take_back(running) if running.stuck and not forced else None
+    if taken_back is not None:
+        return taken_back
     if pinned is not None and pinned > running.gpus and failed_lately(running):
         return Allotment(running, running.gpus, running.batch, Reason.KEEP_FAILED, 0.0)
     if pinned is not None and pinned > running.gpus + context.more(running, pinned):
@@ -42,6 +48,16 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
     rest = max(rests(running, forced))
     batch = nearest_batch(running.job.request.batches(rest), running.batch)
     return Allotment(running, rest, batch, context.why_forced(running), 0.0, forced)
+
+
+def take_back(running: RunningJob) -> Allotment | None:
+    """Train again on what Slurm does not take, as far as that makes a size that the job accepts."""
+    found = shrinks(replace(running.giver, pieces=running.stuck))
+    size = max(found.keys() & sizes(running.job), default=0)
+    if size <= running.gpus:
+        return None
+    batch = nearest_batch(running.job.request.batches(size), running.batch)
+    return Allotment(running, size, batch, Reason.TAKE_BACK, float("inf"), keep=found[size])
 
 
 def failed_lately(running: RunningJob) -> bool:

@@ -34,6 +34,8 @@ class Allotment:
     forced: frozenset[Unit] = frozenset()
     elsewhere: bool = False
     """It is to leave the nodes it has, whatever its size."""
+    keep: tuple[Piece, ...] = ()
+    """The pieces that it is to have, where that is known already."""
 
 
 @record(frozen=True, slots=True)
@@ -100,6 +102,9 @@ def moves(allotments: Sequence[Allotment], ledger: Ledger, nodes: Mapping[int, C
     placing: dict[Mechanism, list[Allotment]] = {mechanism: [] for mechanism in registry.MECHANISMS}
     for allotment in allotments:
         running = allotment.running
+        if allotment.keep:
+            found[running.job_id] = Move(allotment, allotment.keep)
+            continue
         if allotment.gpus == running.gpus and not allotment.forced and not allotment.elsewhere:
             found[running.job_id] = Move(allotment, running.pieces)
             continue

@@ -84,7 +84,7 @@ def rests(running: RunningJob, forced: frozenset[Unit]) -> dict[int, int]:
             left = nodes_left(giver, forced)
         else:
             alike = tuple([(piece.kind, len(piece.nodes), piece.gpus_per_node) for piece in running.pieces])
-            left = _nodes_left(running.job.request.via, alike)
+            left = _nodes_left(running.job.request.via, running.state.releases, alike)
         found = {k: nodes for k, nodes in left.items() if k in accepted}
     if not forced:
         found[running.gpus] = sum(len(piece.nodes) for piece in running.pieces)
@@ -92,13 +92,15 @@ def rests(running: RunningJob, forced: frozenset[Unit]) -> dict[int, int]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _nodes_left(via: tuple[str, ...], alike: tuple[tuple[str, int, int], ...]) -> Mapping[int, int]:
+def _nodes_left(
+    via: tuple[str, ...], releases: tuple[bool, bool], alike: tuple[tuple[str, int, int], ...]
+) -> Mapping[int, int]:
     """The same for all jobs with pieces of these kinds and sizes, as long as no node of theirs is slow."""
     pieces = tuple(
         Piece(number, kind, tuple(f"{number}.{node}" for node in range(count)), gpus)
         for number, (kind, count, gpus) in enumerate(alike)
     )
-    return nodes_left(Giver(0, pieces, "", frozenset(), registry.drop_rules(via), {}))
+    return nodes_left(Giver(0, pieces, "", frozenset(), registry.drop_rules(via, *releases), {}))
 
 
 def member(

@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.event_kind import EventKind
 
+from ..mechanisms.refusals import Refusal
 from ..models.cache import Fitted
 from ..models.priors import Priors
 from ..planner import JobState
@@ -31,7 +33,12 @@ class JobInputs:
         self._logged: dict[int, str] = {}
 
     def collect(
-        self, job_ids: Iterable[int], in_use: Mapping[int, InUse], resizes: Mapping[int, ResizeRow], now: float
+        self,
+        job_ids: Iterable[int],
+        in_use: Mapping[int, InUse],
+        resizes: Mapping[int, ResizeRow],
+        refused: Mapping[int, Mapping[EventKind, Refusal]],
+        now: float,
     ) -> dict[int, JobState]:
         """The inputs of these jobs, which must be all that run."""
         store, wanted = self._store, list(job_ids)
@@ -57,6 +64,7 @@ class JobInputs:
                 prior_words=prior.words,
                 reported_at=report.at if report is not None else None,
                 slow=slow_nodes(report, in_use[job_id]),
+                refused=refused.get(job_id, {}),
             )
         return found
 

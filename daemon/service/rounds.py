@@ -31,6 +31,7 @@ from ..mechanisms.actions import Action, Close
 from ..mechanisms.executor import Executor
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused
+from ..mechanisms.refusals import Refusal, Submitted
 from ..mechanisms.requeue import bound_by_a_shrink, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.priors import Priors
@@ -106,7 +107,7 @@ class Rounds:
 
     @property
     def mode(self) -> str:
-        """The mode of the settings; `advise` for a while after Slurm refused too many actions in a row."""
+        """The mode of the settings; `advise` for a while after Slurm refused what concerns all jobs."""
         return "advise" if self.tripped and self.settings.mode == "act" else self.settings.mode
 
     def run(self) -> bool:
@@ -167,10 +168,11 @@ class Rounds:
             log.warning("no plan for %s", pool)
         with self._part("resize"):
             self._begin_resizes(plan.resizes, now)
-            resumed = self.executor.run(resumes(plan.resumes, self._bound(plan, snapshot)), self.mode == "act")
+            back = resumes(plan.resumes, self._bound(plan, snapshot))
+            resumed = self.executor.run(back, self.mode == "act", snapshot.jobs)
         # A job that is being requeued does not train: its next step should not wait for the interval.
-        back = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
-        return changed or resumed > 0 or any(back)
+        stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
+        return changed or resumed > 0 or any(stopped)
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -200,6 +202,7 @@ class Rounds:
         actions: Sequence[Action] = next_actions(
             *(seen.roster, seen.in_use, resizes, self._unused, now, self.bounds),
             overtaken=overtaken(seen.snapshot, seen.roster, resizes),
+            kept_whole=self._kept_whole(seen.roster, now),
         )
         act = self.mode == "act"
         if not act:
@@ -209,7 +212,7 @@ class Rounds:
                 if resize.state != ResizeState.RUNNING
             ]
         before = self.tripped
-        done = self.executor.run(actions, act)
+        done = self.executor.run(actions, act, seen.snapshot.jobs)
         if self.tripped and not before:
             self._trip()
         for action in actions:
@@ -223,12 +226,13 @@ class Rounds:
 
     def _plan(self, seen: Observed, now: float, marks: Mapping[int, Mark] = MappingProxyType({})) -> Plan:
         running = [job_id for job_id, job in seen.roster.elastic.items() if job.running]
+        refused = self._refused(seen.roster, now)
         back = {job_id: i.add[0] for job_id, i in seen.resizes.items() if i.requeues}
         return plan_round(
             Inputs(
                 seen.snapshot,
                 seen.roster,
-                self._job_inputs.collect(running, seen.in_use, seen.resizes, now),
+                self._job_inputs.collect(running, seen.in_use, seen.resizes, refused, now),
                 replace(self.settings, mode=self.mode),
                 now,
                 self._nonstarters.excluded(now),
@@ -247,6 +251,21 @@ class Rounds:
         if left_out != self._left_out:
             self._left_out = left_out
             log.warning("GPUs in use by no job that Slurm lists: %s", by_node(left_out) or "none any more")
+
+    def _kept_whole(self, roster: Roster, now: float) -> dict[int, str]:
+        """Why no Slurm job of these elastic jobs is asked to give up single nodes, by job id."""
+        refused = self._refused(roster, now)
+        return {
+            job_id: f"Slurm still holds what it left: {kinds[EventKind.SHRINK].words}"
+            for job_id, kinds in refused.items()
+            if EventKind.SHRINK in kinds
+        }
+
+    def _refused(self, roster: Roster, now: float) -> dict[int, Mapping[EventKind, Refusal]]:
+        """What Slurm refuses to do about running jobs now, by job id."""
+        refusals, jobs = self.executor.refusals, (job for job in roster.elastic.values() if job.running)
+        found = {job.job_id: refusals.of(Submitted.of(job.job_id, job.base), now) for job in jobs}
+        return {job_id: refused for job_id, refused in found.items() if refused}
 
     def _begin_resizes(self, resizes: Sequence[Resize], now: float) -> None:
         """Begin the resizes of a plan; each is on the disk before its supervisor can see it."""

@@ -255,6 +255,11 @@ def says_no_answer(text: str) -> bool:
     return _NO_ANSWER.search(text) is not None
 
 
+def says_ended(text: str) -> bool:
+    """Whether Slurm refused because the job has ended: that says nothing of any other job."""
+    return _UNKNOWN_JOB.search(text) is not None or _HAS_ENDED.search(text) is not None
+
+
 def _refusal(done: subprocess.CompletedProcess[str], what: str) -> SlurmRefused | SlurmUnreachable:
     if _NO_ANSWER.search(done.stderr) or done.returncode < 0:
         return _no_answer(done, "slurmctld")

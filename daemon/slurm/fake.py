@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
@@ -49,6 +49,8 @@ class FakeSlurm:
     ) -> None:
         self.now = now
         self.reachable = True
+        self.vetoed: Collection[str] = ()
+        """Partitions in which the site's job_submit plugin refuses to shrink a job."""
         self.limits: tuple[SlurmLimit, ...] = ()
         """Listed by `site`, and not enforced."""
         self._lock = threading.RLock()
@@ -226,6 +228,8 @@ class FakeClient(SlurmClient):
         kept = set(nodes)
         with self._slurm.answering() as slurm:
             job = slurm._owned(job_id, self._user, "change")
+            if job.partition in slurm.vetoed:
+                raise SlurmRefused(f"Slurm refused to change job {job_id}: Unspecified error for job {job_id}")
             if (
                 not kept
                 or not kept <= set(job.nodes or slurm._nodes)

@@ -61,9 +61,11 @@ class World:
             self.store, self.jobs, self.rounds, self.registry, self.waiters, lambda: None, clock
         )
 
-    def elastic(self, nodes: int = 1, gpus: int = 4, comment: str = REQUEST, measured: bool = True) -> Supervisor:
-        """Submit an elastic job; its supervisor registers when it starts."""
-        job_id = self.slurm.submit(Component(nodes, gpus), user=USER, name="train", comment=comment)
+    def elastic(
+        self, nodes: int = 1, gpus: int = 4, comment: str = REQUEST, measured: bool = True, **fields: object
+    ) -> Supervisor:
+        """Submit an elastic job; its supervisor registers when it starts. fields: further ones of Job."""
+        job_id = self.slurm.submit(Component(nodes, gpus), user=USER, name="train", comment=comment, **fields)
         supervisor = self.supervisors[job_id] = Supervisor(self, job_id, measured=measured)
         return supervisor
 

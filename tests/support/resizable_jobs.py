@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shrink_jobs import giver
 
@@ -10,7 +11,9 @@ from slurm_elastic.daemon.capacity.ledger import Ledger
 from slurm_elastic.daemon.capacity.roster import ElasticJob, sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import Giver
 from slurm_elastic.daemon.mechanisms.base import FreeNodes
+from slurm_elastic.daemon.mechanisms.refusals import Refusal
 from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece
 
 
@@ -22,6 +25,7 @@ class Resizable:
     giver: Giver
     pause_s: float | None = None
     requeue_s: float | None = None
+    refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

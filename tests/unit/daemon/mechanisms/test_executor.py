@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from slurm_elastic.daemon.mechanisms.actions import Cancel, Close, Shrink
 from slurm_elastic.daemon.mechanisms.executor import Executor
+from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
 NOW = 1000.0
@@ -73,7 +74,7 @@ def test_an_unreachable_slurm_proves_nothing() -> None:
     script = Script(SlurmUnreachable("no answer"), None)
     executor = script.executor(trip_after=1)
     assert executor.run([CANCEL], act=True) == 0
-    assert executor.tripped == "" and executor.failures == 0
+    assert executor.tripped == ""
     assert executor.run([CANCEL], act=True) == 1
 
 
@@ -96,39 +97,67 @@ def test_what_slurm_took_without_effect_is_not_hammered() -> None:
     assert executor.run([CANCEL], act=True) == 1
 
 
-def test_refusals_in_a_row_trip_it() -> None:
-    """Something is wrong that repeating does not mend: it changes nothing more, and says why."""
+def cancels(*numbers: int) -> list[Cancel]:
+    return [Cancel(number, number, "why") for number in numbers]
+
+
+def listed(*numbers: int, partition: str = "") -> dict[int, Job]:
+    """Jobs of an account and a partition each, or of a partition in common."""
+    return {n: Job(n, "RUNNING", "u", 1, account=f"a{n}", partition=partition or f"p{n}") for n in numbers}
+
+
+def test_refusals_that_concern_all_trip_it() -> None:
+    """Jobs of several accounts and partitions in a row: it changes nothing more, and says why."""
     script = Script(*[SlurmRefused(f"no {n}") for n in range(3)])
     executor = script.executor(trip_after=3)
-    executor.run([Cancel(1, number, "why") for number in (5, 6, 7, 8)], act=True)
+    executor.run(cancels(5, 6, 7, 8), True, listed(5, 6, 7, 8))
     assert "no 2" in executor.tripped
     assert "cancel 8" not in script.log
+
+
+def test_refusals_of_one_partition_rest_that_partition() -> None:
+    """Three jobs of one partition are refused: a fourth of it is not asked for, one of another is."""
+    script = Script(*[SlurmRefused(f"no {n}") for n in range(3)])
+    executor = script.executor(trip_after=3)
+    jobs = {**listed(5, 6, 7, 8, partition="low"), **listed(9)}
+    assert executor.run(cancels(5, 6, 7, 8, 9), True, jobs) == 1
+    assert executor.tripped == "" and script.log.count("event rests") == 1
+    assert "cancel 8" not in script.log and "cancel 9" in script.log
+
+
+def test_one_job_refused_again_and_again_concerns_that_job() -> None:
+    """An array task whose shrink is always refused: nobody else notices."""
+    script = Script(*[SlurmRefused("no")] * 6)
+    executor = script.executor(trip_after=3)
+    for number in range(6):
+        executor.run([Shrink(1, 1, (f"n{number}",), "why")], True, listed(1))
+    assert executor.tripped == "" and "event rests" not in script.log
+    assert executor.run(cancels(2), True, listed(2)) == 1
+
+
+def test_jobs_that_have_ended_count_for_nothing() -> None:
+    """They end between the look at Slurm and the action: that says nothing of other jobs."""
+    script = Script(*[SlurmRefused(f"Job has already finished for job {n}") for n in range(6)])
+    executor = script.executor(trip_after=3)
+    executor.run(cancels(1, 2, 3, 4, 5, 6), True, listed(1, 2, 3, 4, 5, 6))
+    assert executor.tripped == ""
 
 
 def test_it_tries_again_after_a_while_and_longer_after_each_refusal() -> None:
     """One action is tried; refused, everything rests for twice the time; taken, all is as before."""
     script = Script(*[SlurmRefused(f"no {n}") for n in range(4)])
     executor = script.executor(trip_after=3, trip_s=100.0)
-    executor.run([Cancel(1, number, "why") for number in (5, 6, 7)], act=True)
+    executor.run(cancels(5, 6, 7), True, listed(5, 6, 7))
     assert not executor.recover()
     script.now += 101
     assert executor.recover() and executor.tripped == ""
-    executor.run([Cancel(1, number, "why") for number in (8, 9)], act=True)
+    executor.run(cancels(8, 9), True, listed(8, 9))
     assert "no 3" in executor.tripped and "cancel 9" not in script.log
     script.now += 101
     assert not executor.recover()
     script.now += 100
     assert executor.recover()
-    assert executor.run([Cancel(1, 10, "why")], act=True) == 1
-    assert executor.failures == 0
-
-
-def test_a_success_ends_the_row_of_refusals() -> None:
-    """Single refusals are a matter of single jobs."""
-    script = Script(SlurmRefused("no"), None, SlurmRefused("no"))
-    executor = script.executor(trip_after=2)
-    executor.run([Cancel(1, number, "why") for number in (5, 6, 7)], act=True)
-    assert executor.tripped == "" and executor.failures == 1
+    assert executor.run(cancels(10), True, listed(10)) == 1
 
 
 def test_without_acting_slurm_is_left_alone() -> None:

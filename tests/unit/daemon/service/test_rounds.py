@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -237,7 +238,9 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr(world.jobs, "cancel", refuse)
     for number in range(6):
         comment = f"selastic:companion-of=900{number};resize=1"
-        world.slurm.submit(Component(1, 1), user="games", name=f"selastic-900{number}", comment=comment, batch=False)
+        whose = {"account": f"a{number}", "partition": f"p{number}"}
+        name = f"selastic-900{number}"
+        world.slurm.submit(Component(1, 1), user="games", name=name, comment=comment, batch=False, **whose)
     world.round()
     assert world.rounds.mode == "advise"
     assert [event.kind for event in world.store.events(0)] == ["tripped"]
@@ -247,6 +250,55 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
     world.round()
     assert world.rounds.mode == "act" and not world.companions()
     assert [event.kind for event in world.store.events(0)] == ["tripped", "tries_again"]
+
+
+def test_what_slurm_does_not_take_is_trained_on_again(world: World) -> None:
+    """A vetoed shrink: the job trains on all that it holds, nobody waits for what it keeps, and it is tried again
+    ever less often, until the veto is gone."""
+    job = world.elastic(2, 4, "elastic:gpus=4-8,step=4,batch=240-3840")
+    world.settle()
+    world.slurm.vetoed = {"main"}
+    rigid = world.rigid(7)
+    tried = []
+    for number in range(400):
+        world.round()
+        asked = kinds(world, job.job_id).count("refused")
+        if asked > len(tried):
+            tried.append(number * 5.0)
+    gaps = [after - before for before, after in pairwise(tried)]
+    assert len(tried) >= 3 and gaps == sorted(gaps) and gaps[-1] >= 2 * gaps[0]
+    world.settle()
+    assert job.gpus == 8 and not world.snapshot().jobs[rigid].running and world.rounds.mode == "act"
+    reasons = [row.reason for row in world.store.allocations(job.job_id)]
+    assert reasons[-1] == Reason.TAKE_BACK.value and reasons.count(Reason.TAKE_BACK.value) == len(tried)
+    closed = [event.detail for event in world.store.events(job.job_id) if event.kind == "resize_done"]
+    assert sum("Unspecified error" in str(detail["detail"]) for detail in closed) == len(tried)
+    world.slurm.vetoed = ()
+    for _ in range(800):
+        world.round()
+        if world.snapshot().jobs[rigid].running:
+            break
+    world.settle()
+    assert world.snapshot().jobs[rigid].running and job.gpus == 4
+
+
+def test_vetoes_in_one_partition_concern_nobody_else(tmp_path: Path) -> None:
+    """Jobs that may not be shrunk keep what they have; one of another partition still gives way."""
+    world = World(tmp_path, nodes=16)
+    low = [world.elastic(2, 4, "elastic:gpus=4-8,step=4,batch=240-3840", partition="low") for _ in range(6)]
+    other = world.elastic(2, 4, "elastic:gpus=4-8,step=4,batch=240-3840")
+    world.settle()
+    world.slurm.vetoed = {"low"}
+    for job in low:
+        world.store.pin(job.job_id, 4)
+    for _ in range(20):
+        world.round()
+    assert [event.kind for event in world.store.events(0)] == ["rests"]
+    rigid = world.rigid(3)
+    world.settle(80)
+    assert world.snapshot().jobs[rigid].running and other.gpus == 4 and world.rounds.mode == "act"
+    assert [job.gpus for job in low] == [8] * 6
+    world.store.close()
 
 
 def test_a_dry_plan_stores_nothing(world: World) -> None:

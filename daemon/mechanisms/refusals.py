@@ -1,0 +1,142 @@
+"""What Slurm refuses, counted where it belongs: the job, its account in its partition, either of them, or all. No I/O.
+
+Promise: refusals rest the smallest of these that explains them, for longer each time; what lies outside is asked as
+before, and one action that Slurm takes ends the rest of all that it belongs to. Limit: in memory; after a restart of
+the daemon one more action of each is tried. Jobs of one account and one partition are all there is to some clusters:
+there nothing wider ever rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.records import record
+
+from ..slurm.model import Job
+
+BACKOFF_MAX_S = 3600.0
+REST_MAX_S = 86400.0
+FORGET_S = 7200.0
+"""After this long without a refusal the next one counts as the first."""
+ALL = "all jobs"
+
+
+@record(frozen=True, slots=True)
+class Refusal:
+    """What Slurm said when it refused, and when the same is asked again."""
+
+    sentence: str
+    until: float
+    scope: str = ""
+    """Whom it concerns, where that is more than one job: partition low, for instance."""
+
+    @property
+    def words(self) -> str:
+        """Why it is not tried, in words that follow a colon."""
+        return f"not tried for {self.scope or 'this job'} for a while: {self.sentence}"
+
+
+@record(frozen=True, slots=True)
+class Submitted:
+    """As what a job was submitted."""
+
+    job_id: int
+    account: str = ""
+    partition: str = ""
+
+    @classmethod
+    def of(cls, job_id: int, job: Job | None) -> Submitted:
+        """Of an elastic job, by the Slurm job that is asked about; None: Slurm does not list that."""
+        return cls(job_id) if job is None else cls(job_id, job.account, job.partition)
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """What it belongs to, from narrow to wide."""
+        if not (self.account and self.partition):
+            return (ALL,)
+        account, partition = f"account {self.account}", f"partition {self.partition}"
+        return (f"{account} in {partition}", partition, account, ALL)
+
+
+@dataclass(slots=True)
+class _OfJob:
+    count: int
+    refusal: Refusal
+
+
+@dataclass(slots=True)
+class _OfScope:
+    jobs: set[int] = field(default_factory=set)
+    """Refused since the last of the scope was not."""
+    rests: int = 0
+    refusal: Refusal | None = None
+
+
+class Refusals:
+    """Those of one daemon."""
+
+    def __init__(self, backoff_s: float, trip_after: int, trip_s: float) -> None:
+        """backoff_s: after a job's first. trip_after: jobs of a scope refused in a row until it rests for trip_s."""
+        self._backoff_s, self._trip_after, self._trip_s = backoff_s, trip_after, trip_s
+        self._jobs: dict[tuple[EventKind, int], _OfJob] = {}
+        self._scopes: dict[tuple[EventKind, str], _OfScope] = {}
+
+    def refused(self, kind: EventKind, job: Submitted, sentence: str, now: float) -> tuple[Refusal, Refusal | None]:
+        """Count one: how long the job's rest is, and the wider scope that rests from now on, if one does."""
+        self._forget(now)
+        key = kind, job.job_id
+        count = self._jobs[key].count + 1 if key in self._jobs else 1
+        own = Refusal(sentence, now + min(BACKOFF_MAX_S, self._backoff_s * 2 ** min(20, count - 1)))
+        self._jobs[key] = _OfJob(count, own)
+        for number, scope in enumerate(job.scopes):
+            of_scope = self._scopes.setdefault((kind, scope), _OfScope())
+            of_scope.jobs.add(job.job_id)
+            if len(of_scope.jobs) < (1 if of_scope.rests else self._trip_after):
+                continue
+            wait = min(REST_MAX_S, self._trip_s * 2 ** min(20, of_scope.rests))
+            of_scope.rests, of_scope.refusal = of_scope.rests + 1, Refusal(sentence, now + wait, scope)
+            explained, of_scope.jobs = of_scope.jobs, set()
+            for wider in job.scopes[number + 1 :]:
+                if (kind, wider) in self._scopes:
+                    self._scopes[kind, wider].jobs -= explained
+            return own, of_scope.refusal
+        return own, None
+
+    def taken(self, kind: EventKind, job: Submitted) -> None:
+        """Slurm took one: nothing that the job belongs to rests any longer."""
+        self._jobs.pop((kind, job.job_id), None)
+        for scope in job.scopes:
+            self._scopes.pop((kind, scope), None)
+
+    def wide(self, kind: EventKind, job: Submitted, now: float) -> Refusal | None:
+        """Why no job like this one is asked for now; None: they are."""
+        for scope in job.scopes:
+            of_scope = self._scopes.get((kind, scope))
+            if of_scope is not None and of_scope.refusal is not None and now < of_scope.refusal.until:
+                return of_scope.refusal
+        return None
+
+    def of(self, job: Submitted, now: float) -> Mapping[EventKind, Refusal]:
+        """What Slurm refuses to do about a job now, the widest reason first."""
+        if not self._jobs and not self._scopes:
+            return {}
+        found: dict[EventKind, Refusal] = {}
+        for kind in {kind for kind, _ in (*self._jobs, *self._scopes)}:
+            own = self._jobs.get((kind, job.job_id))
+            refusal = self.wide(kind, job, now) or (own.refusal if own is not None else None)
+            if refusal is not None and now < refusal.until:
+                found[kind] = refusal
+        return found
+
+    def of_all(self, now: float) -> Refusal | None:
+        """Why nothing at all is asked for now; None: it is."""
+        everywhere = (row.refusal for (_, scope), row in self._scopes.items() if scope == ALL)
+        return next((refusal for refusal in everywhere if refusal is not None and now < refusal.until), None)
+
+    def _forget(self, now: float) -> None:
+        self._jobs = {k: row for k, row in self._jobs.items() if row.refusal.until + FORGET_S > now}
+        self._scopes = {
+            k: row for k, row in self._scopes.items() if row.refusal is None or row.refusal.until + FORGET_S > now
+        }
