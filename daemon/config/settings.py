@@ -226,11 +226,11 @@ class Settings:
     """How long a requeued job may wait for its new size, before selasticd looks for another size that fits."""
 
     trip_after: int = number(5, 1, 1000)
-    """After this many actions in a row that Slurm refuses, selasticd falls back to `advise` for a while."""
+    """After Slurm has refused the same kind of action for this many jobs in a row of an account, of a partition, or of
+    both, no more such action is tried there for a while. If neither explains it, selasticd falls back to `advise`."""
 
     trip_s: float = number(600.0, 1, 86400)
-    """How long selasticd then stays at `advise`. The time doubles, up to a day, whenever the next action is refused
-    too."""
+    """How long that lasts. The time doubles, up to a day, whenever the next such action is refused too."""
 
     max_resizes_per_round: int = number(16, 1, 10000)
     """Most resizes that one round begins."""

@@ -23,6 +23,8 @@ from .model import Size, SlurmClient, Snapshot
 from .nodelist import fold
 from .site import Site, SlurmLimit
 
+MAX_SAID = 600
+"""Characters of what Slurm, or a plugin of the site, says when it refuses."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _NO_ANSWER = re.compile(
@@ -271,8 +273,8 @@ def _no_answer(done: subprocess.CompletedProcess[str], who: str) -> SlurmUnreach
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return (lines[-1] if lines else f"exit status {done.returncode}")[:300]
+    lines = dict.fromkeys(line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip())
+    return ("; ".join(lines) or f"exit status {done.returncode}")[:MAX_SAID]
 
 
 def _separator() -> str:

@@ -135,6 +135,23 @@ def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., Job], tm
     assert "starting again" not in job.text()
 
 
+def test_a_node_that_slurm_did_not_take_trains_again(start: Callable[..., Job], tmp_path: Path) -> None:
+    """The training has left a node of the base, and Slurm still holds it: new workers start there beside the step that
+    goes on, every sample is trained on once, and no work is lost."""
+    with FakeDaemon() as daemon:
+        job = start("-N2 --gres=gpu:1 --ntasks-per-node=1", "train.py 4000 1 0.1", daemon.env(tmp_path))
+        [base] = daemon.wait_registered().pieces
+        daemon.order(1, job.id, (Piece(job.id, "base", base.nodes[:1], 1),), batch=16)
+        daemon.wait_phase(1, "running")
+        daemon.order(2, job.id, (base,), batch=32)
+        again = daemon.wait_phase(2, "running")
+        assert again.pieces == (base,)
+        job.go()
+        job.ends(timeout=120)
+    job.checked(4000, 1)
+    assert "starting again" not in job.text()
+
+
 def test_companion_that_cannot_be_had_is_withdrawn(start: Callable[..., Job], tmp_path: Path) -> None:
     """No nodes within the wait: the request leaves the queue, the job trains on as it is."""
     with FakeDaemon() as daemon:

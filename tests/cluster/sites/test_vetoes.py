@@ -23,6 +23,8 @@ def test_vetoed_shrinks_of_one_partition_concern_nobody_else(
         for job in low:
             selasticd.selastic("pin", str(job), "4")
         wait_until(lambda: "rests" in selasticd.events(0), 60, selasticd.log)
+        for job in low:
+            selasticd.settles_at(job, 8)  # what Slurm did not take is trained on again
         rigid = selasticd.rigid(3)
         wait_until(lambda: selasticd.jobs()[rigid].running, 60, selasticd.log)
         selasticd.settles_at(other, 4)

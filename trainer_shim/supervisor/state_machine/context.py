@@ -17,7 +17,7 @@ from slurm_elastic.protocol.messages import Phase, Piece, Registration
 
 from . import actions, events
 from .timers import KillTimer, Timers
-from .workers import ConnectedAgent, Worker, WorkerGroup, agents_of
+from .workers import ConnectedAgent, Worker, WorkerGroup, agents_of, joined
 
 Handlers = Mapping[type[Any], Callable[[Any], None]]
 """What a part does about each kind of event that it subscribes to."""
@@ -80,10 +80,11 @@ class RunningResize:
     reason: str
     stage: Stage = Stage.WAITING
     added: dict[int, Piece] = field(default_factory=dict)
+    """Companions granted, or nodes that are taken back."""
     awaited: int = 0
     """Companions asked for."""
     agents: set[events.AgentKey] = field(default_factory=set)
-    """Of the companions, as far as they have connected."""
+    """Of what is added, as far as they have connected."""
     world: WorkerGroup | None = None
     """The coming one, once it is announced."""
     agreed: bool = False
@@ -93,7 +94,7 @@ class RunningResize:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        return self.keep + tuple(self.added[index] for index in sorted(self.added))
+        return joined([*self.keep, *(self.added[index] for index in sorted(self.added))])
 
 
 class SupervisorContext:

@@ -16,7 +16,7 @@ from . import events
 from .actions import LaunchAgents, Print, QuitAgent
 from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import AgentsTimer, DisconnectedTimer, KillTimer, LaunchTimer
-from .workers import ConnectedAgent, agents_of
+from .workers import ConnectedAgent, Worker, agents_of
 
 SIGKILLED = 128 + 9
 RELAUNCH_S = 2.0
@@ -91,9 +91,10 @@ class Nodes(Part):
     def _up(self, event: events.AgentUp) -> None:
         context, key = self._context, event.agent
         joins = context.joins(key)
-        if not (joins or key in context.awaited) or key in context.agents:
+        if not (joins or key in context.awaited) or context.available(key):
             context.do(QuitAgent(key))
             return
+        self._forget(key)  # one that was quitting: its connection has given way to this one
         context.agents[key] = ConnectedAgent(event.gpus)
         if joins:
             return
@@ -104,15 +105,10 @@ class Nodes(Part):
 
     def _lost(self, key: events.AgentKey) -> None:
         """An agent's connection is gone, and its workers with it."""
-        context = self._context
-        agent = context.agents.pop(key, None)
+        context, agent = self._context, self._context.agents.get(key)
         if agent is None:
             return
-        context.timers.cancel(KillTimer(key))
-        gone = context.workers_on([key])
-        for worker in gone:
-            del context.workers[worker.name]
-            context.timers.cancel(DisconnectedTimer(worker.name))
+        gone = self._forget(key)
         if agent.quitting:
             context.emit(events.AgentsSettled())
         elif context.joins(key):
@@ -123,6 +119,17 @@ class Nodes(Part):
             context.emit(events.EndIfOver())
         else:
             self._do_without(key)
+
+    def _forget(self, key: events.AgentKey) -> list[Worker]:
+        """Drop an agent, if it is there, with its workers; these are returned."""
+        context = self._context
+        context.agents.pop(key, None)
+        context.timers.cancel(KillTimer(key))
+        gone = context.workers_on([key])
+        for worker in gone:
+            del context.workers[worker.name]
+            context.timers.cancel(DisconnectedTimer(worker.name))
+        return gone
 
     def _do_without(self, key: events.AgentKey) -> None:
         context = self._context

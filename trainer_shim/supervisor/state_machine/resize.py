@@ -9,13 +9,13 @@ left here; selasticd gives them back to Slurm.
 from __future__ import annotations
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import Resize
+from slurm_elastic.protocol.messages import Piece, Resize
 
 from . import events
 from .actions import DropCompanions, Print, Send, SubmitCompanion
 from .context import Handlers, Mode, Part, RunningResize, Stage, SupervisorContext
 from .timers import CompanionTimer, RollBackTimer
-from .workers import agents_of, kept, ranked
+from .workers import agents_of, kept, ranked, taken_back, without
 
 
 class Resizes(Part):
@@ -88,8 +88,9 @@ class Resizes(Part):
             return
         context.requeue_id = 0
         try:
-            keep = kept(context.pieces, resize.keep)
-            gpus = sum(piece.gpus for piece in keep) + sum(shape.gpus for shape in resize.add)
+            again = () if resize.add else taken_back(context.pieces, resize.keep)
+            keep = kept(context.pieces, without(resize.keep, again))
+            gpus = sum(piece.gpus for piece in [*keep, *again]) + sum(shape.gpus for shape in resize.add)
             if gpus != resize.gpus:
                 raise ValueError(f"its pieces add up to {gpus} GPUs, not {resize.gpus}")
         except ValueError as error:
@@ -98,6 +99,9 @@ class Resizes(Part):
         context.report_phase(resize.id, "accepted")
         batch, wait_s = resize.batch or context.batch, resize.wait_s
         context.resize = RunningResize(resize.id, keep, batch, wait_s, resize.reason, awaited=len(resize.add))
+        if again:
+            self._take_back(again)
+            return
         if not resize.add:
             self._agree()
             return
@@ -106,6 +110,16 @@ class Resizes(Part):
         for index, shape in enumerate(resize.add):
             context.do(SubmitCompanion(resize.id, index, shape, wait_s))
         context.report_phase(resize.id, "submitted")
+
+    def _take_back(self, pieces: tuple[Piece, ...]) -> None:
+        """Start agents again on nodes that the training has left and that Slurm did not take."""
+        context, resize = self._context, self._context.resize
+        assert resize is not None
+        context.timers.set(CompanionTimer(), context.now + max(resize.wait_s, 1.0))
+        resize.stage, resize.added = Stage.WARMING, dict(enumerate(pieces))
+        context.report_phase(resize.id, "granted")
+        for piece in pieces:
+            context.emit(events.StartAgents(piece))
 
     def _save_for_requeue(self, resize: Resize) -> None:
         context = self._context

@@ -53,7 +53,7 @@ class WarmUp(Part):
         if found == piece.gpus_per_node:
             context.spawn_on([event.agent])
         else:
-            shown = f"node {node} of companion {job_id} shows {found} GPUs instead of {piece.gpus_per_node}"
+            shown = f"node {node} of job {job_id} shows {found} GPUs instead of {piece.gpus_per_node}"
             context.emit(events.UndoResize(shown))
 
     def _ready(self, event: events.WorkerReady) -> None:
@@ -73,6 +73,6 @@ class WarmUp(Part):
         if resize is None:
             return
         if resize.stage is Stage.WARMING:
-            context.emit(events.UndoResize(f"the companion's workers were not ready within {resize.wait_s:.0f} s"))
+            context.emit(events.UndoResize(f"the new workers were not ready within {resize.wait_s:.0f} s"))
         elif resize.stage is Stage.WAITING:
             context.emit(events.UndoResize(f"Slurm granted no companion within {resize.wait_s:.0f} s", "withdrawn"))

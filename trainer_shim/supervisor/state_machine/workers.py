@@ -76,6 +76,29 @@ def ranked(workers: Sequence[Worker], pieces: Iterable[Piece]) -> tuple[str, ...
     return tuple(worker.name for worker in inside[: len(inside) // unit * unit])
 
 
+def taken_back(used: Sequence[Piece], keep: Sequence[Piece]) -> tuple[Piece, ...]:
+    """What `keep` has of Slurm jobs in use beside the nodes in use: the training left it, and Slurm still holds it."""
+    nodes = {piece.slurm_job_id: piece.nodes for piece in used}
+    parts = ((part, tuple(n for n in part.nodes if n not in nodes.get(part.slurm_job_id, part.nodes))) for part in keep)
+    return tuple(replace(part, nodes=left) for part, left in parts if left)
+
+
+def without(pieces: Iterable[Piece], gone: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The pieces less the nodes of others."""
+    keys = set(agents_of(gone))
+    left = (replace(p, nodes=tuple(node for node in p.nodes if (p.slurm_job_id, node) not in keys)) for p in pieces)
+    return tuple(piece for piece in left if piece.nodes)
+
+
+def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The same nodes, with one piece for each Slurm job."""
+    found: dict[int, Piece] = {}
+    for piece in pieces:
+        before = found.get(piece.slurm_job_id)
+        found[piece.slurm_job_id] = replace(before, nodes=before.nodes + piece.nodes) if before else piece
+    return tuple(found.values())
+
+
 def kept(held: Sequence[Piece], keep: Sequence[Piece]) -> tuple[Piece, ...]:
     """`keep` in the order (of pieces and nodes) of `held`. Raises ValueError with one sentence when it is no part."""
     wanted = {piece.slurm_job_id: piece for piece in keep}

@@ -48,6 +48,55 @@ def test_grow_goes_through_all_phases() -> None:
     assert (last.pieces, last.batch, last.pause_s, last.step) == ((BASE, COMPANION), 96, 0.2, 9)
 
 
+def test_nodes_that_slurm_did_not_take_are_trained_on_again() -> None:
+    """After a refused shrink: agents start on the node that was left, its workers warm up while training goes on, and
+    the base is one piece again."""
+    drive = Drive().up()
+    drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    drive.quiesce(("10.n2.0", "10.n2.1"))
+    drive.running(2)
+    drive(AgentLost((10, "n2")))
+    drive.order(2, (BASE,))
+    again = Piece(10, "base", ("n2",), 2)
+    assert [launch.piece for launch in drive.new(LaunchAgents)] == [again]
+    assert drive.context.pieces == (Piece(10, "base", ("n1",), 2),)
+    drive.ready(drive.agents_up(again))
+    assert {message["size"] for message in drive.worlds(3).values()} == {4}
+    drive.running(3)
+    assert drive.phases(2) == ["accepted", "granted", "ready", "running"]
+    assert drive.context.pieces == (BASE,)
+
+
+def test_a_node_is_taken_back_while_its_old_agent_still_quits() -> None:
+    """The new agent takes over its name and connection: it stays, and the workers of the old one are forgotten."""
+    drive = Drive().up()
+    drive.order(1, (Piece(10, "base", ("n1",), 2),))
+    drive.quiesce(("10.n2.0", "10.n2.1"))
+    drive.running(2)
+    drive.order(2, (BASE,))
+    quits = len(drive.every(QuitAgent))
+    drive.ready(drive.agents_up(Piece(10, "base", ("n2",), 2)))
+    drive.running(3)
+    assert drive.context.pieces == (BASE,) and len(drive.every(QuitAgent)) == quits
+    drive.wait(60.0)
+    assert drive.context.mode is Mode.RUNNING and len(drive.context.workers) == 4
+
+
+def test_a_node_that_cannot_be_taken_back_costs_nothing() -> None:
+    """Its agents do not start: the job trains on as it did, and the base is not cancelled."""
+    drive = Drive().up()
+    left = Piece(10, "base", ("n1",), 2)
+    drive.order(1, (left,))
+    drive.quiesce(("10.n2.0", "10.n2.1"))
+    drive.running(2)
+    drive(AgentLost((10, "n2")))
+    drive.order(2, (BASE,))
+    launch = drive.new(LaunchAgents)[0]
+    drive(StepEnded(launch.number, 1, ("srun: error",)))
+    assert drive.phases(2)[-1] == "failed" and not drive.every(DropCompanions)
+    assert drive.context.pieces == (left,) and drive.context.mode is Mode.RUNNING
+
+
 def test_shrink_tells_leavers_and_quits_their_agents_afterwards() -> None:
     """Workers on dropped nodes leave at the agreed step; their agents stay until the new world runs."""
     drive = Drive().up()
@@ -100,7 +149,6 @@ def test_the_same_resize_twice_is_one_resize() -> None:
     [
         ((Piece(10, "base", ("n2",), 2),), "batch host n1"),
         ((BASE, Piece(12, "companion", ("n3",), 2)), "job 12 is not in use"),
-        ((Piece(10, "base", ("n1", "n7"), 2),), "node n7"),
         ((Piece(10, "base", ("n1", "n2"), 1),), "whole nodes"),
         ((), "batch host n1"),
     ],
