@@ -171,6 +171,7 @@ class _Optimizer:
             raise TrainingError("optimizer.step() was called before accelerator.backward(loss); call it after")
         if hold.voted is None:
             return  # in the middle of a step, or of nothing
+        hold.job._session.last_state.step_begins()
         with hold.job._session.optimizers().stepping(hold.job._state.progress):
             super().step(closure)  # type: ignore[misc]
         super().zero_grad()  # type: ignore[misc]

@@ -211,10 +211,9 @@ class Job(JobProperties):
         voted = self._epoch_loop.learn(loss)
         if voted is None or not session.world_switch.settle():
             return False
-        session.torn = True
+        session.last_state.step_begins()
         session.optimizers().step(session.model(), clip_norm, self._state.progress)
         session.stepped(*voted)
-        session.torn = False
         return True
 
     # -- once, and the end ---------------------------------------------------------------------------------------

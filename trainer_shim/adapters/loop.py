@@ -93,6 +93,7 @@ class FrameworkLoop:
 
     def rate(self) -> Any:
         """A context in which the optimizers hold the rates that belong to the batch."""
+        self._session.last_state.step_begins()
         return self._session.tuning.applied(self.progress)
 
     def finish(self) -> None:

@@ -2,12 +2,13 @@
 
 Nothing here blocks training: sending puts a line in a queue, and a full queue of reports loses its oldest. The thread
 never touches a process group; it only remembers which world was announced. Losing the connection means that the
-supervisor is gone: the worker leaves with code 75 at its next step, or after LOST_GRACE_S by force.
+supervisor is gone: the worker leaves with code 75 after its next step, or after LOST_GRACE_S by force.
 No torch here; opening a store for a coming world is handed in.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import NoReturn
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
@@ -76,6 +78,10 @@ class WorkerClient:
         self._stores: dict[int, tuple[str, int]] = {}
         self.save_wanted = False
         """The supervisor asks for a checkpoint."""
+        self.ends_at: float | None = None
+        """When this process will be killed (time.monotonic): the training is to stop. None: it is not."""
+        self._end_s = LOST_GRACE_S
+        """From Slurm's SIGTERM to that, where nobody says it any more."""
         self._last_generation = self._off = self._dismissed = -1
         self.lost = False
         self.report_s = 0.0
@@ -95,7 +101,7 @@ class WorkerClient:
     @property
     def idle(self) -> bool:
         """Whether nothing is wanted of this worker, as nearly always: asked in every step, and without the lock."""
-        return self._coming is None and not self.save_wanted
+        return self._coming is None and not self.save_wanted and self.ends_at is None
 
     def held(self) -> ComingWorld | None:
         """The announced world, once this worker holds all it needs to switch to it."""
@@ -198,12 +204,15 @@ class WorkerClient:
         elif kind == "report_every":
             self.report_s = float(message.get("seconds") or 0.0)
         elif kind in ("checkpoint", "hurry"):
+            if message.get("stop"):
+                self.ends_at = time.monotonic() + float(message["deadline_s"])
             self.save_wanted = True
         # Anything else is from a newer supervisor, which does not rely on it being understood.
 
     def _announced(self, message: Message) -> None:
         coming = ComingWorld(**{name: message[name] for name in ANNOUNCED if name in message})
         self.report_s = float(message.get("report_s") or 0.0)
+        self._end_s = float(message.get("end_s") or LOST_GRACE_S)
         with self._changed:
             if coming.generation <= self._last_generation:
                 return
@@ -237,17 +246,22 @@ class WorkerClient:
         return self._host.strip("[]") if own == peer else str(own)
 
     def _lose(self) -> None:
+        """The job may be ending, and the supervisor was the first to go: what has been trained is to be written."""
         with self._changed:
+            self.ends_at = min(self.ends_at or math.inf, time.monotonic() + self._end_s)
             self.lost = True
             self._changed.notify_all()
         sys.stderr.write(f"selastic: the supervisor is gone; {self.worker} leaves after this step\n")
         sys.stderr.flush()
-        time.sleep(LOST_GRACE_S)
+        deadline = time.monotonic() + LOST_GRACE_S
+        while time.monotonic() < deadline and not self._closing:
+            self.on_tick()
+            time.sleep(min(TICK_S, LOST_GRACE_S))
         if not self._closing:
             os._exit(EXIT_LOST)
 
 
-def leave_lost() -> None:
+def leave_lost() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_LOST)

@@ -1,8 +1,8 @@
 """One agent per node: it has torch imported already and forks the workers, so that a worker starts in 0.2 s, not 5.
 
 The agent decides nothing. It stays single-threaded until its end (forking needs that), keeps each worker's output in
-a file and tells the supervisor of every exit. Without its supervisor it kills its workers; on a companion it then
-also cancels its own Slurm job, so that a companion never outlives its base.
+a file and tells the supervisor of every exit. Without its supervisor it waits, in bounded time, for its workers to
+leave; on a companion it then also cancels its own Slurm job, so that a companion never outlives its base.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from . import worker_process
 
 CONNECT_S = 30.0
 ORPHAN_S = 30.0
+LEAVE_S = 35.0
+"""How long workers may take to write what they have trained once the supervisor is gone; they leave before that."""
 TAIL_LINES = 20
 FOLLOW_BACKLOG = 4 << 20
 PREIMPORTED = (
@@ -69,7 +71,7 @@ class Agent:
         self._env = env
         self._loop = Loop()
         self._children: dict[int, Child] = {}
-        self._quitting = False
+        self._quitting = self._alone = False
         self._address, sock = connect(env, CONNECT_S)
         self._connection = Connection(self._loop, sock, self._received, self._lost)
 
@@ -79,6 +81,8 @@ class Agent:
         self._loop.on_signal(signal.SIGTERM, self._notice)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._connection.send(self._hello())
+        if self._env.get("SELASTIC_COMPANION"):
+            self._write_to_log()
         preimport(tuple(filter(None, self._env.get("SELASTIC_PRELOAD", "").split(","))))
         self._loop.run()
         if self._quitting:
@@ -86,6 +90,12 @@ class Agent:
         if self._env.get("SELASTIC_COMPANION"):
             self._end_companion()
         return 1
+
+    def _write_to_log(self) -> None:
+        """Nobody reads what it writes otherwise: the srun that started it is killed now."""
+        with contextlib.suppress(OSError), agent_log(self._env).open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
 
     def _hello(self) -> Message:
         return {
@@ -115,7 +125,7 @@ class Agent:
             self._loop.after(5.0, self._kill_all)
 
     def _quit_when_empty(self) -> None:
-        if self._quitting and not self._children:
+        if (self._quitting or self._alone) and not self._children:
             self._loop.stop()
 
     def _kill_all(self) -> None:
@@ -123,8 +133,9 @@ class Agent:
             kill_group(child.pid, signal.SIGKILL)
 
     def _lost(self, connection: Connection) -> None:
-        self._kill_all()
-        self._loop.stop()
+        self._alone = True
+        self._quit_when_empty()
+        self._loop.after(LEAVE_S, self._kill_all)
 
     def _notice(self) -> None:
         """Slurm's SIGTERM: the supervisor decides; the workers ignore it, so there is time until the SIGKILL."""
@@ -233,6 +244,10 @@ class Agent:
             sock.close()
         except OSError:
             subprocess.run(["scancel", self._env["SELASTIC_AGENT_JOB"]], check=False, timeout=60)
+
+
+def agent_log(env: dict[str, str]) -> Path:
+    return Path(env["SELASTIC_JOB_DIR"], "logs", f"agents-{env['SELASTIC_AGENT_JOB']}.log")
 
 
 def preimport(more: tuple[str, ...] = ()) -> None:

@@ -132,7 +132,10 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         batch=args.batch,
         generation=earlier.generation if earlier else 0,
         saved_step=job_dir.newest_step(options.job_dir),
-        limits=RunLimits(checkpoint_s=float(args.checkpoint_every)),
+        limits=RunLimits(
+            checkpoint_s=float(args.checkpoint_every),
+            end_s=launchers.end_s(options.env if jobs else None),
+        ),
     )
 
     launcher: launchers.StartLauncher = (

@@ -102,6 +102,7 @@ def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) ->
     words = [
         "salloc",
         "--no-shell",
+        "--no-kill",  # a node that fails takes only itself
         f"--nodes={shape.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, shape.cpus_per_node)}",

@@ -27,8 +27,6 @@ from .launchers import Options, StartLauncher
 from .state_machine import actions, events
 from .state_machine.machine import Machine
 
-STOP_S = 25.0
-"""For the checkpoint after SIGTERM: a little less than Slurm's usual KillWait of 30 s."""
 LATE_EXIT_S = 1.0
 GOODBYE_S = 8.0
 
@@ -73,8 +71,9 @@ class Supervisor:
         self._armed: float | None = None
 
     def run(self) -> int:
-        self._loop.on_signal(signal.SIGTERM, lambda: self._event(events.JobTerminating(STOP_S, stop=True, code=143)))
-        self._loop.on_signal(signal.SIGINT, lambda: self._event(events.JobTerminating(STOP_S, stop=True, code=130)))
+        end_s = self._machine.context.limits.end_s
+        self._loop.on_signal(signal.SIGTERM, lambda: self._event(events.JobTerminating(end_s, stop=True, code=143)))
+        self._loop.on_signal(signal.SIGINT, lambda: self._event(events.JobTerminating(end_s, stop=True, code=130)))
         self._loop.on_signal(signal.SIGUSR1, lambda: self._event(events.JobTerminating(60.0, stop=False)))
         self._perform(self._machine.start(time.monotonic()))
         self._loop.run()
@@ -213,6 +212,7 @@ class Supervisor:
 
 _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     actions.LaunchAgents: lambda self, action: self._launcher.launch(action.piece, action.number),
+    actions.DetachAgents: lambda self, action: self._launcher.detach(action.number),
     actions.QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
     actions.Spawn: Supervisor._spawn,
     actions.Kill: lambda self, action: self._to_agent(

@@ -6,8 +6,11 @@ Both can do the same, so everything above them (the state machine, resizes, rest
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
@@ -52,6 +55,8 @@ class SlurmLauncher(Companions):
         super().__init__(loop, children, options.env, jobs[0].job_id, options.nproc, emit)
         self._options = options
         self._jobs |= {job.job_id: job for job in jobs}
+        self._sruns: dict[int, subprocess.Popen[bytes]] = {}
+        """Of companions' agents, by launch."""
 
     def launch(self, piece: Piece, number: int) -> None:
         """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
@@ -62,7 +67,22 @@ class SlurmLauncher(Companions):
         if piece.kind == "companion":
             env["SELASTIC_COMPANION"] = "1"
         log = self._options.job_dir / "logs" / f"agents-{piece.slurm_job_id}.log"
-        self._children.start(command, env, lambda ended: self._emit(StepEnded(number, ended.code, tail(log))), log)
+
+        def over(ended: Ended) -> None:
+            self._sruns.pop(number, None)
+            self._emit(StepEnded(number, ended.code, tail(log)))
+
+        process = self._children.start(command, env, over, log)
+        if process is not None and piece.kind == "companion":
+            self._sruns[number] = process
+
+    def detach(self, number: int) -> None:
+        """Kill the srun of this launch. Its step goes on: what ends it with its srun is a second process of srun's,
+        and that is killed too."""
+        process = self._sruns.pop(number, None)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class LocalLauncher:
@@ -97,6 +117,9 @@ class LocalLauncher:
             process = self._children.start(command, env, functools.partial(ended, node), log)
             if process is not None:
                 self._agents.setdefault(piece.slurm_job_id, []).append(process)
+
+    def detach(self, number: int) -> None:
+        """Its agents hang on nothing but this process."""
 
     def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         job_id, self._next_job = self._next_job, self._next_job + 1
@@ -141,6 +164,18 @@ def slurm_pieces(jobs: tuple[SlurmJob, ...], nproc: int) -> tuple[Piece, ...]:
         return tuple(job.piece("component" if index else "base", nproc) for index, job in enumerate(jobs))
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def end_s(env: Mapping[str, str] | None) -> float:
+    """Seconds that a job has from Slurm's SIGTERM: a little less than the site's KillWait. Without Slurm, where nobody
+    follows with a SIGKILL, and where it does not say: than its usual one."""
+    kill_wait = 30
+    if env is not None:
+        command = ["scontrol", "show", "config"]
+        answer = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60, check=False)
+        found = re.search(r"^KillWait\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
+        kill_wait = int(found.group(1)) if found else kill_wait
+    return max(1.0, 0.85 * kill_wait)
 
 
 def local_piece(env: Mapping[str, str], nproc: int) -> Piece:

@@ -29,6 +29,7 @@ from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .audit import Recorder
+from .last_state import LastState
 from .learning_rate import Tuning
 from .optimizer_step import OptimizerSteps
 from .pass_boundary import PassBoundary
@@ -53,8 +54,7 @@ class Session:
         self.world_switch = WorldSwitch(self)
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
-        self.torn = False
-        """In the middle of an optimizer step: parameters and position do not belong together."""
+        self.last_state = LastState(membership, self.state, self.model, self.saving.writer)
         self._votes: deque[tuple[ComingWorld | None, TallyReader]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
         self._measured: tuple[Micro, Squares] | None = None
@@ -140,6 +140,7 @@ class Session:
         self.optimizers().schedule(progress)
         self._votes.append((coming, reader))
         self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
+        self.last_state.step_ended()
         self.snapshots.write_held()
 
     def measure(self, micro: Micro) -> None:
@@ -174,7 +175,6 @@ class Session:
 
     def boundary(self) -> None:
         """Act on the tally of a step. In the loader, not in step(): the rest of the loop's body belongs to the step."""
-        self.membership.check_lost()
         if self.feed is not None:
             self.state.progress.unread = self.feed.unread(self.state.progress.cursor)
         if len(self._votes) <= self._lag:
@@ -183,10 +183,11 @@ class Session:
         sums = reader()
         if sums.square:
             self._take_squares(sums)
-        if sums.save or sums.stop:
-            self.snapshots.save()
         if sums.stop:
-            self._leave_on_signal()
+            self.last_state.saved(self.snapshots.save)
+            self._stop()
+        if sums.save:
+            self.snapshots.save()
         if sums.switch and coming is not None and self.world_switch.comes_now(coming):
             self.world_switch.switch(coming)
 
@@ -259,17 +260,21 @@ class Session:
         self.reporting.due()
         if self.rank == 0:
             self.snapshots.while_quiet()
+            self.last_state.write_overdue()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _leave_on_signal(self) -> NoReturn:
+    def _stop(self) -> NoReturn:
+        """The job ends, and nothing is trained that no checkpoint has."""
         self.saving.finish()
+        if self.membership.client is not None:
+            self.membership.await_end(self.membership.client)
         self.log(f"stopped by a signal at step {self.state.progress.step}; the checkpoint is written")
         sys.exit(128 + 15)
 
     def finish(self, finished: bool) -> None:
         """The training is over, or left: save it, and tell the supervisor; not after an error inside a step."""
-        if self.torn:
+        if self.last_state.torn:
             return
         self.world_switch.settle()
         progress = self.state.progress

@@ -31,6 +31,7 @@ from ..world import state_transfer
 from ..world.process_group import Gate, World
 from ..world.rendezvous import LeftWorld, Membership
 from ..world.state_transfer import HeldParts
+from .last_state import LastState
 from .learning_rate import Tuning
 from .reporting import Reporting
 
@@ -59,6 +60,8 @@ class SwitchingSession(Protocol):
     def note(self, line: dict[str, Any]) -> None: ...
 
     def log(self, *words: object) -> None: ...
+
+    last_state: LastState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +220,7 @@ class WorldSwitch:
         if not problem:
             return None
         if self._left is None:
+            self._session.last_state.write_broken()
             membership.fail(self._session.world().generation, problem)
 
         def undo() -> None:

@@ -135,6 +135,7 @@ class Membership:
         coming = self.client.held() if ready else None
         if self.client.save_wanted:
             self.client.save_wanted, save = False, True
+        stop = stop or self.client.ends_at is not None
         return coming, Vote(coming.generation if coming is not None else 0, save, stop, square)
 
     def leave(
@@ -229,11 +230,12 @@ class Membership:
             fields = {"generation": coming.generation, "error": reason, "survived": True}
             self.client.send({"type": "failed", **fields})
 
-    def check_lost(self) -> None:
-        if self.client is not None and self.client.lost:
-            self.on_leave()
-            self.kill_children()
-            leave_lost()
+    def await_end(self, client: WorkerClient) -> NoReturn:
+        """What has been trained is saved, and the supervisor, or Slurm, ends this process."""
+        while not client.lost:
+            time.sleep(worlds.LOOK_S)
+        self.kill_children()
+        leave_lost()
 
     def fail(self, generation: int, error: str) -> NoReturn:
         """This worker's world cannot be formed: report it and leave; the supervisor starts another generation."""

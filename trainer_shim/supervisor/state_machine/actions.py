@@ -25,6 +25,13 @@ class LaunchAgents(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class DetachAgents(Action):
+    """All agents of this launch are there: from now on they need no process of the batch job."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuitAgent(Action):
     agent: AgentKey
 

@@ -57,6 +57,8 @@ class RunLimits:
     """Longest time for one communication in a new world's first step: it may compile."""
     checkpoint_s: float = 600.0
     """Longest time without a checkpoint; what a lost node costs at most."""
+    end_s: float = 25.0
+    """From Slurm's SIGTERM to the end of the job, a little less than to its SIGKILL."""
     failures: int = 3
     """Consecutive failures without a newer checkpoint after which the job fails."""
 
@@ -245,6 +247,7 @@ class SupervisorContext:
             "forming_s": self.limits.forming_s,
             "first_step_s": self.limits.first_step_s,
             "report_s": self.report_every_s,
+            "end_s": self.limits.end_s,
         }
         for rank, name in enumerate(members):
             self.do(actions.Send(name, {**common, "rank": rank, "leave": False}))

@@ -58,12 +58,15 @@ class JobEnd(Part):
         twice = context.stop_code is not None
         if event.stop:
             context.stop_code = event.code
-        if event.stop and (twice or context.mode is not Mode.RUNNING):
+        if event.stop and (twice or context.mode not in (Mode.RUNNING, Mode.FINISHING)):
             context.end(event.code)
+            return
+        if event.stop:
+            context.timers.set(LastCheckpointTimer(), context.now + event.deadline_s)
+        if context.mode is Mode.FINISHING:
+            pass  # the last one is being written
         elif context.mode is Mode.RUNNING:
             self._save_now(event.deadline_s)
-            if event.stop:
-                context.timers.set(LastCheckpointTimer(), context.now + event.deadline_s)
         else:
             self._owed_s = event.deadline_s
 
@@ -76,8 +79,9 @@ class JobEnd(Part):
     def _save_now(self, deadline_s: float) -> None:
         context = self._context
         context.do(Print("the job is about to end: writing a checkpoint"))
+        hurry: Message = {"type": "hurry", "deadline_s": deadline_s, "stop": context.stop_code is not None}
         for worker in context.members():  # a world just agreed on has its rank 0 among them
-            context.do(Send(worker.name, {"type": "hurry", "deadline_s": deadline_s}))
+            context.do(Send(worker.name, hurry))
 
     def _saved(self, event: events.CheckpointSaved) -> None:
         context = self._context

@@ -13,7 +13,7 @@ from slurm_elastic.protocol.messages import Piece
 
 from .. import commands
 from . import events
-from .actions import LaunchAgents, Print, QuitAgent
+from .actions import DetachAgents, LaunchAgents, Print, QuitAgent
 from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import AgentsTimer, DisconnectedTimer, KillTimer, LaunchTimer
 from .workers import ConnectedAgent, Worker, agents_of
@@ -21,8 +21,6 @@ from .workers import ConnectedAgent, Worker, agents_of
 SIGKILLED = 128 + 9
 RELAUNCH_S = 2.0
 """Pause before a launch that Slurm had no step for is tried again."""
-NOTICE_S = 30.0
-"""From Slurm's SIGTERM to its SIGKILL."""
 
 
 class Nodes(Part):
@@ -97,11 +95,19 @@ class Nodes(Part):
         self._forget(key)  # one that was quitting: its connection has given way to this one
         context.agents[key] = ConnectedAgent(event.gpus)
         if joins:
+            self._detach_if_complete(key)
             return
         context.awaited.discard(key)
         if context.mode is Mode.STARTING:
             context.spawn_on([key])
         context.emit(events.AgentsSettled())
+
+    def _detach_if_complete(self, key: events.AgentKey) -> None:
+        """Slurm's SIGTERM for the base job reaches each srun in its batch script, and one of another job's step answers
+        by killing that step: agents of companions are to depend on none."""
+        number = self._launched.get(key, 0)
+        if number and all(other in self._context.agents for other, its in self._launched.items() if its == number):
+            self._context.do(DetachAgents(number))
 
     def _lost(self, key: events.AgentKey) -> None:
         """An agent's connection is gone, and its workers with it."""
@@ -192,7 +198,7 @@ class Nodes(Part):
         job_id = event.agent[0]
         of_base = job_id == self._context.batch_host[0]
         self._context.emit(
-            events.JobTerminating(deadline_s=NOTICE_S, stop=False) if of_base else events.JobPreempted(job_id)
+            events.JobTerminating(self._context.limits.end_s, stop=False) if of_base else events.JobPreempted(job_id)
         )
 
     def _not_dead(self, event: KillTimer) -> None:

@@ -132,7 +132,8 @@ class Resizes(Part):
         """Leave a companion that Slurm takes away while its workers can still take part in the agreement."""
         context, running = self._context, self._context.resize
         keep = tuple(piece for piece in context.pieces if piece.slurm_job_id != event.slurm_job_id)
-        if context.mode is not Mode.RUNNING or len(keep) == len(context.pieces):
+        ends = context.stop_code is not None
+        if context.mode is not Mode.RUNNING or ends or len(keep) == len(context.pieces):
             return
         if running is not None:
             if running.agreed or running.keep == keep:

@@ -9,7 +9,15 @@ from ...control.worker_client import EXIT_LOST
 from . import events
 from .actions import Kill, Print
 from .context import Handlers, Mode, Part, SupervisorContext
-from .timers import AgentsTimer, CheckpointTimer, CulpritTimer, DisconnectedTimer, KillTimer, RollBackTimer
+from .timers import (
+    AgentsTimer,
+    CheckpointTimer,
+    CulpritTimer,
+    DisconnectedTimer,
+    KillTimer,
+    LastCheckpointTimer,
+    RollBackTimer,
+)
 from .workers import Worker, agents_of, ranked
 
 KILLED = 128
@@ -101,7 +109,8 @@ class Restarts(Part):
         self._failures = 1 if progressed else self._failures + 1
         self._failed_at = saved if saved is not None else -1
         if context.stop_code is not None:
-            context.end(context.stop_code)
+            if not self._last_state_comes():
+                context.end(context.stop_code)
         elif self._failures >= context.limits.failures:
             context.do(Print(f"{event.why}; {self._failures} failures without progress, giving up"))
             context.end(event.code)
@@ -109,6 +118,12 @@ class Restarts(Part):
             origin = f"the checkpoint of step {saved}" if saved is not None else "the beginning"
             context.do(Print(f"{event.why}; starting again from {origin}"))
             self._begin_again()
+
+    def _last_state_comes(self) -> bool:
+        """Whether rank 0, which writes what it has without the others, is still there and has time for it."""
+        context = self._context
+        first = context.workers.get(context.world.members[0]) if context.world is not None else None
+        return first is not None and not (first.exited or first.ending) and LastCheckpointTimer() in context.timers
 
     def _begin_again(self) -> None:
         context = self._context

@@ -185,6 +185,39 @@ def test_sigterm_checkpoints_and_the_next_run_goes_on(start: Callable[..., Run],
     assert result.ok, result
 
 
+def test_a_supervisor_that_is_killed_loses_no_step(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Its workers save what they have trained, and leave; the next run goes on exactly there."""
+    words = ("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "2000", "1", "0.02")
+    run = start(*words)
+    run.says("generation 1: 2 workers")
+    workers = run.worker_pids()
+    run.process.kill()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 60, run.text)
+    [saved] = run.job_dir.glob("checkpoints/step-*/checkpoint.json")
+    trained = max(int(row["step"]) for row in audit.read(tmp_path / "audit") if "indices" in row)
+    assert int(saved.parent.name.removeprefix("step-")) == trained
+    (tmp_path / "go").touch()
+    again = start(*words)
+    assert again.wait() == 0, again.text()
+    result = audit.check(tmp_path / "audit", 2000, 1)
+    assert result.ok, result
+
+
+def test_a_step_that_outlasts_the_job_is_the_only_one_lost(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Rank 0 is in the middle of a step that does not end: it writes the state before that step."""
+    stuck = "        while os.path.exists('stuck') and job.rank == 0: time.sleep(0.05)\n"
+    script = TRAIN.replace("        job.step(", stuck + "        job.step(")
+    (tmp_path / "train.py").write_text(script)
+    run = start("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "20000", "1", "0.02")
+    run.says("generation 1: 2 workers")
+    (tmp_path / "stuck").touch()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, run.text()
+    [saved] = run.job_dir.glob("checkpoints/step-*/checkpoint.json")
+    trained = max(int(row["step"]) for row in audit.read(tmp_path / "audit") if "indices" in row)
+    assert int(saved.parent.name.removeprefix("step-")) >= trained - 1, run.text()
+
+
 def test_daemon_lost_and_back(start: Callable[..., Run], tmp_path: Path) -> None:
     """Training goes on without its daemon; one that comes back gets a registration, reports, and is obeyed."""
     with FakeDaemon(free_port()) as first:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from supervisor_harness import BASE, SHAPE, Drive
+from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import DropCompanions, ReportPhase, Send
+from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+    DetachAgents,
+    DropCompanions,
+    LaunchAgents,
+    ReportPhase,
+    Send,
+)
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import JobTerminating, WorkerExit
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
+    AgentLost,
+    JobTerminating,
+    NodeTerminating,
+    StepEnded,
+    WorkerExit,
+)
 
 
 def test_all_done_is_zero() -> None:
@@ -71,6 +84,7 @@ def test_hurry_with_stop_ends_after_the_checkpoint() -> None:
     drive = Drive().up()
     drive(JobTerminating(25.0, stop=True, code=143))
     assert {send.worker for send in drive.new(Send)} == set(drive.members())
+    assert all(send.message["stop"] and send.message["deadline_s"] == 25.0 for send in drive.new(Send))
     assert not drive.exits()
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
     assert drive.exits() == [143]
@@ -87,6 +101,48 @@ def test_hurry_does_not_wait_for_ever(twice: bool) -> None:
     else:
         drive.wait(25.0)
     assert drive.exits() == [130]
+
+
+def test_a_companion_that_is_lost_does_not_stop_the_last_checkpoint() -> None:
+    """Its step dies, the world breaks: rank 0 writes what it has by itself, and is left alone until then."""
+    drive = Drive().up().grown()
+    drive(JobTerminating(25.0, stop=True, code=143))
+    drive(AgentLost((11, "n3")))
+    drive(WorkerExit("10.n2.0", EXIT_LOST))
+    drive.wait(5.0)
+    drive(NodeTerminating((11, "n3")))
+    assert not drive.exits()
+    drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
+    assert drive.exits() == [143]
+
+
+def test_without_rank_0_nothing_more_is_waited_for() -> None:
+    """It is the one that writes."""
+    drive = Drive().up()
+    drive(JobTerminating(25.0, stop=True, code=143))
+    drive(WorkerExit("10.n1.0", 0, 9))
+    assert drive.exits() == [143]
+
+
+def test_a_training_that_is_over_may_write_its_last_checkpoint() -> None:
+    """SIGTERM between the last step and the end of the script: it is not killed over it."""
+    drive = Drive().up()
+    drive.say("10.n1.1", "done", step=9, samples=9, epoch=1)
+    drive(JobTerminating(25.0, stop=True, code=143))
+    assert not drive.exits()
+    drive.say("10.n1.0", "saved", step=9, samples=9, path="p")
+    assert drive.exits() == [143]
+
+
+def test_agents_of_companions_hang_on_no_srun_of_the_base_job() -> None:
+    """Once all of a launch are there; the base's own srun stays."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    assert not drive.every(DetachAgents)
+    drive.grown(2)
+    [launch] = [launch for launch in drive.every(LaunchAgents) if launch.piece == COMPANION]
+    assert drive.every(DetachAgents) == [DetachAgents(launch.number)]
+    assert not drive(StepEnded(launch.number, -9))
 
 
 def test_hurry_before_any_world_ends_at_once() -> None:
