@@ -107,6 +107,8 @@ class Campaign:
         self.filler = ""
         self.reminded = 0.0
         self.kills = Kills(self)
+        self.options: tuple[str, ...] = ()
+        """Further options of the elastic jobs."""
         self.kinds = kinds or KINDS
         if "cut" in self.kinds and not kill_targets.can_cut():
             self.kinds = tuple(kind for kind in self.kinds if kind != "cut")
@@ -114,9 +116,9 @@ class Campaign:
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
-    def fill(self) -> None:
-        command = ["salloc", "--no-shell", f"-N{FILLED}", "--gres=gpu:a100:4", "--time=600", "-J", "filler"]
-        answer = self.sandbox.run(command)
+    def fill(self, nodes: int = FILLED, partition: str = "main") -> None:
+        command = ["salloc", "--no-shell", f"-N{nodes}", f"--partition={partition}", "--gres=gpu:a100:4", "--time=600"]
+        answer = self.sandbox.run([*command, "-Jfiller"])
         assert answer.returncode == 0, answer.stderr
         self.filler = answer.stderr.rpartition("job allocation ")[2].split()[0]
 
@@ -139,7 +141,7 @@ class Campaign:
         script = folder / "job.sh"
         script.write_text(SCRIPT.format(exports=exports, run=f"{program} train.py {SAMPLES} {nap_s}"))
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append", "--requeue"]
-        options = ["-N1", f"--gres=gpu:a100:{gpus}", "--time=60", "--mem=1G", f"-Jtrain{self.number}"]
+        options = ["-N1", f"--gres=gpu:a100:{gpus}", "--time=60", "--mem=1G", f"-Jtrain{self.number}", *self.options]
         options.append(f"--comment={request}")
         answer = self.sandbox.run([*command, *options, str(script)])
         assert answer.returncode == 0, answer.stderr
@@ -153,10 +155,14 @@ class Campaign:
             # By name too: a slurmctld that has forgotten it gives its number to another job.
             self.sandbox.run(["scancel", "--name=rigid", str(self.rigid.pop())])
             return
-        command = ["sbatch", "--parsable", "--output=/dev/null", "-N1", "--gres=gpu:a100:4", "--time=60"]
-        answer = self.sandbox.run([*command, "-Jrigid", "--wrap", "sleep 3000"])
+        command = ["sbatch", "--parsable", "--output=/dev/null", "-Jrigid", "--gres=gpu:a100:4", "--time=60"]
+        answer = self.sandbox.run([*command, *self.rigid_options(), "--wrap", "sleep 3000"])
         assert answer.returncode == 0, answer.stderr
         self.rigid.append(int(answer.stdout))
+
+    def rigid_options(self) -> tuple[str, ...]:
+        """What the next ordinary job asks for."""
+        return ("-N1",)
 
     # --- what is seen -----------------------------------------------------------------------------------------
 
@@ -313,10 +319,14 @@ class Campaign:
             time.sleep(self.chance.choice((0.0, 0.0, 0.3, 1.5)))  # how long it stays dead, not a wait for anything
             for heal in heals:
                 heal()
+            self.after_kills()
             self.settle()
             print(f"  right again after {self.counts.settle_s[-1]:.1f} s", flush=True)
         self.end()
         return self.counts
+
+    def after_kills(self) -> None:
+        """Take away what would rightly keep things from settling."""
 
     def provoke(self, stage: str) -> str:
         """Make a resize happen, and come back when one is at this stage or past it, or when all is over."""

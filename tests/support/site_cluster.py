@@ -23,11 +23,11 @@ SLURM_CONF = (
     "JobSubmitPlugins=lua",
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
-    "PartitionName=whole Nodes=ALL OverSubscribe=EXCLUSIVE State=UP",
+    "PartitionName=whole Nodes=ALL OverSubscribe=EXCLUSIVE PreemptMode=OFF State=UP",
     f"PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S} State=UP",
     "PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP",
 )
-"""`main` and `whole` are preempted by `urgent` without a grace, `low` with one."""
+"""`main` is preempted by `urgent` without a grace, `low` with one, `whole` never."""
 
 QOSES = ("capped", "second")
 """Beside `normal`; every user may use them. They limit nothing until a test says so."""
@@ -178,7 +178,7 @@ def configured_slurm(can_run_slurm: None) -> Iterator[SiteCluster]:
         site = SiteCluster(sandbox)
         for qos in QOSES:
             site.sacctmgr("add", "qos", qos)
-        site.sacctmgr("modify", "account", "research", "set", f"qos=normal,{','.join(QOSES)}")
+        site.sacctmgr("modify", "account", "root,research", "set", f"qos=normal,{','.join(QOSES)}")
         yield site
 
 
