@@ -2,105 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
-from small_training import TRAIN
+from training_job import TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import CommandClient, Size
 from slurm_elastic.protocol.messages import Piece, Shape
-from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
 
 
-class Job:
-    """One batch job that runs `selastic run`."""
-
-    def __init__(self, sandbox: Sandbox, folder: Path, options: str, words: str, env: dict[str, str]) -> None:
-        self.sandbox, self.folder = sandbox, folder
-        (folder / "train.py").write_text(TRAIN)
-        variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **env}
-        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
-        run = f"exec {sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit {words}"
-        (folder / "job.sh").write_text(f"#!/bin/bash\n{exports}\n{run}\n")
-        command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append"]
-        answer = sandbox.run([*command, *options.split(), str(folder / "job.sh")])
-        assert answer.returncode == 0, answer.stderr
-        self.id = int(answer.stdout)
-
-    def text(self) -> str:
-        out = self.folder / "out.txt"
-        logs = self.folder.glob(".selastic/*/logs/agents*")
-        return (out.read_text() if out.exists() else "no output") + "".join(log.read_text() for log in logs)
-
-    def slurm(self, *command: str) -> str:
-        answer = self.sandbox.run(command)
-        assert answer.returncode == 0, answer.stderr
-        return answer.stdout
-
-    def field(self, name: str, job_id: int = 0) -> str:
-        """One field of `scontrol show job`."""
-        shown = self.sandbox.run(["scontrol", "-o", "show", "job", str(job_id or self.id)]).stdout
-        return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
-
-    def go(self) -> None:
-        """Let the training run to its end at full speed."""
-        (self.folder / "go").touch()
-
-    def ends(self, state: str = "COMPLETED", timeout: float = 90) -> None:
-        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        wait_until(lambda: self.field("JobState") in over, timeout, self.text)
-        assert self.field("JobState") == state, self.text()
-
-    def says(self, words: str, timeout: float = 60) -> None:
-        wait_until(lambda: words in self.text(), timeout, lambda: f"{words!r} in:\n{self.text()}")
-
-    def others(self) -> list[str]:
-        """What is in the queue besides this job."""
-        return [
-            line
-            for line in self.slurm("squeue", "-h", "-o", "%i %j %T").splitlines()
-            if line.split()[0] != str(self.id)
-        ]
-
-    def checked(self, samples: int, epochs: int) -> None:
-        result = audit.check(self.folder / "audit", samples, epochs)
-        assert result.ok, result
-
-    def worker_pids(self, slurm_job_id: int) -> list[int]:
-        """The workers of one piece: they are forks of their agent, and show its command and environment."""
-        agents = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                environ = (path / "environ").read_bytes()
-                if f"SLURM_JOB_ID={slurm_job_id}\0".encode() in environ and b"\0SELASTIC_SECRET=" in environ:
-                    agents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        return [pid for pid, parent in agents.items() if parent in agents]
-
-
 @pytest.fixture
-def start(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def start(empty_sandbox: Sandbox, tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
     """start("-N1 --gres=gpu:2", "train.py 100 1 0", env) -> a submitted job."""
     tmp_path.chmod(0o755)
 
-    def submit(options: str, words: str, env: dict[str, str] | None = None) -> Job:
-        return Job(empty_sandbox, tmp_path, options, words, env or {})
+    def submit(options: str, words: str, env: dict[str, str] | None = None) -> TrainingJob:
+        return TrainingJob(empty_sandbox, tmp_path, options, words, env or {})
 
     yield submit
 
 
-def test_trains_without_a_daemon(start: Callable[..., Job]) -> None:
+def test_trains_without_a_daemon(start: Callable[..., TrainingJob]) -> None:
     """Two nodes of two GPUs train as one world; with no daemon anywhere the job ends COMPLETED."""
     job = start("-N2 --gres=gpu:a100:2 -c4 --ntasks-per-node=1", "train.py 200 2 0")
     job.ends()
@@ -109,7 +40,7 @@ def test_trains_without_a_daemon(start: Callable[..., Job]) -> None:
     assert "trained 400 samples" in job.text()
 
 
-def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., Job], tmp_path: Path) -> None:
+def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """Two base nodes and a companion train together; then a base node and the companion are given back to Slurm."""
     with FakeDaemon() as daemon:
         job = start("-N2 --gres=gpu:1 --ntasks-per-node=1", "train.py 16000 1 0.1", daemon.env(tmp_path))
@@ -135,7 +66,7 @@ def test_grows_by_a_companion_and_shrinks_in_place(start: Callable[..., Job], tm
     assert "starting again" not in job.text()
 
 
-def test_a_node_that_slurm_did_not_take_trains_again(start: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_node_that_slurm_did_not_take_trains_again(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """The training has left a node of the base, and Slurm still holds it: new workers start there beside the step that
     goes on, every sample is trained on once, and no work is lost."""
     with FakeDaemon() as daemon:
@@ -152,7 +83,7 @@ def test_a_node_that_slurm_did_not_take_trains_again(start: Callable[..., Job], 
     assert "starting again" not in job.text()
 
 
-def test_companion_that_cannot_be_had_is_withdrawn(start: Callable[..., Job], tmp_path: Path) -> None:
+def test_companion_that_cannot_be_had_is_withdrawn(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """No nodes within the wait: the request leaves the queue, the job trains on as it is."""
     with FakeDaemon() as daemon:
         job = start("-N1 --gres=gpu:1", "train.py 8000 1 0.1", daemon.env(tmp_path))
@@ -167,7 +98,7 @@ def test_companion_that_cannot_be_had_is_withdrawn(start: Callable[..., Job], tm
     job.checked(8000, 1)
 
 
-def test_killed_worker_and_cancelled_companion(start: Callable[..., Job], tmp_path: Path) -> None:
+def test_killed_worker_and_cancelled_companion(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """kill -9 of a worker: restart from the checkpoint. A companion cancelled by somebody: the job goes on without."""
     with FakeDaemon() as daemon:
         words = "--checkpoint-every 1 train.py 16000 1 0.1"
@@ -188,7 +119,7 @@ def test_killed_worker_and_cancelled_companion(start: Callable[..., Job], tmp_pa
     assert job.text().count("starting again") == 1
 
 
-def test_base_that_is_killed_leaves_no_companion(start: Callable[..., Job], tmp_path: Path) -> None:
+def test_base_that_is_killed_leaves_no_companion(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """When the base job is gone without a chance to say so, its companion ends by itself."""
     with FakeDaemon() as daemon:
         env = {**daemon.env(tmp_path), "SELASTIC_ORPHAN_S": "1"}
@@ -200,7 +131,7 @@ def test_base_that_is_killed_leaves_no_companion(start: Callable[..., Job], tmp_
         wait_until(lambda: not job.others(), 40, job.others)
 
 
-def test_requeued_at_another_size_it_goes_on_from_its_checkpoint(start: Callable[..., Job]) -> None:
+def test_requeued_at_another_size_it_goes_on_from_its_checkpoint(start: Callable[..., TrainingJob]) -> None:
     """As selasticd requeues: told to end it writes a checkpoint; on two nodes, not one, it finds its directory and goes
     on from there, every sample seen once."""
     job = start("-N1 --gres=gpu:2", "train.py 8000 1 0.1")
@@ -219,7 +150,7 @@ def test_requeued_at_another_size_it_goes_on_from_its_checkpoint(start: Callable
     job.checked(8000, 1)
 
 
-def test_component_is_dropped(start: Callable[..., Job], tmp_path: Path) -> None:
+def test_component_is_dropped(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     """A heterogeneous job trains over both components, and on one after the other was cancelled."""
     with FakeDaemon() as daemon:
         options = "-N1 --gres=gpu:1 : -N1 --gres=gpu:2"
