@@ -32,7 +32,7 @@ class ResizeState(Explained):
     DONE = "done", "the new size trains, and what was given up is released"
     FAILED = "failed", "it went wrong; the job goes on as before"
     WITHDRAWN = "withdrawn", "given up before the training switched"
-    OVERTAKEN = "overtaken", "given up because another job took the nodes that it waited for"
+    OVERTAKEN = "overtaken", "given up because another job took, or waits for, the nodes that it was to get"
 
     @property
     def closed(self) -> bool:

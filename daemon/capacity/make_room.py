@@ -17,11 +17,11 @@ from math import inf
 from ..slurm.model import Snapshot
 from .ledger import Amount, Ledger
 from .pending_jobs import Need, NeedPart, meets
-from .shrink_options import Giver, Unit, droppable, shrinks
+from .shrink_options import Giver, Unit, droppable, first_units, shrinks
 
-_Rank = tuple[bool, int, int, float, float, int, str, tuple[Unit, ...]]
-"""(not required, GPUs taken, not free yet, minus the fullness of who gives, minus how much the slowest node given up
-holds its job back, GPUs left over, node, units to give up)."""
+_Rank = tuple[bool, float, int, float, float, int, str, tuple[Unit, ...]]
+"""(not required, GPUs taken (half as many where nobody trains on them yet), not free yet, minus the fullness of who
+gives, minus how much the slowest node given up holds its job back, GPUs left over, node, units to give up)."""
 _FEW = 8
 """Units on one node up to which every combination is tried."""
 
@@ -101,6 +101,7 @@ class _Maker:
         self.givers = givers
         self.bundles: dict[Unit, tuple[int, tuple[Unit, ...]]] = {}
         self.on_node: dict[str, list[Unit]] = {}
+        self.untrained = {unit for giver in givers.values() for unit in first_units(giver)}
         for giver in givers.values():
             for unit, bundle in droppable(giver).items():
                 self.bundles[unit] = (giver.job_id, bundle)
@@ -163,11 +164,11 @@ class _Maker:
         have = trial.ledger.total(name)
         late = 0 if trial.ledger.now[name].covers(part.amount) else 1
         if have.covers(part.amount):
-            return name not in part.required, 0, late, 0.0, 0.0, have.gpus - part.amount.gpus, name, ()
-        best: tuple[int, float, float, int, tuple[Unit, ...]] | None = None
+            return name not in part.required, 0.0, late, 0.0, 0.0, have.gpus - part.amount.gpus, name, ()
+        best: tuple[float, float, float, int, tuple[Unit, ...]] | None = None
         for units in self._ways(trial, name, part.amount, have):
             freed = self._freed(trial, units, name)
-            cost = sum(self._gpus(unit) for unit in units)
+            cost = sum(self._gpus(unit) * (0.5 if unit in self.untrained else 1.0) for unit in units)
             surplus = (have + freed).gpus - part.amount.gpus
             key = (cost, -self._fullness(units), -self._slowness(units), surplus, units)
             if best is None or key < best:

@@ -34,6 +34,8 @@ class DropRule:
     """The piece may go whole."""
     in_parts: bool = True
     """Some of its nodes may go, and the others stay."""
+    first: bool = False
+    """All pieces of this kind go at once, and before anything else of the job goes."""
 
     def staying(self, piece: Piece, batch_host: str) -> str | None:
         """The node without which the piece's Slurm job cannot go on; None: any may go."""
@@ -74,6 +76,7 @@ class Giver:
 
 def droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
     """Every unit that can go, with all the units that go with it (itself first)."""
+    before = tuple(first_units(giver))
     found: dict[Unit, tuple[Unit, ...]] = {}
     for piece in giver.pieces:
         rule = giver.rules.get(piece.kind)
@@ -86,7 +89,13 @@ def droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
             elif rule.whole:
                 others = tuple((piece.slurm_job_id, other) for other in piece.nodes if other != node)
                 found[unit] = (unit, *others)
-    return found
+    return {unit: tuple(dict.fromkeys((*along, *before))) for unit, along in found.items()} if before else found
+
+
+def first_units(giver: Giver) -> list[Unit]:
+    """What goes before anything else of the job."""
+    first = {kind for kind, rule in giver.rules.items() if rule.first}
+    return [(piece.slurm_job_id, node) for piece in giver.pieces if piece.kind in first for node in piece.nodes]
 
 
 def without(pieces: Iterable[Piece], units: Collection[Unit]) -> tuple[Piece, ...]:

@@ -202,8 +202,8 @@ class Settings:
     """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
 
     failed_backoff_s: float = number(600.0, 0, 86400)
-    """How long a job whose resize failed is left alone. A job whose resize was withdrawn, for example because its
-    companion was not granted, may shrink in that time but not grow."""
+    """How long a job does not grow after a growth that failed or was withdrawn, for example because its companion was
+    not granted; it may shrink in that time. A job whose shrink failed is left alone for as long."""
 
     resize_taken_s: float = number(60.0, 1, 3600)
     """How long a resize may wait for the job's supervisor to take it, before it is withdrawn."""

@@ -75,8 +75,8 @@ class RoundContext:
         return otherwise if room is None else room
 
     def forced(self, running: RunningJob) -> frozenset[Unit]:
-        """The units that a job gives up for waiting jobs."""
-        return self.room.forced.get(running.job_id, _NONE)
+        """The units that a job gives up for waiting jobs; one that grows has its growth withdrawn first."""
+        return _NONE if running.growing else self.room.forced.get(running.job_id, _NONE)
 
     def forced_gpus(self, running: RunningJob) -> int:
         """GPUs that a job gives up for waiting jobs."""

@@ -41,6 +41,8 @@ class Decisions:
     """Managed capacity by pool, in GPUs."""
     idle: dict[str, int] = field(default_factory=dict)
     """GPUs by pool that nobody holds and no waiting job needs."""
+    withdrawn: Mapping[int, int] = field(default_factory=dict)
+    """Jobs whose growth under way is to be withdrawn, each with the waiting job that needs its nodes."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
 
@@ -58,7 +60,7 @@ def decide(inputs: Inputs) -> Decisions:
         if pool is not None:
             by_pool[pool.name].append(running)
             places[running.job_id] = pool
-    made = Decisions(context, Division(context), places, resumes=resumes)
+    made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes)
     nodes = reachable(inputs, context.running_jobs, places)
     allotments: list[Allotment] = []
     groups = []
@@ -87,8 +89,14 @@ def _context(inputs: Inputs) -> RoundContext:
     since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     waiting = [need for need in waiting if not may_have_started(snapshot, need, since)]
-    givers = [s.giver for s in running_jobs.values() if waiting and s.frozen is None and s.state.pinned is None]
+    free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
+    givers = [s.giver for s in free] if waiting else []
     return RoundContext(inputs, running_jobs, make_room(snapshot, ledger, givers, waiting), unlisted)
+
+
+def _withdrawn(context: RoundContext) -> dict[int, int]:
+    given = [(job_id, met.need.job_id) for met in reversed(context.room.met) for job_id in met.givers]
+    return {job_id: need for job_id, need in given if context.running_jobs[job_id].growing}
 
 
 def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple[list[Allotment], Group]:

@@ -15,6 +15,7 @@ from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.growth_under_way import with_growth
 from ..capacity.ledger import Amount, per_node
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import Giver, Unit, units_of, without
@@ -80,6 +81,8 @@ class RunningJob:
     """What it trains on and what Slurm does not take, though the training has left it; empty: there is no such."""
     frozen: Reason | None = None
     """Why nothing at all may be done to it."""
+    growing: bool = False
+    """Its open resize only adds, and training has not switched to it yet: it may be withdrawn for waiting jobs."""
     may_grow: bool = True
     may_shrink: bool = True
     """For another elastic job; for a waiting one it always may, unless frozen."""
@@ -140,6 +143,11 @@ def running_job(
     left = units_of(held) - units_of(used) if registered and state.resize is None and held != used else set()
     kept = _stuck(held, left, state) if left else set()
     frozen = _frozen(job, state, pieces, registered, bool(kept))
+    growth = _open_growth(state, pieces) if registered else None
+    giver = _giver(job, state, pieces, weight_of(job.request, settings), site)
+    if growth is not None:
+        granted = (held for held in job.held if held.resize == growth.id)
+        giver = with_growth(giver, growth.id, growth.add, granted)
     rest = _Rest() if frozen else _rested(_cooled(state, settings, now), state, settings, now)
     return RunningJob(
         job=job,
@@ -148,11 +156,12 @@ def running_job(
         loose=_loose(job, state, used, kept) if registered and (held != used or state.resize is not None) else {},
         stuck=without(held, left - kept) if kept else (),
         frozen=frozen or rest.frozen,
+        growing=growth is not None,
         may_grow=rest.may_grow,
         may_shrink=rest.may_shrink,
         may_rebatch=rest.may_rebatch,
         until=rest.until,
-        giver=_giver(job, state, pieces, weight_of(job.request, settings), site),
+        giver=giver,
         site=site,
         fresh_until=rest.fresh_until,
     )
@@ -205,6 +214,14 @@ def _frozen(
     return None
 
 
+def _open_growth(state: JobState, pieces: tuple[Piece, ...]) -> ResizeRow | None:
+    """Its open resize, if that only adds, training has not switched to it yet, and its owner has not asked for it."""
+    resize = state.resize
+    if resize is None or state.pinned is not None or not resize.state.comes_before(ResizeState.RUNNING):
+        return None
+    return resize if resize.add and units_of(resize.keep) == units_of(pieces) else None
+
+
 def weight_of(request: ElasticRequest, settings: Settings) -> float:
     """The request's weight as far as the site lets it count."""
     return min(request.weight, settings.max_weight)
@@ -237,8 +254,8 @@ def _rested(rest: _Rest, state: JobState, settings: Settings, now: float) -> _Re
 def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     """Apply the cooldowns and the time after a failure.
 
-    A companion that never came is no fault of the job: after it the job only does not grow for a while. One whose nodes
-    somebody else got is planned again at once.
+    After a growth that failed, or a companion that never came, the job only does not grow for a while: it gives way.
+    A growth whose nodes somebody else got, or needed, is planned again at once.
     """
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN:
@@ -255,7 +272,7 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     until = last.updated + settings.failed_backoff_s
     if now >= until:
         return _Rest()
-    if last.state == ResizeState.FAILED:
+    if last.state == ResizeState.FAILED and not last.add:
         return _Rest(False, False, until=until, frozen=Reason.KEEP_FAILED, fresh_until=until)
     return _Rest(may_grow=False, until=until, fresh_until=until)
 

@@ -27,7 +27,7 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
     taken_back = take_back(running) if running.stuck and not forced else None
     if taken_back is not None:
         return taken_back
-    if pinned is not None and pinned > running.gpus and failed_lately(running):
+    if pinned is not None and failed_lately(running) and (pinned > running.gpus or _by_requeue(running)):
         return Allotment(running, running.gpus, running.batch, Reason.KEEP_FAILED, 0.0)
     if pinned is not None and pinned > running.gpus + context.more(running, pinned):
         context.said[running.job_id] = (
@@ -64,6 +64,10 @@ def failed_lately(running: RunningJob) -> bool:
     """Whether it may not grow because its last resize did not come about."""
     last = running.state.last
     return not running.may_grow and last is not None and last.state != ResizeState.DONE
+
+
+def _by_requeue(running: RunningJob) -> bool:
+    return running.state.last is not None and running.state.last.requeues
 
 
 def _leaves(context: RoundContext, running: RunningJob) -> bool:

@@ -41,6 +41,8 @@ class Plan:
     """Pools for which no plan could be made, with the reason."""
     unlisted: Mapping[str, int] = field(default_factory=dict)
     """By node, the GPUs in use that no job held when jobs last waited."""
+    withdrawn: Mapping[int, int] = field(default_factory=dict)
+    """Jobs whose growth under way is to be withdrawn, each with the waiting job that needs its nodes."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
 
@@ -61,6 +63,7 @@ def plan_round(inputs: Inputs) -> Plan:
         bound=division.bound,
         trouble=tuple(division.trouble),
         unlisted=made.context.unlisted,
+        withdrawn=made.withdrawn,
         resumes=made.resumes,
     )
 

@@ -167,12 +167,13 @@ class Rounds:
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
         with self._part("resize"):
+            withdrawn = self._withdraw(plan.withdrawn, seen)
             self._begin_resizes(plan.resizes, now)
             back = resumes(plan.resumes, self._bound(plan, snapshot))
             resumed = self.executor.run(back, self.mode == "act", snapshot.jobs)
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
-        return changed or resumed > 0 or any(stopped)
+        return changed or withdrawn > 0 or resumed > 0 or any(stopped)
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -266,6 +267,17 @@ class Rounds:
         refusals, jobs = self.executor.refusals, (job for job in roster.elastic.values() if job.running)
         found = {job.job_id: refusals.of(Submitted.of(job.job_id, job.base), now) for job in jobs}
         return {job_id: refused for job_id, refused in found.items() if refused}
+
+    def _withdraw(self, jobs: Mapping[int, int], seen: Observed) -> int:
+        """Withdraw growths that have not switched, for the waiting jobs that need their nodes."""
+        closes = [
+            Close(job_id, seen.resizes[job_id].id, ResizeState.OVERTAKEN, f"job {need} waits for its nodes")
+            for job_id, need in jobs.items()
+        ]
+        done = self.executor.run(closes, self.mode == "act")
+        for close in closes:
+            self.waiters.notify(close.job_id)
+        return done
 
     def _begin_resizes(self, resizes: Sequence[Resize], now: float) -> None:
         """Begin the resizes of a plan; each is on the disk before its supervisor can see it."""

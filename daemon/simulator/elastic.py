@@ -64,13 +64,15 @@ class Elastic(Simulation):
         if self.settings.learned:
             self.states.learn(((i + 1, job) for i, job in self.running.items() if job.elastic), self.now)
         made = decide(self.inputs())
+        for job_id in made.withdrawn:
+            self._withdraw(job_id)
         for move in made.begun:
             self._resize(move)
         self._backfill()
         for i in self.waiting if self.settings.drop else ():
             self.cluster.end(i)
         self._drop_the_waiting()
-        if made.begun:
+        if made.begun or made.withdrawn:
             self._want_decision(self.now + self.rules.min_round_gap_s)
         rests = (s.until for s in made.context.running_jobs.values() if s.until is not None and s.until > self.now)
         self._want_decision(min(rests, default=float("inf")))
@@ -129,6 +131,17 @@ class Elastic(Simulation):
             self._push(self.now + self.settings.grow_wait_s, SWITCH, i, resize.id)
         else:
             self._switch(i, resize.id)
+
+    def _withdraw(self, job_id: int) -> None:
+        """A growth that has not taken effect is undone: a waiting job needs its nodes."""
+        i, job = job_id - 1, self.jobs[job_id - 1]
+        assert job.resize is not None
+        self._advance(job)
+        self.cluster.keep(i, job.resize.keep)
+        job.held = job.gpus
+        job.resize = job.resize.come_to(ResizeState.OVERTAKEN, self.now)
+        self.changes.append((self.now, job.trace.job_id, job.gpus, job.batch))
+        self._set_rate(i)
 
     def _switch(self, i: int, resize_id: int) -> None:
         """A resize takes effect; nothing to do when the job ended meanwhile."""

@@ -36,7 +36,7 @@ class Reason(str, Enum):
     KEEP_UNREGISTERED = "keep_unregistered", "its supervisor (selastic run) has not reported yet"
     KEEP_UNMEASURED = "keep_unmeasured", "its throughput has not been measured yet"
     KEEP_UNFITTED = "keep_unfitted", "no throughput model can be made of its reports"
-    KEEP_FAILED = "keep_failed", "its last resize failed, and it is left alone for a while"
+    KEEP_FAILED = "keep_failed", "its last resize did not come about, and is not tried again for a while"
     WAITING = "waiting", "it waits in Slurm's queue"
     NOT_ELASTIC = "not_elastic", "it has no elastic request"
     MALFORMED = "malformed", "its elastic request cannot be used as it stands"

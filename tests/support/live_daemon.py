@@ -57,7 +57,7 @@ class Selasticd:
     """The daemon, and a clusterful of stubs."""
 
     def __init__(self, sandbox: Sandbox, folder: Path, more: str = "", host: str = "127.0.0.1") -> None:
-        """more: further lines of the settings file. host: the address that it listens on."""
+        """more: further lines of the settings file, or others in their place. host: the address that it listens on."""
         self.sandbox, self.folder, self.more, self.host = sandbox, folder, more, host
         self.state = folder / "state"
         self.state.mkdir()
@@ -80,7 +80,9 @@ class Selasticd:
         config = self.folder / "selasticd.toml"
         values = {"port": self.port, "state": self.state, "slurm_conf": self.sandbox.env["SLURM_CONF"]}
         values |= {"more": self.more, "host": self.host}
-        config.write_text(SETTINGS.format(**values))
+        others = {line.partition("=")[0].strip() for line in self.more.splitlines()} - {""}
+        lines = SETTINGS.splitlines()
+        config.write_text("\n".join(x for x in lines if x.partition("=")[0].strip() not in others).format(**values))
         log = (self.folder / "selasticd.log").open("ab")
         command = [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--config", str(config), *self.options]
         # Before what the caller has on it, such as a pyslurm to try.

@@ -2,7 +2,8 @@
 client and really submits companions; its throughput is made up.
 
 Usage, as a batch script's program: stub_supervisor.py FOLDER [HOLD]. It ends when FOLDER/<job id>.end is there. HOLD
-names a stage (accepted, granted, ready); there it waits for FOLDER/<job id>.go. What it does is in FOLDER/<id>.log.
+names a stage (accepted, granted, ready); there it waits for FOLDER/<job id>.go, or for the resize to be withdrawn. With
+`fail` for HOLD its growths fail when they are granted. What it does is in FOLDER/<id>.log.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Stub:
 
     def resize(self, resize: Resize) -> None:
         self.tell(resize.id, "accepted")
-        self.wait_at("accepted")
+        if self.withdrawn_at("accepted", resize, []):
+            return
         if resize.requeues:
             self.tell(resize.id, "saved")
             return
@@ -130,9 +132,14 @@ class Stub:
             added.append(piece)
         if added:
             self.tell(resize.id, "granted")
-            self.wait_at("granted")
+            if self.hold == "fail":
+                self.cancel([piece.slurm_job_id for piece in added])
+                self.tell(resize.id, "failed", "the companion's workers were not ready in time")
+            if self.hold == "fail" or self.withdrawn_at("granted", resize, added):
+                return
         self.tell(resize.id, "ready")
-        self.wait_at("ready")
+        if self.withdrawn_at("ready", resize, added):
+            return
         self.pieces, self.batch = (*resize.keep, *added), resize.batch
         self.generation += 1
         self.tell(resize.id, "running")
@@ -158,10 +165,26 @@ class Stub:
             return None
         return piece_of(int(found.group(1)), "companion")
 
-    def wait_at(self, stage: str) -> None:
-        if stage == self.hold:
-            self.log(f"holds at {stage}")
-            wait_until((self.folder / f"{self.job_id}.go").exists, 600)
+    def withdrawn_at(self, stage: str, resize: Resize, added: list[Piece]) -> bool:
+        """Whether the resize is withdrawn while this holds there; what it has added is given back then."""
+        if stage != self.hold:
+            return False
+        self.log(f"holds at {stage}")
+        go = self.folder / f"{self.job_id}.go"
+        wait_until(lambda: go.exists() or self.is_withdrawn(resize), 600)
+        if go.exists():
+            return False
+        self.cancel([piece.slurm_job_id for piece in added])
+        self.tell(resize.id, "withdrawn", "selasticd took it back")
+        return True
+
+    def is_withdrawn(self, resize: Resize) -> bool:
+        try:
+            answer = self.client.get(f"{self.path}/resize?after={resize.id}&wait=0.1", token=self.token)
+        except (DaemonUnreachable, NotAllowed):
+            return False
+        told = codec.decode(Resize, answer) if answer is not None else None
+        return told is not None and told.withdrawn and told.id == resize.id
 
     def tell(self, resize_id: int, phase: str, detail: str = "") -> None:
         self.log(f"{phase} {sum(piece.gpus for piece in self.pieces)}")

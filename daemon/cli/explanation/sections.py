@@ -227,7 +227,7 @@ def next_steps(facts: Explain) -> list[str]:
     if failed and failed.state == "failed":
         lines.append(f"resize {failed.id} to {words.gpus(failed.gpus)} failed: {failed.detail or 'no cause was given'}")
     if blocked and blocked > facts.now:
-        lines.append(f"left alone until {words.clock(facts, blocked)}")
+        lines.append(f"not tried again before {words.clock(facts, blocked)}")
     return [*lines, _can_do(job)]
 
 

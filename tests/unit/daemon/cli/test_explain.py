@@ -377,7 +377,7 @@ def test_a_failed_order_and_a_pin_are_told(store: Store, viewer: Callable[..., A
     store.pin(7, 2)
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
     assert f"resize {order.id} to 4 GPUs failed: the companion did not start within 60 s" in text
-    assert "left alone until 13:40:00" in text
+    assert "not tried again before 13:40:00" in text
     assert "pinned to 2 GPUs; to let it be resized again: selastic unpin 7" in text
 
 
