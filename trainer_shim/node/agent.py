@@ -8,6 +8,7 @@ leave; on a companion it then also cancels its own Slurm job, so that a companio
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -78,7 +79,8 @@ class Agent:
     def run(self) -> int:
         """Serve until told to quit, or until the supervisor is gone; the exit code is 0 in the first case."""
         self._loop.on_signal(signal.SIGCHLD, self._reap)
-        self._loop.on_signal(signal.SIGTERM, self._notice)
+        for number in (signal.SIGTERM, signal.SIGTSTP):
+            self._loop.on_signal(number, functools.partial(self._notice, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._connection.send(self._hello())
         if self._env.get("SELASTIC_COMPANION"):
@@ -137,9 +139,10 @@ class Agent:
         self._quit_when_empty()
         self._loop.after(LEAVE_S, self._kill_all)
 
-    def _notice(self) -> None:
-        """Slurm's SIGTERM: the supervisor decides; the workers ignore it, so there is time until the SIGKILL."""
-        self._connection.send({"type": "notice", "signal": int(signal.SIGTERM)})
+    def _notice(self, number: int) -> None:
+        """Slurm's SIGTERM or SIGTSTP: the supervisor decides. The workers ignore it, so there is time until the SIGKILL
+        or SIGSTOP."""
+        self._connection.send({"type": "notice", "signal": number})
 
     # --- workers ----------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ def _leave_parent(output: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     # Slurm's SIGTERM goes to every process of a step; whether and when to stop is agreed with the supervisor.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -72,6 +72,10 @@ class Companions:
         for asked in [asked for asked in self._asked if asked.resize_id == resize_id]:
             self._take_back(asked, "no longer wanted")
 
+    def cancel(self, job_id: int) -> None:
+        """Give back one that was granted."""
+        self._children.start(commands.scancel([job_id]), self._env, lambda ended: None)
+
     def close(self, done: Callable[[], None]) -> None:
         """Give back everything, then whatever else Slurm lists with this job's tag; `done` is called after that."""
         for asked in self._asked:

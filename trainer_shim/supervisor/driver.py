@@ -107,7 +107,8 @@ class Supervisor:
         elif message.get("type") == "output":
             print(message.get("text", ""), flush=True)
         elif message.get("type") == "notice" and name in self._agents:
-            self._event(events.NodeTerminating(self._agents[name]))
+            suspends = message.get("signal") == signal.SIGTSTP
+            self._event((events.NodeSuspending if suspends else events.NodeTerminating)(self._agents[name]))
 
     def _connection_lost(self, kind: str, name: str) -> None:
         if kind == "agent":
@@ -227,6 +228,7 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
         action.resize_id, action.index, action.shape, action.wait_s
     ),
     actions.DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
+    actions.CancelCompanion: lambda self, action: self._launcher.cancel(action.slurm_job_id),
     actions.UpdateRegistration: Supervisor._update_registration,
     actions.ReportPhase: Supervisor._report_phase,
     actions.ForwardReport: Supervisor._forward_report,

@@ -130,8 +130,11 @@ class LocalLauncher:
 
     def drop(self, resize_id: int) -> None:
         for job_id in self._resizes.pop(resize_id, []):
-            for process in self._agents.pop(job_id, []):
-                process.terminate()
+            self.cancel(job_id)
+
+    def cancel(self, job_id: int) -> None:
+        for process in self._agents.pop(job_id, []):
+            process.terminate()
 
     def close(self, done: Callable[[], None]) -> None:
         done()

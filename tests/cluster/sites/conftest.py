@@ -4,3 +4,4 @@ from __future__ import annotations
 
 from site_cluster import configured_slurm as configured_slurm
 from site_cluster import site as site
+from site_training import start as start

@@ -4,105 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from fake_daemon import FakeDaemon
 from local_run import children
-from site_cluster import SiteCluster
+from site_cluster import GRACE_S, SiteCluster
+from site_training import Training
 from waiting import wait_until
-
-from slurm_elastic.protocol.messages import Piece, Shape
-from slurm_elastic.trainer_shim.training import audit
-
-ROOT = Path(__file__).parents[3]
-TRAIN = """
-import os, sys, time, torch
-import slurm_elastic.trainer_shim as elastic
-job = elastic.join(batch=16, max_batch=64, lr="none")
-torch.manual_seed(0)
-data = torch.utils.data.TensorDataset(torch.randn(100000, 4), torch.randint(0, 3, (100000,)))
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)).to(job.device)
-net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy=sys.argv[1])
-for epoch in job.epochs(1):
-    for x, y in job.loader(data):
-        loss = torch.nn.functional.cross_entropy(net(x), y)
-        while os.path.exists("stuck") and job.rank == 0:
-            time.sleep(0.1)
-        job.step(loss)
-        time.sleep(0.1)
-"""
-
-
-class Training:
-    """A batch job of `selastic run` on one GPU, with a selasticd of its own that a test speaks for."""
-
-    def __init__(
-        self, site: SiteCluster, folder: Path, options: str = "", strategy: str = "ddp", run: str = "exec"
-    ) -> None:
-        """run: what stands before `selastic run` in the batch script's last line."""
-        folder.mkdir()
-        self.site, self.folder = site, folder
-        self.daemon = FakeDaemon()
-        (folder / "train.py").write_text(TRAIN)
-        variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **self.daemon.env(folder)}
-        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
-        command = f"{sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit train.py {strategy}"
-        (folder / "job.sh").write_text(f"#!/bin/bash\n{exports}\n{run} {command}\n")
-        words = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append", "--gres=gpu:1"]
-        answer = site.sandbox.run([*words, *options.split(), str(folder / "job.sh")])
-        assert answer.returncode == 0, answer.stderr
-        self.id = int(answer.stdout)
-
-    def grow(self) -> None:
-        """Train on a companion's GPU too."""
-        base = self.daemon.wait_registered(120).pieces
-        self.daemon.order(1, self.id, base, (Shape(1, 1),), wait=120)
-
-    def grown(self) -> Piece:
-        """The companion that trains, once some steps are done with it."""
-        running = self.daemon.wait_phase(1, "running", 150)
-        wait_until(lambda: self.trained() > running.step + 5, 60, self.text)
-        return running.pieces[1]
-
-    def trained(self) -> int:
-        """The last step that any rank has contributed to."""
-        return max((int(row["step"]) for row in audit.read(self.folder / "audit") if "indices" in row), default=0)
-
-    def saved(self) -> int:
-        """The step of the newest checkpoint."""
-        found = sorted(self.folder.glob(".selastic/*/checkpoints/step-*/checkpoint.json"))
-        return int(found[-1].parent.name.removeprefix("step-")) if found else 0
-
-    def state(self) -> str:
-        return self.site.squeue(self.id, "%T")
-
-    def ends(self, *states: str) -> None:
-        wait_until(lambda: self.state() in states, 60, lambda: self.state() + self.text())
-
-    def text(self) -> str:
-        out = self.folder / "out.txt"
-        logs = [*self.folder.glob(".selastic/*/logs/*")]
-        return (out.read_text() if out.exists() else "no output") + "".join(f"\n--{f}\n{f.read_text()}" for f in logs)
-
-
-@pytest.fixture
-def start(site: SiteCluster, tmp_path: Path) -> Iterator[Callable[..., Training]]:
-    """start("name", options="-plow") -> a submitted job that trains until it is ended."""
-    tmp_path.chmod(0o755)
-    jobs: list[Training] = []
-
-    def submit(name: str, **how: str) -> Training:
-        jobs.append(Training(site, tmp_path / name, **how))
-        return jobs[-1]
-
-    yield submit
-    for job in jobs:
-        job.daemon.close()
 
 
 def test_nothing_but_the_step_under_way_is_lost(site: SiteCluster, start: Callable[..., Training]) -> None:
@@ -144,3 +53,50 @@ def batch_processes(job: Training) -> list[int]:
     for pid in found:
         found += children(pid)
     return found
+
+
+def test_a_grace_is_used(site: SiteCluster, start: Callable[..., Training]) -> None:
+    """Preempted with a grace of 20 s: a job trains through it, and what it has trained then is in a checkpoint."""
+    alone = start("alone", options="-plow -w n1 --requeue")
+    grown = start("grown", options="-plow -w n2 --requeue", run="")
+    grown.grow("n3")
+    grown.grown()
+    wait_until(lambda: alone.trained() > 5, 60, alone.text)
+    site.sbatch("-purgent", "-N2", "-wn1,n2", "--gres=gpu:4")
+    wait_until(lambda: alone.saved() and grown.saved(), 60, alone.text)
+    before = {job: job.saved() for job in (alone, grown)}
+    for job in (alone, grown):
+        job.ends("PENDING")
+        assert job.saved() > before[job]
+        assert job.saved() >= job.trained() - 1, f"{job.saved()} of {job.trained()} steps\n{job.text()}"
+
+
+def test_companions_that_slurm_wants_are_left_at_once(site: SiteCluster, start: Callable[..., Training]) -> None:
+    """With a grace of ten minutes: one that is preempted is given back while its base trains on; so is one that
+    selasticd takes while its base is preempted; one that is suspended stops nobody."""
+    grace = ["scontrol", "update", "PartitionName=low"]
+    assert site.sandbox.run([*grace, "GraceTime=600"]).returncode == 0
+    try:
+        preempted = start("preempted", options="-plow -w n1")
+        base = start("base", options="-plow -w n3")
+        suspended = start("suspended", options="-w n5")
+        jobs = {preempted: "n2", base: "n4", suspended: "n6"}
+        for job, node in jobs.items():
+            job.grow(node)
+        companions = {job: job.grown() for job in jobs}
+        waits = [site.sbatch("-purgent", f"-w{node}", "--gres=gpu:4") for node in ("n2", "n3")]
+        base.says("about to end")
+        [kept, _] = base.daemon.wait_phase(1, "running").pieces
+        base.daemon.order(2, base.id, (kept,))
+        assert base.daemon.wait_phase(2, "running").pieces == (kept,)
+        stopped = companions[suspended].slurm_job_id
+        assert site.sandbox.run(["scontrol", "suspend", str(stopped)]).returncode == 0
+        wait_until(lambda: site.squeue(waits[0], "%T") == "RUNNING", 90, preempted.text)
+        wait_until(lambda: site.squeue(stopped, "%T") == "CANCELLED", 90, suspended.text)
+        for job in jobs:
+            assert job.state() == "RUNNING", job.text()
+            step = job.trained()
+            wait_until(lambda job=job, step=step: job.trained() > step + 5, 60, job.text)
+            assert "starting again" not in job.text(), job.text()
+    finally:
+        site.sandbox.run([*grace, f"GraceTime={GRACE_S}"])

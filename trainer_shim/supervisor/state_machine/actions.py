@@ -89,6 +89,13 @@ class DropCompanions(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class CancelCompanion(Action):
+    """Give this companion back to Slurm; selasticd has not asked for it."""
+
+    slurm_job_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateRegistration(Action):
     """What trains now; the driver fills in the program and its request."""
 

@@ -58,6 +58,13 @@ class NodeTerminating(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSuspending(Event):
+    """Slurm has sent SIGTSTP to a node's agent: all processes there will be stopped in seconds."""
+
+    agent: AgentKey
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerMessage(Event):
     """A control message of a worker."""
 
@@ -135,13 +142,10 @@ class Restarting:
 
 @dataclass(frozen=True, slots=True)
 class JobPreempted:
-    """Slurm takes all nodes of one companion away."""
+    """Slurm takes all nodes of one companion away, or stops what runs there."""
 
     slurm_job_id: int
-
-    @property
-    def reason(self) -> str:
-        return f"Slurm takes job {self.slurm_job_id} away"
+    reason: str
 
 
 class WorkerReady:

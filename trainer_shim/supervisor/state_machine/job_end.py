@@ -9,6 +9,9 @@ from .actions import Exit, Print, Send
 from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import LastCheckpointTimer
 
+SIGTERM_CODE = 128 + 15
+"""Slurm sends SIGTERM more than once, and does not mean more by it. Somebody at a keyboard does, by Ctrl-C."""
+
 
 class JobEnd(Part):
     """The part of the machine that ends the job. It takes an event after all the others."""
@@ -52,10 +55,12 @@ class JobEnd(Part):
     def _terminating(self, event: events.JobTerminating) -> None:
         """Checkpoint at once, or once there is something to write.
 
-        With `stop` a second event, or the deadline, ends the job without it.
+        With `stop` the deadline, or a second Ctrl-C, ends the job without it.
         """
         context = self._context
         twice = context.stop_code is not None
+        if event.stop and twice and event.code == SIGTERM_CODE:
+            return
         if event.stop:
             context.stop_code = event.code
         if event.stop and (twice or context.mode not in (Mode.RUNNING, Mode.FINISHING)):

@@ -13,14 +13,16 @@ from slurm_elastic.protocol.messages import Piece
 
 from .. import commands
 from . import events
-from .actions import DetachAgents, LaunchAgents, Print, QuitAgent
+from .actions import CancelCompanion, DetachAgents, LaunchAgents, Print, QuitAgent
 from .context import Handlers, Mode, Part, SupervisorContext
-from .timers import AgentsTimer, DisconnectedTimer, KillTimer, LaunchTimer
+from .timers import AgentsTimer, DisconnectedTimer, KillTimer, LaunchTimer, SuspendedTimer
 from .workers import ConnectedAgent, Worker, agents_of
 
 SIGKILLED = 128 + 9
 RELAUNCH_S = 2.0
 """Pause before a launch that Slurm had no step for is tried again."""
+SUSPENDED_S = 4.0
+"""From Slurm's SIGTSTP until its SIGSTOP, which follows after two seconds, has come for certain."""
 
 
 class Nodes(Part):
@@ -41,6 +43,8 @@ class Nodes(Part):
             events.AgentLost: lambda event: self._lost(event.agent),
             events.StepEnded: self._step_ended,
             events.NodeTerminating: self._terminating,
+            events.NodeSuspending: self._suspending,
+            SuspendedTimer: lambda event: self._context.do(CancelCompanion(event.slurm_job_id)),
             events.Restarting: self._restarting,
             AgentsTimer: self._silent,
             LaunchTimer: self._launch_again,
@@ -198,8 +202,17 @@ class Nodes(Part):
         job_id = event.agent[0]
         of_base = job_id == self._context.batch_host[0]
         self._context.emit(
-            events.JobTerminating(self._context.limits.end_s, stop=False) if of_base else events.JobPreempted(job_id)
+            events.JobTerminating(self._context.limits.end_s, stop=False)
+            if of_base
+            else events.JobPreempted(job_id, f"Slurm takes job {job_id} away")
         )
+
+    def _suspending(self, event: events.NodeSuspending) -> None:
+        """Who is stopped stops everybody. What has not been left by then is woken up by its end, and can be left."""
+        context, (job_id, _) = self._context, event.agent
+        if job_id != context.batch_host[0] and SuspendedTimer(job_id) not in context.timers:
+            context.timers.set(SuspendedTimer(job_id), context.now + SUSPENDED_S)
+            context.emit(events.JobPreempted(job_id, f"Slurm suspends job {job_id}"))
 
     def _not_dead(self, event: KillTimer) -> None:
         """A node where killed workers are not dead in time is left out."""

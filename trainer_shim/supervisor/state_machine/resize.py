@@ -12,7 +12,7 @@ from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece, Resize
 
 from . import events
-from .actions import DropCompanions, Print, Send, SubmitCompanion
+from .actions import CancelCompanion, DropCompanions, Print, Send, SubmitCompanion
 from .context import Handlers, Mode, Part, RunningResize, Stage, SupervisorContext
 from .timers import CompanionTimer, RollBackTimer
 from .workers import agents_of, kept, ranked, taken_back, without
@@ -74,12 +74,17 @@ class Resizes(Part):
         context, resize = self._context, self._waiting
         if resize is None or context.resize is not None:
             return
-        if context.ending or context.mode in (Mode.FINISHING, Mode.ENDED):
+        if (context.ending and not self._only_gives(resize)) or context.mode in (Mode.FINISHING, Mode.ENDED):
             self._waiting = None
             context.report_phase(resize.id, "withdrawn", "the job is ending")
         elif context.mode is Mode.RUNNING:
             self._waiting = None
             self._begin(resize)
+
+    def _only_gives(self, resize: Resize) -> bool:
+        """Whether it is carried out though Slurm will end the job: who it is ended for may need no more than that."""
+        held = sum(piece.gpus for piece in self._context.pieces)
+        return self._context.stop_code is None and not resize.add and resize.gpus < held
 
     def _begin(self, resize: Resize) -> None:
         context = self._context
@@ -204,6 +209,9 @@ class Resizes(Part):
             if worker.exited:
                 del context.workers[worker.name]
         context.quit_agents(sorted(dropped))
+        if not resize.id:  # what Slurm takes away it gets at once
+            for job_id in {job_id for job_id, _ in dropped} - {piece.slurm_job_id for piece in resize.pieces}:
+                context.do(CancelCompanion(job_id))
         context.report_phase(resize.id, "running", resize.reason, message)
         pause = message.get("pause_s")
         text = f"generation {generation}: {gpus_before} -> {len(world.members)} workers"
@@ -224,7 +232,8 @@ class Resizes(Part):
     def _job_terminating(self, event: events.JobTerminating) -> None:
         running = self._context.resize
         self._context.ending = True
-        if running is not None and not running.agreed:
+        gives = running is not None and not running.awaited and running.keep != self._context.pieces
+        if running is not None and not running.agreed and (event.stop or not gives):
             self._undo("the job is ending", "withdrawn")
 
     def _rolled_back(self, event: events.ResizeRolledBack) -> None:

@@ -54,6 +54,13 @@ class CompanionTimer(Timer):
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendedTimer(Timer):
+    """A companion that Slurm suspends has been stopped by now."""
+
+    slurm_job_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class RollBackTimer(Timer):
     """The members of the old world should be back from a world that failed.
 

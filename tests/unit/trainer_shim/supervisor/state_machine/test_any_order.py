@@ -19,6 +19,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     CompanionRefused,
     Event,
     JobTerminating,
+    NodeSuspending,
     NodeTerminating,
     ResizeCame,
     StepEnded,
@@ -57,6 +58,7 @@ EVENTS = st.one_of(
     st.builds(AgentLost, st.sampled_from(KEYS)),
     st.builds(StepEnded, st.integers(1, 4), st.integers(0, 1)),
     st.builds(NodeTerminating, st.sampled_from(KEYS)),
+    st.builds(NodeSuspending, st.sampled_from(KEYS)),
     st.builds(FromWorker, st.integers(0, 9), st.sampled_from(KINDS), st.sampled_from([0, 0, 0, 1])),
     st.builds(
         FromWorker,

@@ -145,6 +145,16 @@ def test_agents_of_companions_hang_on_no_srun_of_the_base_job() -> None:
     assert not drive(StepEnded(launch.number, -9))
 
 
+def test_sigterm_that_comes_again_changes_nothing() -> None:
+    """Slurm sends it more than once, and the parent of the supervisor passes it on."""
+    drive = Drive().up()
+    for _ in range(3):
+        drive(JobTerminating(25.0, stop=True, code=143))
+    assert not drive.exits()
+    drive.wait(25.0)
+    assert drive.exits() == [143]
+
+
 def test_hurry_before_any_world_ends_at_once() -> None:
     """There is nothing to save yet."""
     drive = Drive()

@@ -9,6 +9,7 @@ from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+    CancelCompanion,
     DropCompanions,
     Kill,
     LaunchAgents,
@@ -23,6 +24,8 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentUp,
     CompanionGranted,
     CompanionRefused,
+    JobTerminating,
+    NodeSuspending,
     NodeTerminating,
     ResizeCame,
     StepEnded,
@@ -328,6 +331,42 @@ def test_companion_taken_away_with_notice() -> None:
     drive.running(3)
     assert drive.context.pieces == (BASE,)
     assert drive.phases(0)[-1] == "running"
+    assert drive.new(CancelCompanion) == [CancelCompanion(11)]  # nobody waits for the end of a grace
+
+
+def test_companion_that_is_suspended_is_left_or_woken_up_by_its_end() -> None:
+    """Slurm's SIGTSTP: what is not left before the SIGSTOP stops everybody, until the companion is cancelled."""
+    drive = Drive().up().grown()
+    drive(NodeSuspending((11, "n3")))
+    assert not any(message["leave"] for name, message in drive.worlds(3).items() if name.startswith("10."))
+    assert not drive.wait(2.0)
+    assert drive.wait(3.0) == [CancelCompanion(11)]
+    drive(NodeTerminating((11, "n3")))
+    drive.running(3)
+    assert drive.context.pieces == (BASE,)
+
+
+def test_a_suspended_base_is_left_as_it_is() -> None:
+    """It goes on when Slurm resumes it."""
+    drive = Drive().up().grown()
+    assert not drive(NodeSuspending((10, "n1")))
+    assert not drive.wait(10.0)
+
+
+def test_while_slurm_ends_the_job_it_still_gives() -> None:
+    """During a grace: who it is ended for may need less. A smaller size is taken, also while that is under way."""
+    drive = Drive().up().grown()
+    drive(JobTerminating(25.0, stop=False))
+    drive.order(2, (BASE, COMPANION), (SHAPE,))
+    assert drive.phases(2)[-1] == "withdrawn"
+    drive.order(3, (BASE,))
+    drive(JobTerminating(25.0, stop=False))
+    drive.running(3)
+    assert drive.phases(3)[-1] == "running"
+    assert drive.context.pieces == (BASE,)
+    drive(JobTerminating(25.0, stop=True))
+    drive.order(4, (Piece(10, "base", ("n1",), 2),))
+    assert drive.phases(4)[-1] == "withdrawn"
 
 
 def _fields(resize: Resize) -> dict[str, Any]:
