@@ -40,6 +40,10 @@ class JobRow:
     end_time: float | None
     state: str
     """Slurm's base state: PENDING, RUNNING, COMPLETED, ..."""
+    task_name: str = ""
+    """7_3 for a task of array 7; "" outside an array."""
+    held_gpus: int = 0
+    """GPUs that Slurm holds for it, companions included; 0 while it waits."""
 
 
 @record(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 # Constraint names are fixed, so that a later migration can drop one on any database.
@@ -77,6 +78,8 @@ jobs = Table(
     Column("state", String(64), nullable=False),
     # Slurm gives a running job an end time too (its limit), so the end of a job needs a word of its own.
     Column("ended", Boolean, nullable=False),
+    Column("task_name", String(255), nullable=False, server_default=text("''")),
+    Column("held_gpus", Integer, nullable=False, server_default="0"),
 )
 Index(None, jobs.c.ended)
 

@@ -50,7 +50,7 @@ class Callers:
     async def admit(self, route: Route, request: Request) -> Call[object, object]:
         """The request as its handler takes it. Raises Refused, NotAllowed or Unauthenticated."""
         guard.check_names(route, request)
-        job_id, viewer, body = guard.job_id(route, request), NOBODY, b""
+        job_id, viewer, body = await self._number(guard.job_name(route, request)), NOBODY, b""
         if route.caller is Caller.JOB:
             await self._speaks_for(job_id, request)
         if route.message is not None:
@@ -59,6 +59,13 @@ class Callers:
             viewer = await self._viewer(request, body)
         message = codec.from_json(route.message, body) if route.message is not None else None
         return Call(guard.query(route, request), message, job_id, viewer)
+
+    async def _number(self, name: int | str) -> int:
+        """The job's own number. Raises Refused (404) for a task of an array that is not known."""
+        found = name if isinstance(name, int) else await run_sync(self._store.job_of_task, name)
+        if found is None:
+            raise guard.Refused(404, f"task {name} is not known to selasticd: it has not run with an elastic request")
+        return found
 
     async def _viewer(self, request: Request, body: bytes) -> Viewer:
         credential = request.headers.get("authorization")

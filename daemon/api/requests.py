@@ -38,19 +38,19 @@ UID_PREFIX = "uid:"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class _JobNumber(Convertor[int]):
-    """`{job_id:job}` in an address: Starlette's own `int` fails (500) at more digits than Python converts."""
+class _JobName(Convertor[str]):
+    """`{job_id:job}` in an address: a number, which may have more digits than Python converts, or 7_3 in an array."""
 
-    regex = "[0-9]{1,20}"
+    regex = "[0-9]{1,20}|[0-9]{1,10}_[0-9]{1,10}"
 
-    def convert(self, value: str) -> int:
-        return int(value)
+    def convert(self, value: str) -> str:
+        return value
 
-    def to_string(self, value: int) -> str:
-        return str(value)
+    def to_string(self, value: str) -> str:
+        return value
 
 
-register_url_convertor("job", _JobNumber())
+register_url_convertor("job", _JobName())
 
 
 class Refused(ElasticError):
@@ -94,11 +94,15 @@ def peer_uid(request: Request) -> int | None:
     return int(host.removeprefix(UID_PREFIX)) if host.startswith(UID_PREFIX) else None
 
 
-def job_id(route: Route, request: Request) -> int:
-    """The job in the path; 0 for an address without one. Raises Refused (404) for a number that Slurm never gives."""
+def job_name(route: Route, request: Request) -> int | str:
+    """The job in the path: its number, or in an array its name; 0 for an address without one. Raises Refused (404) for
+    a number that Slurm never gives."""
     if "job_id" not in request.path_params:
         return 0
-    number = int(request.path_params["job_id"])
+    name: str = request.path_params["job_id"]
+    if "_" in name:
+        return name
+    number = int(name)
     if not route.first_job <= number <= MAX_JOB_ID:
         raise Refused(404, f"there is no job {number}; accepted: {route.first_job} to {MAX_JOB_ID}")
     return number

@@ -82,6 +82,9 @@ def _munge_is_away(error: ElasticError) -> bool:
 def _run(words: list[str]) -> int:
     try:
         args = parser.parse(words)
+        from .options import find_tasks  # what commands need is imported with them
+
+        find_tasks(args)
         return int(args.function(args))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("slurm_elastic"):

@@ -43,21 +43,27 @@ class _HelpFormat(argparse.Action):
         parser.exit(0)
 
 
-def job_id(text: str) -> int:
-    """One job id, for argparse; that of the whole for a component of a heterogeneous job, such as 1207+1."""
+def job_id(text: str) -> int | str:
+    """One job id, for argparse; that of the whole for a component of a heterogeneous job, such as 1207+1. A task of an
+    array, such as 1207_3, stays a text."""
     word = re.sub(r"\+[0-9]+$", "", text.strip())
-    if re.fullmatch(r"[0-9]+_[0-9]+", word, re.ASCII):
-        raise argparse.ArgumentTypeError(
-            f"'{word}' is a task of an array; accepted: the task's own number, which squeue -h -o %A -j {word} prints"
-        )
+    if re.fullmatch(r"[0-9]{1,10}_[0-9]{1,10}", word, re.ASCII):
+        return "_".join(str(int(number)) for number in word.split("_"))
     if not re.fullmatch(r"[0-9]{1,10}", word, re.ASCII) or not 0 < int(word) < 1 << 32:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a job id; accepted: a number such as 1207")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a job id; accepted: a number such as 1207, or 1207_3")
     return int(word)
 
 
-def job_ids(text: str) -> list[int]:
+def job_ids(text: str) -> list[int | str]:
     """A comma-separated list of job ids, for argparse."""
     return [job_id(word) for word in text.split(",")]
+
+
+def find_tasks(args: argparse.Namespace) -> None:
+    """Where -j names tasks of arrays, put their jobs' own numbers. Raises NotFound."""
+    jobs = getattr(args, "jobs", None)
+    if isinstance(jobs, list):
+        args.jobs = [ask(JobStatus, job).job_id if isinstance(job, str) else job for job in jobs]
 
 
 def words(text: str) -> list[str]:
@@ -206,7 +212,11 @@ LONG_S = 120.0
 
 
 def ask(
-    kind: type[R], job_id: int | None = None, query: object = None, message: object = None, timeout: float | None = None
+    kind: type[R],
+    job_id: int | str | None = None,
+    query: object = None,
+    message: object = None,
+    timeout: float | None = None,
 ) -> R:
     """This kind of answer of the daemon. `timeout`: seconds (None: the client's usual ones). Raises the client's
     errors."""

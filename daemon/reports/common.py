@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.request import ACCEPTED_FORM
@@ -30,11 +30,27 @@ BY_SUPERVISOR = {
 """Reasons of sizes that no decision led to, and what they mean."""
 
 
+class Named(Protocol):
+    """A record with the names of its job."""
+
+    @property
+    def job_id(self) -> int: ...
+
+    @property
+    def task_name(self) -> str | None: ...
+
+
+def shown_id(job: Named) -> str:
+    """The job's id as Slurm shows it."""
+    return job.task_name or str(job.job_id)
+
+
 @record
 class JobRecord:
     """Whose job it is: the first fields of each record about a job."""
 
-    job_id: int = about("job id", Column("JobID"), public=True)
+    job_id: int = about("job id", Column("JobID", help="job id; 7_3: a task of array 7", cell=shown_id), public=True)
+    task_name: str | None = about("7_3 for a task of array 7, as Slurm names it", public=True)
     partition: str | None = about("partition", Column("Partition"))
     name: str | None = about("job name", Column("Name"))
     user: str | None = about("user name", Column("User"))

@@ -10,6 +10,7 @@ from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from .common import Viewer, reason_text, visible_job
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from slurm_elastic.db.store import Store
 
 R = TypeVar("R")
+EVENTS = 200
+"""How far back a refusal is looked for."""
 DECISIONS = 50
 """How far back the decision behind the last resize is looked for."""
 
@@ -101,6 +104,15 @@ class OpenResize(ResizeProgress):
 
 
 @record
+class Refused:
+    """What Slurm refused to do about the job, the last time."""
+
+    at: float
+    error: str = about("in Slurm's words, and those of the site's plugin where Slurm passes them on")
+    again_at: float = about("when the same is asked again at the earliest")
+
+
+@record
 class Measurement:
     """All reports of the job at one configuration."""
 
@@ -134,6 +146,7 @@ class Explain:
     decision: Decision | None = about("the last one")
     resize: OpenResize | None = about("the resize under way")
     last_closed_resize: ResizeProgress | None = about("the last one that ended")
+    refused: Refused | None = about("what Slurm refuses now")
     observations: tuple[Measurement, ...]
     mean_pause_s: float | None
 
@@ -155,6 +168,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         decision=decisions.seen(rows[0]) if rows else None,
         resize=None if opened is None else _resize(OpenResize, opened, cause=_behind(opened, decisions)),
         last_closed_resize=None if closed is None else _resize(ResizeProgress, closed),
+        refused=_refused(store, job_id, now),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
     )
@@ -205,6 +219,16 @@ def _last_resize(store: Store, job_id: int, decisions: _Decisions) -> PastResize
             cause=decisions.cause(after.gpus, after.batch, after.reason, after.start),
         )
     return None
+
+
+def _refused(store: Store, job_id: int, now: float) -> Refused | None:
+    """The last refusal, as long as the same is not asked again."""
+    refusals = (event for event in store.events(job_id, limit=EVENTS) if event.kind == EventKind.REFUSED)
+    last = max(refusals, key=lambda event: event.id, default=None)
+    if last is None:
+        return None
+    again_at = last.at + float(str(last.detail.get("again_in_s", 0.0)))
+    return Refused(at=last.at, error=str(last.detail.get("error", "")), again_at=again_at) if again_at > now else None
 
 
 def _behind(resize: ResizeRow, decisions: _Decisions) -> Decision | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_elastic.protocol.errors import NotAllowed
 
 from ..text.cells import moment, number
-from .common import Viewer, may_see, reason_text, visible_job
+from .common import Viewer, may_see, reason_text, shown_id, visible_job
 from .record import Column, about, made_from, record, redacted
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Events:
 class PlanRow:
     """What a round decided for one job."""
 
-    job_id: int = about("job id", Column("JobID"), public=True)
+    job_id: int = about("job id", Column("JobID", help="job id; 7_3: a task of array 7", cell=shown_id), public=True)
+    task_name: str | None = about("7_3 for a task of array 7, as Slurm names it", public=True)
     name: str | None = about("job name", Column("Name"))
     user: str | None = about("user name", Column("User"))
     own: bool = about("whether it is a job of who asks", public=True)
@@ -107,6 +108,7 @@ def plan_row(decision: DecisionRow, job: JobRow | None, viewer: Viewer) -> PlanR
     row = made_from(
         PlanRow,
         decision,
+        task_name=job.task_name if job is not None else None,
         name=job.name if job is not None else None,
         user=job.user if job is not None else None,
         own=job is not None and job.uid == viewer.uid,

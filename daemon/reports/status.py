@@ -87,6 +87,10 @@ class JobStatus(JobRecord):
     end_time: float | None = about("time of its end", Column("End", form=moment))
     nodes: int | None = about("nodes that it trains on", Column("Nodes"))
     gpus: int | None = about("GPUs that it trains on", Column("GPUs"), public=True)
+    held_gpus: int | None = about(
+        "GPUs that Slurm holds for it: more than it trains on while some come or go, or where Slurm keeps them",
+        Column("Held"),
+    )
     target_gpus: int | None = about(
         "GPUs it is to have",
         Column("Target", help="GPUs it is to have; 8*: resize under way, (8): only advised", cell=_target),
@@ -218,6 +222,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         elapsed_s=_elapsed(job, now),
         nodes=None if nodes is None else len(nodes),
         gpus=gpus,
+        held_gpus=(job.held_gpus or None) if job.end_time is None else None,
         target_gpus=target_gpus,
         batch=used.batch if used else None,
         target_batch=target_batch,

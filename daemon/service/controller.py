@@ -77,7 +77,7 @@ class DaemonController:
             return Grant("", False, sentence, interval)
         text = roster.elastic[job_id].request.text()
         if self.store.job(job_id) is None:
-            self.store.upsert_job(self.registry.managed_row(job, text))
+            self.store.upsert_job(self.registry.managed_row(roster.elastic[job_id]))
         program = program_of(job.user, registration.program)
         self.store.note_program(job_id, program, registration.pieces[0].gpu_type if registration.pieces else "")
         now = self.clock()

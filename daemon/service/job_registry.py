@@ -12,13 +12,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.request import find
 
-from ..capacity.roster import Roster, Scope, sort_jobs
+from ..capacity.roster import ElasticJob, Roster, Scope, sort_jobs
 from ..config.settings import Settings
 from ..reports.record import made_from
 from ..slurm.model import Job, Snapshot
@@ -72,7 +73,7 @@ class JobRegistry:
         """Store the elastic jobs of a snapshot, and the end of those that it no longer lists."""
         rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
         roster = self._sort(snapshot, rows)
-        found = [self.managed_row(job.base, job.request.text()) for job in roster.elastic.values()]
+        found = [self.managed_row(job) for job in roster.elastic.values()]
         found += [
             job_row(entry.job, entry.request, False, entry.reason, entry.detail) for entry in roster.unmanaged.values()
         ]
@@ -83,10 +84,10 @@ class JobRegistry:
             self._end(job_id)
         return roster
 
-    def managed_row(self, job: Job, request: str) -> JobRow:
+    def managed_row(self, job: ElasticJob) -> JobRow:
         """The row of an elastic job as Slurm describes it now."""
-        reason = Reason.WAITING if job.pending else Reason.KEEP_UNREGISTERED
-        return job_row(job, request, True, reason, "")
+        reason = Reason.WAITING if job.base.pending else Reason.KEEP_UNREGISTERED
+        return replace(job_row(job.base, job.request.text(), True, reason, ""), held_gpus=job.gpus)
 
     def reference(self, job_id: int) -> tuple[int, int] | None:
         """(GPUs, batch) that the job first trained with."""

@@ -38,6 +38,7 @@ _NO_ANSWER = re.compile(
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _HAS_ENDED = re.compile(r"already (?:completing or completed|finished)|job has already finished", re.IGNORECASE)
+_NAMES_AN_ARRAY = re.compile(r"not supported for job arrays", re.IGNORECASE)
 _NOT_PERMITTED = re.compile(r"access/permission denied", re.IGNORECASE)
 _NO_RESERVATION = re.compile(r"requested reservation is invalid|reservation .*not found", re.IGNORECASE)
 
@@ -90,7 +91,15 @@ class CommandClient(SlurmClient):
         return done.stdout
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        self._update(job_id, f"NodeList={fold(arguments.node_names(nodes, f'job {job_id}'))}")
+        kept = f"NodeList={fold(arguments.node_names(nodes, f'job {job_id}'))}"
+        try:
+            self._update(str(arguments.job_number(job_id)), kept)
+        except SlurmRefused as error:
+            # The last task of an array carries the array's own id, and that names them all.
+            name = self._array_name(job_id) if _NAMES_AN_ARRAY.search(str(error)) else ""
+            if not name:
+                raise
+            self._update(name, kept)
 
     def cancel(self, job_id: int) -> None:
         if self._scancel(str(arguments.job_number(job_id)), job_id):
@@ -102,27 +111,28 @@ class CommandClient(SlurmClient):
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Refused too: control characters, more than 1024 characters."""
-        self._update(job_id, f"Comment={arguments.comment(text, job_id)}")
+        self._update(str(arguments.job_number(job_id)), f"Comment={arguments.comment(text, job_id)}")
 
     def requeue(self, job_id: int) -> None:
         self._scontrol(["requeue", str(arguments.job_number(job_id))], f"requeue job {job_id}")
 
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
-        shown = self._scontrol(["-o", "show", "job", str(arguments.job_number(job_id))], f"show job {job_id}")
+        name = str(arguments.job_number(job_id))
+        shown = self._scontrol(["-o", "show", "job", name], f"show job {job_id}")
         record = pending_resize.record(shown, job_id)
         words = pending_resize.size_words(record, size)
         try:
-            self._update(job_id, f"ReservationName={arguments.plain_name(reservation)}")
+            self._update(name, f"ReservationName={arguments.plain_name(reservation)}")
         except SlurmRefused as error:
             if not _NO_RESERVATION.search(str(error)):
                 raise
         try:
-            self._update(job_id, *words, "StartTime=now")
+            self._update(name, *words, "StartTime=now")
         except SlurmRefused as error:
             kept = pending_resize.size_words(record, size, keep_tasks=True)
             if kept == words or not _NOT_PERMITTED.search(str(error)):
                 raise
-            self._update(job_id, *kept, "StartTime=now")  # the whole size again: a part of the first call took effect
+            self._update(name, *kept, "StartTime=now")  # the whole size again: a part of the first call took effect
 
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         self.unreserve(name)
@@ -136,7 +146,7 @@ class CommandClient(SlurmClient):
     def unreserve(self, name: str, job_id: int = 0) -> None:
         if job_id:
             with contextlib.suppress(SlurmRefused):  # it has ended, and so left the reservation
-                self._update(job_id, "ReservationName=")
+                self._update(str(arguments.job_number(job_id)), "ReservationName=")
         try:
             self._scontrol(["delete", f"reservation={arguments.plain_name(name)}"], f"end reservation {name}")
         except SlurmRefused as error:
@@ -184,8 +194,8 @@ class CommandClient(SlurmClient):
             raise _no_answer(done, "scontrol -V")
         return int(found[1]), int(found[2])
 
-    def _update(self, job_id: int, *what: str) -> None:
-        self._scontrol(["update", f"JobId={arguments.job_number(job_id)}", *what], f"change job {job_id}")
+    def _update(self, name: str, *what: str) -> None:
+        self._scontrol(["update", f"JobId={name}", *what], f"change job {name}")
 
     def _scontrol(self, words: Sequence[str], what: str) -> str:
         done = self._run(["scontrol", *words])

@@ -113,6 +113,13 @@ class Job:
     """How often it was requeued."""
 
     @property
+    def task_name(self) -> str:
+        """7_3 for a task of array 7, 7_[4-9%2] for its waiting ones, as squeue has them; "" outside an array."""
+        if not self.array_task:
+            return ""
+        return f"{self.array_job_id}_{self.array_task if self.array_task.isdigit() else f'[{self.array_task}]'}"
+
+    @property
     def running(self) -> bool:
         return self.state == "RUNNING"
 
@@ -226,6 +233,7 @@ class SlurmClient(Protocol):
         """Put a running batch job back into the queue, at the size it was submitted with; Slurm starts it no sooner
         than two minutes later (see `resize_waiting`). Its processes get SIGTERM, and SIGKILL after KillWait.
 
+        Not for a task of an array: the last one's number stands for all of them.
         Refused: a job that is pending, has no batch script or was submitted with --no-requeue; another user's.
         """
 

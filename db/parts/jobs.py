@@ -74,6 +74,13 @@ class Jobs(StorePart):
         with self._db.read() as connection:
             return [JobRow(*row) for row in connection.execute(query)]
 
+    def job_of_task(self, name: str) -> int | None:
+        """The job that Slurm calls by this name in an array, such as 7_3; the youngest where Slurm began ids again."""
+        table = schema.jobs
+        query = select(table.c.job_id).where(table.c.task_name == name).order_by(table.c.submit_time.desc()).limit(1)
+        with self._db.read() as connection:
+            return connection.execute(query).scalar()
+
     def end_job(self, job_id: int, state: str, at: float) -> None:
         """The job has ended: its allocation closes, token and pin go, its resize is withdrawn. The first end counts."""
         table = schema.jobs

@@ -56,7 +56,7 @@ class Client:
     def call(
         self,
         route: Route,
-        job_id: int | None = None,
+        job_id: int | str | None = None,
         query: object = None,
         message: object = None,
         token: str | None = None,

@@ -105,8 +105,9 @@ class Route:
         """Type and bounds of each parameter, as `codec.form` has them."""
         return codec.form(self.query)  # type: ignore[arg-type]  # a class is hashable
 
-    def target(self, job_id: int | None = None, query: object = None) -> str:
-        """Path and query of a request. Parameters at their defaults are left out."""
+    def target(self, job_id: int | str | None = None, query: object = None) -> str:
+        """Path and query of a request, about a job by its id or, in an array, by its name. Parameters at their defaults
+        are left out."""
         given = {
             item.name: _text(value)
             for item in (fields(query) if query is not None else ())  # type: ignore[arg-type]  # a dataclass

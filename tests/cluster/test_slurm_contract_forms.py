@@ -103,6 +103,19 @@ def test_task_of_an_array_is_cancelled_by_its_own_id(empty_sandbox: Sandbox, way
     assert after.jobs[tasks[1].job_id].running
 
 
+def test_the_last_task_of_an_array_is_shrunk_alone(empty_sandbox: Sandbox, way: Commands) -> None:
+    """It carries the array's own id, which for Slurm's commands names all tasks; the other keeps its nodes."""
+    client = way.client(empty_sandbox.env["SLURM_CONF"])
+    array = sbatch(empty_sandbox, "--array=1-2", "-N2", "--gres=gpu:4")
+    snapshot = seen(client, lambda s: sum(j.running for j in s.jobs.values()) == 2)
+    other = next(job for job in snapshot.jobs.values() if job.task_name == f"{array}_1")
+    last = snapshot.jobs[array]
+    assert last.task_name == f"{array}_2" and other.job_id != array
+    client.shrink(array, last.nodes[:1])
+    after = seen(client, lambda s: s.jobs[array].nodes == last.nodes[:1])
+    assert after.jobs[other.job_id].nodes == other.nodes
+
+
 def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox, way: Commands) -> None:
     """Newlines, tabs and what looks like a record in a comment stay inside that comment."""
     client = way.client(empty_sandbox.env["SLURM_CONF"])

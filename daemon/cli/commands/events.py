@@ -14,7 +14,7 @@ DEFAULT = "Time,Kind,Who,Detail"
 FIELDS = columns(JobEvent, capitals=True)
 
 
-def _job_or_daemon(text: str) -> int:
+def _job_or_daemon(text: str) -> int | str:
     return 0 if text == "0" else options.job_id(text)
 
 

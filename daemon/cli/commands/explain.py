@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from slurm_elastic.protocol.request import ACCEPTED_FORM
 
+from ...reports.common import shown_id
 from ...reports.evidence import Evidence
 from ...reports.explain import Decision, Explain, PastResize, ResizeProgress
 from ...reports.record import Column, about, columns
@@ -84,7 +85,7 @@ def rows(facts: Explain) -> list[Line]:
 
 def _outcome(facts: Explain) -> str:
     job = facts.job
-    name = f"Job {job.job_id}"
+    name = f"Job {shown_id(job)}"
     if words.is_over(job):
         ended = f" since {words.clock(facts, job.end_time)}" if job.end_time else ""
         story = _sizes(facts) if job.managed else f"; it was not managed: {_unmanaged(facts)}"
@@ -188,7 +189,7 @@ def _decided(facts: Explain, cause: Decision) -> list[tuple[str, str]]:
 def _waiting(facts: Explain) -> list[tuple[str, str]]:
     evidence = facts.decision.evidence if facts.decision is not None else Evidence()
     slurm = evidence.slurm_reason or ""
-    to_do = _TO_START.get(slurm, "when Slurm expects to start it: squeue --start -j {}").format(facts.job.job_id)
+    to_do = _TO_START.get(slurm, "when Slurm expects to start it: squeue --start -j {}").format(shown_id(facts.job))
     return [
         ("Why", f"Slurm says: {slurm}" if slurm and slurm != "None" else ""),
         ("Now", evidence.next or ""),

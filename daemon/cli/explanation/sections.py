@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ...reports.common import shown_id
 from ...reports.evidence import Alternative, Evidence
 from ...reports.explain import Decision, Explain, ExplainedJob, ResizeProgress
 from ...text.reasons import Reason, bottleneck_remedy
@@ -48,7 +49,7 @@ def gain(facts: Explain, cause: Decision) -> str:
     if cause.gain is None and cause.reason not in UNWEIGHED and not evidence.tried:
         return f"n/a ({_measured_sizes(facts)})"
     own = _change(evidence)
-    shares = [f"{facts.job.job_id}: {own}"] if own else []
+    shares = [f"{shown_id(facts.job)}: {own}"] if own else []
     shares += _others(evidence)
     return _total(cause) + (f"   ({', '.join(shares)})" if shares else "")
 
@@ -211,7 +212,7 @@ def next_steps(facts: Explain) -> list[str]:
     """What is tried next, what prevents it, and what the user can do."""
     job = facts.job
     if words.is_over(job):
-        return [f"nothing; its history: selastic acct -j {job.job_id}"]
+        return [f"nothing; its history: selastic acct -j {shown_id(job)}"]
     evidence = facts.decision.evidence if facts.decision is not None else Evidence()
     lines = [evidence.next] if evidence.next else []
     if evidence.unlisted:
@@ -223,6 +224,11 @@ def next_steps(facts: Explain) -> list[str]:
     asked, counts = evidence.weight_asked, evidence.weight_counts
     if asked and counts:
         lines.append(f"its weight={asked:g} counts as {counts:g}, the most that the site allows (max_weight)")
+    held = job.held_gpus or 0
+    if held > (job.gpus or held) and facts.resize is None:
+        lines.append(f"Slurm holds {words.gpus(held)} for it, {held - (job.gpus or 0)} more than it trains on")
+    if facts.refused is not None:
+        lines.append(f"{facts.refused.error}; asked again after {words.clock(facts, facts.refused.again_at)}")
     failed = facts.last_closed_resize
     if failed and failed.state == "failed":
         lines.append(f"resize {failed.id} to {words.gpus(failed.gpus)} failed: {failed.detail or 'no cause was given'}")
@@ -232,7 +238,7 @@ def next_steps(facts: Explain) -> list[str]:
 
 
 def _can_do(job: ExplainedJob) -> str:
-    name = job.job_id
+    name = shown_id(job)
     if job.pinned:
         return f"pinned to {words.gpus(job.pinned)}; to let it be resized again: selastic unpin {name}"
     if job.reason == Reason.KEEP_UNREGISTERED.value:

@@ -221,7 +221,7 @@ def test_viewers_see_their_own(world: World) -> None:
     """One's own jobs in full; of another's only id, state and GPUs; an admin sees all."""
     rows = {row["job_id"]: row for row in world.http.get("/v1/jobs", headers=as_uid(ADA)).json()["jobs"]}
     assert rows[7]["name"] == "secret-name" and rows[7]["own"]
-    assert {key for key, value in rows[8].items() if value is not None} == {"job_id", "state", "gpus", "own"}
+    assert {key for key, value in rows[8].items() if value} == {"job_id", "state", "gpus"}
     assert rows[8]["gpus"] == 4 and not rows[8]["own"]
     whole = world.http.get("/v1/jobs", headers=as_uid(ROOT)).json()["jobs"]
     assert [row["name"] for row in whole] == ["secret-name"] * 2
@@ -229,6 +229,18 @@ def test_viewers_see_their_own(world: World) -> None:
     assert one["job_id"] == 8 and one["name"] is None and one["node_list"] is None
     mine, others = world.http.get("/v1/acct", headers=as_uid(ADA)).json()["allocations"]
     assert mine["user"] == "ada" and others["user"] is None and others["node_list"] is None
+
+
+def test_a_task_of_an_array_is_asked_for_by_its_name(world: World) -> None:
+    """As Slurm names it; its record has both names, and one that never was is told by its name."""
+    row = world.store.job(7)
+    assert row is not None
+    world.store.upsert_job(dataclasses.replace(row, task_name="5_12"))
+    found = world.http.get("/v1/jobs/5_12", headers=as_uid(ADA)).json()
+    assert (found["job_id"], found["task_name"]) == (7, "5_12")
+    assert world.http.get("/v1/jobs/5_12/events", headers=as_uid(ADA)).status_code == 200
+    unknown = world.http.get("/v1/jobs/5_13", headers=as_uid(ADA))
+    assert unknown.status_code == 404 and "5_13" in unknown.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["explain", "events"])

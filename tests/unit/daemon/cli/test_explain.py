@@ -259,6 +259,21 @@ def test_every_reason_is_told_in_its_own_words(reason: Reason, store: Store, vie
     assert reason.text[1:] in text
 
 
+def test_what_slurm_refuses_and_still_holds_is_told(store: Store, viewer: Callable[..., Any]) -> None:
+    """In Slurm's words, with the time of the next try; nothing of it once that has come."""
+    steady(store)
+    row = store.job(7)
+    assert row is not None
+    store.upsert_job(replace(row, held_gpus=4, task_name="5_2"))
+    error = "Slurm refused to change job 7: sizes are fixed here"
+    store.add_event(7, "refused", "selasticd", {"error": error, "again_in_s": 60.0}, NOW - 30)
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert text.startswith("Job 5_2 has kept 2 GPUs")
+    assert "Slurm holds 4 GPUs for it, 2 more than it trains on" in text
+    assert f"{error}; asked again after" in text
+    assert reports.explain(store, 7, viewer(1000), NOW + 60).refused is None
+
+
 def test_an_advised_move_is_not_told_as_done(store: Store, viewer: Callable[..., Any]) -> None:
     """Below mode act the daemon only says what it would do, and the explanation must not read as if it did."""
     steady(store, gpus_to=4, batch_to=512, reason="grow_idle", gain=0.5, mode="advise")

@@ -46,7 +46,7 @@ SELASTIC = [sys.executable, "-m", "slurm_elastic.daemon.cli.main"]
         (["statsu"], 2, "(did you mean status?)"),
         (["sandbox", "dwon"], 2, "(did you mean down?); accepted: up, down, status\n"),
         (["acct", "-j", "abc"], 2, "selastic acct: argument -j/--jobs: 'abc' is not a job id"),
-        (["explain", "7_4"], 2, "'7_4' is a task of an array; accepted: the task's own number, which squeue -h -o %A"),
+        (["explain", "7_4_1"], 2, "'7_4_1' is not a job id; accepted: a number such as 1207, or 1207_3"),
         (
             ["status", "-t", "R"],
             2,

@@ -100,7 +100,7 @@ def test_another_users_rows_keep_id_state_and_gpus_only(report: str, story: Stor
     assert 1215 in by_job(rows)
     for row in rows:
         told = {key for key, value in asdict(row).items() if value is not None}
-        assert told <= {"job_id", "state", "gpus", "own", "gpus_from", "gpus_to"}
+        assert told <= {"job_id", "task_name", "state", "gpus", "own", "gpus_from", "gpus_to"}
         assert row.own is False
     assert not [word for word in SECRET if word in str(rows)]
 
