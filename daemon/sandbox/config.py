@@ -30,6 +30,8 @@ class SandboxSpec:
     """Type of the GPUs, as in --gres=gpu:a100:2."""
     cpus_per_node: int = 16
     """Processors each node says it has, whatever this host has: the sandbox oversubscribes it."""
+    threads_per_core: int = 1
+    """Hardware threads of each core; a processor is a thread."""
     mem_mb: int = 16384
     """Memory each node says it has, in MiB."""
     with_accounting: bool = True
@@ -48,12 +50,18 @@ class SandboxSpec:
             ("nodes", 1, 512),
             ("gpus_per_node", 0, 64),
             ("cpus_per_node", 1, 1024),
+            ("threads_per_core", 1, 8),
             ("mem_mb", 256, 1 << 24),
             ("kill_wait_s", 1, 600),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
                 raise SandboxError(f"{name}={value} of the sandbox is outside {least}-{most}.")
+        if self.cpus_per_node % self.threads_per_core:
+            raise SandboxError(
+                f"cpus_per_node={self.cpus_per_node} of the sandbox must be a multiple of"
+                f" threads_per_core={self.threads_per_core}."
+            )
         if not self.gpu_type.isalnum():
             raise SandboxError(f"gpu_type={self.gpu_type!r} of the sandbox must be letters and digits, such as a100.")
 
@@ -103,6 +111,7 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
     nodes = "n1" if spec.nodes == 1 else f"n[1-{spec.nodes}]"
     last_port = at.first_node_port + spec.nodes - 1
     ports = str(last_port) if spec.nodes == 1 else f"[{at.first_node_port}-{last_port}]"
+    cores = spec.cpus_per_node // spec.threads_per_core
     gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     lines = [
         f"ClusterName={CLUSTER}",
@@ -145,7 +154,8 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
         *_accounting(spec, at),
         *(["GresTypes=gpu"] if gres else []),
         f"NodeName={nodes} NodeHostname={at.host} NodeAddr=127.0.0.1 Port={ports}"
-        f" CPUs={spec.cpus_per_node} RealMemory={spec.mem_mb}{gres} State=UNKNOWN",
+        f" CPUs={spec.cpus_per_node} CoresPerSocket={cores} ThreadsPerCore={spec.threads_per_core}"
+        f" RealMemory={spec.mem_mb}{gres} State=UNKNOWN",
         f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP",
         *spec.extra_slurm_conf,
     ]

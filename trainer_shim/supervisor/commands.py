@@ -71,7 +71,6 @@ def srun(piece: Piece, job: SlurmJob, command: Sequence[str]) -> list[str]:
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={job.cpus_per_node}",
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--no-kill",
@@ -84,6 +83,9 @@ def srun(piece: Piece, job: SlurmJob, command: Sequence[str]) -> list[str]:
         "--unbuffered",
         "--job-name=selastic",
     ]
+    if not job.one_thread_per_core:
+        # Else Slurm counts all threads as held, and lets a step ask for one of each core; not asked, it gives all.
+        words.append(f"--cpus-per-task={job.cpus_per_node}")
     if any(job.gpus):
         # Without the type: a step may only name one where the job itself was submitted with one.
         words.append(f"--gres=gpu:{piece.gpus_per_node}")

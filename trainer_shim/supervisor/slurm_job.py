@@ -13,7 +13,8 @@ from slurm_elastic.protocol.errors import SlurmUnparsable
 from slurm_elastic.protocol.messages import Piece
 
 _HOLDING = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+)\S* GRES=(\S*)")
-_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z][^:,()]*))?:(\d+)")
+_GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)(?![^(,])")
+"""gpu:4, gpu:a100:4(IDX:0-3); a type may begin with a digit, or be a number."""
 
 Expand = Callable[[str], tuple[str, ...]]
 """Slurm's host list expression -> host names."""
@@ -30,6 +31,8 @@ class SlurmJob:
     """GPUs on each of `nodes`."""
     gpu_type: str
     cpus_per_node: int
+    one_thread_per_core: bool
+    """It was submitted with --hint=nomultithread or --threads-per-core=1."""
     partition: str
     account: str
     work_dir: str
@@ -82,6 +85,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         gpus=tuple(gpus[node] for node in nodes),
         gpu_type=kind,
         cpus_per_node=min(cpus),
+        one_thread_per_core=fields.get("ReqB:S:C:T", "").endswith(":1"),
         partition=_known(fields.get("Partition", "")),
         account=_known(fields.get("Account", "")),
         component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,

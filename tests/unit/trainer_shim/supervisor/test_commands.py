@@ -37,6 +37,7 @@ def job(**changes: object) -> SlurmJob:
         "gpus": (2, 2),
         "gpu_type": "a100",
         "cpus_per_node": 8,
+        "one_thread_per_core": False,
         "partition": "main",
         "account": "lab",
         "work_dir": "/w",
@@ -53,6 +54,31 @@ def test_job_is_read_with_its_batch_host_first() -> None:
     assert (found.gpus, found.gpu_type, found.cpus_per_node) == ((2, 2, 2), "a100", 5)
     assert (found.account, found.partition, found.work_dir) == ("", "main", "/home/alice")
     assert found.piece("base") == Piece(7, "base", ("n2", "n1", "n3"), 2, "a100")
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus", "kind"),
+    [
+        ("gpu:2080ti:2(IDX:0-1)", 2, "2080ti"),
+        ("gpu:2080:2(IDX:0-1)", 2, "2080"),
+        ("gpu:4(IDX:0-3)", 4, ""),
+        ("gpu:4", 4, ""),
+        ("shard:8,gpu:a100:3(IDX:0,2-3)", 3, "a100"),
+        ("gpu:a100:1(IDX:0),gpu:v100:2(IDX:1-2)", 3, "a100"),
+    ],
+)
+def test_types_may_begin_with_a_digit(gres: str, gpus: int, kind: str) -> None:
+    """gpu:2080ti:2 is two GPUs, not 2080."""
+    found = parse_job(f"JobId=7 Nodes=n4 CPU_IDs=0 Mem=0 GRES={gres}", 7, expand)
+    assert (found.gpus, found.gpu_type) == ((gpus,), kind)
+
+
+def test_one_thread_of_each_core_is_asked_for_by_asking_for_no_processors() -> None:
+    """With --hint=nomultithread Slurm holds both threads of a core and grants a step one of them."""
+    text = "JobId=7 ReqB:S:C:T=0:0:*:1 Nodes=n4 CPU_IDs=0-9 Mem=0 GRES=gpu:2"
+    one, all_threads = (parse_job(line, 7, expand) for line in (text, text.replace("*:1", "*:*")))
+    lines = [commands.srun(job.piece("base"), job, ["true"]) for job in (one, all_threads)]
+    assert ["--cpus-per-task=10" in line for line in lines] == [False, True]
 
 
 @pytest.mark.parametrize(
