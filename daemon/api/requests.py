@@ -168,13 +168,18 @@ class RateLimit:
         self._full = max(1.0, per_s * BURST_S)
         self._buckets: dict[object, tuple[float, float]] = {}
 
-    def take(self, caller: object) -> None:
-        """Use one turn. Raises Refused (429) when none is left."""
+    def check(self, caller: object) -> float:
+        """The turns that are left. Raises Refused (429) when none is."""
         now = time.monotonic()
         left, at = self._buckets.get(caller, (self._full, now))
         left = min(self._full, left + (now - at) * self._per_s)
         if left < 1:
             raise Refused(429, f"too many requests; accepted: {self._per_s:g} per second")
+        return left
+
+    def take(self, caller: object) -> None:
+        """Use one turn. Raises Refused (429) when none is left."""
+        left, now = self.check(caller), time.monotonic()
         self._buckets[caller] = (left - 1, now)
         if len(self._buckets) > 10_000:
             # Full buckets are those of callers who have gone.

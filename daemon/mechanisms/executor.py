@@ -1,13 +1,15 @@
 """Carries actions out: an event before each, its outcome after, and memory of what Slurm refused.
 
 Promise: what Slurm refused is not asked again before its backoff is over, and what it took without any effect ever less
-often; when slurmctld does not answer, nothing is concluded and nothing counted; whom a refusal concerns is said by
-`refusals`. What concerns all jobs trips it: it changes nothing for a while, then tries one action.
+often; when slurmctld does not answer, nothing is concluded and nothing counted. The rest of a round's actions then
+waits for the next round, as it does when a round has asked for long. `refusals` says whom a refusal concerns; what
+concerns all jobs trips it: it changes nothing for a while, then tries one action.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
 """Before the same is asked again that Slurm has taken; twice as long each time, up to a minute."""
+ROUND_ASKS_S = 20.0
+"""How long one round goes on asking Slurm; the last of it may take as long as one call does."""
 _NO_JOBS: Mapping[int, Job] = MappingProxyType({})
 
 
@@ -57,15 +61,22 @@ class Executor:
         backoff_s: float = 60.0,
         trip_after: int = 5,
         trip_s: float = 600.0,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
+        """ticks: a clock that cannot be set."""
         self.client, self.store, self.clock = client, store, clock
-        self.backoff_s = backoff_s
+        self.backoff_s, self._ticks = backoff_s, ticks
+        self._asks_until = ticks() + ROUND_ASKS_S
         self.refusals = Refusals(backoff_s, trip_after, trip_s)
         self.tripped = ""
         """Why nothing is changed for now; empty while all is well."""
         self._refused: dict[tuple[object, ...], _Refusal] = {}
         self._taken: dict[tuple[object, ...], tuple[float, float]] = {}
         """What Slurm took: until when it is not asked again, and how long that was."""
+
+    def begin_round(self) -> None:
+        """Slurm may be asked again, for a while."""
+        self._asks_until = self._ticks() + ROUND_ASKS_S
 
     def recover(self) -> bool:
         """Try again when the time for it has come, with the first action that is refused tripping it again."""
@@ -82,7 +93,7 @@ class Executor:
         """
         done = 0
         for action in actions:
-            if isinstance(action, Close) or (act and not self.tripped):
+            if isinstance(action, Close) or (act and not self.tripped and self._ticks() < self._asks_until):
                 done += self._do(action, jobs)
         return done
 
@@ -117,6 +128,7 @@ class Executor:
             action.ask(self.client)
         except SlurmUnreachable as error:
             log.warning("job %d: Slurm does not answer, looking again next round: %s", action.job_id, error)
+            self._asks_until = self._ticks()
             return False
         except SlurmError as error:
             self._note(key, action, whose, str(error))

@@ -33,11 +33,12 @@ class ModelsInUse:
 class Health:
     """Whether the daemon is there, and how its rounds go."""
 
-    status: str = "ok"
+    status: str = about("ok; late when rounds are", default="ok")
     version: int = codec.VERSION
     mode: str = about("off, observe, advise or act, as it is now")
     rounds: int | None = None
     last_round_age_s: float | None = None
+    late: bool | None = about("a round takes too long, or does not begin", default=None)
     trouble: bool | None = about("the last round failed", default=None)
     tripped: bool | None = about("Slurm refused, and the daemon only advises", default=None)
     models: ModelsInUse | None = None

@@ -53,6 +53,10 @@ class DaemonController:
         self.store, self.jobs, self.rounds, self.registry, self.waiters = store, jobs, rounds, registry, waiters
         self._wake, self.clock = wake, clock
 
+    def knows(self, job_id: int) -> bool:
+        """Whether Slurm listed the job when it was last asked."""
+        return job_id in self.jobs.latest().jobs
+
     def owner(self, job_id: int) -> tuple[int, str] | None:
         """uid and name of the job's user; None for a job that Slurm does not list."""
         job = self.jobs.find(job_id)[0]
@@ -170,6 +174,8 @@ class DaemonController:
         """Whether rounds succeed; for anyone."""
         rounds = self.rounds
         return Health(
+            status="late" if rounds.late else "ok",
+            late=rounds.late,
             mode=rounds.mode,
             rounds=rounds.count,
             last_round_age_s=round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None,

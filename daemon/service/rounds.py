@@ -45,6 +45,10 @@ from .job_registry import JobRegistry
 from .nonstarters import Nonstarters
 
 log = logging.getLogger(__name__)
+SLOW_S = 5.0
+"""After a look at the queue that took longer, limits and reservations are not read again: slurmctld is busy."""
+LATE_S = 30.0
+"""A round that takes this much longer than the time between two, or has not begun by then, is late."""
 PARTS = ("observe", "store", "reconcile", "plan", "resize")
 """A round's parts, in their order."""
 
@@ -92,6 +96,8 @@ class Rounds:
         self.idle: int | None = None
         """GPUs of all pools at the last plan: for elastic jobs, and idle ones. None before the first plan."""
         self._lock = threading.Lock()
+        self._moved = time.monotonic()
+        """When the last round began, or ended."""
         self._unused: dict[Unit, float] = {}
         self._job_inputs = JobInputs(store, registry, self.priors)
         self._nonstarters = Nonstarters()
@@ -110,9 +116,15 @@ class Rounds:
         """The mode of the settings; `advise` for a while after Slurm refused what concerns all jobs."""
         return "advise" if self.tripped and self.settings.mode == "act" else self.settings.mode
 
+    @property
+    def late(self) -> bool:
+        """Whether a round takes too long, or does not begin."""
+        return self.settings.mode != "off" and time.monotonic() - self._moved > self.settings.round_interval_s + LATE_S
+
     def run(self) -> bool:
         """One round; never raises. True when it changed something, so that another should follow soon."""
         with self._lock:
+            self._moved = time.monotonic()
             try:
                 changed = self._round()
             except SlurmError as error:
@@ -127,6 +139,8 @@ class Rounds:
                     log.info("rounds succeed again")
                 self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
                 return changed
+            finally:
+                self._moved = time.monotonic()
             self.failed += 1
             return False
 
@@ -140,11 +154,14 @@ class Rounds:
     def _round(self) -> bool:
         if self.mode == "off":
             return False
+        self.executor.begin_round()
         if self.executor.recover():
             self.store.add_event(0, EventKind.TRIES_AGAIN, "selasticd", {"mode": self.mode}, self.clock())
         with self._part("observe"):
+            began = time.monotonic()
             snapshot = self.client.snapshot()
-            if abs(snapshot.at - self._site.at) >= self.settings.site_interval_s:
+            due = abs(snapshot.at - self._site.at) >= self.settings.site_interval_s
+            if due and (not self._site.at or time.monotonic() - began < SLOW_S):
                 self._site = self.client.site()
         with self._part("store"):
             roster = self.registry.update(snapshot)

@@ -8,12 +8,15 @@ Limit: a failed `scontrol update` need not be atomic in Slurm: observe again aft
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import secrets
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
@@ -25,6 +28,8 @@ from .site import Site, SlurmLimit
 
 MAX_SAID = 600
 """Characters of what Slurm, or a plugin of the site, says when it refuses."""
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _NO_ANSWER = re.compile(
@@ -43,17 +48,34 @@ _NOT_PERMITTED = re.compile(r"access/permission denied", re.IGNORECASE)
 _NO_RESERVATION = re.compile(r"requested reservation is invalid|reservation .*not found", re.IGNORECASE)
 
 
-class CommandClient(SlurmClient):
-    """A SlurmClient on the commands of Slurm. Holds no state: any number may be used at once, from any thread.
+def _in_one_time(method: Callable[Concatenate[CommandClient, P], T]) -> Callable[Concatenate[CommandClient, P], T]:
+    """All commands of one call share the time that a call has."""
 
-    slurm_conf: path of slurm.conf; "" leaves it to Slurm's own search. timeout_s: for one command; Slurm's own
-    MessageTimeout (10 s by default) should be shorter. prefix: words before each command, such as ("sudo", "-n").
+    @functools.wraps(method)
+    def call(self: CommandClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        outer = getattr(self._of_thread, "until", None)
+        self._of_thread.until = outer or time.monotonic() + self._timeout_s
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._of_thread.until = outer
+
+    return call
+
+
+class CommandClient(SlurmClient):
+    """A SlurmClient on the commands of Slurm. Any number may be used at once, and one from any thread.
+
+    slurm_conf: path of slurm.conf; "" leaves it to Slurm's own search. timeout_s: for one call, however many commands
+    it takes; Slurm's own MessageTimeout (10 s by default) should be shorter. prefix: words before each command, such as
+    ("sudo", "-n").
     """
 
     def __init__(
         self, slurm_conf: str = "", *, timeout_s: float = 30.0, prefix: Sequence[str] = (), path: str = DEFAULT_PATH
     ) -> None:
         self._timeout_s = timeout_s
+        self._of_thread = threading.local()
         self._prefix = tuple(prefix)
         # Nothing else of the caller's environment: SQUEUE_*, SLURM_JOB_ID and the like change what the commands do.
         self._environment = {"PATH": path, "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
@@ -64,6 +86,7 @@ class CommandClient(SlurmClient):
     def close(self) -> None:
         """Nothing is kept open."""
 
+    @_in_one_time
     def snapshot(self) -> Snapshot:
         at = time.time()
         jobs = parse.jobs(self._listing("squeue", ["-a"], parse.JOB_FIELDS))
@@ -71,6 +94,7 @@ class CommandClient(SlurmClient):
         nodes = parse.nodes(rows)
         return Snapshot(at, with_nodes(jobs, nodes), nodes, parse.partitions(rows))
 
+    @_in_one_time
     def site(self) -> Site:
         at, limits, parents = time.time(), list[SlurmLimit](), dict[str, str]()
         if site.enforces_limits(self._shown("show", "config")):
@@ -90,6 +114,7 @@ class CommandClient(SlurmClient):
             raise _no_answer(done, command[0])
         return done.stdout
 
+    @_in_one_time
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         kept = f"NodeList={fold(arguments.node_names(nodes, f'job {job_id}'))}"
         try:
@@ -101,6 +126,7 @@ class CommandClient(SlurmClient):
                 raise
             self._update(name, kept)
 
+    @_in_one_time
     def cancel(self, job_id: int) -> None:
         if self._scancel(str(arguments.job_number(job_id)), job_id):
             return
@@ -116,6 +142,7 @@ class CommandClient(SlurmClient):
     def requeue(self, job_id: int) -> None:
         self._scontrol(["requeue", str(arguments.job_number(job_id))], f"requeue job {job_id}")
 
+    @_in_one_time
     def resize_waiting(self, job_id: int, size: Size, reservation: str = "") -> None:
         name = str(arguments.job_number(job_id))
         shown = self._scontrol(["-o", "show", "job", name], f"show job {job_id}")
@@ -134,6 +161,7 @@ class CommandClient(SlurmClient):
                 raise
             self._update(name, *kept, "StartTime=now")  # the whole size again: a part of the first call took effect
 
+    @_in_one_time
     def reserve(self, name: str, nodes: Sequence[str], user: str, minutes: int) -> None:
         self.unreserve(name)
         kept, owner = fold(arguments.node_names(nodes, f"reservation {name}")), arguments.plain_name(user)
@@ -143,6 +171,7 @@ class CommandClient(SlurmClient):
         ]
         self._scontrol(words, f"make reservation {name}")
 
+    @_in_one_time
     def unreserve(self, name: str, job_id: int = 0) -> None:
         if job_id:
             with contextlib.suppress(SlurmRefused):  # it has ended, and so left the reservation
@@ -243,6 +272,8 @@ class CommandClient(SlurmClient):
         return parse.records(done.stdout, fields, separator, command)
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        until = getattr(self._of_thread, "until", None)
+        left = self._timeout_s if until is None else max(0.1, until - time.monotonic())
         try:
             return subprocess.run(
                 [*self._prefix, *command],
@@ -250,14 +281,14 @@ class CommandClient(SlurmClient):
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
-                timeout=self._timeout_s,
+                timeout=left,
                 # Times as Unix seconds: no time zone to guess.
                 env={**self._environment, "SLURM_TIME_FORMAT": "%s"},
                 cwd="/",
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmUnreachable(f"{command[0]} did not end within {self._timeout_s:g} s.") from None
+            raise SlurmUnreachable(f"{command[0]} did not end within {left:.3g} s.") from None
         except OSError as error:
             raise SlurmUnreachable(f"{command[0]} cannot be run: {error}.") from error
 

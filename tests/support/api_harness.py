@@ -67,6 +67,9 @@ class FakeController:
         self.error: Exception | None = None
         self.rounds = WellRounds()
 
+    def knows(self, job_id: int) -> bool:
+        return job_id in self.owners
+
     def owner(self, job_id: int) -> tuple[int, str] | None:
         if self.error:
             raise self.error

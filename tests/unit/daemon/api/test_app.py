@@ -231,6 +231,22 @@ def test_viewers_see_their_own(world: World) -> None:
     assert mine["user"] == "ada" and others["user"] is None and others["node_list"] is None
 
 
+def test_who_names_many_jobs_that_do_not_exist_has_to_wait(world: World) -> None:
+    """Each such registration lists all of Slurm's jobs: a storm of them costs slurmctld a bounded number for each user;
+    the user's own jobs, and other users, register as before."""
+    asked: list[int] = []
+    owner = world.controller.owner
+    world.controller.owner = lambda job_id: (asked.append(job_id), owner(job_id))[1]  # type: ignore[method-assign]
+
+    def register(job_id: int, uid: int) -> int:
+        return world.http.post(f"/v1/jobs/{job_id}/register", content=REGISTRATION, headers=as_uid(uid)).status_code
+
+    answers = [register(number, ADA) for number in range(1000, 1040)]
+    assert set(answers) == {404, 429} and len(asked) == answers.count(404) < 20
+    assert register(7, ADA) == 200 and register(8, BOB) == 200
+    assert register(2000, BOB) == 404
+
+
 def test_a_task_of_an_array_is_asked_for_by_its_name(world: World) -> None:
     """As Slurm names it; its record has both names, and one that never was is told by its name."""
     row = world.store.job(7)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from slurm_elastic.daemon.mechanisms.actions import Cancel, Close, Shrink
-from slurm_elastic.daemon.mechanisms.executor import Executor
+from slurm_elastic.daemon.mechanisms.executor import ROUND_ASKS_S, Executor
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
+from slurm_elastic.protocol.resize_state import ResizeState
 
 NOW = 1000.0
 
@@ -75,7 +76,38 @@ def test_an_unreachable_slurm_proves_nothing() -> None:
     executor = script.executor(trip_after=1)
     assert executor.run([CANCEL], act=True) == 0
     assert executor.tripped == ""
+    executor.begin_round()
     assert executor.run([CANCEL], act=True) == 1
+
+
+def test_after_one_without_an_answer_the_rest_waits_for_the_next_round() -> None:
+    """slurmctld hangs in the middle of a round with many releases due: one call waits for it, resizes are closed all
+    the same, and the next round asks again."""
+    script = Script(SlurmUnreachable("no answer"))
+    executor = script.executor()
+    actions = [Cancel(1, number, "why") for number in range(1, 17)]
+    executor.begin_round()
+    assert executor.run([*actions, Close(2, 7, ResizeState.DONE, "")], act=True) == 1
+    assert executor.run(actions, act=True) == 0
+    assert [entry for entry in script.log if entry.startswith("cancel")] == ["cancel 1"]
+    executor.begin_round()
+    assert executor.run(actions, act=True) == 16
+
+
+def test_a_round_asks_slurm_for_a_bounded_time() -> None:
+    """Every call is answered, but slowly: what is left is done in the next rounds, in its order."""
+    script, now = Script(), [0.0]
+    executor = script.executor(ticks=lambda: now[0])
+    actions = [Cancel(1, number, "why") for number in range(1, 17)]
+    asked = script.cancel
+    script.cancel = lambda job_id: (asked(job_id), now.__setitem__(0, now[0] + 9.0))  # type: ignore[method-assign]
+    done = []
+    while sum(done) < 16:
+        began = now[0]
+        executor.begin_round()
+        done.append(executor.run(actions[sum(done) :], act=True))
+        assert now[0] - began <= ROUND_ASKS_S + 9.0
+    assert len(done) > 1 and all(done)
 
 
 def test_what_slurm_took_without_effect_is_not_hammered() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -299,6 +300,19 @@ def test_vetoes_in_one_partition_concern_nobody_else(tmp_path: Path) -> None:
     assert world.snapshot().jobs[rigid].running and other.gpus == 4 and world.rounds.mode == "act"
     assert [job.gpus for job in low] == [8] * 6
     world.store.close()
+
+
+def test_health_tells_when_a_round_is_late(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round hangs, or none begins: whoever watches /v1/health sees it; a round that ends makes it well."""
+    world.round()
+    health = world.controller.health()
+    assert (health.status, health.late) == ("ok", False)
+    ticks = time.monotonic
+    monkeypatch.setattr("slurm_elastic.daemon.service.rounds.time.monotonic", lambda: ticks() + 3600.0)
+    health = world.controller.health()
+    assert (health.status, health.late) == ("late", True)
+    world.round()
+    assert world.controller.health().late is False
 
 
 def test_a_dry_plan_stores_nothing(world: World) -> None:

@@ -4,13 +4,14 @@ that print what the real ones (22.05) were seen to print."""
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slurm_elastic.daemon.slurm import CommandClient, SlurmClient
+from slurm_elastic.daemon.slurm import CommandClient, SlurmClient, commands
 from slurm_elastic.protocol.errors import SlurmError, SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 Install = Callable[..., None]
@@ -253,3 +254,26 @@ def test_the_prefix_comes_first(install: Install, tmp_path: Path) -> None:
     assert [(name, words) for name, words, *_ in calls(tmp_path)] == [
         ("become", ["-n", "scontrol", "update", "JobId=7", "Comment=x"])
     ]
+
+
+def test_the_commands_of_one_call_share_its_time(
+    client: CommandClient, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many it takes: a slurmctld that is slow at each of them does not make a round long."""
+    for name in ("squeue", "sinfo", "scontrol"):
+        install(name)
+    given: list[float] = []
+    run, now = subprocess.run, [100.0]
+    monkeypatch.setattr(commands.time, "monotonic", lambda: now[0])
+
+    def slow(*words: object, timeout: float, **more: object) -> object:
+        given.append(timeout)
+        now[0] += 2.0
+        return run(*words, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(commands.subprocess, "run", slow)
+    client.snapshot()
+    client.site()
+    assert given == [5.0, 3.0, 5.0, 3.0, 1.0]
+    client.shrink(7, ["n1"])
+    assert given[5:] == [5.0]
