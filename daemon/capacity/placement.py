@@ -7,6 +7,7 @@ Companions are pinned to their nodes, so that they do not land on what is kept f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from itertools import islice
 
 from slurm_elastic.protocol.messages import Shape
@@ -94,6 +95,11 @@ def place(
             return None
         taken[last] = left
     return _shapes(taken, template)
+
+
+def one_node_each(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+    """The same nodes, each as a shape of its own."""
+    return tuple(replace(shape, nodes=1, node_list=(node,)) for shape in shapes for node in shape.node_list)
 
 
 def take(ledger: Ledger, shapes: Iterable[Shape]) -> None:

@@ -28,6 +28,7 @@ from .user_mode import AUTO
 from .user_mode import defaults as user_mode_defaults
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
+RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs only"}
 MODES = ("off", "observe", "advise", "act")
 
 
@@ -212,6 +213,11 @@ class Settings:
     """How long a job may take from taking a resize, or from the time its companions' workers are ready, to its first
     step at the new size; after a requeue, from its start to that step. Set it longer than the slowest start of any
     training here."""
+
+    release_by: str = choice("node", meanings=RELEASES)
+    """What is given back to Slurm. A single node of a job goes to the next one while the Epilog of the first still runs
+    there; the nodes of a whole job wait for it. With `job` each companion has one node, and the nodes that a job began
+    with stay with it."""
 
     release_s: float = number(300.0, 1, 86400)
     """How long Slurm may take to free what a resize has given up, before the resize is closed with a note."""

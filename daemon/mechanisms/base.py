@@ -53,6 +53,10 @@ class ResizableJob(Protocol):
         """The same of its resizes by requeue."""
 
     @property
+    def one_node_each(self) -> bool:
+        """Whether each Slurm job that holds more for it is to have one node, so that it can be given back whole."""
+
+    @property
     def refused(self) -> Mapping[EventKind, Refusal]:
         """What Slurm refuses to do about it now."""
 

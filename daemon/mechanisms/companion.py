@@ -13,7 +13,7 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..capacity.placement import ShapeTemplate, place, take
+from ..capacity.placement import ShapeTemplate, one_node_each, place, take
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
@@ -42,6 +42,7 @@ class CompanionJob(Mechanism):
         for soon in (False, True):
             shapes = place(free.ledger, more, template, free.nodes, soon, near)
             if shapes is not None:
+                shapes = one_node_each(shapes) if job.one_node_each else shapes
                 take(free.ledger, shapes)
                 return Placement(keep, shapes, "the GPUs are still being released" if soon else "")
         return None

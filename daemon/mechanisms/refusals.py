@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.records import record
 
+from ..config.settings import Settings
 from ..slurm.model import Job
 
 BACKOFF_MAX_S = 3600.0
@@ -35,7 +37,17 @@ class Refusal:
     @property
     def words(self) -> str:
         """Why it is not tried, in words that follow a colon."""
+        if self.until == inf:
+            return self.sentence
         return f"not tried for {self.scope or 'this job'} for a while: {self.sentence}"
+
+
+WHOLE_JOBS = Refusal("this site gives back whole Slurm jobs only (release_by)", inf)
+
+
+def standing(settings: Settings) -> Mapping[EventKind, Refusal]:
+    """What is never asked of Slurm, as the site wants it."""
+    return {EventKind.SHRINK: WHOLE_JOBS} if settings.release_by == "job" else {}
 
 
 @record(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import Giver, Unit, units_of, without
 from ..config.settings import Settings
 from ..mechanisms import registry
-from ..mechanisms.refusals import Refusal
+from ..mechanisms.refusals import WHOLE_JOBS, Refusal
 from ..optimizer.job_view import Model
 from ..slurm.site import Site
 from ..text.reasons import Reason
@@ -124,6 +124,10 @@ class RunningJob:
     @property
     def refused(self) -> Mapping[EventKind, Refusal]:
         return self.state.refused
+
+    @property
+    def one_node_each(self) -> bool:
+        return self.state.refused.get(EventKind.SHRINK) is WHOLE_JOBS
 
     @property
     def measured(self) -> bool:

@@ -7,6 +7,7 @@ Limit: one daemon per state directory (a lock file sees to that) and one per dat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.errors import ConfigError, ElasticError
+from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 from slurm_elastic.protocol.event_kind import EventKind
 
 from ..api.app import create_app
@@ -29,12 +30,14 @@ from ..slurm import CommandClient, choose
 from .daemon import Daemon
 from .leader import Leader, instance_lock, leading
 from .listeners import hook_listener, public_url, tcp_listener, unix_listener, write_client_file
-from .preflight import check
+from .preflight import about_epilog, check
 from .server import DaemonServer
 from .systemd import Notifier
 
 log = logging.getLogger(__name__)
 
+EPILOG_S = 10.0
+"""How long to wait for slurm.conf's Epilog at the start."""
 SWITCH_S = 0.0005
 """How long a round may go on computing once a request waits for the interpreter. Python's own 5 ms come several times
 in one answer."""
@@ -102,6 +105,7 @@ def _lead(
     store, (authenticator, roles) = Store.open(settings.database_url, leader.lease.fence), callers
     client, which = choose(settings.slurm_client, settings.slurm_conf)
     log.info("talks to Slurm through %s", which)
+    _tell_of_epilog(settings)
     daemon = Daemon(settings, client, store, confirm=lambda: leader.confirm(store), roles=roles)
     try:
         app = create_app(store, daemon.controller, settings, authenticator)
@@ -121,6 +125,14 @@ def _lead(
         notifier.stopping()
         daemon.stop()
         client.close()
+
+
+def _tell_of_epilog(settings: Settings) -> None:
+    """Warn of an Epilog that the next job would not wait for, if slurmctld answers."""
+    with contextlib.suppress(SlurmError):
+        told = about_epilog(settings, CommandClient(settings.slurm_conf, timeout_s=EPILOG_S).epilog())
+        if told and settings.mode == "act":
+            log.warning("%s", told)
 
 
 def tune_interpreter() -> None:

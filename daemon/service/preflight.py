@@ -27,6 +27,7 @@ def check(settings: Settings) -> int:
     tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
     if not settings.user_mode:
         tries["rights"] = _check_rights
+        tries["epilog"] = _check_epilog
     if settings.address[0] is None:
         tries["address"] = _check_address
     good = True
@@ -80,6 +81,20 @@ def _check_slurm(settings: Settings) -> str:
         snapshot = client.snapshot()
     gpus = sum(node.gpus for node in snapshot.nodes.values())
     return f"{len(snapshot.nodes)} nodes, {gpus} GPUs, {len(snapshot.jobs)} jobs, through {which}"
+
+
+def _check_epilog(settings: Settings) -> str:
+    return about_epilog(settings, CommandClient(settings.slurm_conf).epilog()) or "nothing to set"
+
+
+def about_epilog(settings: Settings, epilog: str) -> str:
+    """What an admin has to know of Slurm's Epilog where selasticd gives back single nodes; empty: nothing."""
+    if not epilog or settings.release_by == "job":
+        return ""
+    return (
+        f"{epilog} still runs on a single node that was given back when the next job starts there; "
+        "if it cleans GPUs or disks: release_by = job"
+    )
 
 
 def _check_rights(settings: Settings) -> str:

@@ -31,7 +31,7 @@ from ..mechanisms.actions import Action, Close
 from ..mechanisms.executor import Executor
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused
-from ..mechanisms.refusals import Refusal, Submitted
+from ..mechanisms.refusals import Refusal, Submitted, standing
 from ..mechanisms.requeue import bound_by_a_shrink, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.priors import Priors
@@ -274,7 +274,7 @@ class Rounds:
         """Why no Slurm job of these elastic jobs is asked to give up single nodes, by job id."""
         refused = self._refused(roster, now)
         return {
-            job_id: f"Slurm still holds what it left: {kinds[EventKind.SHRINK].words}"
+            job_id: f"Slurm still holds what it left; {kinds[EventKind.SHRINK].words}"
             for job_id, kinds in refused.items()
             if EventKind.SHRINK in kinds
         }
@@ -282,7 +282,8 @@ class Rounds:
     def _refused(self, roster: Roster, now: float) -> dict[int, Mapping[EventKind, Refusal]]:
         """What Slurm refuses to do about running jobs now, by job id."""
         refusals, jobs = self.executor.refusals, (job for job in roster.elastic.values() if job.running)
-        found = {job.job_id: refusals.of(Submitted.of(job.job_id, job.base), now) for job in jobs}
+        never = standing(self.settings)
+        found = {job.job_id: {**refusals.of(Submitted.of(job.job_id, job.base), now), **never} for job in jobs}
         return {job_id: refused for job_id, refused in found.items() if refused}
 
     def _withdraw(self, jobs: Mapping[int, int], seen: Observed) -> int:

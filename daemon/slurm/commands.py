@@ -211,6 +211,11 @@ class CommandClient(SlurmClient):
         """What Slurm hides of others, as PrivateData names it, such as "jobs,usage"; "none": nothing."""
         return self._configured("PrivateData")
 
+    def epilog(self) -> str:
+        """The first script that Slurm runs when a job leaves a node; empty: none."""
+        found = re.search(r"(?m)^Epilog(?:\[\d+\])?\s*=\s*(/\S+)", self._shown("show", "config"))
+        return found[1] if found else ""
+
     def _configured(self, key: str) -> str:
         found = re.search(rf"(?m)^{key}\s*=\s*([^\s(]+)", self._shown("show", "config"))
         return found[1] if found else ""

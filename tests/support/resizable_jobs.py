@@ -25,6 +25,7 @@ class Resizable:
     giver: Giver
     pause_s: float | None = None
     requeue_s: float | None = None
+    one_node_each: bool = False
     refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
 
     @property

@@ -17,7 +17,7 @@ import pytest
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service import listeners, main
 from slurm_elastic.daemon.service.leader import instance_lock
-from slurm_elastic.daemon.service.preflight import check, rights
+from slurm_elastic.daemon.service.preflight import about_epilog, check, rights
 from slurm_elastic.db import engine
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ConfigError
@@ -180,3 +180,9 @@ def test_check_names_a_place_that_cannot_hold_the_state(
     assert f"{tmp_path}/file is not a directory" in checked(tmp_path / "file" / "state", capsys, "sqlite:////tmp/x.db")
     monkeypatch.setattr(engine, "file_system", lambda _: "nfs4")
     assert "network file system (nfs4)" in checked(tmp_path / "state", capsys)
+
+
+def test_an_epilog_is_told_of_where_single_nodes_are_given_back() -> None:
+    """What to set; nothing where there is none, or where that is set."""
+    assert "release_by = job" in about_epilog(Settings(), "/etc/slurm/epilog")
+    assert about_epilog(Settings(), "") == about_epilog(Settings(release_by="job"), "/etc/slurm/epilog") == ""

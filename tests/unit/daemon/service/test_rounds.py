@@ -302,6 +302,20 @@ def test_vetoes_in_one_partition_concern_nobody_else(tmp_path: Path) -> None:
     world.store.close()
 
 
+def test_a_site_may_have_whole_slurm_jobs_given_back_only(tmp_path: Path) -> None:
+    """Companions of one node each come and go; no Slurm job is ever shrunk, and the base keeps what it began with."""
+    world = World(tmp_path, release_by="job")
+    job = world.elastic(2, 4, "elastic:gpus=4-24,step=4,batch=240-3840")
+    world.settle()
+    assert job.gpus == 24
+    assert [len(piece.nodes) for piece in job.pieces] == [2, 1, 1, 1, 1]
+    small, large = world.rigid(3), world.rigid(4)
+    world.settle()
+    assert world.snapshot().jobs[small].running and not world.snapshot().jobs[large].running
+    assert job.gpus >= 8 and "shrink" not in kinds(world, job.job_id)
+    world.store.close()
+
+
 def test_health_tells_when_a_round_is_late(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round hangs, or none begins: whoever watches /v1/health sees it; a round that ends makes it well."""
     world.round()
