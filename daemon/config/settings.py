@@ -188,6 +188,11 @@ class Settings:
     min_gain: float = number(0.05, 0, 10)
     """Least gain for which anything is moved, in units of one job's progress at its reference size."""
 
+    awake_gain: float = number(0.0, 0, 1)
+    """Least that each further GPU must bring a job, as a share of what each brings at its best size, where Slurm puts
+    idle nodes to sleep (SuspendTime): a growth keeps its nodes awake. 0: any growth that pays. 0.5: a job stops growing
+    when another GPU brings it less than half of that. What a job has, it keeps."""
+
     horizon_s: float = number(1800.0, 10, 604800)
     """Time within which a resize must have paid for its pause."""
 

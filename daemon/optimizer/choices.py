@@ -56,7 +56,7 @@ def choices(job: JobView, policy_name: str) -> list[Choice]:
             at += len(batches)
     if not found:
         raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
-    return _terms(job, policy, _explored(job, found))
+    return _terms(job, policy, _explored(job, _worth_each_gpu(job, found)))
 
 
 def _asked_for(job: JobView) -> tuple[tuple[int, int], ...]:
@@ -144,6 +144,19 @@ def _explored(job: JobView, found: list[Choice]) -> list[Choice]:
         for k, doubt in zip(guessed, doubts, strict=True)
     }
     return [choice for choice in found if choice.speedup >= least.get(choice.gpus, 0.0)]
+
+
+def _worth_each_gpu(job: JobView, found: list[Choice]) -> list[Choice]:
+    """Without the larger sizes whose further GPUs each bring too little, against the size before them that is left."""
+    if job.least_per_gpu <= 0.0 or job.current_gpus == 0:
+        return found
+    kept = list[Choice]()
+    least = job.least_per_gpu * max((choice.speedup / choice.gpus for choice in found if choice.gpus), default=0.0)
+    for choice in found:
+        more = choice.gpus - kept[-1].gpus if kept else 0
+        if choice.gpus <= job.current_gpus or not kept or choice.speedup - kept[-1].speedup >= least * more:
+            kept.append(choice)
+    return kept
 
 
 def _terms(job: JobView, policy: Policy, found: list[Choice]) -> list[Choice]:

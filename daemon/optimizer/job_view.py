@@ -58,6 +58,8 @@ class JobView:
     """Gradient noise scale in samples; None: not measured."""
     quality: bool = False
     """Whether the training ends at a reached quality, not after a number of epochs: what `auto` goes by."""
+    least_per_gpu: float = 0.0
+    """What each further GPU has to bring, as a share of what a GPU brings at its best size; 0: anything."""
     restart_sizes: frozenset[int] = frozenset()
     """Sizes that only a restart of the whole job reaches."""
     restart_pause_s: float = 0.0

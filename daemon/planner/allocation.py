@@ -15,7 +15,7 @@ from ..optimizer.errors import InfeasiblePlan, PlanInputError
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
 from .context import RoundContext
-from .eligibility import RunningJob
+from .eligibility import RunningJob, ascending_sizes
 from .fixed_targets import failed_lately
 from .moves import Allotment, nearest_batch
 from .optimizer_inputs import Member, PoolAnswer, explored, in_reach, member, share
@@ -112,11 +112,13 @@ class Division:
                 allotments.append(Allotment(m.running, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
                 continue
             reason = self._reason(m, target.gpus, target.batch, target.reason)
+            if reason is Reason.KEEP_BEST:
+                reason = self._best_awake(m, idle)
             if target.limit:
                 self.context.said[m.running.job_id] = (
                     f"{target.limit} in all: without that it would have {target.unlimited}"
                 )
-                if reason is Reason.KEEP_BEST:
+                if reason in (Reason.KEEP_BEST, Reason.KEEP_ASLEEP):
                     reason = Reason.KEEP_LIMIT
                 elif not m.forced and target.gpus < m.running.gpus <= target.unlimited:
                     reason = Reason.SHRINK_LIMIT
@@ -127,6 +129,18 @@ class Division:
                 reason = self.context.why_forced(next(other.running for other in members if other.forced))
             allotments.append(Allotment(m.running, target.gpus, target.batch, reason, target.progress_change, m.forced))
         return allotments
+
+    def _best_awake(self, m: Member, idle: int) -> Reason:
+        """Why a job stays that nothing keeps from moving: it may be that the GPUs which it could gain are asleep."""
+        running = m.running
+        if idle > 0 and m.view.least_per_gpu and m.view.choices[-1][0] > running.gpus:
+            self.context.said[running.job_id] = (
+                f"{idle} idle GPUs may go to sleep: it grows only where each of them brings"
+                f" {m.view.least_per_gpu:g} of what a GPU brings it at its best size (awake_gain)"
+            )
+        asleep = self.context.asleep.get(running.job_id, 0)
+        wants = running.may_grow and running.can_add and ascending_sizes(running.job)[-1] > running.gpus
+        return Reason.KEEP_ASLEEP if asleep and idle <= 0 and wants else Reason.KEEP_BEST
 
     @staticmethod
     def _stays(m: Member, target: Target) -> bool:

@@ -68,6 +68,8 @@ class RoundContext:
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""
+        self.asleep: dict[int, int] = {}
+        """GPUs by job that it could grow onto if they were awake."""
 
     def more(self, running: RunningJob, otherwise: int) -> int:
         """GPUs that the limits let a job gain; `otherwise` where none holds it."""

@@ -21,7 +21,7 @@ from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
 from .eligibility import RunningJob
 from .fixed_targets import fixed_target
-from .free_capacity import comebacks, free_ledger, reachable
+from .free_capacity import asleep, comebacks, free_ledger, reachable
 from .moves import Allotment, Move, moves
 
 
@@ -62,6 +62,7 @@ def decide(inputs: Inputs) -> Decisions:
             places[running.job_id] = pool
     made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes)
     nodes = reachable(inputs, context.running_jobs, places)
+    context.asleep.update(asleep(inputs.snapshot, nodes))
     allotments: list[Allotment] = []
     groups = []
     for pool in found:

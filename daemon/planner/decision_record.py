@@ -52,6 +52,8 @@ class DecisionContext:
     """The limit that keeps it from more, in words."""
     unlisted: str = ""
     """GPUs in use on nodes of the pool that no job holds, in words."""
+    asleep: int = 0
+    """GPUs that the job could grow onto if they were awake."""
     stands: Mark | None = None
     """Of the job's last decision: one like that is made without evidence."""
 
@@ -190,6 +192,7 @@ def _common(running: RunningJob, context: DecisionContext) -> Evidence:
         weight_counts=settings.max_weight if counts < weight else None,
         resize=state.resize.id if state.resize is not None else None,
         unlisted=context.unlisted or None,
+        asleep_gpus=context.asleep or None,
         for_job=first.job_id if first is not None else None,
         for_gpus=first.gpus if first is not None else None,
         for_jobs=_room_for(running, context.met) if context.met else None,

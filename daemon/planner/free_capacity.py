@@ -76,3 +76,12 @@ def reachable(
             known[key] = frozenset(node.name for node in fits)
         found[job_id] = known[key]
     return found
+
+
+def asleep(snapshot: Snapshot, nodes: Mapping[int, frozenset[str]]) -> dict[int, int]:
+    """GPUs on those of each job's nodes that are asleep; jobs without any are left out."""
+    sleeping = {name: node.gpus for name, node in snapshot.nodes.items() if node.asleep and node.gpus}
+    if not sleeping:
+        return {}
+    gpus = {part: sum(count for name, count in sleeping.items() if name in part) for part in set(nodes.values())}
+    return {job_id: gpus[part] for job_id, part in nodes.items() if gpus[part]}

@@ -19,7 +19,7 @@ from ..config.settings import Settings
 from ..mechanisms import registry
 from ..mechanisms.base import pause_s
 from ..optimizer.choices import BATCH_GAIN
-from ..optimizer.job_view import JobView
+from ..optimizer.job_view import JobView, Model, nodes_at
 from ..optimizer.models import goodput
 from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
 from ..optimizer.solver.nested_caps import Cap
@@ -206,6 +206,7 @@ def _view(running: RunningJob, choices: Mapping[int, int], settings: Settings) -
         horizon_s=horizon,
         noise_scale=noise,
         quality=request.until == "quality",
+        least_per_gpu=settings.awake_gain if running.site.power_saving else 0.0,
     )
 
 
@@ -310,12 +311,20 @@ def explored(m: Member, idle: int) -> tuple[int, int] | None:
     nodes = dict(view.choices)
     here = model.throughput(view.current_gpus, nodes.get(view.current_gpus, 1), view.current_batch)
     least = here * (1.0 + max(TRY_GAIN, 2.0 * view.pause_s / view.horizon_s))
+    now = _at_best_batch(view, model) if view.least_per_gpu else 0.0
     best: tuple[float, int, int] | None = None
     for size, count in untried:
         if size in view.restart_sizes:
             continue
+        enough = max(least, now * (1.0 + view.least_per_gpu * (size / view.current_gpus - 1.0)))
         for batch in view.batches(size):
             found = (model.throughput(size, count, batch), size, batch)
-            if found[0] > least and (best is None or found > best):
+            if found[0] > enough and (best is None or found > best):
                 best = found
     return None if best is None else (best[1], best[2])
+
+
+def _at_best_batch(view: JobView, model: Model) -> float:
+    """Samples/s at the present size."""
+    gpus, nodes = view.current_gpus, nodes_at(view, view.current_gpus)
+    return max(model.throughput(gpus, nodes, batch) for batch in {*view.batches(gpus), view.current_batch})

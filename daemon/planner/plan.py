@@ -108,6 +108,7 @@ def _context(
         limit=made.context.said.get(running.job_id, ""),
         stands=inputs.marks.get(running.job_id),
         unlisted=_unlisted(made, pool),
+        asleep=made.context.asleep.get(running.job_id, 0),
     )
 
 

@@ -71,6 +71,7 @@ class Evidence:
     unfitted: str | None = about("why no model can be made of the reports, in words that follow a colon", default=None)
     idle_gpus: int | None = about("GPUs of the pool that nobody held", default=None)
     pool: str | None = about("the pool's name: nodes whose GPUs can be given to the same jobs", default=None)
+    asleep_gpus: int | None = about("GPUs that the job could grow onto if power saving woke them", default=None)
     capacity_gpus: int | None = about("managed capacity of the pool", default=None)
     for_job: int | None = about("the first waiting job that the GPUs were freed for", default=None)
     for_gpus: int | None = about("how many that one wants; of a waiting job: how many it wants itself", default=None)

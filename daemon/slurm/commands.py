@@ -97,13 +97,14 @@ class CommandClient(SlurmClient):
     @_in_one_time
     def site(self) -> Site:
         at, limits, parents = time.time(), list[SlurmLimit](), dict[str, str]()
-        if site.enforces_limits(self._shown("show", "config")):
+        config = self._shown("show", "config")
+        if site.enforces_limits(config):
             limits, parents = site.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"))
         kept = site.reservations(self._shown("-o", "show", "reservation"))
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
             switches = site.switches(self._shown("show", "topology"))
-        return Site(at, tuple(limits), parents, kept, switches)
+        return Site(at, tuple(limits), parents, kept, switches, site.saves_power(config))
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)

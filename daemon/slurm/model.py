@@ -51,6 +51,8 @@ _UNUSABLE_FLAGS = frozenset(
     }
 )
 
+_ASLEEP_FLAGS = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"})
+
 
 @record(frozen=True, slots=True)
 class Job:
@@ -155,6 +157,13 @@ class Node:
     def schedulable(self) -> bool:
         """Whether Slurm would start an ordinary job on it: not when it is drained, down, reserved or powered down."""
         return bool(self.flags & _USABLE_STATES) and not self.flags & _UNUSABLE_FLAGS
+
+    @property
+    def asleep(self) -> bool:
+        """Whether power saving has put it to sleep, and nothing else keeps Slurm from starting a job on it."""
+        if self.flags.isdisjoint(_ASLEEP_FLAGS):
+            return False
+        return bool(self.flags & _USABLE_STATES) and not self.flags & (_UNUSABLE_FLAGS - _ASLEEP_FLAGS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class Site:
     reservations: tuple[Reservation, ...] = ()
     switches: Mapping[str, str] = field(default_factory=dict)
     """Node -> the lowest switch over it; empty where the site describes no tree."""
+    power_saving: bool = False
+    """Slurm puts nodes to sleep that have been idle for a while."""
 
     def within(self, account: str, above: str) -> bool:
         """Whether an account is `above` or lies below it."""
@@ -78,6 +80,12 @@ def enforces_limits(config: str) -> bool:
     """Whether `scontrol show config` says that limits count."""
     match = re.search(r"(?m)^AccountingStorageEnforce\s*=\s*(\S*)", config)
     return bool(match and {"limits", "safe", "qos"} & set(match[1].lower().split(",")))
+
+
+def saves_power(config: str) -> bool:
+    """Whether `scontrol show config` says that idle nodes are put to sleep."""
+    said = dict(re.findall(r"(?m)^(SuspendTime|SuspendProgram)\s*=\s*(\S+)", config))
+    return said.get("SuspendTime", "NONE") not in ("NONE", "INFINITE") and said.get("SuspendProgram") != "(null)"
 
 
 def limits(text: str) -> tuple[list[SlurmLimit], dict[str, str]]:

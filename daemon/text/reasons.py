@@ -29,6 +29,7 @@ class Reason(str, Enum):
     TAKE_BACK = "take_back", "Slurm did not take GPUs that it had left, and it trains on them again"
     BATCH = "batch", "another global batch is faster at this size"
     KEEP_BEST = "keep_best", "no other size is worth a resize"
+    KEEP_ASLEEP = "keep_asleep", "the GPUs that are left are asleep, to save power"
     KEEP_LIMIT = "keep_limit", "its user or account may hold no more GPUs"
     KEEP_COOLDOWN = "keep_cooldown", "it was resized a short while ago"
     KEEP_PINNED = "keep_pinned", "it is pinned"

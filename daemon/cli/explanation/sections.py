@@ -38,7 +38,12 @@ def why(facts: Explain, cause: Decision) -> str:
         text += "; too few were idle" if idle == 0 else f" ({idle} idle)"
     if idle == 0 and cause.reason == Reason.KEEP_BEST.value:
         text += "; no GPU is idle"
-    return words.sentence(text)
+    return words.sentence(text + _asleep(cause))
+
+
+def _asleep(decision: Decision) -> str:
+    gpus, stays = decision.evidence.asleep_gpus, (Reason.KEEP_BEST.value, Reason.KEEP_ASLEEP.value)
+    return f" ({words.gpus(gpus)} asleep)" if gpus and decision.reason in stays else ""
 
 
 def gain(facts: Explain, cause: Decision) -> str:
@@ -149,22 +154,25 @@ def considered(decision: Decision | None) -> list[str]:
     for other in decision.alternatives if decision is not None else ():
         if decision is None or other.gpus is None or (other.gpus, other.batch) == (decision.gpus_to, decision.batch_to):
             continue
-        why = other.why or _why_not(other, decision.value, decision.evidence.samples_per_s_to)
+        why = other.why or _why_not(other, decision.value, decision.evidence, other.gpus - (decision.gpus_to or 0))
         shown.append(words.gpus(other.gpus) + (f", batch {other.batch}" if other.batch else "") + f": {why}")
     return shown[:SHOWN_ALTERNATIVES]
 
 
-def _why_not(other: Alternative, chosen: float | None, chosen_speed: float | None) -> str:
-    """The plan is the best sum over all jobs: a size worth more to this one was worth less to all of them together.
+def _why_not(other: Alternative, chosen: float | None, evidence: Evidence, more: int) -> str:
+    """The plan is the best sum over all jobs: a size worth more to this one was worth less to all of them together, or
+    was not to be had. `more`: GPUs above those chosen.
 
     In samples/s where that tells the same as the objective, which counts the pause and what the batch does too.
     """
-    value, speed = other.value, other.samples_per_s
+    value, speed, chosen_speed = other.value, other.samples_per_s, evidence.samples_per_s_to
     if value is None or chosen is None:
         return "value n/a"
     said = f"{value - chosen:+.2f} for this job"
     if speed is not None and chosen_speed and (speed > chosen_speed) == (value > chosen):
         said = f"{abs(speed / chosen_speed - 1):.0%} {'more' if speed > chosen_speed else 'fewer'} samples/s"
+    if value > chosen and more > (evidence.idle_gpus or 0) and evidence.asleep_gpus:
+        return f"{said}, but {words.gpus(evidence.asleep_gpus)} are asleep"
     return said + (", not worth it for all jobs together" if value > chosen else "")
 
 
@@ -185,7 +193,8 @@ def now(facts: Explain, cause: Decision | None) -> list[str]:
     if decision.reason == Reason.KEEP_RESIZING.value:
         return []  # no resize is under way any more: what it said is over
     if cause is not None and decision.at != cause.at:
-        return [f"stays at {words.gpus(decision.gpus_to)}: {decision.reason_text or decision.reason}"]
+        why = (decision.reason_text or decision.reason) + _asleep(decision)
+        return [f"stays at {words.gpus(decision.gpus_to)}: {why}"]
     return []
 
 

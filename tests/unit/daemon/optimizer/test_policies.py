@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -108,6 +109,17 @@ def test_gpus_that_bring_nothing_stay_idle() -> None:
     """A job whose throughput falls beyond 4 GPUs is left at 4 though more are free."""
     model = Curve(((1, 1.0), (2, 1.9), (4, 3.0), (8, 2.5)))
     assert sizes([job(model=model)], 64) == [4]
+
+
+def test_a_job_grows_as_far_as_each_further_gpu_is_worth_it() -> None:
+    """Measured against what a GPU brings it at best; a size that is no better does not hide a good one behind it. What
+    it has it keeps, and one that waits starts as it would."""
+    curve = Curve(((1, 1.0), (2, 1.9), (4, 1.9), (8, 6.0), (16, 8.0)))
+    job_of = partial(job, sizes=(1, 2, 4, 8, 16), model=curve)
+    wide = [sizes([job_of(current=1, least_per_gpu=least)], 16)[0] for least in (0.0, 0.2, 0.5, 0.8)]
+    assert wide == [16, 16, 8, 2]
+    assert sizes([job_of(current=16, least_per_gpu=0.8)], 16) == [16]
+    assert sizes([job_of(least_per_gpu=0.8)], 16) == [16]
 
 
 def test_a_running_job_never_falls_below_its_smallest_size() -> None:

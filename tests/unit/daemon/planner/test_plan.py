@@ -105,6 +105,19 @@ def test_drained_nodes_are_not_grown_onto() -> None:
     assert order(world.plan(), 1).add[0].node_list == ("n3",)
 
 
+def test_a_job_that_could_only_grow_onto_sleeping_nodes_says_so() -> None:
+    """Not that no other size is worth it; and only while no GPU is idle, and it accepts more."""
+    world = World(3)
+    world.job(1, "n1", "elastic:gpus=2-8,batch=240-256")
+    world.cluster.run(2, "n2")
+    world.cluster.nodes["n3"] = replace(world.cluster.nodes["n3"], flags=frozenset({"IDLE", "POWERED_DOWN"}))
+    decision = row(world.plan(), 1)
+    assert (decision.reason, decision.gpus_to) == (Reason.KEEP_ASLEEP.value, 4)
+    assert decision.evidence["asleep_gpus"] == 4
+    world.job(1, "n1", "elastic:gpus=2-4,batch=240-256")
+    assert row(world.plan(), 1).reason == Reason.KEEP_BEST.value
+
+
 def test_the_reserve_for_small_jobs_is_left_alone() -> None:
     """rigid_reserve_gpus stay idle in each partition."""
     world = World(3)

@@ -212,6 +212,15 @@ def test_which_nodes_take_new_jobs(state: str, usable: bool) -> None:
     assert node.schedulable is usable
 
 
+@pytest.mark.parametrize("state", ["idle+powered_down", "idle+cloud+powered_down", "idle+powering_down"])
+def test_which_nodes_are_asleep(state: str) -> None:
+    """What power saving has put to sleep, and nobody has drained as well."""
+    node = Node("n1", parse.state_flags(state), gpus=4)
+    assert node.asleep and not node.schedulable
+    assert not Node("n1", parse.state_flags(f"{state}+drain"), gpus=4).asleep
+    assert not Node("n1", parse.state_flags("idle"), gpus=4).asleep
+
+
 @pytest.mark.parametrize(
     "text, counts",
     [

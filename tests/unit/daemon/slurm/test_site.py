@@ -17,6 +17,7 @@ from slurm_elastic.daemon.slurm.site import (
     enforces_limits,
     limits,
     reservations,
+    saves_power,
     switches,
 )
 from slurm_elastic.protocol.errors import SlurmUnparsable
@@ -178,3 +179,11 @@ def test_no_growth_onto_nodes_that_are_reserved_before_the_job_ends(tmp_path: Pa
     job = world.elastic()
     world.settle()
     assert job.gpus == 8
+
+
+def test_whether_slurm_puts_idle_nodes_to_sleep() -> None:
+    """A time and a program for it, as scontrol show config has them."""
+    shown = "SuspendExcNodes         = (null)\nSuspendProgram          = {}\nSuspendTime             = {}\n"
+    assert saves_power(shown.format("/sbin/off", "300 sec"))
+    assert not saves_power(shown.format("/sbin/off", "INFINITE")) and not saves_power(shown.format("(null)", "300 sec"))
+    assert not saves_power("")
