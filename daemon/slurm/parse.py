@@ -33,6 +33,8 @@ NODE_FIELDS = (
 )
 # fmt: on
 
+_BEHIND = "Nodes required for job are DOWN, DRAINED or reserved"
+"""What squeue prints for Resources where a job of another partition comes first on the same nodes."""
 _ABSENT = frozenset({"", "N/A", "n/a", "(null)", "None", "Unknown", "NONE"})
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
@@ -118,7 +120,7 @@ def _job(row: dict[str, str]) -> Job:
         account=_same(_given(row["Account"])),
         partition=_same(_given(row["Partition"])),
         qos=_same(_given(row["QOS"])),
-        reason=_same(_given(row["Reason"])),
+        reason="Resources" if row["Reason"].startswith(_BEHIND) else _same(_given(row["Reason"])),
         nodes=held,
         batch_host=row["BatchHost"] if row["BatchFlag"] == "1" and row["BatchHost"] in held else "",
         num_nodes=num_nodes,

@@ -45,3 +45,18 @@ def test_an_exclusive_elastic_job_is_managed_with_all_it_holds(site: SiteCluster
     rigid = daemon.rigid(1)
     wait_until(lambda: site.squeue(rigid, "%T") == "RUNNING", 60, daemon.log)
     daemon.settles_at(elastic, 8)
+
+
+def test_a_job_behind_one_of_another_partition_counts(site: SiteCluster, daemon: Selasticd) -> None:
+    """A job that needs all nodes waits in another partition. Slurm then says of all others that their nodes are DOWN,
+    DRAINED or reserved; one that fits before it is given way to all the same."""
+    site.sbatch("-N5", "--gres=gpu:4", "--time=30", user="nobody")
+    elastic = daemon.submit("-N1", "--gres=gpu:a100:4")
+    daemon.settles_at(elastic, 12)
+    daemon.kill()
+    wide = site.sbatch("-pwhole", "-N8", "--gres=gpu:4", "--time=30", user="nobody")
+    site.wait_for_reason(wide, "Resources")
+    small = site.sbatch("-N1", "--gres=gpu:4", "--time=2", user="nobody")
+    wait_until(lambda: site.squeue(small, "%r").startswith("Nodes required"), 60, lambda: site.squeue(small, "%r"))
+    daemon.start()
+    wait_until(lambda: site.squeue(small, "%T") == "RUNNING", 60, daemon.log)

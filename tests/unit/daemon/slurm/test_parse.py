@@ -99,6 +99,13 @@ def test_pending_job_holds_nothing_and_has_not_started() -> None:
     assert (job.required_nodes, job.exclusive, job.time_limit_s) == (("n6", "n8"), True, 93840)
 
 
+def test_a_job_behind_one_of_another_partition_waits_for_resources() -> None:
+    """squeue has a sentence for it, in which nodes need not be down at all."""
+    rows = list(parse.records(printed((PENDING, "(null)")), parse.JOB_FIELDS, SEP, "squeue"))
+    said = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    assert parse.jobs([{**rows[0], "Reason": said}])[6].reason == "Resources"
+
+
 def test_waiting_array_is_one_record() -> None:
     """The tasks of an array that wait are one job with the array's id."""
     job = read((ARRAY, "(null)"))[8]
