@@ -1,23 +1,27 @@
 """Room for waiting jobs: what idle GPUs to keep for them, and which units elastic jobs must give up. Pure.
 
 Rigid jobs first, in Slurm's order: for each waiting job its whole shape or nothing, with the fewest GPUs taken from
-elastic jobs, and none below its minimum. Limit: what a snapshot does not show (licences, excluded nodes, counts of
-features) is not known here; a job that does not take the room made for it is passed over later.
+elastic jobs, and none below its minimum; what a limit of Slurm's lacks first, then nodes. Limit: what a snapshot does
+not show (licences, counts of features) is not known here; a job that does not take the room made for it is passed over
+later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 from math import inf
 
 from ..slurm.model import Snapshot
+from ..slurm.site import Site
 from .ledger import Amount, Ledger
+from .limit_relief import LimitRelief
 from .pending_jobs import Need, NeedPart, meets
 from .shrink_options import Giver, Unit, droppable, first_units, shrinks
+from .slurm_limits import Bound, LimitUsage, charged, uses
 
 _Rank = tuple[bool, float, int, float, float, int, str, tuple[Unit, ...]]
 """(not required, GPUs taken (half as many where nobody trains on them yet), not free yet, minus the fullness of who
@@ -46,6 +50,8 @@ class Room:
     forced: Mapping[int, frozenset[Unit]]
     met: tuple[Met, ...] = ()
     unmet: tuple[Need, ...] = ()
+    promised: LimitUsage = field(default_factory=lambda: LimitUsage(Site()))
+    """What those who are met will use of Slurm's limits."""
 
 
 @dataclass(slots=True)
@@ -53,52 +59,68 @@ class _Try:
     """A reservation being tried; thrown away when the shape cannot be completed."""
 
     ledger: Ledger
+    promised: LimitUsage
     dropped: dict[int, frozenset[Unit]]
     nodes: list[str] = field(default_factory=list)
     given: dict[int, int] = field(default_factory=dict)
     waits: bool = False
+    gives: bool = True
+    """Elastic jobs may give way."""
 
     def copy(self) -> _Try:
-        return _Try(self.ledger.copy(), dict(self.dropped))
+        return _Try(self.ledger.copy(), self.promised.copy(), dict(self.dropped))
 
 
-def make_room(snapshot: Snapshot, ledger: Ledger, givers: Iterable[Giver], waiting: Iterable[Need]) -> Room:
-    """Reserve for each waiting job in turn. The ledger given is not changed."""
-    maker = _Maker(snapshot, {giver.job_id: giver for giver in givers})
-    state = _Try(ledger.copy(), {})
+def make_room(
+    snapshot: Snapshot,
+    ledger: Ledger,
+    givers: Iterable[Giver],
+    waiting: Iterable[Need],
+    usage: LimitUsage | None = None,
+) -> Room:
+    """Reserve for each waiting job in turn. The ledger and the usage of Slurm's limits that are given do not change."""
+    usage = usage or LimitUsage(Site())
+    maker = _Maker(snapshot, {giver.job_id: giver for giver in givers}, usage)
+    state = _Try(ledger.copy(), usage.empty(), {})
     met: list[Met] = []
     unmet: list[Need] = []
-    blocked: dict[str, float] = {}
-    refused = set[tuple[NeedPart, ...]]()
+    blocked: list[tuple[float, frozenset[str], frozenset[str]]] = []
+    refused, limited = set[tuple[NeedPart, ...]](), set[tuple[object, ...]]()
     for need in waiting:
-        if need.parts in refused:
+        like = need.parts, need.limit, tuple(charged(job) for job in need.jobs)
+        if need.parts in refused or like in limited:
             unmet.append(need)  # there was no room for one like it, and nobody was given any since
             continue
-        partitions = {name for part in need.parts for name in part.partitions}
-        before = min((blocked[name] for name in partitions if name in blocked), default=inf)
+        partitions, nodes = maker.reach(state, need)
+        before = min((at for at, other, theirs in blocked if partitions & other and nodes & theirs), default=inf)
         if before < inf and (need.time_limit_s is None or need.time_limit_s > before):
             unmet.append(need)  # Slurm would not start it either: it would delay one that comes before it
             continue
-        attempt = maker.attempt(state, need)
+        under = maker.within_limits(state, need)
+        attempt = maker.attempt(under, need) if under is not None else None
+        if attempt is None and (under is None or not under.gives):
+            unmet.append(need)  # Slurm passes it over, or has not looked at it yet: it holds back nobody
+            limited.add(like)
+            continue
         if attempt is None:
             unmet.append(need)
             refused.add(need.parts)
-            start = maker.earliest(state, need)
-            for name in partitions:
-                blocked[name] = min(blocked.get(name, inf), start)
+            blocked.append((maker.earliest(state, need), partitions, nodes))
             continue
         state = attempt
         refused.clear()
+        limited.clear()
         met.append(Met(need, tuple(attempt.nodes), attempt.given, attempt.waits))
-    return Room(state.ledger, state.dropped, tuple(met), tuple(unmet))
+    return Room(state.ledger, state.dropped, tuple(met), tuple(unmet), state.promised)
 
 
 class _Maker:
     """What does not change while room is made."""
 
-    def __init__(self, snapshot: Snapshot, givers: dict[int, Giver]) -> None:
+    def __init__(self, snapshot: Snapshot, givers: dict[int, Giver], usage: LimitUsage) -> None:
         self.snapshot = snapshot
         self.givers = givers
+        self.relief = LimitRelief(snapshot, givers, usage)
         self.bundles: dict[Unit, tuple[int, tuple[Unit, ...]]] = {}
         self.on_node: dict[str, list[Unit]] = {}
         self.untrained = {unit for giver in givers.values() for unit in first_units(giver)}
@@ -109,9 +131,51 @@ class _Maker:
         self._ok: dict[tuple[int, frozenset[Unit]], bool] = {}
         self._nodes: dict[NeedPart, list[str]] = {}
 
-    def attempt(self, state: _Try, need: Need) -> _Try | None:
-        """The state after reserving the need's whole shape; None when it cannot be completed."""
+    def reach(self, state: _Try, need: Need) -> tuple[frozenset[str], frozenset[str]]:
+        """The partitions of a waiting job, and the nodes that would do for it were they free."""
+        partitions = frozenset(name for part in need.parts for name in part.partitions)
+        return partitions, frozenset(name for part in need.parts for name in self._candidates(state, part))
+
+    def within_limits(self, state: _Try, need: Need) -> _Try | None:
+        """The state after elastic jobs gave up what the limits of a waiting job lack; None when that is not enough."""
         trial = state.copy()
+        lacks = self.relief.lacks(need.jobs, trial.promised, trial.dropped)
+        # One that Slurm says waits for a limit of which nothing is lacking: what it lacked is on its way to it.
+        trial.gives = not need.unseen and (bool(lacks) or not need.limit)
+        _, wanted = self.reach(trial, need)
+        while lacks and trial.gives:
+            best = next(filter(partial(self._may, trial), self._relieving(trial, lacks, wanted)), None)
+            if best is None:
+                return None
+            self._give(trial, best)
+            lacks = self.relief.lacks(need.jobs, trial.promised, trial.dropped)
+        if lacks or lacks is None:
+            return None
+        for job in need.jobs:
+            trial.promised.add(charged(job), uses(job))
+        return trial
+
+    def _relieving(self, trial: _Try, lacks: Mapping[Bound, float], wanted: frozenset[str]) -> list[tuple[Unit, ...]]:
+        """Sets of units that are used of the limits which lack something, the best to give up first: what is enough by
+        itself before what is not, the fewest GPUs for it, on nodes that the waiting job can use."""
+        ranked: list[tuple[tuple[float, ...], tuple[Unit, ...]]] = []
+        for owner, giver in self.givers.items():
+            whole = [tuple((piece.slurm_job_id, node) for node in piece.nodes) for piece in giver.pieces]
+            single = [(unit,) for units in whole for unit in units if len(units) > 1]
+            for heads in (*whole, *single):
+                if not all(unit in self.bundles for unit in heads):
+                    continue
+                units = self._closed(trial, heads)
+                share = self.relief.share(owner, units, trial.dropped, lacks) if units else 0.0
+                if share > 0.0:
+                    gpus = sum(self._gpus(unit) for unit in units)
+                    useless = not wanted.issuperset(node for _, node in units)
+                    fair = -self._fullness(units), -self._slowness(units)
+                    ranked.append(((-share, gpus, useless, *fair), units))
+        return [units for _, units in sorted(ranked)]
+
+    def attempt(self, trial: _Try, need: Need) -> _Try | None:
+        """The state after reserving the need's whole shape too; None when it cannot be completed."""
         for part in need.parts:
             if not self._reserve(trial, part):
                 return None
@@ -153,6 +217,7 @@ class _Maker:
             for name, node in self.snapshot.nodes.items()
             if trial.ledger.usable(name)
             and part.partitions & set(node.partitions)
+            and name not in part.excluded
             and (name in part.required or len(part.required) < part.nodes)
             and (not part.amount.gpus or not part.gpu_type or node.gpu_type == part.gpu_type)
             and meets(part.features, node.features)
@@ -166,6 +231,8 @@ class _Maker:
         if have.covers(part.amount):
             return name not in part.required, 0.0, late, 0.0, 0.0, have.gpus - part.amount.gpus, name, ()
         best: tuple[float, float, float, int, tuple[Unit, ...]] | None = None
+        if not trial.gives:
+            return None
         for units in self._ways(trial, name, part.amount, have):
             freed = self._freed(trial, units, name)
             cost = sum(self._gpus(unit) * (0.5 if unit in self.untrained else 1.0) for unit in units)

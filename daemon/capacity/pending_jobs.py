@@ -1,7 +1,8 @@
 """What waiting jobs need in order to start, in the order in which Slurm would start them. Pure.
 
-Only jobs that wait for resources count, and those whose begin time is near. One that is held, depends on another, waits
-for a later time or is over a limit could not use GPUs given up for it.
+Jobs that wait for resources or for a limit of what runs at the same time count, and those whose begin time is near. One
+that is held, depends on another, waits for a later time or is over a limit of another kind could not use GPUs given up
+for it. Whether giving way helps against a limit is found out by make_room.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from .ledger import Amount, per_node
 from .roster import Roster
 
 RESOURCE_REASONS = ("Resources", "Priority", "None", "")
+_LIMIT = re.compile(r"(Assoc|QOS|Max)(?!.*(Minutes|RunMin|Wall|PerJob|PerNode|Submit|Time|Min[A-Z]|Prio|Accrue)).+")
+"""A limit of what runs at the same time, as Slurm names it: AssocGrpGRES, QOSMaxJobsPerUserLimit."""
+UNSEEN_S = 60.0
+"""How long a job without a reason is one that Slurm has not looked at yet; later it waits beyond Slurm's depth."""
 
 SOON_S = 5.0
 """A begin time this near counts as come."""
@@ -36,6 +41,8 @@ class NeedPart:
     """Nodes that must be among them."""
     features: str = ""
     """What each of the nodes must have, as --constraint= says it."""
+    excluded: frozenset[str] = frozenset()
+    """Nodes that must not be among them."""
 
 
 @record(frozen=True, slots=True)
@@ -52,19 +59,34 @@ class Need:
     """None: no limit known."""
     tier: int = 1
     """PriorityTier of its partition: Slurm starts those of the highest first, whatever their priority."""
+    jobs: tuple[Job, ...] = ()
+    """As Slurm has them: one, or the components of a heterogeneous job."""
+    limit: str = ""
+    """The limit that Slurm says it waits for."""
+    unseen: bool = False
+    """Slurm has not said yet what it waits for: idle GPUs are kept for it, and nobody gives way."""
+
+    @property
+    def kind(self) -> Kind:
+        """What it has in common with jobs that will start when it does."""
+        return self.jobs[0].uid, self.limit, self.parts
 
     @property
     def gpus(self) -> int:
         return sum(part.nodes * part.amount.gpus for part in self.parts)
 
 
-def needs(snapshot: Snapshot, roster: Roster, passed: Collection[int] = ()) -> list[Need]:
+Kind = tuple[int, str, tuple[NeedPart, ...]]
+"""uid, limit and shape of a waiting job."""
+
+
+def needs(snapshot: Snapshot, roster: Roster, passed: Collection[Kind] = ()) -> list[Need]:
     """The waiting jobs that GPUs would help, first to start first.
 
-    `passed`: jobs for which room was made and which did not take it; they wait for something this cannot see.
+    `passed`: of jobs for which room was made and which did not take it; they wait for something this cannot see.
     """
     companions = {job.job_id for elastic in roster.elastic.values() for job, _ in elastic.queued}
-    skip = companions | {job.job_id for job in roster.orphans} | set(passed)
+    skip = companions | {job.job_id for job in roster.orphans}
     groups: dict[int, list[Job]] = {}
     for job in snapshot.jobs.values():
         if job.state == "PENDING" and job.job_id not in skip:
@@ -74,14 +96,24 @@ def needs(snapshot: Snapshot, roster: Roster, passed: Collection[int] = ()) -> l
         for job_id, jobs in groups.items()
         if job_id not in skip and all(_counts(job, snapshot.at) for job in jobs)
     ]
+    found = [need for need in found if need.kind not in passed] if passed else found
     return sorted(found, key=lambda need: (-need.tier, -need.priority, need.submit_time, need.job_id))
 
 
 def _counts(job: Job, now: float) -> bool:
     # A reservation's nodes are not ours to give. One put back a moment ago has no reason yet, only its begin time.
     comes = job.reason == "BeginTime" and not job.restarts and job.eligible_time <= now + NOTICE_S
-    waits = job.reason in RESOURCE_REASONS and job.eligible_time <= now + SOON_S
+    waits = (job.reason in RESOURCE_REASONS or limited(job.reason)) and job.eligible_time <= now + SOON_S
     return (comes or waits) and not job.reservation
+
+
+def limited(reason: str) -> bool:
+    """Whether a job waits until others of its user, account or QOS end or hold less."""
+    return _LIMIT.fullmatch(reason) is not None
+
+
+def _unseen(job: Job, now: float) -> bool:
+    return job.reason in ("None", "") and now < max(job.submit_time, job.eligible_time) + UNSEEN_S
 
 
 def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Need:
@@ -95,6 +127,9 @@ def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Ne
         submit_time=jobs[0].submit_time,
         time_limit_s=max(limit for limit in limits if limit) if all(limits) else None,
         tier=max((_tier(snapshot, job) for job in jobs), default=1),
+        jobs=tuple(jobs),
+        limit=next((job.reason for job in jobs if limited(job.reason)), ""),
+        unseen=any(_unseen(job, snapshot.at) for job in jobs),
     )
 
 
@@ -114,7 +149,15 @@ def _part(snapshot: Snapshot, job: Job) -> NeedPart:
             amount = Amount(-(-job.gpus // nodes), -(-job.cpus // nodes), job.mem_mb)
     if job.exclusive:
         amount = replace(amount, cpus=max((n.cpus for n in _of(snapshot, partitions)), default=0))
-    return NeedPart(nodes, amount, partitions, job.gpu_type, frozenset(job.required_nodes), job.features)
+    return NeedPart(
+        nodes,
+        amount,
+        partitions,
+        job.gpu_type,
+        frozenset(job.required_nodes),
+        job.features,
+        frozenset(job.excluded_nodes),
+    )
 
 
 def _of(snapshot: Snapshot, partitions: frozenset[str]) -> Iterator[Node]:

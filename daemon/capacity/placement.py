@@ -27,14 +27,16 @@ class ShapeTemplate:
     gpu_type: str
     cpus_per_gpu: float
     mem_mb_per_gpu: float
+    most_on_a_node: int = 0
+    """GPUs; 0: as many as there are."""
 
     @classmethod
-    def of(cls, job: Job) -> ShapeTemplate:
+    def of(cls, job: Job, most_on_a_node: int = 0) -> ShapeTemplate:
         """That of an elastic job's base."""
         gpus = max(1, job.gpus)
         partition = job.partition.split(",")[0]
         share = max(1, job.gpus_per_node or gpus // max(1, len(job.nodes)))
-        return cls(partition, job.account, job.qos, job.gpu_type, job.cpus / gpus, job.mem_mb / share)
+        return cls(partition, job.account, job.qos, job.gpu_type, job.cpus / gpus, job.mem_mb / share, most_on_a_node)
 
     def amount(self, gpus: int) -> Amount:
         """What `gpus` GPUs on one node come with."""
@@ -42,7 +44,7 @@ class ShapeTemplate:
 
     def most(self, free: Amount) -> int:
         """The most GPUs that fit into what is free on a node."""
-        gpus = free.gpus
+        gpus = min(free.gpus, self.most_on_a_node or free.gpus)
         while gpus > 0 and not free.covers(self.amount(gpus)):
             gpus -= 1
         return gpus

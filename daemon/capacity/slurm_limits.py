@@ -1,96 +1,270 @@
-"""What Slurm's own limits (GrpTRES, MaxTRES per user, account and job, MaxJobs) leave for elastic jobs, in GPUs. Pure.
+"""What is used of Slurm's own limits (GrpTRES, MaxTRES per user, account and job, MaxJobs, MaxSubmitJobs). Pure.
 
-Every kind of limit is turned into GPUs: what is left of it, over what one more GPU of the job that needs least of it
-takes. What a site lets one job have, an elastic job may have with all its pieces together, though Slurm sees a job in
-each of them. Limit: nobody is asked to give back what Slurm has granted; a limit lowered afterwards only keeps jobs
-from more.
+Promise: usage is counted as Slurm counts it: what running jobs hold, and jobs in the queue as submitted. Where a
+partition's QOS, a job's QOS and its association limit the same, the first of them holds, as in Slurm.
+Limit: jobs that share a node count it twice in a limit of nodes. Nobody is asked to give back what Slurm has granted,
+but for a waiting job; a limit lowered afterwards only keeps jobs from more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, inf
 
-from ..slurm.model import Job, Snapshot
+from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.records import record
+
+from ..slurm.model import Job
 from ..slurm.site import Site, SlurmLimit
-from .roster import ElasticJob, Roster
+from .ledger import Amount
+
+Charged = tuple[int, str, str, str]
+"""uid, account, QOS and partition of a job: what decides which limits it has."""
+Owner = tuple[str, int | None, str]
+"""account, uid and QOS of a limit."""
+Key = tuple[object, ...]
+
+SHARED = ("together", "user", "account")
+LEFT_FREE = 10
+"""Of so many jobs that a user may submit, companions leave one; of fewer, one too."""
+
+
+@record(frozen=True, slots=True)
+class Bound:
+    """So much of one resource for all the jobs that share it, or for each of them."""
+
+    name: str
+    """cpu, gres/gpu, …, jobs, submits."""
+    most: float
+    key: Key
+    """Equal for all jobs that share it."""
+    scope: str
+    whose: str
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        each = {"job": " of each job", "node": " on each node of a job", "least": " at least in each job"}
+        return f"Slurm's limit {self.name}={self.most:g}{each.get(self.scope, '')} ({self.whose})"
+
+
+def charged(job: Job) -> Charged:
+    """What decides which limits a job has. Of several partitions none: it may start in one whose QOS does not hold
+    it."""
+    return job.uid, job.account, job.qos, job.partition if "," not in job.partition else ""
+
+
+def bounds(site: Site, of: Mapping[Owner, Sequence[SlurmLimit]], who: Charged) -> tuple[Bound, ...]:
+    """What limits jobs of this user, account, QOS and partition. `of`: the site's limits by their owner."""
+    uid, account, qos, partition = who
+    layers: list[list[Owner]] = [[("", None, name)] for name in (site.partition_qos.get(partition, ""), qos) if name]
+    layers.append([(above, None, "") for above in ("", *site.accounts(account))] + [(account, uid, ""), ("", uid, "")])
+    found: dict[tuple[Key, str], Bound] = {}
+    said: set[tuple[str, str]] = set()
+    for layer in layers:
+        new = set()
+        for limit in (limit for owner in layer for limit in of.get(owner, ())):
+            for name, most in limit.tres.items():
+                what = _kind(limit, name)
+                if what not in said:
+                    bound = Bound(name, most, _key(limit, uid, account), limit.scope, _whose(limit))
+                    found[bound.key, name] = bound
+                    new.add(what)
+        said |= new
+    return tuple(found.values())
+
+
+def _by_owner(limits: Iterable[SlurmLimit]) -> dict[Owner, list[SlurmLimit]]:
+    found: dict[Owner, list[SlurmLimit]] = {}
+    for limit in limits:
+        found.setdefault((limit.account, limit.uid, limit.qos), []).append(limit)
+    return found
+
+
+def _kind(limit: SlurmLimit, name: str) -> tuple[str, str]:
+    """What a QOS's limit takes the place of: a user's number of jobs may be limited in the QOS or the association."""
+    if name in ("jobs", "submits") and limit.uid is not None:
+        return "user", name
+    return limit.scope, name
+
+
+def _key(limit: SlurmLimit, uid: int, account: str) -> Key:
+    owner = {"user": uid, "account": account}.get(limit.scope)
+    return limit.account, limit.uid, limit.qos, limit.scope, owner
+
+
+def _whose(limit: SlurmLimit) -> str:
+    parts = [f"account {limit.account}"] if limit.account else []
+    parts += [f"QOS {limit.qos}"] if limit.qos else []
+    parts += [f"user {limit.uid}"] if limit.uid is not None else []
+    parts += [f"each {limit.scope}"] if limit.scope in ("user", "account") else []
+    return ", ".join(parts)
+
+
+class LimitUsage:
+    """What is used of each limit. Copy it before trying."""
+
+    def __init__(self, site: Site, jobs: Iterable[Job] = ()) -> None:
+        self.site = site
+        self.used: dict[tuple[Key, str], float] = {}
+        self._bounds: dict[Charged, tuple[Bound, ...]] = {}
+        self._of = _by_owner(site.limits)
+        if site.limits:
+            totals: dict[Charged, Counter[str]] = {}
+            for job in jobs:
+                totals.setdefault(charged(job), Counter()).update(uses(job) if job.active else submitted(job))
+            for who, amounts in totals.items():
+                self.add(who, amounts)
+
+    def empty(self) -> LimitUsage:
+        """The same limits, and nothing used of them."""
+        made = LimitUsage(Site())
+        made.site, made._bounds, made._of = self.site, self._bounds, self._of
+        return made
+
+    def copy(self) -> LimitUsage:
+        made = self.empty()
+        made.used = dict(self.used)
+        return made
+
+    def plus(self, other: LimitUsage) -> LimitUsage:
+        """What both use, together."""
+        made = self.copy()
+        for place, amount in other.used.items():
+            made.used[place] = made.used.get(place, 0.0) + amount
+        return made
+
+    def bounds(self, who: Charged) -> tuple[Bound, ...]:
+        """What limits such jobs."""
+        if who not in self._bounds:
+            self._bounds[who] = bounds(self.site, self._of, who)
+        return self._bounds[who]
+
+    def add(self, who: Charged, amounts: Mapping[str, float], sign: int = 1) -> None:
+        """Count so much more as used, or with sign=-1 less."""
+        for bound in self.bounds(who):
+            if bound.scope in SHARED and amounts.get(bound.name):
+                place = bound.key, bound.name
+                self.used[place] = self.used.get(place, 0.0) + sign * amounts[bound.name]
+
+    def left(self, bound: Bound) -> float:
+        """What is left of a limit; below 0 where more is used than it allows."""
+        return bound.most - self.used.get((bound.key, bound.name), 0.0)
+
+    def lacks(self, who: Charged, amounts: Mapping[str, float]) -> dict[Bound, float] | None:
+        """How much would have to be given back of each limit for a job to start; None: it never may."""
+        found = {}
+        for bound in self.bounds(who):
+            wanted = amounts.get(bound.name, 0.0)
+            if bound.scope in SHARED:
+                lack = wanted - self.left(bound) if wanted and bound.name not in _NOT_JUDGED else 0.0
+                if lack > 0:
+                    if wanted > bound.most:
+                        return None
+                    found[bound] = lack
+            elif (bound.scope == "job" and wanted > bound.most) or (bound.scope == "least" and wanted < bound.most):
+                return None
+        return found
+
+
+_NOT_JUDGED = ("node", "submits")
+"""Nodes are counted once in Slurm, whatever jobs share them; one that waits has been submitted."""
+
+
+def uses(job: Job) -> dict[str, float]:
+    """What a job holds, or asks for, in the names of limits."""
+    nodes = len(job.nodes) or max(1, job.num_nodes)
+    found: dict[str, float] = {"gres/gpu": job.gpus, "cpu": job.cpus, "mem": job.mem_mb * nodes, "node": nodes}
+    if job.gpu_type:
+        found[f"gres/gpu:{job.gpu_type}"] = job.gpus
+    return {**found, "jobs": 1, "submits": 1}
+
+
+def submitted(job: Job) -> dict[str, float]:
+    """What counts of a job in the queue: every waiting task of an array."""
+    return {"submits": float(tasks(job.array_task))}
+
+
+def tasks(text: str) -> int:
+    """3 for "1,5-6%2", as squeue names waiting tasks; 1 for what is no list of them."""
+    count = 0
+    for part in text.partition("%")[0].strip("[]").split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is None:
+            return 1
+        first, last = int(match[1]), int(match[2] or match[1])
+        count += max(0, last - first) // max(1, int(match[3] or 1)) + 1
+    return max(1, count)
+
+
+def amounts_of(share: Amount, nodes: int, gpu_type: str) -> Counter[str]:
+    """So much on each of so many nodes, in the names of limits."""
+    gpus = share.gpus * nodes
+    found: Counter[str] = Counter({"gres/gpu": gpus, "cpu": share.cpus * nodes, "mem": share.mem_mb * nodes})
+    found["node"] = nodes
+    if gpu_type:
+        found[f"gres/gpu:{gpu_type}"] = gpus
+    return found
+
+
+def of_shape(shape: Shape) -> dict[str, float]:
+    """What a companion of this shape is charged."""
+    amount = Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node)
+    return {**amounts_of(amount, shape.nodes, shape.gpu_type), "jobs": 1, "submits": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLimit:
-    """The running elastic jobs `jobs` may together hold so many GPUs more than they do."""
+    """The running elastic jobs `jobs` may together hold so many GPUs more than they do; fewer, if it is below 0."""
 
     label: str
     more: int
     jobs: frozenset[int]
 
 
-def gpu_limits(site: Site, snapshot: Snapshot, roster: Roster) -> list[GpuLimit]:
-    """The limits that concern running elastic jobs."""
-    if not site.limits:
-        return []
-    running = [job for job in snapshot.jobs.values() if job.active]
-    elastic = [job for job in roster.elastic.values() if job.running and job.base.gpus]
-    found = []
-    for limit in site.limits:
-        if limit.each:
-            found += [own for job in elastic if _concerns(site, limit, job.base) for own in _of_each(limit, job)]
-            continue
-        inside = [job for job in elastic if _concerns(site, limit, job.base)]
-        if not inside:
-            continue
-        used = [job for job in running if _concerns(site, limit, job)]
-        more, kind = _left(limit, used, inside)
-        if more < inf:
-            label = f"Slurm's limit {kind} ({_whose(limit)}) leaves its elastic jobs"
-            found.append(GpuLimit(label, floor(more), frozenset(job.job_id for job in inside)))
-    return found
+def gpu_limits(
+    usage: LimitUsage, elastic: Sequence[tuple[Job, Mapping[str, float]]], promised: LimitUsage | None = None
+) -> list[GpuLimit]:
+    """The limits of elastic jobs, in GPUs: what is left, over what a GPU of the job that needs least of it takes.
+
+    `elastic`: the base of each job and what it holds with all its pieces. `promised`: what waiting jobs will use.
+    """
+    inside: dict[Bound, list[tuple[Job, Mapping[str, float]]]] = {}
+    for base, holds in elastic:
+        for bound in usage.bounds(charged(base)):
+            if bound.scope in SHARED:
+                inside.setdefault(bound, []).append((base, holds))
+            elif bound.scope == "job":  # what one job may have, an elastic one may have with all its pieces together
+                inside[replace_key(bound, base.job_id)] = [(base, holds)]
+    best: dict[Key, GpuLimit] = {}
+    for bound, jobs in inside.items():
+        if bound.scope == "job":
+            left = max(0.0, bound.most - jobs[0][1].get(bound.name, 0.0))
+        else:
+            left = max(0.0, usage.left(bound)) - (promised.used.get((bound.key, bound.name), 0.0) if promised else 0.0)
+        more = _in_gpus(bound, left, [base for base, _ in jobs])
+        if more is not None and (bound.key not in best or more < best[bound.key].more):
+            leaves = "leaves it" if bound.scope == "job" else "leaves its elastic jobs"
+            best[bound.key] = GpuLimit(f"{bound.label} {leaves}", more, frozenset(base.job_id for base, _ in jobs))
+    return list(best.values())
 
 
-def _of_each(limit: SlurmLimit, job: ElasticJob) -> list[GpuLimit]:
-    more, kind = _left(limit, [held.job for held in job.held], [job])
-    label = f"Slurm's limit {kind} of each job ({_whose(limit)}) leaves it"
-    return [GpuLimit(label, floor(more), frozenset({job.job_id}))] if more < inf else []
+def replace_key(bound: Bound, job_id: int) -> Bound:
+    """The bound of one job by itself."""
+    return Bound(bound.name, bound.most, (*bound.key, job_id), bound.scope, bound.whose)
 
 
-def _left(limit: SlurmLimit, used: list[Job], inside: Iterable[ElasticJob]) -> tuple[float, str]:
-    """(GPUs that may be added, the limit that says so)."""
-    jobs = list(inside)
-    best = (inf, "")
-    for name, most in limit.tres.items():
-        share = min((_per_gpu(job.base, name) for job in jobs), default=0.0)
-        if share > 0:
-            left = max(0.0, most - sum(_uses(job, name) for job in used))
-            best = min(best, (left / share, f"{name}={most:g}"))
-    if limit.jobs is not None and len(used) >= limit.jobs:
-        best = min(best, (0.0, f"jobs={limit.jobs}"))  # a companion is a job as well
-    return best
+def _in_gpus(bound: Bound, left: float, bases: Iterable[Job]) -> int | None:
+    """GPUs that may be added; None: it limits something else."""
+    if bound.name in ("jobs", "submits"):
+        return None if companions_left(bound, left) > 0 else 0  # a companion is a job as well
+    share = min((uses(base).get(bound.name, 0.0) / max(1, base.gpus) for base in bases), default=0.0)
+    return int(left // share) if share > 0 else None
 
 
-def _concerns(site: Site, limit: SlurmLimit, job: Job) -> bool:
-    return (
-        (not limit.account or site.within(job.account, limit.account))
-        and (limit.uid is None or limit.uid == job.uid)
-        and (not limit.qos or limit.qos == job.qos)
-    )
-
-
-def _uses(job: Job, name: str) -> float:
-    nodes = len(job.nodes)
-    known: Mapping[str, float] = {"cpu": job.cpus, "mem": job.mem_mb * nodes, "node": nodes, "gres/gpu": job.gpus}
-    if name.startswith("gres/gpu:"):
-        return job.gpus if name == f"gres/gpu:{job.gpu_type}" else 0.0
-    return known.get(name, 0.0)
-
-
-def _per_gpu(job: Job, name: str) -> float:
-    return _uses(job, name) / max(1, job.gpus)
-
-
-def _whose(limit: SlurmLimit) -> str:
-    parts = [f"account {limit.account}"] if limit.account else []
-    parts += [f"QOS {limit.qos}"] if limit.qos else []
-    if limit.uid is not None:
-        parts.append(f"user {limit.uid}")
-    return ", ".join(parts)
+def companions_left(bound: Bound, left: float) -> int:
+    """How many companions may still be asked for under a limit of jobs. Of those that a user may submit, the last ones
+    are not theirs."""
+    return int(left - (max(1, bound.most // LEFT_FREE) if bound.name == "submits" else 0))

@@ -168,7 +168,7 @@ class Settings:
     """Shortest time between two rounds, however much happens in between."""
 
     site_interval_s: float = number(60.0, 1, 86400)
-    """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to four more
+    """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to five more
     commands."""
 
     policy: str = choice(DEFAULT_POLICY, meanings={name: policy.summary for name, policy in POLICIES.items()})

@@ -19,6 +19,7 @@ from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
 from ..capacity.roster import ElasticJob, RunningPiece
 from ..capacity.shrink_options import DropRule, Giver, Unit
@@ -83,6 +84,8 @@ class FreeNodes:
     """Those that the job can use."""
     under: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The nodes under each switch of the site."""
+    companions: CompanionLimits | None = None
+    """What Slurm's limits say of companions as jobs; None: nothing."""
 
 
 @record(frozen=True, slots=True)

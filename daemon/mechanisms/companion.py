@@ -38,12 +38,18 @@ class CompanionJob(Mechanism):
 
     def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         more = gpus - sum(piece.gpus for piece in keep)
-        template, near = ShapeTemplate.of(job.job.base), _near(job, keep, free)
+        base, limits = job.job.base, free.companions
+        template = ShapeTemplate.of(base, limits.most_on_a_node(base) if limits else 0)
+        near = _near(job, keep, free)
         for soon in (False, True):
             shapes = place(free.ledger, more, template, free.nodes, soon, near)
-            if shapes is not None:
-                shapes = one_node_each(shapes) if job.one_node_each else shapes
+            if shapes is None:
+                continue
+            shapes = one_node_each(shapes) if job.one_node_each else shapes
+            if limits is None or limits.allow(base, shapes):
                 take(free.ledger, shapes)
+                if limits is not None:
+                    limits.take(base, shapes)
                 return Placement(keep, shapes, "the GPUs are still being released" if soon else "")
         return None
 

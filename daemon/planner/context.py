@@ -14,16 +14,19 @@ from types import MappingProxyType
 from slurm_elastic.db.rows import Mark
 from slurm_elastic.protocol.messages import Shape
 
+from ..capacity.companion_limits import CompanionLimits
 from ..capacity.make_room import Room
+from ..capacity.pending_jobs import Kind
 from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
-from ..capacity.slurm_limits import gpu_limits
+from ..capacity.slurm_limits import LimitUsage, gpu_limits
 from ..config.settings import Settings
 from ..optimizer.plan import Solver, plan_pools
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
 from .eligibility import JobState, RunningJob
+from .limit_usage import holds
 from .memory import Memory
 from .user_limits import Limits
 
@@ -37,8 +40,8 @@ class Inputs:
     states: Mapping[int, JobState]
     settings: Settings
     now: float
-    passed: Collection[int] = ()
-    """Waiting jobs that did not take the room made for them."""
+    passed: Collection[Kind] = ()
+    """Of waiting jobs that did not take the room made for them."""
     memory: Memory = field(default_factory=Memory)
     """What was made of the same jobs in the round before; it changes no plan."""
     site: Site = field(default_factory=Site)
@@ -60,11 +63,16 @@ class RoundContext:
         inputs: Inputs,
         running_jobs: Mapping[int, RunningJob],
         room: Room,
+        usage: LimitUsage,
         unlisted: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """unlisted: by node, the GPUs in use that no job holds."""
+        """usage: of Slurm's limits. unlisted: by node, the GPUs in use that no job holds."""
         self.inputs, self.running_jobs, self.room, self.unlisted = inputs, running_jobs, room, unlisted
-        slurm = gpu_limits(inputs.site, inputs.snapshot, inputs.roster)
+        elastic = (
+            [(running.job.base, holds(running)) for running in running_jobs.values()] if inputs.site.limits else []
+        )
+        slurm = gpu_limits(usage, elastic, room.promised)
+        self.companions = CompanionLimits(usage, room.promised)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""

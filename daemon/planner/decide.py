@@ -22,6 +22,7 @@ from .context import Inputs, RoundContext
 from .eligibility import RunningJob
 from .fixed_targets import fixed_target
 from .free_capacity import asleep, comebacks, free_ledger, reachable
+from .limit_usage import limit_usage
 from .moves import Allotment, Move, moves
 
 
@@ -70,7 +71,9 @@ def decide(inputs: Inputs) -> Decisions:
         allotments += decided
         groups.append(group)
     allotments += made.division.share([group for group in groups if group.members], nodes)
-    made.moves = moves(allotments, context.room.ledger.copy(), nodes)
+    made.moves = moves(allotments, context.room.ledger.copy(), nodes, context.companions)
+    for job_id, limit in context.companions.refused.items():
+        context.said.setdefault(job_id, f"{limit} allows no further companion of that size")
     made.begun = _begun(made)
     return made
 
@@ -81,6 +84,7 @@ def _context(inputs: Inputs) -> RoundContext:
     running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
     ledger = free_ledger(snapshot, running_jobs.values())
     take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in running_jobs))
+    usage = limit_usage(inputs.site, snapshot, running_jobs.values())
     waiting = needs(snapshot, inputs.roster, inputs.passed)
     wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
     if wanted:
@@ -92,7 +96,8 @@ def _context(inputs: Inputs) -> RoundContext:
     waiting = [need for need in waiting if not may_have_started(snapshot, need, since)]
     free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
     givers = [s.giver for s in free] if waiting else []
-    return RoundContext(inputs, running_jobs, make_room(snapshot, ledger, givers, waiting), unlisted)
+    room = make_room(snapshot, ledger, givers, waiting, usage)
+    return RoundContext(inputs, running_jobs, room, usage, unlisted)
 
 
 def _withdrawn(context: RoundContext) -> dict[int, int]:

@@ -58,6 +58,8 @@ class JobState:
     """Time of its youngest report."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> share of every step that all wait for it, as the present world measured it."""
+    gave_in_vain: bool = False
+    """What its last resize gave up for a waiting job was not taken."""
     refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
     """What Slurm refuses to do about it now."""
 
@@ -259,12 +261,15 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     """Apply the cooldowns and the time after a failure.
 
     After a growth that failed, or a companion that never came, the job only does not grow for a while: it gives way.
-    A growth whose nodes somebody else got, or needed, is planned again at once.
+    A growth whose nodes somebody else got, or needed, is planned again at once, and so is what was
+    given up for a job that did not take it.
     """
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN:
         return _Rest()
     if last.state == ResizeState.DONE:
+        if state.gave_in_vain:
+            return _Rest()
         grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
         ahead = [t for t in (grow, shrink) if t > now]
         if not ahead:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.records import record
 
+from ..capacity.companion_limits import CompanionLimits
 from ..capacity.ledger import Ledger
 from ..capacity.shrink_options import Unit, shrinks, units_of, without
 from ..config.settings import Settings
@@ -96,8 +97,13 @@ class Move:
         )
 
 
-def moves(allotments: Sequence[Allotment], ledger: Ledger, nodes: Mapping[int, Collection[str]]) -> dict[int, Move]:
-    """A move for every allotment, by job id. `nodes`: where each job may grow. The ledger is used up in place."""
+def moves(
+    allotments: Sequence[Allotment],
+    ledger: Ledger,
+    nodes: Mapping[int, Collection[str]],
+    companions: CompanionLimits | None = None,
+) -> dict[int, Move]:
+    """A move for every allotment, by job id. `nodes`: where each job may grow. Both others are used up in place."""
     found: dict[int, Move] = {}
     placing: dict[Mechanism, list[Allotment]] = {mechanism: [] for mechanism in registry.MECHANISMS}
     for allotment in allotments:
@@ -122,12 +128,15 @@ def moves(allotments: Sequence[Allotment], ledger: Ledger, nodes: Mapping[int, C
             placing[mechanism].append(allotment)
     under = _under([allotment for placed in placing.values() for allotment in placed])
     for mechanism, placed in placing.items():
-        free = {w.running.job_id: FreeNodes(ledger, nodes.get(w.running.job_id, ()), under) for w in placed}
+        free = {w.running.job_id: FreeNodes(ledger, nodes.get(w.running.job_id, ()), under, companions) for w in placed}
         if mechanism.adds:
             # Who can grow on few nodes only comes first: others find room elsewhere.
             placed.sort(key=lambda w: (len(free[w.running.job_id].nodes), -w.progress_change, w.running.job_id))
         for allotment in placed:
-            found[allotment.running.job_id] = _place(mechanism, allotment, free[allotment.running.job_id])
+            move = _place(mechanism, allotment, free[allotment.running.job_id])
+            if companions is not None and not move.changes and allotment.running.job_id in companions.refused:
+                move = replace(move, allotment=replace(move.allotment, reason=Reason.KEEP_LIMIT))
+            found[allotment.running.job_id] = move
     return found
 
 

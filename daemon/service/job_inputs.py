@@ -7,7 +7,7 @@ Limit: one caller at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from slurm_elastic.db.rows import InUse, ResizeRow
@@ -38,6 +38,7 @@ class JobInputs:
         in_use: Mapping[int, InUse],
         resizes: Mapping[int, ResizeRow],
         refused: Mapping[int, Mapping[EventKind, Refusal]],
+        in_vain: Collection[int],
         now: float,
     ) -> dict[int, JobState]:
         """The inputs of these jobs, which must be all that run."""
@@ -65,6 +66,7 @@ class JobInputs:
                 reported_at=report.at if report is not None else None,
                 slow=slow_nodes(report, in_use[job_id]),
                 refused=refused.get(job_id, {}),
+                gave_in_vain=job_id in in_vain,
             )
         return found
 

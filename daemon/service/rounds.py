@@ -19,7 +19,6 @@ from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import SlurmError, StoreError
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..api.waiters import Waiters
@@ -29,6 +28,7 @@ from ..capacity.unlisted_gpus import by_node, lasting
 from ..config.settings import Settings
 from ..mechanisms.actions import Action, Close
 from ..mechanisms.executor import Executor
+from ..mechanisms.kept_waiting import kept_waiting
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused
 from ..mechanisms.refusals import Refusal, Submitted, standing
@@ -176,7 +176,7 @@ class Rounds:
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
         self._note_unlisted(plan.unlisted)
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
-        self._nonstarters.record({met.need.job_id for met in plan.met if not met.waits}, now)
+        self._nonstarters.record(plan.met, snapshot, now)
         # The last decision about a job stays its explanation when its training is over.
         rows = [row for row in plan.rows if not self.registry.is_finished(row.job_id)]
         for row in self.store.save_decisions(now, rows):
@@ -185,7 +185,7 @@ class Rounds:
             log.warning("no plan for %s", pool)
         with self._part("resize"):
             withdrawn = self._withdraw(plan.withdrawn, seen)
-            self._begin_resizes(plan.resizes, now)
+            self._begin_resizes(plan, now)
             back = resumes(plan.resumes, self._bound(plan, snapshot))
             resumed = self.executor.run(back, self.mode == "act", snapshot.jobs)
         # A job that is being requeued does not train: its next step should not wait for the interval.
@@ -217,11 +217,19 @@ class Rounds:
     def _reconcile(self, seen: Observed, now: float) -> bool:
         resizes = list(seen.resizes.values())
         self._unused = unused(seen.roster, seen.in_use, resizes, self._unused, now)
-        actions: Sequence[Action] = next_actions(
-            *(seen.roster, seen.in_use, resizes, self._unused, now, self.bounds),
-            overtaken=overtaken(seen.snapshot, seen.roster, resizes),
-            kept_whole=self._kept_whole(seen.roster, now),
-        )
+        lost = overtaken(seen.snapshot, seen.roster, resizes)
+        waiting = kept_waiting(seen.roster, resizes, lost)
+        if waiting:
+            self._site = self.client.site()  # a limit that was not known is not planned against again
+        left = [resize for resize in resizes if resize.id not in {one.resize.id for one in waiting}]
+        actions: Sequence[Action] = [
+            *(action for one in waiting for action in one.actions(seen.snapshot, self._site)),
+            *next_actions(
+                *(seen.roster, seen.in_use, left, self._unused, now, self.bounds),
+                overtaken=lost,
+                kept_whole=self._kept_whole(seen.roster, now),
+            ),
+        ]
         act = self.mode == "act"
         if not act:
             actions = [
@@ -250,7 +258,7 @@ class Rounds:
             Inputs(
                 seen.snapshot,
                 seen.roster,
-                self._job_inputs.collect(running, seen.in_use, seen.resizes, refused, now),
+                self._job_inputs.collect(running, seen.in_use, seen.resizes, refused, self._nonstarters.in_vain, now),
                 replace(self.settings, mode=self.mode),
                 now,
                 self._nonstarters.excluded(now),
@@ -297,16 +305,17 @@ class Rounds:
             self.waiters.notify(close.job_id)
         return done
 
-    def _begin_resizes(self, resizes: Sequence[Resize], now: float) -> None:
+    def _begin_resizes(self, plan: Plan, now: float) -> None:
         """Begin the resizes of a plan; each is on the disk before its supervisor can see it."""
         if self.mode != "act":
             return
-        for resize in resizes:
+        for resize in plan.resizes:
             try:
                 begun = self.store.begin_resize(resize, now)
             except StoreError as error:
                 log.warning("job %d: no resize begins: %s", resize.job_id, error)
                 continue
+            self._nonstarters.gives(begun.job_id, (met for met in plan.met if begun.job_id in met.givers))
             detail = {"resize": begun.id, "gpus": begun.gpus, "batch": begun.batch, "reason": begun.reason}
             self.store.add_event(begun.job_id, EventKind.RESIZE_ISSUED, "selasticd", detail, now)
             self.waiters.notify(begun.job_id)

@@ -23,7 +23,7 @@ from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUn
 from . import arguments, parse, pending_resize, site
 from .held_gpus import with_nodes
 from .model import Size, SlurmClient, Snapshot
-from .nodelist import fold
+from .nodelist import expand, fold
 from .site import Site, SlurmLimit
 
 MAX_SAID = 600
@@ -105,6 +105,16 @@ class CommandClient(SlurmClient):
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
             switches = site.switches(self._shown("show", "topology"))
         return Site(at, tuple(limits), parents, kept, switches, site.saves_power(config))
+
+    def partition_qos(self) -> dict[str, str]:
+        return site.partition_qos(self._shown("-a", "-o", "show", "partition"))
+
+    def excluded_nodes(self) -> dict[int, tuple[str, ...]]:
+        rows = [line.partition("|") for line in self._printed("squeue", "-h", "-a", "-t", "PD", "-o", "%A|%x").split()]
+        try:
+            return {int(job_id): expand(nodes) for job_id, _, nodes in rows if nodes not in ("", "(null)")}
+        except ValueError as error:
+            raise SlurmUnparsable(f"squeue printed excluded nodes of no known form: {error}.") from None
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)

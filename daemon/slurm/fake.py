@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
@@ -223,6 +223,14 @@ class FakeClient(SlurmClient):
         with self._slurm.answering() as slurm:
             kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in slurm._reserved.items())
             return Site(slurm.now, slurm.limits, {}, tuple(kept))
+
+    def partition_qos(self) -> Mapping[str, str]:
+        return {}
+
+    def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
+        with self._slurm.answering() as slurm:
+            waiting = (job for job in slurm._jobs.values() if job.pending and job.excluded_nodes)
+            return {job.job_id: job.excluded_nodes for job in waiting}
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         kept = set(nodes)

@@ -101,6 +101,8 @@ class Job:
     dependency: str = ""
     features: str = ""
     required_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
+    """Of a waiting job, as SnapshotCache completes them."""
     reservation: str = ""
     exclusive: bool = False
     time_limit_s: int | None = None
@@ -220,6 +222,12 @@ class SlurmClient(Protocol):
 
     def site(self) -> Site:
         """Limits and reservations. They change rarely, and reading them costs as much as a snapshot."""
+
+    def partition_qos(self) -> Mapping[str, str]:
+        """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
+
+    def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
+        """The nodes that waiting jobs exclude, by job id, for those that exclude some. A listing of its own."""
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Let a running job keep exactly these of its nodes; processes on the others are killed at once.

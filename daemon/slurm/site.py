@@ -1,8 +1,8 @@
 """What changes rarely on a site: limits of accounts and QOS, reservations. From what scontrol prints; pure.
 
 Limit: limits on minutes (GrpTRESMins and the like) are not read; a companion that Slurm keeps waiting for one of them
-is withdrawn like any that does not start. Where a QOS and an association limit the same resource, both count, although
-in Slurm the QOS takes precedence.
+is withdrawn. A QOS's limit of a user or account is seen once Slurm has counted somebody's jobs in it. The flag
+OverPartQOS and what an association says of one partition are not known.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
 
@@ -18,14 +20,12 @@ from .nodelist import expand
 _WORD = re.compile(r"(?<!\S)([A-Za-z/:]+)=(\S*)")
 _COUNT = re.compile(r"(N|\d+(?:\.\d+)?)(?:\(.*\))?")
 _UID = re.compile(r".*\((\d+)\)")
-_QOS_USER = re.compile(r"(?:.*\()?(\d+)\)?")
-"""5 up to 22.05, games(5) after it."""
+Scope = Literal["together", "user", "account", "job", "node", "least"]
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmLimit:
-    """At most this much for all jobs of an account (those below it too), a user of one, a QOS, or a user in one; or for
-    each of these jobs by itself.
+    """At most this much for the jobs of an account (those below it too), of a user of one, or of a QOS.
 
     Fields left empty stand for everybody.
     """
@@ -34,11 +34,10 @@ class SlurmLimit:
     uid: int | None = None
     qos: str = ""
     tres: Mapping[str, float] = field(default_factory=dict)
-    """cpu, mem (MiB), node, gres/gpu, gres/gpu:a100, …"""
-    jobs: int | None = None
-    """Running jobs."""
-    each: bool = False
-    """For each job by itself (MaxTRESPerJob)."""
+    """cpu, mem (MiB), node, gres/gpu, gres/gpu:a100, …; and of the jobs themselves: jobs (running), submits (all)."""
+    scope: Scope = "together"
+    """Whether the jobs share it, or each user's, each account's, each job or each node of a job has it for itself;
+    least: each job has to ask for at least so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +63,22 @@ class Site:
     """Node -> the lowest switch over it; empty where the site describes no tree."""
     power_saving: bool = False
     """Slurm puts nodes to sleep that have been idle for a while."""
+    partition_qos: Mapping[str, str] = field(default_factory=dict)
+    """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
 
-    def within(self, account: str, above: str) -> bool:
-        """Whether an account is `above` or lies below it."""
-        seen = set()
-        while account and account not in seen:
-            if account == above:
-                return True
-            seen.add(account)
+    def accounts(self, account: str) -> list[str]:
+        """An account, then those above it."""
+        found: list[str] = []
+        while account and account not in found:
+            found.append(account)
             account = self.parents.get(account, "")
-        return False
+        return found
 
 
 def enforces_limits(config: str) -> bool:
     """Whether `scontrol show config` says that limits count."""
     match = re.search(r"(?m)^AccountingStorageEnforce\s*=\s*(\S*)", config)
-    return bool(match and {"limits", "safe", "qos"} & set(match[1].lower().split(",")))
+    return bool(match and {"limits", "safe"} & set(match[1].lower().split(",")))
 
 
 def saves_power(config: str) -> bool:
@@ -99,12 +98,13 @@ def limits(text: str) -> tuple[list[SlurmLimit], dict[str, str]]:
             if not user and words.get("ParentAccount"):
                 parents[account] = words["ParentAccount"].partition("(")[0]
             uid = int(match[1]) if (match := _UID.fullmatch(user)) else None
-            if not user or uid is not None:
-                # An account's own MaxJobs is what its users inherit, each for themselves.
-                jobs = ("GrpJobs",) if uid is None else ("GrpJobs", "MaxJobs")
-                found += _limit(words, "GrpTRES", jobs, account=account, uid=uid)
-            if uid is not None:  # users inherit it from their account
-                found += _limit(words, "MaxTRESPJ", (), account=account, uid=uid, each=True)
+            if not user:
+                found += _limit(words, "GrpTRES", {"GrpJobs": "jobs", "GrpSubmitJobs": "submits"}, account=account)
+            elif uid is not None:  # users inherit the others from their account
+                counts = {"GrpJobs": "jobs", "MaxJobs": "jobs", "GrpSubmitJobs": "submits", "MaxSubmitJobs": "submits"}
+                found += _limit(words, "GrpTRES", counts, account=account, uid=uid)
+                found += _limit(words, "MaxTRESPJ", account=account, uid=uid, scope="job")
+                found += _limit(words, "MaxTRESPN", account=account, uid=uid, scope="node")
         elif block.startswith("QOS="):
             found += _of_qos(block, words)
     return found, parents
@@ -112,38 +112,45 @@ def limits(text: str) -> tuple[list[SlurmLimit], dict[str, str]]:
 
 def _of_qos(block: str, words: Mapping[str, str]) -> list[SlurmLimit]:
     qos = words["QOS"].partition("(")[0]
-    found = _limit(words, "GrpTRES", ("GrpJobs",), qos=qos) + _limit(words, "MaxTRESPJ", (), qos=qos, each=True)
-    for heading, suffix in (("Account Limits", "PA"), ("User Limits", "PU")):
+    found = _limit(words, "GrpTRES", {"GrpJobs": "jobs", "GrpSubmitJobs": "submits"}, qos=qos)
+    found += _limit(words, "MaxTRESPJ", qos=qos, scope="job")
+    found += _limit(words, "MaxTRESPN", qos=qos, scope="node")
+    found += _limit(words, "MinTRESPJ", qos=qos, scope="least")
+    for heading, suffix, scope in _PER:
         section = re.search(rf"(?ms)^ +{heading}\n(.*?)(?=^ {{4}}\S|\Z)", block)
-        for entry in re.finditer(r"(?ms)^ {6}(\S+)\n(.*?)(?=^ {6}\S|\Z)", section[1] if section else ""):
-            own = dict(_WORD.findall(entry[2]))
-            user = _QOS_USER.fullmatch(entry[1])
-            account, uid = (entry[1], None) if suffix == "PA" else ("", int(user[1]) if user else -1)
-            found += _limit(own, f"MaxTRES{suffix}", (f"MaxJobs{suffix}",), qos=qos, account=account, uid=uid)
+        # The same for every user or account that is listed, and for those whose jobs were not counted yet.
+        entry = re.search(r"(?ms)^ {6}\S+\n(.*?)(?=^ {6}\S|\Z)", section[1] if section else "")
+        own = dict(_WORD.findall(entry[1])) if entry else {}
+        counts = {f"MaxJobs{suffix}": "jobs", f"MaxSubmitJobs{suffix}": "submits"}
+        found += _limit(own, f"MaxTRES{suffix}", counts, qos=qos, scope=scope)
     return found
+
+
+_PER: tuple[tuple[str, str, Scope], ...] = (("Account Limits", "PA", "account"), ("User Limits", "PU", "user"))
 
 
 def _limit(
     words: Mapping[str, str],
     tres: str,
-    jobs: tuple[str, ...],
+    counts: Mapping[str, str] = MappingProxyType({}),
     *,
     account: str = "",
     uid: int | None = None,
     qos: str = "",
-    each: bool = False,
+    scope: Scope = "together",
 ) -> list[SlurmLimit]:
-    """One limit, or none where nothing is limited."""
-    counts = {}
+    """One limit, or none where nothing is limited. `counts`: the words that limit jobs, and what they limit."""
+    found: dict[str, float] = {}
     for part in filter(None, words.get(tres, "").split(",")):
         name, _, value = part.rpartition("=")
         most = _count(value)
         if most is not None:
-            counts[name] = most
-    most_jobs = [most for name in jobs if (most := _count(words.get(name, ""))) is not None]
-    if not counts and not most_jobs:
-        return []
-    return [SlurmLimit(account, uid, qos, counts, int(min(most_jobs)) if most_jobs else None, each)]
+            found[name] = most
+    for word, name in counts.items():
+        most = _count(words.get(word, ""))
+        if most is not None:
+            found[name] = min(most, found.get(name, most))
+    return [SlurmLimit(account, uid, qos, found, scope)] if found else []
 
 
 def _count(text: str) -> float | None:
@@ -180,4 +187,14 @@ def switches(text: str) -> dict[str, str]:
         words: dict[str, str] = dict(_WORD.findall(line))
         if "SwitchName" in words and words.get("Level") == "0" and words.get("Nodes"):
             found.update(dict.fromkeys(expand(words["Nodes"]), words["SwitchName"]))
+    return found
+
+
+def partition_qos(text: str) -> dict[str, str]:
+    """Partition -> its QOS, of `scontrol -o show partition`."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        words: dict[str, str] = dict(_WORD.findall(line))
+        if words.get("QoS", "N/A") != "N/A":
+            found[words["PartitionName"]] = words["QoS"]
     return found

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from .model import Job, Size, SlurmClient, Snapshot
 from .site import Site
 
+EXCLUDED_S = 60.0
+"""How old the excluded nodes of waiting jobs may be: their users may change them."""
 ASK_GAP_S = 0.25
 """Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
 
@@ -34,6 +37,9 @@ class SnapshotCache(SlurmClient):
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._asked = 0.0
         self._snapshot = Snapshot(0.0)
+        self._asked_of: set[int] = set()
+        self._excluded: Mapping[int, tuple[str, ...]] = {}
+        self._excluded_at = 0.0
 
     def keep(self, snapshot: Snapshot) -> None:
         """A round has taken one."""
@@ -43,12 +49,32 @@ class SnapshotCache(SlurmClient):
 
     def snapshot(self) -> Snapshot:
         """A new one, which is kept. Raises as SlurmClient.snapshot."""
-        found = self._client.snapshot()
+        found = self._with_excluded_nodes(self._client.snapshot())
         self.keep(found)
         return found
 
+    def _with_excluded_nodes(self, snapshot: Snapshot) -> Snapshot:
+        """Slurm lists them apart from the rest: asked for when a job waits for the first time, and now and again."""
+        waiting = {job_id for job_id, job in snapshot.jobs.items() if job.pending}
+        if waiting - self._asked_of or (waiting and abs(snapshot.at - self._excluded_at) >= EXCLUDED_S):
+            self._excluded, self._excluded_at = self._client.excluded_nodes(), snapshot.at
+            self._asked_of = waiting
+        excluding = {
+            job_id: replace(snapshot.jobs[job_id], excluded_nodes=nodes)
+            for job_id, nodes in self._excluded.items()
+            if job_id in waiting
+        }
+        return replace(snapshot, jobs={**snapshot.jobs, **excluding}) if excluding else snapshot
+
     def site(self) -> Site:
-        return self._client.site()
+        found = self._client.site()
+        return replace(found, partition_qos=self._client.partition_qos()) if found.limits else found
+
+    def partition_qos(self) -> Mapping[str, str]:
+        return self._client.partition_qos()
+
+    def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
+        return self._client.excluded_nodes()
 
     def latest(self) -> Snapshot:
         """The one that is kept."""

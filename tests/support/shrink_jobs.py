@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from slurm_elastic.daemon.capacity.ledger import Ledger, per_node
 from slurm_elastic.daemon.capacity.make_room import Room, make_room
 from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.roster import Roster, sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import Giver
+from slurm_elastic.daemon.capacity.slurm_limits import LimitUsage
 from slurm_elastic.daemon.mechanisms.registry import drop_rules
 from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.daemon.slurm.site import Site, SlurmLimit
 
 REQUEST = "elastic:gpus=1-16,batch=16-4096"
 
@@ -28,7 +30,8 @@ def giver(roster: Roster, job_id: int) -> Giver:
     )
 
 
-def room(snapshot: Snapshot, accepted: Collection[int] = ()) -> Room:
+def room(snapshot: Snapshot, accepted: Collection[int] = (), limits: Sequence[SlurmLimit] = ()) -> Room:
     roster = sort_jobs(snapshot, accepted=accepted)
     givers = [giver(roster, job_id) for job_id, job in roster.elastic.items() if job.running]
-    return make_room(snapshot, Ledger.of(snapshot), givers, needs(snapshot, roster))
+    usage = LimitUsage(Site(limits=tuple(limits)), snapshot.jobs.values())
+    return make_room(snapshot, Ledger.of(snapshot), givers, needs(snapshot, roster), usage)

@@ -150,7 +150,7 @@ class Stub:
             f"--comment=selastic:companion-of={self.job_id};resize={resize.id}",
             *(f"--nodes={shape.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cpus_per_node}"),
             *(f"--gres=gpu:{shape.gpu_type}:{shape.gpus_per_node}", f"--nodelist={','.join(shape.node_list)}"),
-            f"--partition={shape.partition}",
+            *(f"--partition={shape.partition}", f"--account={shape.account}", f"--qos={shape.qos}"),
             *([f"--mem={shape.mem_mb_per_node}"] if shape.mem_mb_per_node else []),
         ]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean()) as asked:

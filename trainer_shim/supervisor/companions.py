@@ -26,6 +26,7 @@ Emit = Callable[[Event], None]
 _JOB_ID = re.compile(r"job allocation (\d+)")
 KILL_AFTER_S = 10.0
 CONFIGURING_S = 0.5
+MOST_SAID = 500
 
 
 @dataclass(slots=True)
@@ -104,8 +105,7 @@ class Companions:
         if asked.dropped or ended.code != 0:
             # A pending request that salloc was killed over is revoked by itself, a granted one is not.
             self._cancel(asked)
-            last = ended.err.strip().splitlines()[-1:] or [f"salloc ended with code {ended.code}"]
-            self._refuse(asked, asked.dropped or last[0].removeprefix("salloc: ").removeprefix("error: "))
+            self._refuse(asked, asked.dropped or said(ended.err) or f"salloc ended with code {ended.code}")
             return
         self._look(asked)
 
@@ -180,6 +180,12 @@ def expand(expression: str, env: Mapping[str, str]) -> tuple[str, ...]:
     command = commands.show_hostnames(expression)
     answer = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=30, check=False)
     return tuple(answer.stdout.split())
+
+
+def said(answer: str) -> str:
+    """All that salloc said, in one line: the limit is named in the line before the last one."""
+    lines = (line.strip().removeprefix("salloc: ").removeprefix("error: ") for line in answer.splitlines())
+    return "; ".join(line for line in lines if line)[:MOST_SAID]
 
 
 def minutes_left(end_time: str, now: float) -> int | None:

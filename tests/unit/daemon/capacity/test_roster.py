@@ -142,9 +142,9 @@ def test_a_comment_alone_is_no_companion() -> None:
 
 
 def test_only_jobs_that_wait_for_resources_count() -> None:
-    """Held, dependent, begin-time and limited jobs could not use what elastic jobs give."""
+    """Held, dependent and begin-time jobs, and those over a limit of each job, could not use what elastic jobs give."""
     cluster = Cluster()
-    for number, reason in enumerate(("Dependency", "JobHeldUser", "BeginTime", "QOSMaxGRESPerUser", "Priority"), 1):
+    for number, reason in enumerate(("Dependency", "JobHeldUser", "BeginTime", "QOSMaxGRESPerJob", "Priority"), 1):
         cluster.wait(number, reason=reason, eligible_time=cluster.at + (600 if reason == "BeginTime" else 0))
     snapshot = cluster.snapshot()
     assert [need.job_id for need in needs(snapshot, sort_jobs(snapshot))] == [5]

@@ -23,7 +23,6 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service import listeners
 from slurm_elastic.daemon.service import scheduler as ticker_module
 from slurm_elastic.daemon.service.daemon import Daemon
-from slurm_elastic.daemon.service.nonstarters import RETRY_S, WAIT_S, Nonstarters
 from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.protocol.messages import Report
@@ -234,14 +233,3 @@ def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> Non
     assert [report.at for report in kept_reports(world.store, 7)] == [now - 60.0]
     assert sum(seen.count for seen in world.store.observations(7)) == 2
     assert (world.store.job(8) is None, world.store.job(9) is None) == (True, False)
-
-
-def test_no_gpus_are_kept_for_a_while_for_a_job_that_does_not_start() -> None:
-    """Not before it had the time to start, and not for ever; one that was started meanwhile begins again."""
-    kept, t = Nonstarters(), 1000.0
-    kept.record({5, 6}, t)
-    kept.record({5}, t + WAIT_S - 1)
-    assert kept.excluded(t + WAIT_S - 1) == set()
-    kept.record({5, 6}, t + WAIT_S)
-    assert kept.excluded(t + WAIT_S) == {5}
-    assert kept.excluded(t + WAIT_S + RETRY_S) == set()

@@ -123,11 +123,11 @@ def test_limits_and_reservations(recorded: Recorded) -> None:
     assert isinstance(site, Site)
     assert site.parents == {"research": "root"}
     for limit in (
-        SlurmLimit("research", 5, tres={"gres/gpu": 16.0}, jobs=9),
-        SlurmLimit("research", 5, tres={"gres/gpu": 12.0}, each=True),
+        SlurmLimit("research", 5, tres={"gres/gpu": 16.0, "jobs": 9.0}),
+        SlurmLimit("research", 5, tres={"gres/gpu": 12.0}, scope="job"),
         SlurmLimit(qos="normal", tres={"cpu": 500.0}),
-        SlurmLimit(qos="normal", tres={"node": 4.0}, each=True),
-        SlurmLimit(qos="normal", uid=5, tres={"gres/gpu": 18.0}),
+        SlurmLimit(qos="normal", tres={"node": 4.0}, scope="job"),
+        SlurmLimit(qos="normal", tres={"gres/gpu": 18.0}, scope="user"),
     ):
         assert limit in site.limits
     (kept,) = site.reservations

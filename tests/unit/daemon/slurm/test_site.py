@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from cluster_snapshots import Cluster
 from daemon_harness import World
+from plan_cases import SETTINGS
 
 from slurm_elastic.daemon.capacity.roster import sort_jobs
-from slurm_elastic.daemon.capacity.slurm_limits import gpu_limits
+from slurm_elastic.daemon.capacity.slurm_limits import GpuLimit, gpu_limits
+from slurm_elastic.daemon.planner.eligibility import JobState, running_job
+from slurm_elastic.daemon.planner.limit_usage import holds, limit_usage
+from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import (
     Reservation,
     Site,
@@ -76,12 +80,12 @@ def test_limits_are_read_with_whose_they_are() -> None:
     assert parents == {"research": "root"}
     assert found == [
         SlurmLimit("research", None, "", {"gres/gpu:a100": 20.0}),
-        SlurmLimit("research", 5, "", {"node": 3.0, "gres/gpu": 8.0}, 3),
-        SlurmLimit("research", 5, "", {"gres/gpu": 4.0}, each=True),
+        SlurmLimit("research", 5, "", {"node": 3.0, "gres/gpu": 8.0, "jobs": 3.0}),
+        SlurmLimit("research", 5, "", {"gres/gpu": 4.0}, scope="job"),
         SlurmLimit("", None, "normal", {"cpu": 100.0}),
-        SlurmLimit("", None, "normal", {"cpu": 64.0, "gres/gpu": 16.0}, each=True),
-        SlurmLimit("research", None, "normal", {"gres/gpu": 30.0}),
-        SlurmLimit("", 5, "normal", {"gres/gpu": 12.0}, 5),
+        SlurmLimit("", None, "normal", {"cpu": 64.0, "gres/gpu": 16.0}, scope="job"),
+        SlurmLimit("", None, "normal", {"gres/gpu": 30.0}, "account"),
+        SlurmLimit("", None, "normal", {"gres/gpu": 12.0, "jobs": 5.0}, "user"),
     ]
 
 
@@ -115,13 +119,20 @@ def test_leaf_switches_are_read() -> None:
     assert switches(text) == {"n1": "s1", "n2": "s1", "n3": "s2"}
 
 
+def limits_of(site: Site, snapshot: Snapshot) -> list[GpuLimit]:
+    """What the limits leave the elastic jobs of a snapshot."""
+    running = [running_job(job, JobState(), SETTINGS, 0.0) for job in sort_jobs(snapshot).elastic.values()]
+    usage = limit_usage(site, snapshot, running)
+    return gpu_limits(usage, [(one.job.base, holds(one)) for one in running])
+
+
 def left(*rules: SlurmLimit, parents: dict[str, str] | None = None) -> dict[str, int]:
     """What limits leave job 1 (8 GPUs, 16 CPUs on two nodes), beside an ordinary job of 4 GPUs of the same user."""
     cluster = Cluster(4)
     cluster.run(1, "n1 n2", 4, REQUEST)
     cluster.run(2, "n3", 4)
     snapshot = cluster.snapshot()
-    found = gpu_limits(Site(1.0, rules, parents or {}), snapshot, sort_jobs(snapshot))
+    found = limits_of(Site(1.0, rules, parents or {}), snapshot)
     assert all(limit.jobs == {1} for limit in found)
     return {limit.label: limit.more for limit in found}
 
@@ -132,8 +143,8 @@ def test_limits_become_gpus() -> None:
     assert list(left(SlurmLimit(uid=1001, tres={"node": 4})).values()) == [4]
     assert list(left(SlurmLimit(qos="normal", tres={"cpu": 30, "gres/gpu:a100": 99})).values()) == [3]
     assert list(left(SlurmLimit("lab", tres={"gres/gpu": 5})).values()) == [0]  # nobody is asked to give back
-    assert list(left(SlurmLimit("lab", jobs=2)).values()) == [0]
-    assert left(SlurmLimit("lab", jobs=3)) == left(SlurmLimit("other", tres={"gres/gpu": 1})) == {}
+    assert list(left(SlurmLimit("lab", tres={"jobs": 2})).values()) == [0]
+    assert left(SlurmLimit("lab", tres={"jobs": 3})) == left(SlurmLimit("other", tres={"gres/gpu": 1})) == {}
     assert list(left(SlurmLimit("all", tres={"gres/gpu": 13}), parents={"lab": "all"}).values()) == [1]
 
 
@@ -144,8 +155,8 @@ def test_what_one_job_may_have_holds_for_all_pieces_of_an_elastic_one() -> None:
     cluster.companion(5, 1, "n2", 2)
     cluster.run(2, "n3", 4, REQUEST)
     snapshot = cluster.snapshot()
-    rule = SlurmLimit(qos="normal", tres={"gres/gpu": 7, "node": 9}, each=True)
-    found = gpu_limits(Site(1.0, (rule,), {}), snapshot, sort_jobs(snapshot))
+    rule = SlurmLimit(qos="normal", tres={"gres/gpu": 7, "node": 9}, scope="job")
+    found = limits_of(Site(1.0, (rule,), {}), snapshot)
     assert {limit.jobs: limit.more for limit in found} == {frozenset({1}): 1, frozenset({2}): 3}
     assert {limit.label for limit in found} == {"Slurm's limit gres/gpu=7 of each job (QOS normal) leaves it"}
 
@@ -153,7 +164,7 @@ def test_what_one_job_may_have_holds_for_all_pieces_of_an_elastic_one() -> None:
 def test_a_plan_keeps_what_slurm_lets_one_job_have(tmp_path: Path) -> None:
     """A job with companions stays within MaxTRESPerJob, and `explain` names it."""
     world = World(tmp_path)
-    world.slurm.limits = (SlurmLimit(qos="normal", tres={"gres/gpu": 8.0}, each=True),)
+    world.slurm.limits = (SlurmLimit(qos="normal", tres={"gres/gpu": 8.0}, scope="job"),)
     job = world.elastic()
     world.settle()
     assert job.gpus == 8

@@ -1,0 +1,53 @@
+"""Companions that Slurm keeps waiting for something else than nodes: withdrawn in the round in which it says so. Pure.
+
+Where the limits of the site, read anew, explain it, the job grows again at once as far as they allow; where they do not
+(a limit of minutes, a node that is gone), not before its backoff. Limit: Slurm gives one reason of perhaps several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from slurm_elastic.db.rows import ResizeRow
+from slurm_elastic.protocol.records import record
+from slurm_elastic.protocol.resize_state import ResizeState
+
+from ..capacity.roster import Roster
+from ..capacity.slurm_limits import LimitUsage, charged, uses
+from ..slurm.model import Job, Snapshot
+from ..slurm.site import Site
+from .actions import Action, Close
+from .registry import COMPANION
+
+WAITS_FOR_NODES = ("Resources", "Priority", "None", "")
+
+
+@record(frozen=True, slots=True)
+class KeptWaiting:
+    """A resize whose companion waits in vain."""
+
+    resize: ResizeRow
+    companion: Job
+
+    def actions(self, snapshot: Snapshot, site: Site) -> list[Action]:
+        """How it ends. `site`: as it is now."""
+        usage = LimitUsage(site, snapshot.jobs.values())
+        explained = usage.lacks(charged(self.companion), uses(self.companion)) != {}
+        state = ResizeState.OVERTAKEN if explained else ResizeState.WITHDRAWN
+        why = f"Slurm keeps companion {self.companion.job_id} waiting: {self.companion.reason}"
+        close = Close(self.resize.job_id, self.resize.id, state, why)
+        return [*COMPANION.undo(self.resize.job_id, (self.companion.job_id,), why), close]
+
+
+def kept_waiting(roster: Roster, resizes: Iterable[ResizeRow], but: Collection[int] = ()) -> list[KeptWaiting]:
+    """One for each such resize. `but`: resizes that are given up already."""
+    found = []
+    for resize in resizes:
+        job = roster.elastic.get(resize.job_id)
+        if job is None or resize.id in but or resize.state != ResizeState.SUBMITTED:
+            continue
+        own = (asked for asked, tag in job.queued if tag.resize == resize.id)
+        late = next((asked for asked in own if asked.reason not in WAITS_FOR_NODES), None)
+        if late is not None:
+            found.append(KeptWaiting(resize, late))
+    return found

@@ -1,0 +1,108 @@
+"""Slurm's limits of accounts, users and QOS: what elastic jobs leave of them to others, and what they may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from live_daemon import Selasticd, live_daemon
+from site_cluster import SiteCluster
+from waiting import wait_until
+
+WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
+
+
+@contextmanager
+def daemon_at(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Selasticd]:
+    """A daemon that knows the limits set until now, and within a second those set later."""
+    with live_daemon(site.sandbox, monkeypatch, "site_interval_s = 1.0") as selasticd:
+        yield selasticd
+
+
+def starts(site: SiteCluster, daemon: Selasticd, job: int) -> None:
+    """Wait until it runs."""
+    wait_until(lambda: site.squeue(job, "%T") == "RUNNING", 60, daemon.log)
+
+
+def test_a_colleagues_job_gets_its_share_of_a_limit(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are idle, and the account's GrpTRES is filled by elastic growth: it is given back in part, and stays so."""
+    site.limit("account", "research", GrpTRES="gres/gpu=16")
+    with daemon_at(site, monkeypatch) as selasticd:
+        job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment=WIDE)
+        selasticd.settles_at(job, 16)
+        colleagues = site.sbatch("-N1", "--gres=gpu:4", user="nobody")
+        starts(site, selasticd, colleagues)
+        selasticd.settles_at(job, 12)
+
+
+def test_the_users_own_next_jobs_start(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MaxTRESPerUser of a QOS in which Slurm had counted nobody's jobs when its limits were read; then MaxJobs, where
+    companions are jobs."""
+    site.limit("qos", "capped", MaxTRESPerUser="gres/gpu=12")
+    with daemon_at(site, monkeypatch) as selasticd:
+        job = selasticd.submit("-N1", "--gres=gpu:a100:4", "--qos=capped", comment=WIDE)
+        selasticd.settles_at(job, 12)
+        own = site.sbatch("--qos=capped", "-N1", "--gres=gpu:4")
+        starts(site, selasticd, own)
+        selasticd.settles_at(job, 8)
+        site.limit("user", "games", MaxJobs=3)
+        following = site.sbatch("-N1")  # no GPU: only the companion's place as a job
+        starts(site, selasticd, following)
+        selasticd.settles_at(job, 4)
+
+
+def test_a_partitions_qos_limits_its_jobs(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever QOS they have themselves."""
+    partition = ["scontrol", "update", "partitionname=whole"]
+    site.limit("qos", "second", MaxTRESPerUser="gres/gpu=8")
+    site.sandbox.run([*partition, "qos=second"])
+    try:
+        with daemon_at(site, monkeypatch) as selasticd:
+            job = selasticd.submit("-pwhole", "-N1", "--gres=gpu:a100:4", comment=WIDE)
+            selasticd.settles_at(job, 8)
+            shown = selasticd.selastic("explain", str(job)).stdout
+            assert "gres/gpu=8 (QOS second, each user)" in shown, shown
+    finally:
+        site.sandbox.run([*partition, "qos="])
+
+
+def test_companions_leave_the_user_a_job_to_submit(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MaxSubmitJobs=2: base and a companion would be all. The user can submit, and `explain` names the limit."""
+    site.limit("user", "games", MaxSubmitJobs=2)
+    with daemon_at(site, monkeypatch) as selasticd:
+        job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment=WIDE)
+        wait_until(lambda: "submits=2" in selasticd.selastic("explain", str(job)).stdout, 60, selasticd.log)
+        assert not selasticd.companions()
+        site.sbatch("-N1")
+
+
+def test_a_limit_that_was_not_known_is_named_and_kept(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set after the daemon read the limits: the companion that waits for it is withdrawn in the round that sees it, and
+    the next one is as large as the limit allows."""
+    with live_daemon(site.sandbox, monkeypatch, "site_interval_s = 3600") as daemon:
+        site.limit("account", "research", GrpTRES="gres/gpu=16")
+        job = daemon.submit("-N1", "--gres=gpu:a100:4", comment=WIDE)
+        daemon.settles_at(job, 16)
+        events = daemon.client().get(f"/v1/jobs/{job}/events") or {}
+        assert "AssocGrpGRES" in str(events)
+
+
+def test_nobody_gives_way_in_vain(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a job that excludes all but the base's node, and one over a limit that ordinary jobs fill; then for one that
+    can use what is freed, and for no more than it needs."""
+    site.limit("qos", "second", GrpTRES="gres/gpu=2")
+    with daemon_at(site, monkeypatch) as selasticd:
+        job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment=WIDE)
+        selasticd.settles_at(job, 32)
+        base = selasticd.jobs()[job].batch_host
+        others = ",".join(f"n{i}" for i in range(1, 9) if f"n{i}" != base)
+        idle = site.sbatch("-N1", "--gres=gpu:4", f"--exclude={others}", user="nobody")
+        over = site.sbatch("--qos=second", "-N1", "--gres=gpu:4", user="nobody")
+        site.wait_for_reason(over, "QOSGrpGRES")
+        wait_until(lambda: site.squeue(idle, "%r") in ("Resources", "Priority"), 60, selasticd.log)
+        usable = site.sbatch("-N1", "--gres=gpu:4", f"--exclude={base}", user="nobody")
+        starts(site, selasticd, usable)
+        selasticd.settles_at(job, 28)
+        assert site.squeue(idle, "%T") == site.squeue(over, "%T") == "PENDING"
+        assert selasticd.events(job).count("resize_issued") == 2

@@ -1,0 +1,97 @@
+"""Which of Slurm's limits hold for a job, and what they leave for companions."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_snapshots import Cluster
+
+from slurm_elastic.daemon.capacity.companion_limits import CompanionLimits
+from slurm_elastic.daemon.capacity.placement import ShapeTemplate
+from slurm_elastic.daemon.capacity.slurm_limits import LimitUsage, charged, tasks
+from slurm_elastic.daemon.slurm.site import Site, SlurmLimit, partition_qos
+from slurm_elastic.protocol.messages import Shape
+
+
+def base_and(*limits: SlurmLimit, **site: object) -> tuple[Cluster, Site]:
+    """Four nodes, an elastic job's base on n1, and a site with these limits."""
+    cluster = Cluster()
+    cluster.run(1, "n1", 4)
+    return cluster, Site(limits=limits, **site)  # type: ignore[arg-type]
+
+
+def shapes(cluster: Cluster, *counts: int) -> tuple[Shape, ...]:
+    template = ShapeTemplate.of(cluster.jobs[1])
+    return tuple(template.shape(gpus, (f"n{place}",)) for place, gpus in enumerate(counts, 2))
+
+
+def test_a_partitions_qos_comes_before_the_jobs_and_that_before_the_association() -> None:
+    """For the same limit; what the first does not limit, the next does."""
+    cluster, site = base_and(
+        SlurmLimit("lab", tres={"gres/gpu": 2.0, "cpu": 7.0}),
+        SlurmLimit(qos="normal", tres={"gres/gpu": 4.0, "mem": 9.0}),
+        SlurmLimit(qos="part", tres={"gres/gpu": 8.0}),
+        partition_qos={"main": "part"},
+    )
+    bounds = LimitUsage(site).bounds(charged(cluster.jobs[1]))
+    assert {bound.name: bound.most for bound in bounds} == {"gres/gpu": 8.0, "mem": 9.0, "cpu": 7.0}
+
+
+def test_a_users_limit_in_a_qos_holds_for_users_who_are_new_in_it() -> None:
+    """Slurm lists those only whose jobs it has counted; each has the limit for itself."""
+    cluster, site = base_and(SlurmLimit(qos="normal", tres={"gres/gpu": 6.0}, scope="user"))
+    cluster.run(2, "n2", 4, uid=77, user="bob")
+    usage = LimitUsage(site, cluster.jobs.values())
+    for job in cluster.jobs.values():
+        (bound,) = usage.bounds(charged(job))
+        assert usage.left(bound) == 2
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(3, 1), (4, 2), (40, 35)])
+def test_companions_leave_the_user_some_jobs_to_submit(most: int, allowed: int) -> None:
+    """One of ten, and at least one; jobs in the queue count too, arrays by their tasks."""
+    cluster, site = base_and(SlurmLimit("lab", 1001, tres={"submits": float(most)}))
+    usage = LimitUsage(site, cluster.jobs.values())
+    (bound,) = usage.bounds(charged(cluster.jobs[1]))
+    limits = CompanionLimits(usage, usage.empty())
+    assert limits.allow(cluster.jobs[1], shapes(cluster, *[1] * allowed))
+    assert not limits.allow(cluster.jobs[1], shapes(cluster, *[1] * (allowed + 1)))
+    assert limits.refused[1] == f"Slurm's limit submits={most} (account lab, user 1001)"
+    cluster.wait(2, array_task="0-98%4")
+    assert LimitUsage(site, cluster.jobs.values()).left(bound) == most - 100
+
+
+def test_a_companion_is_no_smaller_than_a_qos_wants_it() -> None:
+    """MinTRESPerJob: one GPU more would be refused, two are asked for."""
+    cluster, site = base_and(SlurmLimit(qos="normal", tres={"gres/gpu": 2.0}, scope="least"))
+    limits = CompanionLimits(LimitUsage(site), LimitUsage(site))
+    assert limits.allow(cluster.jobs[1], shapes(cluster, 4, 2)) and not limits.allow(
+        cluster.jobs[1], shapes(cluster, 1)
+    )
+
+
+def test_two_jobs_do_not_take_the_same_last_place() -> None:
+    """What one plan places is counted."""
+    cluster, site = base_and(SlurmLimit("lab", tres={"jobs": 2.0}))
+    usage = LimitUsage(site, cluster.jobs.values())
+    limits = CompanionLimits(usage, usage.empty())
+    assert limits.allow(cluster.jobs[1], shapes(cluster, 4))
+    limits.take(cluster.jobs[1], shapes(cluster, 4))
+    assert not limits.allow(cluster.jobs[1], shapes(cluster, 4))
+
+
+def test_a_companion_keeps_what_a_node_may_give_one_job() -> None:
+    """MaxTRESPerNode."""
+    cluster, site = base_and(SlurmLimit(qos="normal", tres={"gres/gpu": 3.0}, scope="node"))
+    assert CompanionLimits(LimitUsage(site), LimitUsage(site)).most_on_a_node(cluster.jobs[1]) == 3
+
+
+@pytest.mark.parametrize(("text", "count"), [("", 1), ("3", 1), ("0-9", 10), ("0-9:3%2", 4), ("1,5-6,9%1", 4)])
+def test_waiting_tasks_are_counted(text: str, count: int) -> None:
+    """As squeue names them."""
+    assert tasks(text) == count
+
+
+def test_a_partitions_qos_is_read() -> None:
+    """Recorded from 22.05, shortened; most have none."""
+    text = "PartitionName=main AllocNodes=ALL QoS=N/A Nodes=n[1-8]\nPartitionName=low AllocNodes=ALL QoS=capped\n"
+    assert partition_qos(text) == {"low": "capped"}
