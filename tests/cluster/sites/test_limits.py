@@ -61,8 +61,8 @@ def test_a_partitions_qos_limits_its_jobs(site: SiteCluster, monkeypatch: pytest
         with daemon_at(site, monkeypatch) as selasticd:
             job = selasticd.submit("-pwhole", "-N1", "--gres=gpu:a100:4", comment=WIDE)
             selasticd.settles_at(job, 8)
-            shown = selasticd.selastic("explain", str(job)).stdout
-            assert "gres/gpu=8 (QOS second, each user)" in shown, shown
+            named = "gres/gpu=8 (QOS second, each user)"
+            wait_until(lambda: named in " ".join(selasticd.selastic("explain", str(job)).stdout.split()), 60)
     finally:
         site.sandbox.run([*partition, "qos="])
 
