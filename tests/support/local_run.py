@@ -42,10 +42,14 @@ class Run:
     def says(self, words: str, timeout: float = 60) -> None:
         wait_until(lambda: words in self.text(), timeout, lambda: f"{words!r} in:\n{self.text()}")
 
+    def supervisor(self) -> int:
+        """The process that supervises; its parent is what was started."""
+        return wait_until(lambda: next(iter(children(self.process.pid)), 0))
+
     def agents(self) -> dict[str, int]:
         """The agents that there are now, by name (`<job>.<node>`), with their process ids."""
         found = {}
-        for pid in children(self.process.pid):
+        for pid in children(self.supervisor()):
             with contextlib.suppress(OSError):
                 environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 found.update({word[15:].decode(): pid for word in environ if word.startswith(b"SELASTIC_AGENT=")})
@@ -53,7 +57,7 @@ class Run:
 
     def worker_pids(self) -> list[int]:
         """The forked workers: children of the agents, which are children of the supervisor."""
-        return [pid for agent in children(self.process.pid) for pid in children(agent)]
+        return [pid for agent in children(self.supervisor()) for pid in children(agent)]
 
 
 def children(pid: int) -> list[int]:

@@ -22,6 +22,7 @@ from . import commands, job_dir, launchers
 from .daemon_client import DaemonClient
 from .driver import Supervisor, ignore_broken_output
 from .launchers import Options
+from .parent import Parent
 from .slurm_job import SlurmJob
 from .state_machine.context import RunLimits, SupervisorContext
 from .state_machine.machine import Machine
@@ -59,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run to the end; the exit code is the training's."""
+    if args.dry_run:
+        return _run(args)
+    if "SLURM_JOB_ID" not in os.environ and not args.job_dir:  # else it would be another one each time
+        args.job_dir = str(job_dir.choose(os.environ, _command(args), None))
+    return Parent().run(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
     env = dict(os.environ)
     command = _command(args)
     jobs = launchers.slurm_jobs(env) if "SLURM_JOB_ID" in env else ()

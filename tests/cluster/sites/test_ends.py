@@ -13,6 +13,8 @@ from site_cluster import GRACE_S, SiteCluster
 from site_training import Training
 from waiting import wait_until
 
+from slurm_elastic.trainer_shim.training import audit
+
 
 def test_nothing_but_the_step_under_way_is_lost(site: SiteCluster, start: Callable[..., Training]) -> None:
     """All at once, grown by a companion: scancel and requeue, with `exec` and without, replicas and parts; a batch host
@@ -27,8 +29,8 @@ def test_nothing_but_the_step_under_way_is_lost(site: SiteCluster, start: Callab
         job.grow()
     companions = [job.grown() for job in jobs]
     (slow.folder / "stuck").touch()
-    batch = batch_processes(killed)
-    assert len(batch) >= 3  # the supervisor, and two of its srun
+    batch = supervisors(killed).union(*map(children, supervisors(killed)))
+    assert len(batch) >= 3  # the supervisor, its parent, and an srun: what dies with its batch script under cgroups
     site.sandbox.run(["scontrol", "requeue", str(requeued.id)])
     site.sandbox.run(["scancel", *(str(job.id) for job in jobs if job is not requeued)])
     for pid in batch:
@@ -42,17 +44,34 @@ def test_nothing_but_the_step_under_way_is_lost(site: SiteCluster, start: Callab
         wait_until(lambda companion=companion: site.squeue(companion.slurm_job_id, "%T") == "CANCELLED", 90)
 
 
-def batch_processes(job: Training) -> list[int]:
-    """Of the batch script, its supervisor and its sruns: what dies with a batch script where Slurm uses cgroups."""
-    found = []
+def supervisors(job: Training) -> set[int]:
+    """The supervisor and its parent."""
+    found = set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            environ = (path / "environ").read_bytes()
-            if f"\0SLURM_JOB_ID={job.id}\0".encode() in environ and b"\0SLURM_STEP_ID=" not in environ:
-                found.append(int(path.name))
-    for pid in found:
-        found += children(pid)
+            ours = f"\0SLURM_JOB_ID={job.id}\0".encode() in (path / "environ").read_bytes()
+            if ours and (path / "cwd").resolve() == job.folder and b"supervisor.cli" in (path / "cmdline").read_bytes():
+                found.add(int(path.name))
     return found
+
+
+def test_a_supervisor_that_is_killed_ends_no_job(site: SiteCluster, start: Callable[..., Training]) -> None:
+    """Out of memory, say: the job trains on from the step where it was."""
+    job = start("killed")
+    job.grow()
+    job.grown()
+    before = len(job.daemon.registrations)
+    both = supervisors(job)
+    [supervisor] = [pid for one in both for pid in children(one) if pid in both]
+    os.kill(supervisor, signal.SIGKILL)
+    job.says("starting it again")
+    wait_until(lambda: len(job.daemon.registrations) > before, 150, job.text)
+    trained: dict[int, set[int]] = {}
+    for row in audit.read(job.folder / "audit"):
+        if "indices" in row:
+            trained.setdefault(row["step"], set()).add(row["generation"])
+    assert all(len(generations) == 1 for generations in trained.values()), "a step was trained twice"
+    assert job.state() == "RUNNING"
 
 
 def test_a_grace_is_used(site: SiteCluster, start: Callable[..., Training]) -> None:

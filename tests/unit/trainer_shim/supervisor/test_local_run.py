@@ -129,7 +129,7 @@ def test_killed_agent_is_replaced(start: Callable[..., Run], tmp_path: Path) -> 
     run = start(*words, "train.py", "1000", "1", "0.02")
     wait_until(lambda: list(run.job_dir.glob("checkpoints/step-*/checkpoint.json")), 60, run.text)
     [worker] = run.worker_pids()
-    os.kill(children(run.process.pid)[0], signal.SIGKILL)
+    os.kill(children(run.supervisor())[0], signal.SIGKILL)
     run.says("was lost; starting again from the checkpoint")
     wait_until(lambda: not Path(f"/proc/{worker}").exists(), 60, "the old worker's end")
     (tmp_path / "go").touch()
@@ -203,6 +203,22 @@ def test_a_supervisor_that_is_killed_loses_no_step(start: Callable[..., Run], tm
     assert result.ok, result
 
 
+def test_a_supervisor_that_is_killed_is_started_again(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Out of memory, say: the training goes on from where it was, in the same run."""
+    words = ("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "2000", "1", "0.02")
+    run = start(*words)
+    run.says("generation 1: 2 workers")
+    os.kill(run.supervisor(), signal.SIGKILL)
+    run.says("generation 2: 2 workers")
+    (tmp_path / "go").touch()
+    assert run.wait() == 0, run.text()
+    lines = [row for row in audit.read(tmp_path / "audit") if "indices" in row]
+    steps = {number: [row["step"] for row in lines if row["generation"] == number] for number in (1, 2)}
+    assert min(steps[2]) == max(steps[1]) + 1, run.text()
+    result = audit.check(tmp_path / "audit", 2000, 1)
+    assert result.ok, result
+
+
 def test_a_step_that_outlasts_the_job_is_the_only_one_lost(start: Callable[..., Run], tmp_path: Path) -> None:
     """Rank 0 is in the middle of a step that does not end: it writes the state before that step."""
     stuck = "        while os.path.exists('stuck') and job.rank == 0: time.sleep(0.05)\n"
@@ -262,8 +278,8 @@ def test_resize_that_does_not_fit_is_refused(start: Callable[..., Run], tmp_path
     with FakeDaemon() as daemon:
         run = start("--nproc", "1", "train.py", "1000", "1", "0.02", env=daemon.env(tmp_path))
         [base] = daemon.wait_registered().pieces
-        daemon.order(1, 0, (replace(base, nodes=(*base.nodes, "elsewhere")),))
-        assert "node elsewhere of job 0 is not in use" in daemon.wait_phase(1, "failed").detail
+        daemon.order(1, 0, (base, replace(base, slurm_job_id=7, kind="companion")))
+        assert "job 7 is not in use" in daemon.wait_phase(1, "failed").detail
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.text()
 
