@@ -169,6 +169,10 @@ class SupervisorContext:
         names = self.world.members if self.world else ()
         return [self.workers[name] for name in names if name in self.workers]
 
+    def had(self) -> set[events.AgentKey]:
+        """Every node that there ever were workers on."""
+        return {agent for agent, _ in self._incarnations}
+
     def workers_on(self, agents: Iterable[events.AgentKey]) -> list[Worker]:
         wanted = set(agents)
         return [worker for worker in self.workers.values() if worker.agent in wanted]

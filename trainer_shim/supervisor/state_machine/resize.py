@@ -93,7 +93,7 @@ class Resizes(Part):
             return
         context.requeue_id = 0
         try:
-            again = () if resize.add else taken_back(context.pieces, resize.keep)
+            again = () if resize.add else taken_back(context.pieces, resize.keep, context.had())
             keep = kept(context.pieces, without(resize.keep, again))
             gpus = sum(piece.gpus for piece in [*keep, *again]) + sum(shape.gpus for shape in resize.add)
             if gpus != resize.gpus:

@@ -6,7 +6,7 @@ always the first GPU of the batch host, the one place a job never gives up, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_elastic.protocol.bottleneck import Pace
@@ -76,11 +76,12 @@ def ranked(workers: Sequence[Worker], pieces: Iterable[Piece]) -> tuple[str, ...
     return tuple(worker.name for worker in inside[: len(inside) // unit * unit])
 
 
-def taken_back(used: Sequence[Piece], keep: Sequence[Piece]) -> tuple[Piece, ...]:
-    """What `keep` has of Slurm jobs in use beside the nodes in use: the training left it, and Slurm still holds it."""
-    nodes = {piece.slurm_job_id: piece.nodes for piece in used}
-    parts = ((part, tuple(n for n in part.nodes if n not in nodes.get(part.slurm_job_id, part.nodes))) for part in keep)
-    return tuple(replace(part, nodes=left) for part, left in parts if left)
+def taken_back(used: Sequence[Piece], keep: Sequence[Piece], had: Collection[AgentKey]) -> tuple[Piece, ...]:
+    """Of `keep` the nodes that the training has left, of Slurm jobs that it uses: Slurm still holds them. `had`: every
+    node that it ever had workers on."""
+    ids, there = {piece.slurm_job_id for piece in used}, set(agents_of(used))
+    again = [(p, [key[1] for key in agents_of([p]) if key[0] in ids and key in had and key not in there]) for p in keep]
+    return tuple(replace(piece, nodes=tuple(nodes)) for piece, nodes in again if nodes)
 
 
 def without(pieces: Iterable[Piece], gone: Iterable[Piece]) -> tuple[Piece, ...]:

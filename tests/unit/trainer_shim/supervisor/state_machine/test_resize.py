@@ -152,6 +152,7 @@ def test_the_same_resize_twice_is_one_resize() -> None:
     [
         ((Piece(10, "base", ("n2",), 2),), "batch host n1"),
         ((BASE, Piece(12, "companion", ("n3",), 2)), "job 12 is not in use"),
+        ((Piece(10, "base", ("n1", "n7"), 2),), "node n7"),
         ((Piece(10, "base", ("n1", "n2"), 1),), "whole nodes"),
         ((), "batch host n1"),
     ],
