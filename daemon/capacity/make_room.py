@@ -17,9 +17,10 @@ from math import inf
 
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
+from .constraints import meets
 from .ledger import Amount, Ledger
 from .limit_relief import LimitRelief
-from .pending_jobs import Need, NeedPart, meets
+from .pending_jobs import Need, NeedPart
 from .shrink_options import Giver, Unit, droppable, first_units, shrinks
 from .slurm_limits import Bound, LimitUsage, charged, uses
 

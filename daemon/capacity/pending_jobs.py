@@ -162,14 +162,3 @@ def _part(snapshot: Snapshot, job: Job) -> NeedPart:
 
 def _of(snapshot: Snapshot, partitions: frozenset[str]) -> Iterator[Node]:
     return (node for node in snapshot.nodes.values() if not partitions.isdisjoint(node.partitions))
-
-
-def meets(constraint: str, features: Collection[str]) -> bool:
-    """Whether a node with these features is one that --constraint= accepts.
-
-    Known are names joined by & and |, of which & binds more; anything else (counts, brackets, not) is taken to be met:
-    whether it is, Slurm will say.
-    """
-    if not constraint or any(sign in constraint for sign in "[]()*!"):
-        return True
-    return any(all(name in features for name in group.split("&")) for group in re.split(r"[|,]", constraint))

@@ -29,6 +29,8 @@ class ShapeTemplate:
     mem_mb_per_gpu: float
     most_on_a_node: int = 0
     """GPUs; 0: as many as there are."""
+    node_gpus: int = 0
+    """GPUs of the whole nodes that it takes; 0: parts of nodes do."""
 
     @classmethod
     def of(cls, job: Job, most_on_a_node: int = 0) -> ShapeTemplate:
@@ -36,7 +38,9 @@ class ShapeTemplate:
         gpus = max(1, job.gpus)
         partition = job.partition.split(",")[0]
         share = max(1, job.gpus_per_node or gpus // max(1, len(job.nodes)))
-        return cls(partition, job.account, job.qos, job.gpu_type, job.cpus / gpus, job.mem_mb / share, most_on_a_node)
+        whole = job.gpus_per_node if job.exclusive else 0
+        per_gpu = job.cpus / gpus, job.mem_mb / share
+        return cls(partition, job.account, job.qos, job.gpu_type, *per_gpu, most_on_a_node, whole)
 
     def amount(self, gpus: int) -> Amount:
         """What `gpus` GPUs on one node come with."""
@@ -44,7 +48,10 @@ class ShapeTemplate:
 
     def most(self, free: Amount) -> int:
         """The most GPUs that fit into what is free on a node."""
-        gpus = min(free.gpus, self.most_on_a_node or free.gpus)
+        most = min(free.gpus, self.most_on_a_node or free.gpus)
+        if self.node_gpus:
+            return self.node_gpus if self.node_gpus <= most and free.covers(self.amount(self.node_gpus)) else 0
+        gpus = most
         while gpus > 0 and not free.covers(self.amount(gpus)):
             gpus -= 1
         return gpus
@@ -89,6 +96,8 @@ def place(
         for name in islice(idle.of(fits[size], near), left // size):
             taken[name] = size
             left -= size
+    if left and template.node_gpus:
+        return None
     if left:
         # the remainder where it leaves least over
         spare = (name for size in sorted(fits) if size >= left for name in idle.of(fits[size], near))

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from slurm_elastic.protocol.messages import Shape
 
 from ..slurm.model import Job, Size, Snapshot
+from .constraints import meets
 from .ledger import Amount, Ledger
-from .pending_jobs import SOON_S, meets
+from .pending_jobs import SOON_S
 from .placement import ShapeTemplate
 from .roster import ElasticJob
 

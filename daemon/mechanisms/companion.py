@@ -13,10 +13,14 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.constraints import held_to
 from ..capacity.placement import ShapeTemplate, one_node_each, place, take
+from ..capacity.requeue_placement import reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
+from ..slurm.model import Job
+from ..slurm.site import Site
 from .actions import Action, Cancel
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
 
@@ -25,6 +29,9 @@ class CompanionJob(Mechanism):
     name = "companion"
     drops = DropRule("companion", price=1, whole=True)
     adds = True
+
+    def fits(self, job: ResizableJob, site: Site) -> str:
+        return super().fits(job, site) or _unfollowed(job.job.base)
 
     def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
         if chosen.gpus > job.gpus:
@@ -64,6 +71,15 @@ class CompanionJob(Mechanism):
 
     def undo(self, job_id: int, left: Iterable[int], why: str) -> list[Action]:
         return [Cancel(job_id, slurm_job_id, why) for slurm_job_id in left]
+
+
+def _unfollowed(base: Job) -> str:
+    """What the base asked for that a companion could not be held to."""
+    if base.reservation not in ("", reservation_of(base.job_id)):
+        return f"it runs in reservation {base.reservation}, and a companion would leave it"
+    if held_to(base.features, ()) is None:
+        return f"a companion cannot be held to --constraint={base.features}"
+    return ""
 
 
 def _near(job: ResizableJob, keep: Iterable[Piece], free: FreeNodes) -> set[str]:

@@ -62,6 +62,12 @@ def adding(job: ResizableJob, site: Site) -> Mechanism | None:
     return next((m for m in MECHANISMS if m.adds and not m.fits(job, site)), None)
 
 
+def no_addition(job: ResizableJob, site: Site) -> str:
+    """Why nothing can be added to a job whose request names a way to; empty where something can, or it names none."""
+    whys = [m.fits(job, site) for m in MECHANISMS if m.adds and m.name in job.job.request.via]
+    return whys[0] if all(whys) and whys else ""
+
+
 def restarting(job: ResizableJob, site: Site) -> Mechanism | None:
     """The cheapest that starts this job again at another size; None: nothing does."""
     return next((m for m in MECHANISMS if m.restarts and not m.fits(job, site)), None)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..capacity.ledger import Pool
+from ..mechanisms import registry
 from ..optimizer.errors import InfeasiblePlan, PlanInputError
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
@@ -166,5 +167,9 @@ class Division:
 
     def _why_kept(self, running: RunningJob) -> Reason:
         if running.until is None or self.inputs.now >= running.until:
-            return Reason.KEEP_BEST
+            why = registry.no_addition(running, running.site)
+            if not why or running.gpus >= running.job.request.max_gpus:
+                return Reason.KEEP_BEST
+            self.context.said[running.job_id] = why
+            return Reason.KEEP_REQUEST
         return Reason.KEEP_FAILED if failed_lately(running) else Reason.KEEP_COOLDOWN

@@ -174,23 +174,29 @@ def running_job(
 
 
 def sizes(job: ElasticJob) -> frozenset[int]:
-    """Sizes at which some accepted batch is shared out evenly."""
-    return _sizes(job.request)
+    """Sizes at which some accepted batch is shared out evenly; of an exclusive job, which gets whole nodes only, those
+    that are whole nodes."""
+    return _sizes(job.request, _node_gpus(job))
 
 
 def ascending_sizes(job: ElasticJob) -> tuple[int, ...]:
     """The same in order."""
-    return _ascending(job.request)
+    return _ascending(job.request, _node_gpus(job))
+
+
+def _node_gpus(job: ElasticJob) -> int:
+    return job.base.gpus_per_node if job.base.exclusive and job.running else 1
 
 
 @lru_cache(maxsize=4096)
-def _ascending(request: ElasticRequest) -> tuple[int, ...]:
-    return tuple(sorted(_sizes(request)))
+def _ascending(request: ElasticRequest, node_gpus: int) -> tuple[int, ...]:
+    return tuple(sorted(_sizes(request, node_gpus)))
 
 
 @lru_cache(maxsize=4096)
-def _sizes(request: ElasticRequest) -> frozenset[int]:
-    return frozenset(size for size in request.sizes() if batches(request, size))
+def _sizes(request: ElasticRequest, node_gpus: int) -> frozenset[int]:
+    each = max(1, node_gpus)
+    return frozenset(size for size in request.sizes() if size % each == 0 and batches(request, size))
 
 
 @lru_cache(maxsize=1 << 16)

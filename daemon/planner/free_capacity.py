@@ -13,11 +13,11 @@ from math import inf
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.constraints import held_to, meets
 from ..capacity.ledger import Amount, Ledger, Pool
-from ..capacity.pending_jobs import meets
 from ..capacity.placement import take
 from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
-from ..slurm.model import Snapshot
+from ..slurm.model import Node, Snapshot
 from .context import Inputs
 from .eligibility import RunningJob, sizes
 
@@ -58,8 +58,8 @@ def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
 def reachable(
     inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]
 ) -> dict[int, frozenset[str]]:
-    """Nodes of each job's pool that its own partition reaches, its constraint accepts, and nobody has reserved for a
-    time before its end: Slurm would start no companion there. Alike ones share a set."""
+    """Nodes of each job's pool that its own partition reaches, that are what the job asked for, and that nobody has
+    reserved for a time before its end: Slurm would start no companion there. Alike ones share a set."""
     snapshot = inputs.snapshot
     coming = [kept for kept in inputs.site.reservations if kept.end > snapshot.at]
     known: dict[tuple[object, ...], frozenset[str]] = {}
@@ -69,10 +69,13 @@ def reachable(
         ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
         closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
         partition = base.partition.split(",")[0]
-        key = pool.name, partition, base.features, closed
+        own = (snapshot.nodes[name].features for name in base.nodes if name in snapshot.nodes)
+        constraint = held_to(base.features, own)
+        whole = base.gpus_per_node if base.exclusive else 0
+        key = pool.name, partition, constraint, whole, closed
         if key not in known:
             nodes = (snapshot.nodes[name] for name in pool.nodes - closed)
-            fits = (node for node in nodes if partition in node.partitions and meets(base.features, node.features))
+            fits = (node for node in nodes if partition in node.partitions and _suits(node, constraint, whole))
             known[key] = frozenset(node.name for node in fits)
         found[job_id] = known[key]
     return found
@@ -85,3 +88,10 @@ def asleep(snapshot: Snapshot, nodes: Mapping[int, frozenset[str]]) -> dict[int,
         return {}
     gpus = {part: sum(count for name, count in sleeping.items() if name in part) for part in set(nodes.values())}
     return {job_id: gpus[part] for job_id, part in nodes.items() if gpus[part]}
+
+
+def _suits(node: Node, constraint: str | None, whole: int) -> bool:
+    """whole: GPUs of a node that the job is to have for itself; 0: it shares nodes."""
+    if constraint is None or (whole and (node.gpus != whole or node.cpus_used)):
+        return False
+    return meets(constraint, node.features)

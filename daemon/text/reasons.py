@@ -31,6 +31,7 @@ class Reason(str, Enum):
     KEEP_BEST = "keep_best", "no other size is worth a resize"
     KEEP_ASLEEP = "keep_asleep", "the GPUs that are left are asleep, to save power"
     KEEP_LIMIT = "keep_limit", "its user or account may hold no more GPUs"
+    KEEP_REQUEST = "keep_request", "nothing can be added that is what its Slurm job asked for"
     KEEP_COOLDOWN = "keep_cooldown", "it was resized a short while ago"
     KEEP_PINNED = "keep_pinned", "it is pinned"
     KEEP_RESIZING = "keep_resizing", "a resize is under way"

@@ -21,6 +21,7 @@ GRACE_S = 20
 SLURM_CONF = (
     "AccountingStorageEnforce=associations,limits,qos",
     "JobSubmitPlugins=lua",
+    "TrackWCKey=yes",
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
     "PartitionName=whole Nodes=ALL OverSubscribe=EXCLUSIVE PreemptMode=OFF State=UP",

@@ -116,11 +116,14 @@ def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) ->
     if shape.gpus_per_node:
         kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
         words.append(f"--gres=gpu:{kind}{shape.gpus_per_node}")
+    if base.exclusive:
+        words.append("--exclusive")
     optional = {
         "partition": shape.partition or base.partition,
         "account": shape.account or base.account,
         "qos": shape.qos,
         "nodelist": ",".join(shape.node_list),
+        "wckey": base.wckey,
         "mem": f"{shape.mem_mb_per_node}M" if shape.mem_mb_per_node else "",
     }
     return [*words, *(f"--{key}={value}" for key, value in optional.items() if value)]

@@ -38,6 +38,9 @@ class SlurmJob:
     work_dir: str
     component: tuple[int, int] | None
     """Of a heterogeneous job: (leader's job id, number of this component)."""
+    wckey: str
+    exclusive: bool
+    """It has its nodes for itself."""
     end_time: str
     """As Slurm writes it; "Unknown" without a limit."""
     comment: str = ""
@@ -90,6 +93,8 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         account=_known(fields.get("Account", "")),
         component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,
         work_dir=fields.get("WorkDir", ""),
+        wckey=_known(fields.get("WCKey", "").removeprefix("*")),
+        exclusive=fields.get("OverSubscribe") == "NO",
         end_time=fields.get("EndTime", "Unknown"),
         comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
     )

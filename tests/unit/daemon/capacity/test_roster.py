@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from cluster_snapshots import TYPE, Cluster
 from shrink_jobs import REQUEST, room
 
-from slurm_elastic.daemon.capacity.pending_jobs import meets, needs
+from slurm_elastic.daemon.capacity.pending_jobs import needs
 from slurm_elastic.daemon.capacity.roster import Roster, Scope, companion_tag, sort_jobs
 from slurm_elastic.daemon.slurm.model import Partition
 from slurm_elastic.daemon.text.reasons import Reason
@@ -181,16 +180,6 @@ def test_a_higher_tier_comes_first_and_a_begin_time_to_come_does_not_count() -> 
     cluster.wait(3, priority=99, reason="", eligible_time=cluster.at + 121)
     snapshot = replace(cluster.snapshot(), partitions={"urgent": Partition("urgent", 20), "main": Partition("main")})
     assert [need.job_id for need in needs(snapshot, Roster())] == [2, 1]
-
-
-@pytest.mark.parametrize(
-    ("constraint", "met"),
-    [("", True), ("ib", True), ("hdr", False), ("ib&nvlink", True), ("ib&hdr", False), ("hdr|ib&nvlink", True),
-     ("hdr,nvlink", True), ("[hdr*2&ib*1]", True), ("!ib", True)],
-)  # fmt: skip
-def test_which_nodes_meet_a_constraint(constraint: str, met: bool) -> None:
-    """Names with & and | are judged; of forms not known here Slurm is left to say."""
-    assert meets(constraint, {"ib", "nvlink"}) is met
 
 
 def test_no_room_is_made_on_nodes_without_the_feature() -> None:

@@ -42,6 +42,8 @@ def job(**changes: object) -> SlurmJob:
         "account": "lab",
         "work_dir": "/w",
         "component": None,
+        "wckey": "",
+        "exclusive": False,
         "end_time": "Unknown",
     }
     return SlurmJob(**{**values, **changes})  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""Companions are what the base asked for, on a real Slurm: nodes of the same kind, whole nodes, the same project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_daemon import FakeDaemon
+from live_daemon import live_daemon
+from site_cluster import SiteCluster
+from training_job import TrainingJob
+from waiting import wait_until
+
+from slurm_elastic.protocol.messages import Shape
+
+
+@pytest.fixture
+def features(site: SiteCluster) -> None:
+    """n1 and n4 have InfiniBand, the others RoCE; Slurm forgets it with the next one's setting."""
+    for kind, nodes in (("ib", "n1,n4"), ("roce", "n2,n3,n5,n6,n7,n8")):
+        words = [f"nodename={nodes}", f"features={kind}", f"activefeatures={kind}"]
+        assert site.sandbox.run(["scontrol", "update", *words]).returncode == 0
+
+
+def test_all_nodes_are_of_the_kind_that_the_base_got(
+    site: SiteCluster, features: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--constraint=[ib|roce] and a base with InfiniBand: it grows to the one other node that has it, and no further."""
+    with live_daemon(site.sandbox, monkeypatch) as daemon:
+        job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4", "--constraint=[ib|roce]")
+        daemon.settles_at(job, 8)
+        nodes = {node for held in daemon.jobs().values() for node in held.nodes}
+        assert nodes == {"n1", "n4"}
+
+
+def test_an_exclusive_job_grows_by_whole_nodes(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with two GPUs free is passed over for one that is idle."""
+    with live_daemon(site.sandbox, monkeypatch) as daemon:
+        site.sbatch("-wn[2-7]", "-N6", "--gres=gpu:2")
+        job = daemon.submit(
+            "-N1", "-wn1", "--exclusive", "--gres=gpu:a100:4", comment="elastic:gpus=2-8,batch=240-3840"
+        )
+        daemon.settles_at(job, 8)
+        assert {node for held in daemon.companions() for node in held.nodes} == {"n8"}
+
+
+def test_a_job_in_a_reservation_stays_in_it(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not grow, and is told why."""
+    words = ["reservationname=course", "starttime=now", "duration=60", "users=games", "nodes=n1,n2"]
+    assert site.sandbox.run(["scontrol", "create", "reservation", *words]).returncode == 0
+    with live_daemon(site.sandbox, monkeypatch) as daemon:
+        job = daemon.submit("-N1", "--reservation=course", "--gres=gpu:a100:4")
+        why = "it runs in reservation course, and a companion would leave it"
+        try:
+            wait_until(
+                lambda: why in daemon.selastic("explain", str(job)).stdout,
+                40,
+                lambda: daemon.selastic("explain", str(job)).stdout + daemon.log(),
+            )
+            assert daemon.trains_on(job) == daemon.held(job) == 4
+        finally:
+            site.sandbox.run(["scancel", str(job)])
+            gone = ["scontrol", "delete", "reservationname=course"]
+            wait_until(lambda: site.sandbox.run(gone).returncode == 0, 40)
+
+
+def test_a_companion_is_charged_to_the_same_project_and_has_its_nodes_for_itself(
+    site: SiteCluster, tmp_path: Path
+) -> None:
+    """--wckey and --exclusive, read from the base's own record."""
+    tmp_path.chmod(0o755)
+    site.sacctmgr("add", "user", "root", "wckey=paper")
+    with FakeDaemon() as daemon:
+        options = "-N1 --gres=gpu:4 --exclusive --wckey=paper"
+        job = TrainingJob(site.sandbox, tmp_path, options, "train.py 800 1 0.1", daemon.env(tmp_path))
+        pieces = daemon.wait_registered().pieces
+        daemon.order(1, job.id, pieces, (Shape(1, 4),))
+        companion = daemon.wait_phase(1, "running").pieces[1]
+        fields = [job.field(name, companion.slurm_job_id) for name in ("WCKey", "OverSubscribe")]
+        assert fields == ["paper", "NO"]
+        job.go()
+        job.ends()
