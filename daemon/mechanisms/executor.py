@@ -30,6 +30,8 @@ AGAIN_S = 0.5
 """Before the same is asked again that Slurm has taken; twice as long each time, up to a minute."""
 ROUND_ASKS_S = 20.0
 """How long one round goes on asking Slurm; the last of it may take as long as one call does."""
+ROUND_ASKS = 64
+"""How often one round asks Slurm at most, beside its look at jobs and nodes."""
 _NO_JOBS: Mapping[int, Job] = MappingProxyType({})
 
 
@@ -66,7 +68,7 @@ class Executor:
         """ticks: a clock that cannot be set."""
         self.client, self.store, self.clock = client, store, clock
         self.backoff_s, self._ticks = backoff_s, ticks
-        self._asks_until = ticks() + ROUND_ASKS_S
+        self._asks_until, self._asks_left = ticks() + ROUND_ASKS_S, ROUND_ASKS
         self.refusals = Refusals(backoff_s, trip_after, trip_s)
         self.tripped = ""
         """Why nothing is changed for now; empty while all is well."""
@@ -75,8 +77,8 @@ class Executor:
         """What Slurm took: until when it is not asked again, and how long that was."""
 
     def begin_round(self) -> None:
-        """Slurm may be asked again, for a while."""
-        self._asks_until = self._ticks() + ROUND_ASKS_S
+        """Slurm may be asked again, for a while and so many times."""
+        self._asks_until, self._asks_left = self._ticks() + ROUND_ASKS_S, ROUND_ASKS
 
     def recover(self) -> bool:
         """Try again when the time for it has come, with the first action that is refused tripping it again."""
@@ -93,9 +95,12 @@ class Executor:
         """
         done = 0
         for action in actions:
-            if isinstance(action, Close) or (act and not self.tripped and self._ticks() < self._asks_until):
+            if isinstance(action, Close) or (act and self._may_ask()):
                 done += self._do(action, jobs)
         return done
+
+    def _may_ask(self) -> bool:
+        return not self.tripped and self._asks_left > 0 and self._ticks() < self._asks_until
 
     def _do(self, action: Action, jobs: Mapping[int, Job]) -> bool:
         """Carry one out; whether it changed something."""
@@ -122,6 +127,7 @@ class Executor:
             return False
         if self.refusals.wide(action.kind, whose, now) is not None:
             return False
+        self._asks_left -= 1
         self.store.add_event(action.job_id, action.kind, "selasticd", asdict(action), now)
         log.info("job %d: %s", action.job_id, action.sentence())
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from slurm_elastic.daemon.mechanisms.actions import Cancel, Close, Shrink
-from slurm_elastic.daemon.mechanisms.executor import ROUND_ASKS_S, Executor
+from slurm_elastic.daemon.mechanisms.executor import ROUND_ASKS, ROUND_ASKS_S, Executor
 from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 from slurm_elastic.protocol.resize_state import ResizeState
@@ -108,6 +108,24 @@ def test_a_round_asks_slurm_for_a_bounded_time() -> None:
         done.append(executor.run(actions[sum(done) :], act=True))
         assert now[0] - began <= ROUND_ASKS_S + 9.0
     assert len(done) > 1 and all(done)
+
+
+def test_a_round_asks_slurm_a_bounded_number_of_times() -> None:
+    """300 jobs give something back at once: no round asks more than so often, each job is asked about once, and what
+    was put off is done in the rounds that follow."""
+    script = Script()
+    executor = script.executor()
+    due = [Cancel(number, 1000 + number, "why") for number in range(1, 301)]
+    rounds = 0
+    while due:
+        executor.begin_round()
+        before = len([entry for entry in script.log if entry.startswith("cancel")])
+        executor.run(due, act=True)
+        asked = [entry for entry in script.log if entry.startswith("cancel")]
+        assert 0 < len(asked) - before <= ROUND_ASKS
+        due = [action for action in due if f"cancel {action.slurm_job_id}" not in asked]
+        rounds += 1
+    assert len(asked) == len(set(asked)) == 300 and rounds == -(-300 // ROUND_ASKS)
 
 
 def test_what_slurm_took_without_effect_is_not_hammered() -> None:
