@@ -30,6 +30,8 @@ UNMEASURED_PENALTY = 0.5
 """What moving a running job is charged before anything was measured of it."""
 UNMEASURED = 0.85
 """Exponent of the speedup assumed for a job that nothing is known of."""
+FASTEST = 1e100
+"""Most samples per second that are believed."""
 EVEN_SPREAD = 1e-4
 """Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
 
@@ -88,10 +90,22 @@ def speedups(job: JobView, policy: Policy, points: Sequence[tuple[int, int, int]
         return [math.pow(gpus / job.reference_gpus, UNMEASURED) for gpus, _, _ in points]
     reference = job.model.throughput(job.reference_gpus, nodes_at(job, job.reference_gpus), job.reference_batch)
     speeds = job.model.throughputs(points)
+    if points and not (0 < reference <= FASTEST and min(speeds) > 0 and sum(speeds) <= FASTEST):
+        _check_speeds(job, points, speeds, reference)
     if not (job.quality if policy.efficiency is None else policy.efficiency):
         return [speed / reference for speed in speeds]
     worth = {b: goodput.efficiency(b, job.reference_batch, job.noise_scale) for b in {p[2] for p in points}}
     return [speed / reference * worth[point[2]] for speed, point in zip(speeds, points, strict=True)]
+
+
+def _check_speeds(
+    job: JobView, points: Sequence[tuple[int, int, int]], speeds: Sequence[float], reference: float
+) -> None:
+    at = (job.reference_gpus, nodes_at(job, job.reference_gpus), job.reference_batch)
+    for (gpus, nodes, batch), speed in zip([*points, at], [*speeds, reference], strict=True):
+        if not 0 < speed <= FASTEST:
+            where = f"at {gpus} GPUs on {nodes} nodes, batch {batch}"
+            raise PlanInputError(f"job {job.label}: {speed} samples/s {where}; accepted: above 0, up to {FASTEST:.0e}")
 
 
 def _best(job: JobView, gpus: int, batches: Sequence[int], speeds: Sequence[float], cost: float) -> Choice:

@@ -35,4 +35,4 @@ def solve_reference(options: Sequence[Sequence[Choice]], capacity: int) -> Solut
     for row, step in zip(reversed(options), reversed(steps), strict=True):
         choice.append(step[at])
         at -= row[step[at]].gpus
-    return Solution(tuple(reversed(choice)), best[capacity], best[capacity])
+    return Solution(tuple(reversed(choice)), best[capacity])

@@ -1,8 +1,9 @@
 """Several pools under limits that cross them (a user's GPUs everywhere): exact, and as cheap as the limits allow.
 
 Every pool is solved alone first. A limit that this breaks joins the pools that it reaches into one problem: by folding
-(nested_caps.py) where the pool is one and the limits nest, else as one more capacity beside the pools' own
-(multi_pool.py). An optimum of the relaxed problem that keeps every limit is an optimum of the whole.
+(nested_caps.py) where the pool is one and the limits nest, else, or where that table would be huge, as one more
+capacity beside the pools' own (multi_pool.py). An optimum of the relaxed problem that keeps every limit is an optimum
+of the whole.
 Promise: no limit is exceeded; values and bounds are those of the solvers used. Limit: many broken limits that cross
 pools are as hard as many linked pools.
 """
@@ -15,7 +16,7 @@ from itertools import accumulate, combinations, pairwise
 
 from .knapsack import Solution, solve
 from .multi_pool import PoolChoice, solve_pools
-from .nested_caps import Cap, solve_capped
+from .nested_caps import Cap, check_cap, foldable, solve_capped
 from .table import Choice, Memo
 
 Rows = Sequence[Sequence[Choice]]
@@ -42,6 +43,8 @@ def solve_limited(
     `caps` and `labels` count the jobs through all pools, in order. `memo`: see knapsack.solve. Raises
     InfeasiblePlan, PlanInputError.
     """
+    for cap in caps:
+        check_cap(cap, len(labels))
     starts = [0, *accumulate(len(rows) for rows in pools)]
     names = [labels[a:b] for a, b in pairwise(starts)]
     alone = [solve(rows, k, n, memo=memo) for rows, k, n in zip(pools, capacities, names, strict=True)]
@@ -88,13 +91,13 @@ def _joint(
     caps: list[Cap],
     labels: Sequence[str],
 ) -> list[Solution]:
-    """These pools under these limits: a solution for each, the gap of all of them stated with the first."""
+    """These pools under these limits: a solution for each; the first states the gap and rounding of all of them."""
     jobs = [(g, j) for g in groups for j in range(starts[g], starts[g + 1])]
     place = {j: i for i, (_, j) in enumerate(jobs)}
     rows = [pools[g][j - starts[g]] for g, j in jobs]
     names = [labels[j] for _, j in jobs]
     local = [Cap(cap.limit, frozenset(place[j] for j in cap.members), cap.label) for cap in caps]
-    if len(groups) == 1 and _nested(local):
+    if len(groups) == 1 and _nested(local) and all(foldable(rows, cap, capacities[groups[0]]) for cap in local):
         return [solve_capped(rows, capacities[groups[0]], local, names)]
     inside = [[i for i, cap in enumerate(local) if n in cap.members] for n in range(len(jobs))]
     vectors = [
@@ -102,12 +105,12 @@ def _joint(
         for (g, _), row, own in zip(jobs, rows, inside, strict=True)
     ]
     whole = solve_pools(vectors, [*(capacities[g] for g in groups), *(cap.limit for cap in local)], names)
-    out, at, gap = list[Solution](), 0, whole.gap
+    out, at, gap, rounding = list[Solution](), 0, whole.gap, whole.rounding
     for g in groups:
         choice = whole.choice[at : at + len(pools[g])]
         value = sum(row[i].value for row, i in zip(pools[g], choice, strict=True))
-        out.append(Solution(choice, value, value + gap, whole.price))
-        at, gap = at + len(pools[g]), 0.0
+        out.append(Solution(choice, value, gap, whole.price, rounding))
+        at, gap, rounding = at + len(pools[g]), 0.0, 0.0
     return out
 
 

@@ -3,7 +3,7 @@
 A multiple-choice knapsack with small integer weights. Method: the linear relaxation's multiplier, each choice's loss
 against it (dual; integer_dual where an int64 would overflow), and an exact dynamic program over the few choices that
 the remaining gap leaves open (exact_core). Promise: the bound is proven, and meets the value unless `work` ran out.
-Limit: values are rounded to about 2**-35 of the largest.
+Limit: values are rounded to about 2**-35 of the largest; the bound counts what that can hide.
 
     >>> solve([[Choice(1, 1.0), Choice(2, 1.9)], [Choice(0, 0.0), Choice(2, 1.2)]], capacity=3).choice
     (0, 1)
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import fsum
+from math import fsum, ulp
 
 from . import dual, integer_dual
 from .exact_core import Move, finish
-from .table import Choice, Memo, Table, build, check_feasible
+from .inputs import check_capacity, check_feasible
+from .table import Choice, Memo, Table, build
 
 WORK = 50_000_000
 """Steps of the exact finish before an answer is given with the gap it has then."""
@@ -25,17 +26,26 @@ WORK = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """An index into each job's choices, what they are worth together, and what no plan can exceed."""
+    """An index into each job's choices, and what they are worth together."""
 
     choice: tuple[int, ...]
     value: float
-    bound: float
+    gap: float = 0.0
+    """How much more a plan may be worth by the rounded values; 0: none is worth more."""
     price: float = 0.0
     """What one more GPU is worth in this plan: the relaxation's multiplier. 0: GPUs are left over."""
+    rounding: float = 0.0
+    """How much more a plan may be worth by what the rounding of values hides."""
 
     @property
-    def gap(self) -> float:
-        return self.bound - self.value
+    def bound(self) -> float:
+        """What no plan can exceed."""
+        return self.value + (self.gap + self.rounding)
+
+
+def hidden_by_rounding(jobs: int, residual: float, value: float) -> float:
+    """What the rounding of each value by at most `residual` can hide of the difference of a plan to one of `value`."""
+    return 2 * (jobs * residual + ulp(value)) if residual else 0.0
 
 
 def solve(
@@ -48,14 +58,16 @@ def solve(
     """The best choice for every job.
 
     A job that may get nothing carries an explicit Choice(0, ...). Raises InfeasiblePlan naming the jobs whose
-    smallest choices do not fit, PlanInputError for a value that is not finite or a negative size. `memo` keeps what
-    is made of each list of choices for the next call; lists in it must not change.
+    smallest choices do not fit, PlanInputError for what is no size, no value or no capacity. `memo` keeps what is
+    made of each list of choices for the next call; lists in it must not change.
     """
+    check_capacity(capacity)
     if not options:
-        return Solution((), 0.0, 0.0)
-    found = solve_table(build(options, labels, memo), capacity, labels, work)
+        return Solution((), 0.0)
+    table = build(options, labels, memo)
+    found = solve_table(table, capacity, labels, work)
     value = fsum([row[i].value for row, i in zip(options, found.choice, strict=True)])
-    return replace(found, value=value, bound=value + found.gap)
+    return replace(found, value=value, rounding=hidden_by_rounding(table.jobs, table.residual, value))
 
 
 def solve_table(table: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK) -> Solution:
@@ -83,4 +95,4 @@ def _finished(table: Table, chosen: list[int], slack: int, moves: list[Move], p:
         chosen[job] = at
     value = sum(table.value[chosen].tolist()) / table.scale
     gap = (end.loss - end.proven) // q / table.scale
-    return Solution(tuple(table.origin[chosen].tolist()), value, value + gap, p / q / table.scale)
+    return Solution(tuple(table.origin[chosen].tolist()), value, gap, p / q / table.scale)

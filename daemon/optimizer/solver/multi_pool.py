@@ -10,12 +10,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from math import fsum
+
+import numpy as np
 
 from ..errors import InfeasiblePlan
 from . import column_generation
 from .exact_core import State, cheapest
-from .knapsack import WORK, Solution
+from .inputs import acceptable, check_capacity, check_choice, name
+from .knapsack import WORK, Solution, hidden_by_rounding
 from .table import scale_for
 
 Vector = tuple[int, ...]
@@ -40,11 +45,15 @@ class PoolChoice:
 def solve_pools(
     options: Sequence[Sequence[PoolChoice]], capacity: Sequence[int], labels: Sequence[str], work: int = WORK
 ) -> Solution:
-    """The best choice for every job. Raises InfeasiblePlan naming the jobs."""
+    """The best choice for every job. Raises InfeasiblePlan naming the jobs, PlanInputError."""
+    for k in capacity:
+        check_capacity(k)
     weights = [[choice.gpus for choice in row] for row in options]
     values = [[choice.value for choice in row] for row in options]
+    _check(options, labels)
     scale = scale_for(max(abs(v) for row in values for v in row), len(values))
     whole = [[round(v * scale) * UNIT for v in row] for row in values]
+    hidden = partial(hidden_by_rounding, len(values), _residual(values, scale))
     prices = column_generation.multipliers(weights, [[v // UNIT for v in row] for row in whole], capacity, UNIT)
     if prices is None:
         names = ", ".join(labels[:8])
@@ -56,7 +65,7 @@ def solve_pools(
         closed = _close(weights, whole, search, base, capacity)
         if closed is not None:
             value = fsum(row[i] for row, i in zip(values, closed, strict=True))
-            return Solution(tuple(closed), value, value, max(prices) / UNIT / scale)
+            return Solution(tuple(closed), value, 0.0, max(prices) / UNIT / scale, hidden(value))
         search.work += work - FIRST_WORK
         search.run()
     if search.moves is None:
@@ -66,7 +75,23 @@ def solve_pools(
         base[j] = i
     value = fsum(row[i] for row, i in zip(values, base, strict=True))
     gap = ((search.loss or 0) - search.proven) // UNIT / scale if search.open else 0.0
-    return Solution(tuple(base), value, value + gap, max(prices) / UNIT / scale)
+    return Solution(tuple(base), value, gap, max(prices) / UNIT / scale, hidden(value))
+
+
+def _check(options: Sequence[Sequence[PoolChoice]], labels: Sequence[str]) -> None:
+    """PlanInputError for what is no size and no value."""
+    sizes = np.fromiter(chain.from_iterable(choice.gpus for row in options for choice in row), np.float64)
+    values = np.fromiter((choice.value for row in options for choice in row), np.float64)
+    if not acceptable(sizes, values):
+        for j, row in enumerate(options):
+            for choice in row:
+                check_choice(name(labels, j), choice.gpus, choice.value)
+
+
+def _residual(values: Sequence[Sequence[float]], scale: float) -> float:
+    """Most that one value is rounded by."""
+    scaled = np.fromiter(chain.from_iterable(values), np.float64) * scale
+    return float(np.abs(scaled - np.rint(scaled)).max()) / scale
 
 
 def open_choices(
@@ -217,7 +242,6 @@ def _milp(
     """The best plan of the base and these moves by scipy's HiGHS at gap 0; None without scipy, with one older than
     OLDEST_SCIPY, or without a plan."""
     try:
-        import numpy as np
         import scipy
         from scipy import sparse
         from scipy.optimize import Bounds, LinearConstraint, milp

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum, ulp
 
 import numpy as np
 
 from ..errors import InfeasiblePlan, PlanInputError
+from .inputs import check_capacity
 from .knapsack import Solution, solve
 from .table import Choice
 
 NONE = float("-inf")
+MOST_ENTRIES = 10**8
+"""Most jobs x limit that a group is folded at: it takes so many places in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,27 @@ def solve_capped(
 
     Raises InfeasiblePlan (naming the group whose members' smallest sizes exceed its limit), PlanInputError.
     """
+    check_capacity(capacity)
     _check(caps, len(options))
     binding = set[int]()
     while True:
-        choice, gap, price = _solve_folded(options, capacity, [caps[i] for i in sorted(binding)], labels)
+        choice, answer = _solve_folded(options, capacity, [caps[i] for i in sorted(binding)], labels)
         broken = {i for i, cap in enumerate(caps) if _used(options, choice, cap) > cap.limit}
         if not broken:
             value = fsum(row[i].value for row, i in zip(options, choice, strict=True))
-            return Solution(choice, value, value + gap, price)
+            summed = len(options) * ulp(fsum(max(abs(o.value) for o in row) for row in options)) if binding else 0.0
+            return Solution(choice, value, answer.gap, answer.price, answer.rounding + 2 * summed)
         binding |= broken
+
+
+def foldable(options: Sequence[Sequence[Choice]], cap: Cap, capacity: int) -> bool:
+    """Whether a group's table is small enough to be made."""
+    return len(cap.members) * _reachable(options, cap, capacity) <= MOST_ENTRIES
+
+
+def _reachable(options: Sequence[Sequence[Choice]], cap: Cap, capacity: int) -> int:
+    """The most GPUs that the group can have."""
+    return min(cap.limit, capacity, sum(max(o.gpus for o in options[j]) for j in cap.members))
 
 
 def _used(options: Sequence[Sequence[Choice]], choice: Sequence[int], cap: Cap) -> int:
@@ -65,8 +80,8 @@ def _used(options: Sequence[Sequence[Choice]], choice: Sequence[int], cap: Cap) 
 
 def _solve_folded(
     options: Sequence[Sequence[Choice]], capacity: int, caps: list[Cap], labels: Sequence[str] | None
-) -> tuple[tuple[int, ...], float, float]:
-    """The optimum when only these caps hold: (choice, gap, price)."""
+) -> tuple[tuple[int, ...], Solution]:
+    """The optimum when only these caps hold: (choice, the outer problem's solution)."""
     groups = [(cap, _fold(options, cap, [c for c in caps if c.members < cap.members], capacity)) for cap in _top(caps)]
     inside = frozenset[int]().union(*(cap.members for cap, _ in groups))
     free = [j for j in range(len(options)) if j not in inside]
@@ -79,7 +94,7 @@ def _solve_folded(
     for (_, group), i in zip(groups, answer.choice[len(free) :], strict=True):
         for j, picked in group.picks[i].items():
             choice[j] = picked
-    return tuple(choice), answer.gap, answer.price
+    return tuple(choice), answer
 
 
 def _top(caps: list[Cap]) -> list[Cap]:
@@ -94,7 +109,11 @@ def _top(caps: list[Cap]) -> list[Cap]:
 
 def _fold(options: Sequence[Sequence[Choice]], cap: Cap, inner: list[Cap], capacity: int) -> _Group:
     """The group's best value at each number of GPUs up to its limit, by the plain recurrence."""
-    limit = min(cap.limit, capacity)
+    limit = _reachable(options, cap, capacity)
+    if not foldable(options, cap, capacity):
+        raise PlanInputError(
+            f"limit {cap.limit} of {cap.label or 'a group'} is too large to fold its {len(cap.members)} jobs under"
+        )
     children = [(c, _fold(options, c, [i for i in inner if i.members < c.members], limit)) for c in _top(inner)]
     inside = frozenset[int]().union(*(c.members for c, _ in children))
     single = [j for j in sorted(cap.members) if j not in inside]
@@ -136,10 +155,17 @@ def _append(best: list[float], row: Sequence[Choice]) -> tuple[list[float], list
     return grown.tolist(), step.tolist()
 
 
+def check_cap(cap: Cap, jobs: int) -> None:
+    """PlanInputError for what is no limit."""
+    group = cap.label or "a group"
+    check_capacity(cap.limit, f"limit of {group}:")
+    if any(not 0 <= j < jobs for j in cap.members):
+        raise PlanInputError(f"limit of {group}: its jobs are numbered from 0 to {jobs - 1}, not {sorted(cap.members)}")
+
+
 def _check(caps: Sequence[Cap], jobs: int) -> None:
     for i, cap in enumerate(caps):
-        if cap.limit < 0 or not isfinite(cap.limit) or any(not 0 <= j < jobs for j in cap.members):
-            raise PlanInputError(f"limit {cap.limit} of {cap.label or f'group {i}'}: 0 or more, over jobs of the plan")
+        check_cap(cap, jobs)
         for other in caps[:i]:
             common = cap.members & other.members
             if common and common not in (cap.members, other.members):

@@ -18,7 +18,8 @@ import numpy as np
 
 from slurm_elastic.protocol.records import record
 
-from ..errors import InfeasiblePlan, PlanInputError
+from ..errors import PlanInputError
+from .inputs import acceptable, check_choice, name
 
 Array = Any
 
@@ -65,9 +66,8 @@ def read(row: Sequence[Choice], labels: Sequence[str] | None, j: int, memo: Memo
     if not row:
         raise PlanInputError(f"{name(labels, j)} has no choice at all: give every job at least one option")
     gpus, value, origin = [choice.gpus for choice in row], [choice.value for choice in row], None
-    if not math.isfinite(sum(value)) or min(gpus) < 0:
-        _check_each(row, name(labels, j))
     if not all(map(lt, gpus, gpus[1:])):
+        _check(row, name(labels, j))
         best = dict[int, int]()
         for i in sorted(range(len(row)), key=lambda i: (gpus[i], -value[i], i)):
             best.setdefault(gpus[i], i)
@@ -77,12 +77,9 @@ def read(row: Sequence[Choice], labels: Sequence[str] | None, j: int, memo: Memo
     return known
 
 
-def _check_each(row: Sequence[Choice], job: str) -> None:
+def _check(row: Sequence[Choice], job: str) -> None:
     for choice in row:
-        if not math.isfinite(choice.value):
-            raise PlanInputError(f"{job}: value {choice.value} at {choice.gpus} GPUs is not finite")
-        if choice.gpus < 0:
-            raise PlanInputError(f"{job}: {choice.gpus} GPUs is negative; sizes are 0 or more")
+        check_choice(job, (choice.gpus,), choice.value)
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,8 @@ class Table:
     value: Array
     scale: float
     origin: Array
+    residual: float = 0.0
+    """Most that one value was rounded by, in its own unit, not `1/scale`."""
 
     @property
     def jobs(self) -> int:
@@ -121,55 +120,39 @@ def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = No
     """The table of these lists. Raises PlanInputError."""
     memo = {} if memo is None else memo
     lists = [read(row, labels, j, memo) for j, row in enumerate(options)]
-    scale = scale_for(max(known.largest for known in lists), len(lists))
     lengths = np.array([len(known.gpus) for known in lists])
     starts = np.zeros(len(lists) + 1, dtype=np.int64)
     lengths.cumsum(out=starts[1:])
-    _make_columns([known for known in lists if known.columns is None])
+    if not _make_columns([known for known in lists if known.columns is None]):
+        for j, known in enumerate(lists):
+            _check(known.row, name(labels, j))
+    scale = scale_for(max(known.largest for known in lists), len(lists))
     weight, value = np.concatenate([known.columns for known in lists], axis=1)
+    value *= scale
+    rounded = np.rint(value)
+    value -= rounded
+    residual = max(float(value.max()), -float(value.min())) / scale
     origin = np.arange(starts[-1]) - starts[:-1].repeat(lengths)
     for at, known in enumerate(lists):
         if known.origin is not None:
             origin[starts[at] : starts[at + 1]] = known.origin
-    return Table(starts, weight.astype(np.int64), np.rint(value * scale).astype(np.int64), scale, origin)
+    return Table(starts, weight.astype(np.int64), rounded.astype(np.int64), scale, origin, residual)
 
 
-def _make_columns(lists: Sequence[Read]) -> None:
-    """The arrays of these lists, all at once."""
+def _make_columns(lists: Sequence[Read]) -> bool:
+    """The arrays of these lists, all at once; False, and none is made, where no plan can be made from them."""
     ends = list(accumulate(len(known.gpus) for known in lists))
     both = np.empty((2, ends[-1] if ends else 0))
     both[0] = np.fromiter(chain.from_iterable(known.gpus for known in lists), np.float64, both.shape[1])
     both[1] = np.fromiter(chain.from_iterable(known.value for known in lists), np.float64, both.shape[1])
+    if not acceptable(*both):
+        return False
     for known, start, end in zip(lists, [0, *ends], ends, strict=False):
         known.columns = both[:, start:end].copy()  # the lists are forgotten at different times
+    return True
 
 
 def scale_for(largest: float, jobs: int) -> float:
     """A power of two that keeps sums over `jobs` values, times a multiplier's denominator, inside 63 bits."""
     bits = min(40, 48 - max(1, jobs).bit_length())
-    return math.ldexp(1.0, bits - math.frexp(largest)[1]) if largest > 0 else 1.0
-
-
-def name(labels: Sequence[str] | None, j: int) -> str:
-    """How a message calls job j."""
-    return f"job {labels[j]}" if labels is not None else f"job #{j}"
-
-
-def check_feasible(least: Sequence[int], capacity: int, labels: Sequence[str] | None = None) -> None:
-    """Raise InfeasiblePlan naming the jobs, in arrival order, whose smallest sizes do not fit after those before."""
-    if capacity < 0:
-        raise PlanInputError(f"capacity {capacity} is negative; it must be 0 or more")
-    total = sum(least)
-    if total <= capacity:
-        return
-    left, over = capacity, list[int]()
-    for j, need in enumerate(least):
-        if need > left:
-            over.append(j)
-        else:
-            left -= need
-    shown = ", ".join(f"{name(labels, j)} ({least[j]} GPUs)" for j in over[:8])
-    more = f" and {len(over) - 8} more" if len(over) > 8 else ""
-    raise InfeasiblePlan(
-        f"the jobs' smallest sizes need {total} GPUs and there are {capacity}; no room for {shown}{more}", tuple(over)
-    )
+    return math.ldexp(1.0, min(1000, bits - math.frexp(largest)[1])) if largest > 0 else 1.0

@@ -62,7 +62,7 @@ class Evolution:
             {job.label: row[i] for job, row, i in zip(jobs, sizes, person, strict=True)} for person in people
         ]
         value = sum(row[i] for row, i in zip(values, people[0], strict=True))
-        return explained(jobs, made, Solution(tuple(people[0]), value, value), capacity, policy)
+        return explained(jobs, made, Solution(tuple(people[0]), value), capacity, policy)
 
     def _known(
         self, person: dict[str, int], jobs: Sequence[JobView], sizes: list[list[int]], keep: list[int]

@@ -297,7 +297,11 @@ def test_a_plan_is_deterministic() -> None:
         ({"choices": ()}, "no feasible size"),
         ({"batches": lambda k: ()}, "feasible batch"),
         ({"reference_gpus": 0}, "reference 0 GPUs"),
-        ({"model": Curve(((1, float("nan")), (2, 1.0), (4, 1.0), (8, 1.0)))}, "is not finite"),
+        ({"model": Curve(((1, float("nan")), (2, 1.0), (4, 1.0), (8, 1.0)))}, "job 1207: nan samples/s at 1 GPUs"),
+        ({"model": Curve(((1, 1.0), (2, 0.0), (4, 1.0), (8, 1.0)))}, "job 1207: 0.0 samples/s at 2 GPUs on 1 nodes"),
+        ({"model": Curve(((1, 1.0), (2, 2.0), (4, -1.0), (8, 1.0)))}, "job 1207: -100.0 samples/s at 4 GPUs"),
+        ({"model": Curve(((1, 1.0), (2, 2.0), (4, 4.0), (8, 1e308)))}, "samples/s at 8 GPUs .* up to 1e"),
+        ({"weight": 1e300}, "job 1207: value .* is too large"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], words: str) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ def test_an_answer_that_ran_out_of_work_says_how_far_it_may_be() -> None:
 
 def test_no_jobs_and_no_gpus() -> None:
     """Nothing to share and nothing to share it among are plans too."""
-    assert solve([], 8) == Solution((), 0.0, 0.0)
+    assert solve([], 8) == Solution((), 0.0)
     assert solve([[Choice(0, 1.5)], [Choice(4, 9.0), Choice(0, 0.0)]], 0).choice == (0, 1)
 
 
@@ -287,3 +288,61 @@ def test_errors_of_shared_options_name_the_same_jobs() -> None:
             solve([row, row, *[[Choice(0, float("nan"))]] * 2], 9, list("abcd"), memo=memo)
         with pytest.raises(PlanInputError, match="capacity -1"):
             solve([row] * 4, -1, list("abcd"), memo=memo)
+
+
+@pytest.mark.parametrize("capacity", [float("nan"), float("inf"), 7.5, -1, -math.inf, 10**16])
+def test_what_is_no_capacity_is_refused(capacity: int) -> None:
+    """A capacity that no cluster has is an error that names it, whether there are jobs or not."""
+    for rows in ([], [[Choice(0, 0.0), Choice(2, 1.0)]]):
+        with pytest.raises(PlanInputError, match=f"capacity {capacity} .* from 0 to 1e\\+15"):
+            solve(rows, capacity)
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (Choice(1 << 53, 1.0), "9007199254740992 GPUs is no size; accepted: whole numbers up to 1e"),
+        (Choice((1 << 53) + 1, 1.0), "9007199254740993 GPUs is no size"),
+        (Choice(1.5, 1.0), "1.5 GPUs is no size"),  # type: ignore[arg-type]
+        (Choice(math.nan, 1.0), "nan GPUs is no size"),  # type: ignore[arg-type]
+        (Choice(4, 1e308), "value 1e\\+308 at 4 GPUs is too large; accepted: up to 1e\\+290"),
+        (Choice(4, -math.inf), "value -inf at 4 GPUs is not finite"),
+    ],
+)
+@pytest.mark.parametrize("others", [[Choice(0, 0.0)], [Choice(9, 0.0), Choice(9, 1.0)]])
+def test_sizes_and_values_out_of_bounds_are_refused(
+    path: str, choice: Choice, words: str, others: list[Choice]
+) -> None:
+    """No path takes a size or a value that it cannot count exactly; what is kept between calls hides no error."""
+    memo, rows = dict[int, table.Read](), [[Choice(0, 0.0)], [*others, choice]]
+    for _ in range(2):
+        with pytest.raises(PlanInputError, match=f"job b: {words}"):
+            solve(rows, 100, ["a", "b"], memo=memo)
+
+
+def test_the_largest_accepted_numbers_are_solved(path: str) -> None:
+    """At the bounds of what is accepted the plan is right and within capacity; so is one of the smallest doubles."""
+    rows = [[Choice(0, 0.0), Choice(10**9 - i, 1e290 * (1 - i / 8))] for i in range(4)]
+    answer = solve(rows, 2 * 10**9)
+    assert answer.choice == (1, 1, 0, 0) and answer.gap <= 0 and answer.value <= answer.bound < math.inf
+    assert solve(rows, 10**15).choice == (1, 1, 1, 1)
+    least = solve([[Choice(0, 0.0), Choice(1, 5e-324)], [Choice(0, 0.0), Choice(1, 1e-310)]], 1)
+    assert least.bound >= 1e-310 and least.gap <= 0
+
+
+def test_the_bound_is_above_every_plan_in_exact_arithmetic(path: str) -> None:
+    """What the rounding of values hides is part of the bound, and it is none where values need no rounding."""
+    rng, hidden = random.Random(f"bound {path}"), 0
+    for _ in range(1500):
+        rows, capacity = instance(rng, rng.randint(2, 5), 9, 4), rng.randint(9, 45)
+        rows[0] = [replace(o, value=o.value + rng.choice([0.0, 1e3 * rng.random()])) for o in rows[0]]
+        picks = [pick for pick in itertools.product(*rows) if sum(o.gpus for o in pick) <= capacity]
+        if not picks:
+            continue
+        best = max(sum(Fraction(o.value) for o in pick) for pick in picks)
+        answer = solve(rows, capacity)
+        assert best <= Fraction(answer.bound) and answer.gap <= 0
+        assert answer.rounding <= 1e-10 * max(abs(o.value) for row in rows for o in row)
+        hidden += best > Fraction(answer.value)
+    assert hidden > 3  # plans that only differ below the rounding are really among them
+    assert solve([[Choice(0, 0.0), Choice(3, 2.5)], [Choice(2, 7.0)]], 4).rounding == 0

@@ -160,6 +160,7 @@ def test_limits_equal_brute_force() -> None:
                 solve_capped(rows, capacity, nested_caps)
             continue
         answer = solve_capped(rows, capacity, nested_caps)
+        assert best <= answer.bound
         assert answer.gap <= 0 and abs(answer.value - best) < 1e-8, (rows, capacity, nested_caps, answer, best)
     assert refused > 50
 
@@ -202,6 +203,7 @@ def test_limits_across_pools_equal_brute_force() -> None:
         found = solve_limited(pools, capacities, nested_caps, [str(j) for j in range(len(flat))])
         assert all(s.gap <= 0 for s in found.solutions)
         assert math.isclose(math.fsum(s.value for s in found.solutions), best, abs_tol=1e-8)
+        assert best <= math.fsum(s.bound for s in found.solutions)
         chosen, free = (
             [row[i] for rows, s in zip(pools, answers, strict=True) for row, i in zip(rows, s.choice, strict=True)]
             for answers in (found.solutions, found.unlimited)
@@ -212,6 +214,54 @@ def test_limits_across_pools_equal_brute_force() -> None:
         bound += bool(first)
         spanning += any(len({home[j] for j in nested_caps[c].members}) > 1 for c in first)
     assert bound > 150 and spanning > 80
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (math.nan, "limit of user mia: nan is no number of GPUs"),
+        (math.inf, "limit of user mia: inf is no number of GPUs"),
+        (2.5, "limit of user mia: 2.5 is no number of GPUs"),
+        (-1, "limit of user mia: -1 is negative"),
+    ],
+)
+def test_what_is_no_limit_is_refused(limit: int, words: str) -> None:
+    """A limit that cannot be counted is refused with its owner's name, in one pool and in several."""
+    cap, row = Cap(limit, frozenset({0}), "user mia"), [Choice(0, 0.0), Choice(4, 1.0)]
+    with pytest.raises(PlanInputError, match=words):
+        solve_capped([row], 8, [cap])
+    with pytest.raises(PlanInputError, match=words):
+        solve_limited([[row], [row]], [8, 8], [cap], ["1", "2"])
+
+
+def test_limits_and_capacities_of_any_size_are_kept() -> None:
+    """A limit of 1e12 GPUs over small jobs binds nobody; one over jobs of 1e9 GPUs is kept without a table as long."""
+    small, large = [Choice(0, 0.0), Choice(4, 1.0)], [Choice(0, 0.0), Choice(10**8, 1.0), Choice(10**9, 3.0)]
+    found = solve_capped([small] * 3, 10**12, [Cap(10**12, frozenset({0, 1, 2})), Cap(8, frozenset({0, 1}))])
+    assert found.choice == (1, 1, 1)
+    caps = [Cap(15 * 10**8, frozenset({0, 1}), "user mia")]
+    (answer,) = solve_limited([[large] * 3], [10**12], caps, ["1", "2", "3"]).solutions
+    assert sorted(answer.choice[:2]) == [1, 2] and answer.choice[2] == 2 and answer.gap <= 0
+    with pytest.raises(PlanInputError, match="limit 1500000000 of user mia is too large to fold"):
+        solve_capped([large] * 3, 10**12, caps)
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (PoolChoice((1, 1 << 53), 1.0), "job 1: 9007199254740992 GPUs is no size"),
+        (PoolChoice((1, 0.5), 1.0), "job 1: 0.5 GPUs is no size"),  # type: ignore[arg-type]
+        (PoolChoice((1, -2), 1.0), "job 1: -2 GPUs is negative"),
+        (PoolChoice((1, 2), math.nan), "job 1: value nan at 1 \\+ 2 GPUs is not finite"),
+        (PoolChoice((1, 2), 1e308), "job 1: value 1e\\+308 at 1 \\+ 2 GPUs is too large"),
+    ],
+)
+def test_bad_choices_in_several_pools_are_refused(choice: PoolChoice, words: str) -> None:
+    """Several pools refuse what one pool refuses."""
+    with pytest.raises(PlanInputError, match=words):
+        solve_pools([[PoolChoice((0, 0), 0.0), choice]], [4, 4], ["1"])
+    with pytest.raises(PlanInputError, match="capacity nan"):
+        solve_pools([[PoolChoice((0, 0), 0.0)]], [4, math.nan], ["1"])  # type: ignore[list-item]
 
 
 def capped_row(rng: random.Random) -> list[Choice]:
