@@ -68,6 +68,7 @@ def reachable(
         base = running_jobs[job_id].job.base
         ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
         closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
+        closed = closed.union(base.excluded_nodes)
         partition = base.partition.split(",")[0]
         own = (snapshot.nodes[name].features for name in base.nodes if name in snapshot.nodes)
         constraint = held_to(base.features, own)

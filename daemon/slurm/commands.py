@@ -110,7 +110,7 @@ class CommandClient(SlurmClient):
         return site.partition_qos(self._shown("-a", "-o", "show", "partition"))
 
     def excluded_nodes(self) -> dict[int, tuple[str, ...]]:
-        rows = [line.partition("|") for line in self._printed("squeue", "-h", "-a", "-t", "PD", "-o", "%A|%x").split()]
+        rows = [line.partition("|") for line in self._printed("squeue", "-h", "-a", "-o", "%A|%x").split()]
         try:
             return {int(job_id): expand(nodes) for job_id, _, nodes in rows if nodes not in ("", "(null)")}
         except ValueError as error:

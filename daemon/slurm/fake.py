@@ -229,8 +229,7 @@ class FakeClient(SlurmClient):
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:
-            waiting = (job for job in slurm._jobs.values() if job.pending and job.excluded_nodes)
-            return {job.job_id: job.excluded_nodes for job in waiting}
+            return {job.job_id: job.excluded_nodes for job in slurm._jobs.values() if job.excluded_nodes}
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         kept = set(nodes)

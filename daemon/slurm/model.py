@@ -102,7 +102,7 @@ class Job:
     features: str = ""
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
-    """Of a waiting job, as SnapshotCache completes them."""
+    """As SnapshotCache completes them."""
     reservation: str = ""
     exclusive: bool = False
     time_limit_s: int | None = None
@@ -227,7 +227,7 @@ class SlurmClient(Protocol):
         """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
-        """The nodes that waiting jobs exclude, by job id, for those that exclude some. A listing of its own."""
+        """The nodes that jobs exclude, by job id, for those that exclude some. A listing of its own."""
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Let a running job keep exactly these of its nodes; processes on the others are killed at once.

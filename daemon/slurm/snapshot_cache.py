@@ -54,15 +54,15 @@ class SnapshotCache(SlurmClient):
         return found
 
     def _with_excluded_nodes(self, snapshot: Snapshot) -> Snapshot:
-        """Slurm lists them apart from the rest: asked for when a job waits for the first time, and now and again."""
-        waiting = {job_id for job_id, job in snapshot.jobs.items() if job.pending}
-        if waiting - self._asked_of or (waiting and abs(snapshot.at - self._excluded_at) >= EXCLUDED_S):
+        """Slurm lists them apart from the rest: asked for when a job is seen for the first time, and now and again."""
+        jobs = snapshot.jobs.keys()
+        if jobs - self._asked_of or (jobs and abs(snapshot.at - self._excluded_at) >= EXCLUDED_S):
             self._excluded, self._excluded_at = self._client.excluded_nodes(), snapshot.at
-            self._asked_of = waiting
+            self._asked_of = set(jobs)
         excluding = {
             job_id: replace(snapshot.jobs[job_id], excluded_nodes=nodes)
             for job_id, nodes in self._excluded.items()
-            if job_id in waiting
+            if job_id in jobs
         }
         return replace(snapshot, jobs={**snapshot.jobs, **excluding}) if excluding else snapshot
 

@@ -33,6 +33,15 @@ def test_all_nodes_are_of_the_kind_that_the_base_got(
         assert nodes == {"n1", "n4"}
 
 
+def test_nodes_that_the_base_excludes_are_not_asked_for(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only excluded nodes are idle but one, it grows by that one."""
+    with live_daemon(site.sandbox, monkeypatch) as daemon:
+        job = daemon.submit("-N1", "--gres=gpu:a100:4", "--exclude=n[2-7]")
+        daemon.settles_at(job, 8)
+        nodes = {node for held in daemon.jobs().values() for node in held.nodes}
+        assert nodes == {"n1", "n8"}
+
+
 def test_an_exclusive_job_grows_by_whole_nodes(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with two GPUs free is passed over for one that is idle."""
     with live_daemon(site.sandbox, monkeypatch) as daemon:
