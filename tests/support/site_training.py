@@ -56,9 +56,9 @@ class Training:
         self.id = int(answer.stdout)
 
     def grow(self, *nodes: str) -> None:
-        """Train on a companion's GPU too, on this node where one is named."""
+        """Train on a companion's GPU too, on this node where one is named; on one of each where several are."""
         base = self.daemon.wait_registered(120).pieces
-        self.daemon.order(1, self.id, base, (Shape(1, 1, node_list=nodes),), wait=120)
+        self.daemon.order(1, self.id, base, (Shape(max(1, len(nodes)), 1, node_list=nodes),), wait=120)
 
     def grown(self) -> Piece:
         """The companion that trains, once some steps are done with it."""

@@ -27,7 +27,12 @@ class LastState:
     """See the module. One per session."""
 
     def __init__(
-        self, membership: Membership, state: State, model: Callable[[], Strategy], writer: Writer | None
+        self,
+        membership: Membership,
+        state: State,
+        model: Callable[[], Strategy],
+        writer: Writer | None,
+        device: torch.device,
     ) -> None:
         self._membership, self._state, self._model, self._writer = membership, state, model, writer
         self._lock = threading.Lock()
@@ -36,7 +41,8 @@ class LastState:
         self._written = False
         self._told: tuple[float, float] | None = None
         """When the end was first seen coming, and when it comes."""
-        self._stepped: Any = None
+        self._device = device
+        self._stepped: Any = torch.cuda.Event() if device.type == "cuda" else None
 
     # -- on the training's thread ----------------------------------------------------------------------------------
 
@@ -47,8 +53,7 @@ class LastState:
 
     def step_ended(self) -> None:
         """The position belongs to the parameters again."""
-        if torch.cuda.is_available():
-            self._stepped = self._stepped or torch.cuda.Event()
+        if self._stepped is not None:
             self._stepped.record()
         self.torn = False
 
@@ -98,6 +103,6 @@ class LastState:
         """A copy that does not wait for what the step under way has queued on a GPU."""
         if self._stepped is None:
             return self._state.snapshot()
-        with torch.cuda.stream(torch.cuda.Stream(self._membership.device())):
+        with torch.cuda.stream(torch.cuda.Stream(self._device)):
             torch.cuda.current_stream().wait_event(self._stepped)
             return self._state.snapshot()

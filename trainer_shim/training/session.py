@@ -49,12 +49,12 @@ class Session:
         self.saving = self.snapshots.saving
         self.pass_boundary = PassBoundary(self.state, membership.client is not None or self.saving.writer is not None)
         self.device: torch.device = membership.device()
+        self.last_state = LastState(membership, self.state, self.model, self.saving.writer, self.device)
         self.strategy: Strategy | None = None
         self.optimization: OptimizerSteps | None = None
         self.world_switch = WorldSwitch(self)
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
-        self.last_state = LastState(membership, self.state, self.model, self.saving.writer)
         self._votes: deque[tuple[ComingWorld | None, TallyReader]] = deque()
         self._squares: tuple[float, float, list[int], int] | None = None
         self._measured: tuple[Micro, Squares] | None = None

@@ -92,16 +92,18 @@ def test_a_grace_is_used(site: SiteCluster, start: Callable[..., Training]) -> N
 
 def test_companions_that_slurm_wants_are_left_at_once(site: SiteCluster, start: Callable[..., Training]) -> None:
     """With a grace of ten minutes: one that is preempted is given back while its base trains on; so is one that
-    selasticd takes while its base is preempted; one that is suspended stops nobody."""
+    selasticd takes while its base is preempted; one that is suspended stops nobody; one that loses a node keeps the
+    other."""
     grace = ["scontrol", "update", "PartitionName=low"]
     assert site.sandbox.run([*grace, "GraceTime=600"]).returncode == 0
     try:
         preempted = start("preempted", options="-plow -w n1")
         base = start("base", options="-plow -w n3")
         suspended = start("suspended", options="-w n5")
-        jobs = {preempted: "n2", base: "n4", suspended: "n6"}
-        for job, node in jobs.items():
-            job.grow(node)
+        failed = start("failed", options="-w n7")
+        jobs = {preempted: ("n2",), base: ("n4",), suspended: ("n6",), failed: ("n7", "n8")}
+        for job, nodes in jobs.items():
+            job.grow(*nodes)
         companions = {job: job.grown() for job in jobs}
         waits = [site.sbatch("-purgent", f"-w{node}", "--gres=gpu:4") for node in ("n2", "n3")]
         base.says("about to end")
@@ -110,12 +112,16 @@ def test_companions_that_slurm_wants_are_left_at_once(site: SiteCluster, start: 
         assert base.daemon.wait_phase(2, "running").pieces == (kept,)
         stopped = companions[suspended].slurm_job_id
         assert site.sandbox.run(["scontrol", "suspend", str(stopped)]).returncode == 0
+        down = ["scontrol", "update", "NodeName=n8", "State=DOWN", "Reason=test"]
+        assert site.sandbox.run(down).returncode == 0
+        failed.says("2 workers (1 x 1 of base, 1 x 1 of companion), from checkpoint")
+        assert site.squeue(companions[failed].slurm_job_id, "%N") == "n7"
         wait_until(lambda: site.squeue(waits[0], "%T") == "RUNNING", 90, preempted.text)
         wait_until(lambda: site.squeue(stopped, "%T") == "CANCELLED", 90, suspended.text)
         for job in jobs:
             assert job.state() == "RUNNING", job.text()
             step = job.trained()
             wait_until(lambda job=job, step=step: job.trained() > step + 5, 60, job.text)
-            assert "starting again" not in job.text(), job.text()
+            assert job is failed or "starting again" not in job.text(), job.text()
     finally:
         site.sandbox.run([*grace, f"GraceTime={GRACE_S}"])

@@ -234,6 +234,23 @@ def test_a_step_that_outlasts_the_job_is_the_only_one_lost(start: Callable[..., 
     assert int(saved.parent.name.removeprefix("step-")) >= trained - 1, run.text()
 
 
+def test_ranks_that_die_in_the_last_step_take_only_that_with_them(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Rank 0 waits for them in the all-reduce of the step when SIGTERM comes, and they are killed."""
+    stuck = "        while os.path.exists('stuck') and job.rank == 1: time.sleep(0.05)\n"
+    (tmp_path / "train.py").write_text(TRAIN.replace("        job.step(", stuck + "        job.step("))
+    run = start("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "20000", "1", "0.02")
+    run.says("generation 1: 2 workers")
+    other = run.worker_pids()[1]
+    (tmp_path / "stuck").touch()
+    run.process.send_signal(signal.SIGTERM)
+    run.says("about to end")
+    os.kill(other, signal.SIGKILL)
+    assert run.wait() == 143, run.text()
+    [saved] = run.job_dir.glob("checkpoints/step-*/checkpoint.json")
+    trained = max(int(row["step"]) for row in audit.read(tmp_path / "audit") if "indices" in row)
+    assert int(saved.parent.name.removeprefix("step-")) >= trained - 1, run.text()
+
+
 def test_daemon_lost_and_back(start: Callable[..., Run], tmp_path: Path) -> None:
     """Training goes on without its daemon; one that comes back gets a registration, reports, and is obeyed."""
     with FakeDaemon(free_port()) as first:
