@@ -131,11 +131,15 @@ class _Maker:
                 self.on_node.setdefault(unit[1], []).append(unit)
         self._ok: dict[tuple[int, frozenset[Unit]], bool] = {}
         self._nodes: dict[NeedPart, list[str]] = {}
+        self._reach: dict[tuple[NeedPart, ...], tuple[frozenset[str], frozenset[str]]] = {}
 
     def reach(self, state: _Try, need: Need) -> tuple[frozenset[str], frozenset[str]]:
         """The partitions of a waiting job, and the nodes that would do for it were they free."""
-        partitions = frozenset(name for part in need.parts for name in part.partitions)
-        return partitions, frozenset(name for part in need.parts for name in self._candidates(state, part))
+        if need.parts not in self._reach:
+            partitions = frozenset(name for part in need.parts for name in part.partitions)
+            nodes = frozenset(name for part in need.parts for name in self._candidates(state, part))
+            self._reach[need.parts] = partitions, nodes
+        return self._reach[need.parts]
 
     def within_limits(self, state: _Try, need: Need) -> _Try | None:
         """The state after elastic jobs gave up what the limits of a waiting job lack; None when that is not enough."""

@@ -38,10 +38,14 @@ class Limits:
             jobs = limit.jobs & self.held.keys()
             gpus = self._used(jobs) + limit.more
             self.limits.append(Limit(f"{limit.label} {gpus} GPUs", gpus, jobs))
+        self._of: dict[int, list[Limit]] = {}
+        for each in self.limits:
+            for job_id in each.jobs:
+                self._of.setdefault(job_id, []).append(each)
 
     def room(self, job_id: int) -> int | None:
         """GPUs that the job may gain; None: no limit holds it."""
-        own = [limit.gpus - self._used(limit.jobs) for limit in self.limits if job_id in limit.jobs]
+        own = [limit.gpus - self._used(limit.jobs) for limit in self._of.get(job_id, ())]
         return max(0, min(own)) if own else None
 
     def give(self, job_id: int, gpus: int) -> None:
@@ -50,14 +54,15 @@ class Limits:
 
     def label(self, job_id: int) -> str:
         """The limit that leaves the job the least room; empty when there is none."""
-        own = [limit for limit in self.limits if job_id in limit.jobs]
+        own = self._of.get(job_id, ())
         return min(own, key=lambda limit: limit.gpus - self._used(limit.jobs)).label if own else ""
 
     def caps(self, members: Sequence[Member]) -> list[Cap]:
         """The limits as the optimizer takes them, over these jobs; what others hold is taken off."""
         out = []
+        place = {m.running.job_id: i for i, m in enumerate(members)}
         for limit in self.limits:
-            inside = [i for i, m in enumerate(members) if m.running.job_id in limit.jobs]
+            inside = sorted(place[job_id] for job_id in limit.jobs if job_id in place)
             others = limit.jobs - {members[i].running.job_id for i in inside}
             cap = _cap(members, inside, limit.gpus - self._used(others), limit.label)
             out += [cap] if cap else []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from cluster_snapshots import Cluster
 from store_records import resize_row
 
+from slurm_elastic.daemon.capacity.pending_jobs import Kind
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.models.cache import observations
@@ -79,7 +80,7 @@ class World:
 
     def plan(
         self,
-        passed: Sequence[int] = (),
+        passed: Sequence[Kind] = (),
         memory: Memory | None = None,
         marks: Mapping[int, Mark] | None = None,
         unlisted_before: Mapping[str, int] | None = None,

@@ -28,6 +28,14 @@ def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
     assert row(world.plan(), 1).gpus_to == 4
 
 
+def test_what_was_given_up_in_vain_comes_back_without_the_cooldown() -> None:
+    """The job that it was given up for did not take it."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("done", NOW - 10), gave_in_vain=True)
+    assert row(world.plan(), 1).gpus_to > 8
+
+
 def test_a_job_is_resized_so_often_and_no_more() -> None:
     """The limit within an hour holds growth and shares back, not the room for waiting jobs, and lapses by itself."""
     world = World(4)
