@@ -18,7 +18,8 @@ from .ledger import Amount, per_node
 from .roster import Roster
 
 RESOURCE_REASONS = ("Resources", "Priority", "None", "")
-_LIMIT = re.compile(r"(Assoc|QOS|Max)(?!.*(Minutes|RunMin|Wall|PerJob|PerNode|Submit|Time|Min[A-Z]|Prio|Accrue)).+")
+_OTHER = r"Minutes|RunMin|Wall|Time|PerJob|PerNode|PerLimit|Submit|Min[A-Z]|Prio|Accrue|Billing|NotAllowed|Threshold"
+_LIMIT = re.compile(rf"(Assoc|QOS|Max)(?!.*({_OTHER})).+")
 """A limit of what runs at the same time, as Slurm names it: AssocGrpGRES, QOSMaxJobsPerUserLimit."""
 UNSEEN_S = 60.0
 """How long a job without a reason is one that Slurm has not looked at yet; later it waits beyond Slurm's depth."""

@@ -10,6 +10,8 @@ from live_daemon import Selasticd, live_daemon
 from site_cluster import SiteCluster
 from waiting import wait_until
 
+from slurm_elastic.trainer_shim.supervisor.companions import said
+
 WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
 
 
@@ -75,6 +77,15 @@ def test_companions_leave_the_user_a_job_to_submit(site: SiteCluster, monkeypatc
         wait_until(lambda: "submits=2" in selasticd.selastic("explain", str(job)).stdout, 60, selasticd.log)
         assert not selasticd.companions()
         site.sbatch("-N1")
+
+
+def test_all_that_salloc_says_is_kept(site: SiteCluster) -> None:
+    """The limit's name is in the line before the last one."""
+    site.limit("user", "games", MaxSubmitJobs=1)
+    site.sbatch("-N1")
+    refused = site.sandbox.run(["salloc", "--no-shell", "-N1"], user="games")
+    assert refused.returncode != 0
+    assert "AssocMaxSubmitJobLimit" in said(refused.stderr) and "violates" in said(refused.stderr)
 
 
 def test_a_limit_that_was_not_known_is_named_and_kept(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:

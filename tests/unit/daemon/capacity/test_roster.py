@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from cluster_snapshots import TYPE, Cluster
 from shrink_jobs import REQUEST, room
 
-from slurm_elastic.daemon.capacity.pending_jobs import needs
+from slurm_elastic.daemon.capacity.pending_jobs import limited, needs
 from slurm_elastic.daemon.capacity.roster import Roster, Scope, companion_tag, sort_jobs
 from slurm_elastic.daemon.slurm.model import Partition
 from slurm_elastic.daemon.text.reasons import Reason
@@ -180,6 +181,18 @@ def test_a_higher_tier_comes_first_and_a_begin_time_to_come_does_not_count() -> 
     cluster.wait(3, priority=99, reason="", eligible_time=cluster.at + 121)
     snapshot = replace(cluster.snapshot(), partitions={"urgent": Partition("urgent", 20), "main": Partition("main")})
     assert [need.job_id for need in needs(snapshot, Roster())] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [("AssocGrpGRES", True), ("QOSMaxJobsPerUserLimit", True), ("AssocMaxJobsLimit", True), ("MaxGRESPerAccount", True),
+     ("QOSGrpCpuLimit", True), ("QOSMinGRES", False), ("AssocGrpGRESMinutes", False), ("QOSNotAllowed", False),
+     ("AssocMaxWallDurationPerJobLimit", False), ("QOSMaxGRESPerNode", False), ("AssocGrpBilling", False),
+     ("MaxMemPerLimit", False), ("Resources", False), ("AssocGrpSubmitJobsLimit", False)],
+)  # fmt: skip
+def test_only_limits_of_what_runs_at_the_same_time_can_be_given_back(reason: str, counts: bool) -> None:
+    """As Slurm names what a job waits for."""
+    assert limited(reason) is counts
 
 
 def test_no_room_is_made_on_nodes_without_the_feature() -> None:
