@@ -170,7 +170,7 @@ def _judge(
         return Unmanaged(job, text, Reason.NOT_ALLOWED, f"account {job.account} is not open to elastic jobs")
     try:
         request = parse(text)
-        if not started:
+        if not started and not (job.exclusive and job.pending):  # it will hold whole nodes, whatever it asks for
             check_start(request, job.gpus + sum(part.gpus for part in parts))
     except RequestError as error:
         return Unmanaged(job, text, Reason.MALFORMED, str(error))

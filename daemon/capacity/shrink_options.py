@@ -94,7 +94,9 @@ def droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
 
 def first_units(giver: Giver) -> list[Unit]:
     """What goes before anything else of the job."""
-    first = {kind for kind, rule in giver.rules.items() if rule.first}
+    first = [kind for kind, rule in giver.rules.items() if rule.first]
+    if not first:
+        return []
     return [(piece.slurm_job_id, node) for piece in giver.pieces if piece.kind in first for node in piece.nodes]
 
 

@@ -53,6 +53,16 @@ def test_malformed_request_is_left_alone_with_its_sentence() -> None:
     assert "unknown key 'gpu'" in verdict.detail and "gpus" in verdict.detail
 
 
+def test_an_exclusive_jobs_starting_size_is_known_when_it_runs() -> None:
+    """What it asks for is not what it will hold: while it waits, and while its start is not seen yet, it is no reason
+    to refuse it."""
+    cluster = Cluster()
+    cluster.wait(1, 2, 1, "elastic:gpus=8-16,batch=16-64", exclusive=True)
+    assert sort_jobs(cluster.snapshot()).unmanaged == {}
+    cluster.run(1, "n1", 1, "elastic:gpus=8-16,batch=16-64", exclusive=True)
+    assert "starts with 1 GPU" in sort_jobs(cluster.snapshot()).unmanaged[1].detail
+
+
 def test_starting_size_outside_the_range_is_refused_once_only() -> None:
     """A start the range excludes is malformed; a job that was managed before may hold such a size by our doing."""
     cluster = Cluster()
