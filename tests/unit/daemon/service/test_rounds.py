@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from daemon_harness import REQUEST, World
 
-from slurm_elastic.daemon.slurm.fake import Component
+from slurm_elastic.daemon.slurm.fake import Component, FakeClient
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.errors import SlurmRefused
@@ -388,3 +388,26 @@ def test_a_pinned_job_stays(world: World) -> None:
     world.store.pin(job.job_id, None)
     world.settle()
     assert job.gpus == 24
+
+
+def test_jobs_that_slurm_hides_do_not_stop_giving_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PrivateData hides another user's job, whose GPUs are in use all the same: the log names its node once, and a
+    waiting job that it could be is given way to in the round after."""
+    world = World(tmp_path, nodes=3)
+    hidden = world.rigid()
+    job = world.elastic(nodes=2)
+    world.round()
+    seen = FakeClient.snapshot
+
+    def without_hidden(client: FakeClient) -> Snapshot:
+        whole = seen(client)
+        return replace(whole, jobs={job_id: one for job_id, one in whole.jobs.items() if job_id != hidden})
+
+    monkeypatch.setattr(FakeClient, "snapshot", without_hidden)
+    world.rigid()
+    for _ in range(6):
+        world.round()
+    assert job.gpus == 4
+    assert caplog.text.count("GPUs in use by no job that Slurm lists: 4 on n1") == 1
