@@ -125,3 +125,16 @@ def test_comment_of_several_lines_breaks_nothing(empty_sandbox: Sandbox, way: Co
     snapshot = running(client, job_id, other)
     assert (snapshot.jobs[job_id].comment, snapshot.jobs[other].comment) == (text, "plain")
     assert set(snapshot.jobs) == {job_id, other}
+
+
+def test_excluded_nodes_are_told_of_jobs_that_wait_and_run(empty_sandbox: Sandbox) -> None:
+    """By the ids that the listing of jobs has, an array's too; of jobs that exclude none, nothing."""
+    client = CommandClient(empty_sandbox.env["SLURM_CONF"])
+    assert client.excluded_nodes() == {}
+    waits = [sbatch(empty_sandbox, "--hold", "--exclude=n[1,3]", *more) for more in ((), ("--array=0-3",))]
+    sbatch(empty_sandbox, "--hold")
+    runs = sbatch(empty_sandbox, "--exclude=n2")
+    running(client, runs)
+    found = client.excluded_nodes()
+    assert found == {**dict.fromkeys(waits, ("n1", "n3")), runs: ("n2",)}
+    assert found.keys() <= client.snapshot().jobs.keys()
