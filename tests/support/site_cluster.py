@@ -52,6 +52,10 @@ local function vetoed(call, job, shrinks)
 end
 function slurm_job_submit(job_desc, part_list, uid) return vetoed("submit", job_desc, false) end
 function slurm_job_modify(job_desc, job_rec, part_list, uid)
+    -- Once, while slurmctld holds its locks: whoever asks it anything waits.
+    if job_desc.req_nodes ~= nil and os.rename("DIR/hang.s", "DIR/hung.s") then
+        os.execute("sleep $(cat DIR/hung.s)")
+    end
     return vetoed("modify", job_rec, job_desc.req_nodes ~= nil)
 end
 return slurm.SUCCESS
@@ -98,7 +102,12 @@ class SiteCluster:
 
     def allow(self) -> None:
         """Veto nothing any more."""
-        (self.sandbox.dir / "veto.lua").unlink(missing_ok=True)
+        for name in ("veto.lua", "hang.s"):
+            (self.sandbox.dir / name).unlink(missing_ok=True)
+
+    def hang_at_next_shrink(self, seconds: float) -> None:
+        """Let slurmctld answer nobody for so long, from the next shrink on."""
+        _replace(self.sandbox.dir / "hang.s", str(seconds))
 
     def epilog_takes(self, seconds: float) -> None:
         """How long every epilog that begins from now on cleans its node."""
