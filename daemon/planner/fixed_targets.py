@@ -24,7 +24,7 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
     if running.frozen is not None:
         return None
     forced, pinned = context.forced(running), running.state.pinned
-    taken_back = take_back(running) if running.stuck and not forced else None
+    taken_back = take_back(running) if running.stuck and not forced and not failed_lately(running) else None
     if taken_back is not None:
         return taken_back
     if pinned is not None and failed_lately(running) and (pinned > running.gpus or _by_requeue(running)):

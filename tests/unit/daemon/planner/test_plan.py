@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from plan_cases import NOW, REQUEST, SETTINGS, World, order, row, seen
+from plan_cases import NOW, REQUEST, SETTINGS, World, closed, order, row, seen
 from store_records import resize_row
 
+from slurm_elastic.daemon.mechanisms.refusals import Refusal
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.eligibility import slow_nodes
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
+from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
 
 # --- what the reports say of a node --------------------------------------------------------------------------------
@@ -37,6 +39,27 @@ def test_a_plan_gives_up_the_slow_node() -> None:
     assert [piece.nodes for piece in order(world.plan(), 1).keep] == [("n1", "n3")]
     world.state(1, slow={"n3": 0.25})
     assert [piece.nodes for piece in order(world.plan(), 1).keep] == [("n1", "n2")]
+
+
+# --- what Slurm does not take -----------------------------------------------------------------------------------------
+
+
+def test_what_slurm_does_not_take_is_planned_to_be_trained_on_again() -> None:
+    """All of it that makes an accepted size; not right after that has failed; and nobody is promised its nodes."""
+    world = World(2)
+    world.job(1, "n1 n2")
+    left = InUse(1, 1, (Piece(1, "base", ("n1",), 4, "a100"),), 256, 0.0, 0.0)
+    refused = {EventKind.SHRINK: Refusal("sizes are fixed", NOW + 60)}
+    world.state(1, in_use=left, refused=refused)
+    world.cluster.wait(2)
+    plan = world.plan()
+    resize = order(plan, 1)
+    assert (resize.keep, resize.add, resize.gpus) == ((Piece(1, "base", ("n1", "n2"), 4, "a100"),), (), 8)
+    assert row(plan, 1).reason == Reason.TAKE_BACK.value and not plan.met
+    world.state(1, last=closed("failed", NOW - 5))
+    assert row(world.plan(), 1).reason != Reason.TAKE_BACK.value
+    world.state(1, refused={})
+    assert len(world.plan().met) == 1
 
 
 # --- growing ------------------------------------------------------------------------------------------------------
