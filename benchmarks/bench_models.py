@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def error_table(profiles: list[Profile], repeats: int) -> None:
     for kind in ("growth", "explore", "random"):
         print(f"\nerror of the step time, {kind} order, median of programs (%)   observations: {counts}")
         for label in ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit", "ours, assumed prior",
-                      "ours, learned prior", RAN_BEFORE):  # fmt: skip
+                      WITHOUT, "ours, learned prior", RAN_BEFORE):  # fmt: skip
             cells = []
             for n in counts:
                 errors = []
@@ -142,13 +142,49 @@ def error_table(profiles: list[Profile], repeats: int) -> None:
             print(f"  {label:<22}" + "".join(f"{100 * c:>8.1f}" for c in cells), flush=True)
 
 
+PLACES = ((1, 1), (2, 1), (4, 1), (2, 2), (8, 2), (16, 4), (32, 8))
+WITHOUT = "ours, without its share"
+
+
+def one_report_table(profiles: list[Profile], repeats: int) -> None:
+    """The same after one report of any size, with and without its share of communication; all micro batches there."""
+    rich = [p for p in scored(profiles) if any(o.comm_share for o in p.rows)]
+    if not rich:
+        return
+    print(f"\nerror of the step time after one report, median of {len(rich)} tables (mean)   GPUs on nodes")
+    print(" " * 24 + "".join(f"{f'{k} on {n}':>15}" for k, n in PLACES))
+    for label in (WITHOUT, "ours, learned prior"):
+        cells = []
+        for place in PLACES:
+            errors = [
+                statistics.mean(one_report_error(p, place, fitter_of(label, p, profiles), r) for r in range(repeats))
+                for p in rich
+                if any((o.gpus, o.nodes) == place for o in p.rows)
+            ]
+            cells.append(
+                f"{100 * statistics.median(errors):.1f} ({100 * statistics.mean(errors):.1f})" if errors else "-"
+            )
+        print(f"  {label:<22}" + "".join(f"{cell:>15}" for cell in cells), flush=True)
+
+
+def one_report_error(profile: Profile, place: tuple[int, int], fitter, seed: int) -> float:  # type: ignore[no-untyped-def]
+    """Mean over the smallest, the middle and the largest micro batch that the one report may be of."""
+    rng = random.Random(f"{profile.cluster} {profile.app} {place} {seed}")
+    there = sorted((o for o in profile.rows if (o.gpus, o.nodes) == place), key=_size)
+    errors = []
+    for first in (there[0], there[len(there) // 2], there[-1]):
+        predict = fitter([noisy(first, rng)], {})
+        errors += [abs(predict(o.gpus, o.nodes, o.micro_batch) / o.step_time_s - 1) for o in profile.rows if o != first]
+    return statistics.mean(errors)
+
+
 def fitter_of(label: str, profile: Profile, profiles: Sequence[Profile]):  # type: ignore[no-untyped-def]
     table = {"perfect scaling": peers.perfect, "Amdahl": peers.amdahl, "USL": peers.usl,
              "Optimus form": peers.optimus, "Pollux fit": peers.pollux,
              "ours, assumed prior": peers.ours(ASSUMED)}  # fmt: skip
     if label in table:
         return table[label]
-    return peers.ours((ran_before if label == RAN_BEFORE else learned)(profile, profiles))
+    return peers.ours((ran_before if label == RAN_BEFORE else learned)(profile, profiles), label != WITHOUT)
 
 
 def one_error(profile: Profile, kind: str, n: int, fitter, seed: int) -> float:  # type: ignore[no-untyped-def]
@@ -163,7 +199,8 @@ def one_error(profile: Profile, kind: str, n: int, fitter, seed: int) -> float: 
 
 def noisy(o: Observation, rng: random.Random) -> Observation:
     time_s = o.step_time_s * max(0.5, 1 + rng.gauss(0, NOISE))
-    return Observation(o.gpus, o.nodes, o.batch, o.micro_batch, o.accumulation, time_s)
+    share = o.comm_share * max(0.5, 1 + rng.gauss(0, NOISE)) if o.comm_share else 0.0
+    return replace(o, step_time_s=time_s, comm_share=min(0.99, share))
 
 
 def truth_of(profile: Profile, smooth: bool) -> tuple[Truth, tuple[int, int]]:
@@ -198,7 +235,7 @@ def speedups(predict: Truth, limits: tuple[int, int], base: int, per_node: int) 
 
 CAPPED = "true curves, at most 2x largest seen"
 LABELS = ("perfect scaling", "Amdahl", "USL", "Optimus form", "Pollux fit", "ours, assumed prior",
-          "ours, learned prior", CAPPED)  # fmt: skip
+          WITHOUT, "ours, learned prior", CAPPED)  # fmt: skip
 Curve = list[tuple[int, float, int]]
 Table = dict[str, list[float]]
 
@@ -261,7 +298,9 @@ def grow(fitter, profile: Profile, truth: tuple[Truth, tuple[int, int]], seed: s
     for k in (1, 2, 4, 8):
         nodes, rng = -(-k // profile.per_node), random.Random(f"{seed} {k}")
         micro = {c[0]: c[2] for c in out[-1]}[k] if out else micro
-        rows.append(Observation(k, nodes, k * micro, micro, 1, law(k, nodes, micro) * (1 + rng.gauss(0, NOISE))))
+        step = law(k, nodes, micro)
+        report = Observation(k, nodes, k * micro, micro, 1, step, 1.0, max(0.0, 1.0 - law(1, 1, micro) / step))
+        rows.append(noisy(report, rng))
         compute[micro] = law(1, 1, micro) * (1 + rng.gauss(0, NOISE))
         out.append(curve(fitter(rows, compute), profile, limits))
     return out
@@ -381,6 +420,7 @@ def main() -> int:
         print_prior(profiles)
         return 0
     error_table(profiles, 2 if args.quick else 6)
+    one_report_table(profiles, 2 if args.quick else 6)
     plan_tables(profiles, 2 if args.quick else 4)
     fit_times(args.quick)
     return 0

@@ -7,6 +7,7 @@ Each fitter takes observations (and compute-only times, where the method uses th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import minimize, nnls
@@ -76,11 +77,11 @@ def pollux(rows: Sequence[Observation], compute: dict[int, float]) -> Predictor:
     )
 
 
-def ours(prior: Prior) -> Callable[[Sequence[Observation], dict[int, float]], Predictor]:
-    """The product's model under a prior."""
+def ours(prior: Prior, comm_share: bool = True) -> Callable[[Sequence[Observation], dict[int, float]], Predictor]:
+    """The product's model under a prior, from reports with or without their share of communication."""
 
     def fitter(rows: Sequence[Observation], compute: dict[int, float]) -> Predictor:
-        model = fit(rows, prior)
+        model = fit(rows if comm_share else [replace(o, comm_share=0.0) for o in rows], prior)
         return lambda gpus, nodes, micro: (
             model.scale_s * step_time(model.parameters, gpus, nodes, micro / model.micro, 1.0)
         )

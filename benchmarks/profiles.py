@@ -52,6 +52,7 @@ def _load(folder: Path) -> list[Profile]:
 
 def _adaptdl(placements: Path, cluster: str) -> Profile:
     sums: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    syncs: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     compute: dict[int, list[float]] = defaultdict(list)
     for path in (placements, placements.with_name(placements.name.replace("placements", "scalability"))):
         if not path.exists():
@@ -67,9 +68,18 @@ def _adaptdl(placements: Path, cluster: str) -> Profile:
                 except (KeyError, ValueError) as error:
                     raise SystemExit(f"{path}:{line}: expected numbers in the columns of DATA.md ({error})") from None
                 sums[gpus, nodes, micro].append(step)
+                syncs[gpus, nodes, micro].append(sync)
                 compute[micro].append(step - sync)
-    rows = tuple(Observation(k, n, k * m, m, 1, sum(times) / len(times)) for (k, n, m), times in sorted(sums.items()))
+    rows = tuple(
+        Observation(k, n, k * m, m, 1, sum(times) / len(times), 1.0, _share(k, sum(syncs[k, n, m]), sum(times)))
+        for (k, n, m), times in sorted(sums.items())
+    )
     return Profile(cluster, placements.parent.name, rows, {m: sorted(t)[len(t) // 2] for m, t in compute.items()})
+
+
+def _share(gpus: int, sync: float, step: float) -> float:
+    """The share of exposed communication, as a supervisor reports it."""
+    return min(0.99, max(0.0, sync / step)) if gpus > 1 else 0.0
 
 
 def _elasticflow(path: Path, cluster: str, per_node: int) -> Profile | None:

@@ -106,6 +106,8 @@ class ObservationRow:
     last_at: float
     noise_scale: float = 0.0
     """Median over the reports that measured it, in samples; 0: none did."""
+    comm_share: float = 0.0
+    """Median over the reports that measured it, the share of exposed communication; 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)

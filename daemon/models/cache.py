@@ -14,12 +14,14 @@ from typing import NamedTuple
 from slurm_elastic.db.rows import ObservationRow
 
 from ..optimizer.errors import PlanInputError
-from ..optimizer.models.observation import MOST, STEP_S, Observation
+from ..optimizer.models.observation import MOST, MOST_COMM, STEP_S, Observation
 from ..optimizer.models.prior import Prior
 from ..optimizer.models.throughput import ThroughputModel, fit_each
 
 GRID = 0.004
 """Steps of the logarithm in which step times are told apart."""
+COMPUTE_GRID = 0.02
+"""The same of the share of a step that is not communication."""
 TOGETHER = 500
 """Models fitted at once: more cost as much each, and memory."""
 UNREAL = f"none has a step time from {STEP_S[0]:g} to {STEP_S[1]:g} s"
@@ -97,4 +99,12 @@ def observation(row: ObservationRow) -> Observation:
         accumulation=max(1, row.accumulation),
         step_time_s=min(STEP_S[1], max(STEP_S[0], math.exp(GRID * round(math.log(row.step_time) / GRID)))),
         weight=float(1 << max(0, row.count.bit_length() - 1)),
+        comm_share=communication(row),
     )
+
+
+def communication(row: ObservationRow) -> float:
+    """The share of exposed communication, on a grid; 0 on one GPU, and where it was not measured."""
+    if row.gpus <= 1 or not 0 < row.comm_share <= MOST_COMM:
+        return 0.0
+    return min(MOST_COMM, 1.0 - math.exp(COMPUTE_GRID * round(math.log(1.0 - row.comm_share) / COMPUTE_GRID)))

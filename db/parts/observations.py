@@ -20,23 +20,24 @@ YOUNGEST = 101
 """Reports of one configuration that its medians are over."""
 _REPORTS = schema.reports
 _KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
-_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale")
+_MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale", "comm_share")
 Key = tuple[int, int, int, int, int]
+Measured = tuple[float, float, float, float]
 
 
 @dataclass(slots=True)
 class Configuration:
-    """The youngest reports of one configuration: step time, samples/s, noise scale."""
+    """The youngest reports of one configuration: step time, samples/s, noise scale, share of communication."""
 
     count: int = 0
     last_at: float = 0.0
     youngest: array[float] = field(default_factory=lambda: array("d"))
-    """Step time, samples/s and noise scale of each report, one after the other, the oldest first: of thousands of jobs
-    most of the daemon's memory, and a fifth of what tuples would take."""
+    """The figures of each report, one after the other, the oldest first: of thousands of jobs most of the daemon's
+    memory, and a fifth of what tuples would take."""
     known: ObservationRow | None = None
     """What `row` gave, until something is added: it is asked for far more often."""
 
-    def add(self, count: int, at: float, values: tuple[float, float, float]) -> None:
+    def add(self, count: int, at: float, values: Measured) -> None:
         self.known = None
         self.count += count
         self.last_at = max(self.last_at, at)
@@ -47,19 +48,24 @@ class Configuration:
         """The medians; `key` is always the same."""
         if self.known is not None:
             return self.known
-        times, rates, noises = (self.youngest[i :: len(_MEASURED)] for i in range(len(_MEASURED)))
-        measured = [noise for noise in noises if noise > 0]
-        noise = median(measured) if measured else 0.0
-        self.known = ObservationRow(*key, self.count, median(times), median(rates), self.last_at, noise)
+        times, rates, noises, shares = (self.youngest[i :: len(_MEASURED)] for i in range(len(_MEASURED)))
+        figures = median(times), median(rates), self.last_at, _median_measured(noises), _median_measured(shares)
+        self.known = ObservationRow(*key, self.count, *figures)
         return self.known
+
+
+def _median_measured(values: array[float]) -> float:
+    """Over those that were measured; 0: none was."""
+    found = [value for value in values if value > 0]
+    return median(found) if found else 0.0
 
 
 def key_of(row: Any) -> Key:
     return (row.gpus, row.nodes, row.batch, row.micro_batch, row.accumulation)
 
 
-def measured(row: Any) -> tuple[float, float, float]:
-    return (row.step_time_median_s, row.samples_per_s, row.noise_scale)
+def measured(row: Any) -> Measured:
+    return (row.step_time_median_s, row.samples_per_s, row.noise_scale, row.comm_share)
 
 
 def rows_of(seen: dict[Key, Configuration]) -> list[ObservationRow]:
@@ -75,12 +81,12 @@ def load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key,
 
     hours = schema.rollups
     for row in connection.execute(select(hours).where(within(hours)).order_by(hours.c.job_id, hours.c.hour)):
-        values = (row.step_time, row.samples_per_s, row.noise_scale)
+        values = (row.step_time, row.samples_per_s, row.noise_scale, 0.0)  # an hour's record has no share
         found[row.job_id].setdefault(key_of(row), Configuration()).add(row._mapping["count"], row.last_at, values)
     # In the order of the key, so that the database need not sort millions of rows.
     columns = [_REPORTS.c[name] for name in ("job_id", *_KEY, "at", *_MEASURED)]
     query = select(*columns).where(within(_REPORTS)).order_by(_REPORTS.c.job_id, _REPORTS.c.at)
     for job_id, *rest in connection.execute(query):
         key: Key = (rest[0], rest[1], rest[2], rest[3], rest[4])
-        found[job_id].setdefault(key, Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8]))
+        found[job_id].setdefault(key, Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8], rest[9]))
     return found

@@ -99,3 +99,14 @@ def test_a_fit_that_fails_is_one_job_s_own(monkeypatch: pytest.MonkeyPatch) -> N
     jobs = {1: (good, DEFAULT), 2: ((replace(good[0], step_time=500.0),), DEFAULT), 3: (good[:1], DEFAULT)}
     assert set(kept.of(jobs)) == set(kept.of(jobs)) == {1, 3}
     assert kept.unfitted == {2: "OverflowError: too large"} and tried == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "share", "kept"), [(1, 0.3, 0), (4, 0.0, 0), (4, 1.0, 0), (4, -1.0, 0), (4, 0.3, 0.3)]
+)
+def test_the_share_of_communication_reaches_the_fit(gpus: int, share: float, kept: float) -> None:
+    """Where it was measured on more than one GPU and can be true; what is within its noise is the same observation."""
+    row = ObservationRow(gpus, 1, 256, 256 // gpus, 1, 9, 0.5, 512.0, 100.0, comm_share=share)
+    (seen,) = observations([row])
+    assert seen.comm_share == pytest.approx(kept, abs=0.01)
+    assert observations([replace(row, comm_share=share * 1.003)]) == (seen,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +35,20 @@ def test_rolled_up_reports_still_count(store: Store) -> None:
     assert store.roll_up(1e6) == 30
     (seen,) = store.observations(7)
     assert (seen.count, seen.step_time) == (149, 0.3)
+
+
+def test_the_share_of_communication_is_a_median_of_the_reports_that_measured_it(store: Store) -> None:
+    """It is the same from memory and from the database; an hour's record does not keep it."""
+    made = [replace(report(60.0 * i), comm_share=share) for i, share in enumerate((0.0, 0.2, 0.3, 0.7), 1)]
+    store.submit_reports(7, made[:3], 1e6).result()
+    (stored,) = store.observations(7)
+    assert stored.comm_share == 0.25
+    store.submit_reports(7, made[3:], 1e6).result()
+    (added,) = store.observations(7)
+    assert added.comm_share == 0.3
+    store.roll_up(1e6)
+    (old,) = store.observations(7)
+    assert (old.count, old.comm_share) == (4, 0.0)
 
 
 def test_a_late_report_joins_its_hour(store: Store) -> None:

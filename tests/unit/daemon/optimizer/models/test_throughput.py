@@ -166,6 +166,34 @@ def test_more_gpus_of_the_same_kind_of_place_never_shorten_a_step(seed: int) -> 
         assert once < twice < four
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_one_report_with_its_communication_tells_what_one_gpu_does(accumulation: int) -> None:
+    """From 8 GPUs on 2 nodes alone, a step of one GPU is known, and the others' better than without the share."""
+    seen = observe(8, 2, 64, accumulation)
+    alone = true_time(1, 1, 64, accumulation)
+    told = fit([replace(seen, comm_share=1 - alone / seen.step_time_s)])
+    untold = fit([seen])
+    for places, better in (([(1, 1)], 4), ([(1, 1), (2, 1), (4, 1), (2, 2), (16, 4), (32, 8)], 1)):
+        errors = [
+            sum(
+                abs(math.log(model.step_time(k, n, 64 * accumulation * k) / true_time(k, n, 64, accumulation)))
+                for k, n in places
+            )
+            for model in (told, untold)
+        ]
+        assert better * errors[0] < errors[1]
+    assert told.step_time(1, 1, 64 * accumulation) == pytest.approx(alone, rel=0.05)
+
+
+def test_a_step_of_one_gpu_outweighs_the_share_of_communication() -> None:
+    """At a micro batch that one GPU was measured at, the share changes nothing; on one GPU it means nothing."""
+    rows = [observe(1, 1, 64), observe(8, 2, 64)]
+    assert fit([rows[0], replace(rows[1], comm_share=0.4)]).theta == fit(rows).theta
+    assert fit([replace(rows[0], comm_share=0.4)]).theta == fit(rows[:1]).theta
+    other = observe(8, 2, 16)
+    assert fit([rows[0], replace(other, comm_share=0.4)]).theta != fit([rows[0], other]).theta
+
+
 def test_accumulation_costs_compute_but_not_synchronisation() -> None:
     """Four micro batches with one all-reduce take less than four steps and more than three computes."""
     model = fit([observe(8, 2, 64), observe(8, 2, 64, 4), observe(4, 1, 64)])
@@ -301,6 +329,8 @@ def test_reports_from_several_nodes_are_believed_less_than_those_from_one() -> N
         ({"gpus": 0}, "must be 1 or more"),
         ({"micro_batch": 0}, "micro batch 0"),
         ({"weight": -1.0}, "weight -1.0"),
+        ({"comm_share": 1.0}, "share 1.0 of communication at 2 GPUs is not between 0 and 0.99"),
+        ({"comm_share": float("nan")}, "share nan of communication"),
     ],
 )
 def test_bad_reports_are_refused_with_the_value(change: dict[str, float], words: str) -> None:
@@ -314,7 +344,7 @@ COUNTS = st.sampled_from([1, 2, 3, 8, 1000, 10**6, 10**9])
 ANYTHING = st.builds(
     Observation, gpus=COUNTS, nodes=COUNTS, batch=COUNTS, micro_batch=COUNTS, accumulation=COUNTS,
     step_time_s=st.one_of(st.sampled_from([1e-6, 1e-3, 1.0, 1e7]), st.floats(1e-6, 1e7)),
-    weight=st.sampled_from([5e-324, 1.0, 2.0**60]),
+    weight=st.sampled_from([5e-324, 1.0, 2.0**60]), comm_share=st.sampled_from([0.0, 1e-9, 0.5, 0.99]),
 )  # fmt: skip
 
 
