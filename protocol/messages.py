@@ -146,7 +146,7 @@ class ResizeTarget:
     batch: int
     reason: str
     wait_s: float
-    """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
+    """How long a companion may stay pending before the resize is given up."""
 
     @property
     def requeues(self) -> bool:

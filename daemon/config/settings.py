@@ -205,7 +205,12 @@ class Settings:
     gentler mechanism reaches."""
 
     companion_wait_s: float = number(60.0, 1, 3600)
-    """How long a companion may stay pending and its workers warm up, both together, before the resize is given up."""
+    """How long a companion may stay pending before the resize is given up; at least two of Slurm's `bf_interval`, for a
+    companion that waits beside others is looked at once in each."""
+
+    warm_up_s: float = number(300.0, 5, 3600)
+    """How long the workers on a new companion may take to start and be ready. Their supervisor itself gives them four
+    minutes."""
 
     failed_backoff_s: float = number(600.0, 0, 86400)
     """How long a job does not grow after a growth that failed or was withdrawn, for example because its companion was

@@ -143,7 +143,7 @@ def _overdue(job: ElasticJob, resize: ResizeRow, now: float, bounds: Bounds) -> 
         ResizeState.ACCEPTED: wait if resize.add else bounds.switch_s,
         ResizeState.SAVED: wait,  # not said by ours, of a resize that keeps something
         ResizeState.SUBMITTED: wait,
-        ResizeState.GRANTED: wait,
+        ResizeState.GRANTED: bounds.warm_up_s,
         ResizeState.READY: bounds.switch_s,
         ResizeState.RUNNING: bounds.release_s,
     }[resize.state]

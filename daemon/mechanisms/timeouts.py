@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config.settings import Settings
+from ..slurm.site import Site
+
+
+def companion_wait_s(settings: Settings, site: Site) -> float:
+    """Seconds that a companion may wait: Slurm looks at one beside other waiting jobs once in a `bf_interval` only."""
+    return max(settings.companion_wait_s, 2 * site.bf_interval_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +19,8 @@ class Bounds:
 
     issued_s: float = 60.0
     """Until the supervisor says that it took the resize."""
+    warm_up_s: float = 300.0
+    """From a companion's grant to its workers being ready."""
     switch_s: float = 300.0
     """From companions warm, or from acceptance when none is added, to the new world's first step; after a requeue from
     its start."""
@@ -32,6 +40,7 @@ class Bounds:
         """Those that an admin has set."""
         return cls(
             issued_s=settings.resize_taken_s,
+            warm_up_s=settings.warm_up_s,
             switch_s=settings.switch_s,
             release_s=settings.release_s,
             leak_s=settings.unused_s,

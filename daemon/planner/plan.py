@@ -16,6 +16,7 @@ from slurm_elastic.protocol.messages import Resize, Shape
 from ..capacity.ledger import Pool
 from ..capacity.make_room import Met, Room
 from ..capacity.unlisted_gpus import by_node, lasting
+from ..mechanisms.timeouts import companion_wait_s
 from ..reports.evidence import OtherMove
 from .context import Inputs
 from .decide import Decisions, decide
@@ -51,10 +52,11 @@ def plan_round(inputs: Inputs) -> Plan:
     """The plan of one round."""
     made = decide(inputs)
     room, division = made.context.room, made.division
+    wait_s = companion_wait_s(inputs.settings, inputs.site)
     rows = _running_rows(made) + _waiting_rows(inputs, room)
     return Plan(
         rows=tuple(sorted(rows, key=lambda row: row.job_id)),
-        resizes=tuple(move.resize(inputs.settings.companion_wait_s) for move in made.begun),
+        resizes=tuple(move.resize(wait_s) for move in made.begun),
         met=room.met,
         unmet=tuple(need.job_id for need in room.unmet),
         capacity=made.capacity,

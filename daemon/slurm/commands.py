@@ -104,7 +104,8 @@ class CommandClient(SlurmClient):
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
             switches = site.switches(self._shown("show", "topology"))
-        return Site(at, tuple(limits), parents, kept, switches, site.saves_power(config))
+        saves, interval = site.saves_power(config), site.bf_interval_s(config)
+        return Site(at, tuple(limits), parents, kept, switches, saves, bf_interval_s=interval)
 
     def partition_qos(self) -> dict[str, str]:
         return site.partition_qos(self._shown("-a", "-o", "show", "partition"))

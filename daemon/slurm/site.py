@@ -20,6 +20,8 @@ from .nodelist import expand
 _WORD = re.compile(r"(?<!\S)([A-Za-z/:]+)=(\S*)")
 _COUNT = re.compile(r"(N|\d+(?:\.\d+)?)(?:\(.*\))?")
 _UID = re.compile(r".*\((\d+)\)")
+BF_INTERVAL_S = 30.0
+"""Slurm's own default."""
 Scope = Literal["together", "user", "account", "job", "node", "least"]
 
 
@@ -65,6 +67,8 @@ class Site:
     """Slurm puts nodes to sleep that have been idle for a while."""
     partition_qos: Mapping[str, str] = field(default_factory=dict)
     """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
+    bf_interval_s: float = 0.0
+    """Seconds between two looks of the backfill scheduler; 0: there is none, or it is not known."""
 
     def accounts(self, account: str) -> list[str]:
         """An account, then those above it."""
@@ -79,6 +83,14 @@ def enforces_limits(config: str) -> bool:
     """Whether `scontrol show config` says that limits count."""
     match = re.search(r"(?m)^AccountingStorageEnforce\s*=\s*(\S*)", config)
     return bool(match and {"limits", "safe"} & set(match[1].lower().split(",")))
+
+
+def bf_interval_s(config: str) -> float:
+    """Seconds between two looks of the backfill scheduler, of `scontrol show config`; 0 where it does not run."""
+    if "sched/backfill" not in config:
+        return 0.0
+    said = re.search(r"(?m)^SchedulerParameters\s*=.*\bbf_interval=(\d+)", config)
+    return float(said[1]) if said else BF_INTERVAL_S
 
 
 def saves_power(config: str) -> bool:

@@ -26,6 +26,8 @@ _DEVICES = (
 _WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 TAG = "selastic:companion-of="
 """Begins the comment of a companion."""
+TIME_MIN = 5
+"""Minutes for which a companion is worth having: where a waiting job is to start soon, Slurm grants it until then."""
 STEP_S = 5
 """Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
 that was started again meanwhile does not owe it, and asks again only after SlurmctldTimeout."""
@@ -111,7 +113,8 @@ def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) ->
         f"--job-name=selastic-{base.job_id}",
         f"--comment={TAG}{base.job_id};resize={resize_id}",
         "--nice=1000",
-        f"--time={'UNLIMITED' if minutes is None else max(1, minutes)}",
+        f"--time={'UNLIMITED' if minutes is None else minutes}",
+        f"--time-min={TIME_MIN if minutes is None else min(TIME_MIN, minutes)}",
     ]
     if shape.gpus_per_node:
         kind = f"{shape.gpu_type}:" if shape.gpu_type else ""

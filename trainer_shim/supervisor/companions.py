@@ -189,9 +189,9 @@ def said(answer: str) -> str:
 
 
 def minutes_left(end_time: str, now: float) -> int | None:
-    """Whole minutes, rounded up, until Slurm's `EndTime`; None when there is no end."""
+    """Whole minutes until Slurm's `EndTime`, so that nothing outlasts it, but at least one; None: no end."""
     try:
         end = time.mktime(time.strptime(end_time, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
-    return max(1, -int(-(end - now) // 60))
+    return max(1, int((end - now) // 60))

@@ -110,7 +110,6 @@ class Resizes(Part):
         if not resize.add:
             self._agree()
             return
-        # One time for both: a companion that waits long leaves its workers little to warm up in.
         context.timers.set(CompanionTimer(), context.now + max(wait_s, 1.0))
         for index, shape in enumerate(resize.add):
             context.do(SubmitCompanion(resize.id, index, shape, wait_s))
@@ -120,7 +119,7 @@ class Resizes(Part):
         """Start agents again on nodes that the training has left and that Slurm did not take."""
         context, resize = self._context, self._context.resize
         assert resize is not None
-        context.timers.set(CompanionTimer(), context.now + max(resize.wait_s, 1.0))
+        context.timers.set(CompanionTimer(), context.now + context.limits.warm_up_s)
         resize.stage, resize.added = Stage.WARMING, dict(enumerate(pieces))
         context.report_phase(resize.id, "granted")
         for piece in pieces:

@@ -33,6 +33,7 @@ class WarmUp(Part):
         if len(resize.added) < resize.awaited:
             return
         resize.stage = Stage.WARMING
+        context.timers.set(CompanionTimer(), context.now + context.limits.warm_up_s)
         context.report_phase(resize.id, "granted")
         for piece in resize.added.values():
             context.emit(events.StartAgents(piece))
@@ -73,6 +74,6 @@ class WarmUp(Part):
         if resize is None:
             return
         if resize.stage is Stage.WARMING:
-            context.emit(events.UndoResize(f"the new workers were not ready within {resize.wait_s:.0f} s"))
+            context.emit(events.UndoResize(f"the new workers were not ready within {context.limits.warm_up_s:.0f} s"))
         elif resize.stage is Stage.WAITING:
             context.emit(events.UndoResize(f"Slurm granted no companion within {resize.wait_s:.0f} s", "withdrawn"))

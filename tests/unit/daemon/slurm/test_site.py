@@ -18,6 +18,7 @@ from slurm_elastic.daemon.slurm.site import (
     Reservation,
     Site,
     SlurmLimit,
+    bf_interval_s,
     enforces_limits,
     limits,
     reservations,
@@ -198,3 +199,16 @@ def test_whether_slurm_puts_idle_nodes_to_sleep() -> None:
     assert saves_power(shown.format("/sbin/off", "300 sec"))
     assert not saves_power(shown.format("/sbin/off", "INFINITE")) and not saves_power(shown.format("(null)", "300 sec"))
     assert not saves_power("")
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        ("SchedulerParameters     = defer,bf_interval=60\nSchedulerType           = sched/backfill", 60.0),
+        ("SchedulerParameters     = (null)\nSchedulerType           = sched/backfill", 30.0),
+        ("SchedulerParameters     = bf_interval=60\nSchedulerType           = sched/builtin", 0.0),
+    ],
+)
+def test_how_often_backfill_looks(config: str, seconds: float) -> None:
+    """Slurm's default where nothing is set; nothing where backfill does not run."""
+    assert bf_interval_s(config) == seconds

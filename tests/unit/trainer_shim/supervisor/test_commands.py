@@ -207,10 +207,10 @@ def test_scrubbed_environment() -> None:
     assert commands.scrubbed({"CUDA_VISIBLE_DEVICES": "0"}, in_slurm=False) == {"CUDA_VISIBLE_DEVICES": "0"}
 
 
-def test_minutes_left_rounds_up() -> None:
-    """A companion lives as long as its base, never shorter."""
+def test_minutes_left_are_no_more_than_the_base_has() -> None:
+    """Slurm would keep a companion waiting that outlasts its base where a job waits for the base's end."""
     assert minutes_left("Unknown", 0.0) is None
-    assert minutes_left("2026-11-20T16:00:00", _at("2026-11-20T15:30:30")) == 30
+    assert minutes_left("2026-11-20T16:00:00", _at("2026-11-20T15:30:30")) == 29
     assert minutes_left("2026-11-20T16:00:00", _at("2026-11-20T17:00:00")) == 1
 
 

@@ -277,20 +277,20 @@ def test_companion_that_does_not_warm_up_in_time() -> None:
     drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive.agents_up(COMPANION)
-    drive.wait(30.0)
+    drive.wait(drive.context.limits.warm_up_s)
     assert drive.phases(1)[-1] == "failed"
     assert drive.context.mode is Mode.RUNNING
     assert DropCompanions(1) in drive.fresh
 
 
-def test_waiting_and_warming_up_share_one_time() -> None:
-    """A companion that was granted late has only the rest of the resize's time for its workers to warm up."""
+def test_waiting_and_warming_up_have_a_time_each() -> None:
+    """The workers of a companion that was granted late have as long as any others."""
     drive = Drive().up()
     drive.order(1, (BASE,), (SHAPE,))
     drive.wait(20.0)
     drive(CompanionGranted(1, 0, COMPANION))
     drive.agents_up(COMPANION)
-    drive.wait(9.0)
+    drive.wait(drive.context.limits.warm_up_s - 1.0)
     assert drive.phases(1)[-1] == "granted"
     drive.wait(2.0)
     assert drive.phases(1)[-1] == "failed"

@@ -1,0 +1,47 @@
+"""Growth needs no luck on a real Slurm that looks at companions rarely, or has little time for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_daemon import FakeDaemon
+from live_daemon import live_daemon
+from site_cluster import SiteCluster
+from training_job import TrainingJob
+from waiting import wait_until
+
+from slurm_elastic.protocol.messages import Shape
+
+
+def test_a_companion_waits_for_the_backfill_scheduler(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a wide job that waits, Slurm looks at it once in `bf_interval`, which is longer than companion_wait_s."""
+    site.configure(SchedulerParameters="batch_sched_delay=0,sched_interval=2,bf_interval=15")
+    with live_daemon(site.sandbox, monkeypatch, more="companion_wait_s = 1.0") as daemon:
+        job = daemon.submit("-N1", "-wn1", "--gres=gpu:a100:4")
+        site.sbatch("-N1", "-wn2", "--gres=gpu:4", "--time=60")
+        wide = site.sbatch("-N8", "--gres=gpu:4", "--time=60")
+        daemon.settles_at(job, 12, timeout=90)
+        assert site.squeue(wide, "%T") == "PENDING"
+
+
+def test_a_companion_that_outlasts_a_waiting_jobs_start_gets_the_time_until_then(
+    site: SiteCluster, tmp_path: Path
+) -> None:
+    """A wide job is to start in twelve minutes: the companion is granted for less, and that start does not move."""
+    tmp_path.chmod(0o755)
+    blocker = site.sbatch("-N1", "-wn2", "--gres=gpu:4", "--time=12")
+    wait_until(lambda: site.squeue(blocker, "%T") == "RUNNING", 30)
+    with FakeDaemon() as daemon:
+        words = "train.py 8000 1 0.1"
+        job = TrainingJob(site.sandbox, tmp_path, "-N1 -wn1 --gres=gpu:1 --time=60", words, daemon.env(tmp_path))
+        pieces = daemon.wait_registered().pieces
+        wide = site.sbatch("-N7", "-wn[2-8]", "--gres=gpu:4", "--time=60")
+        start = wait_until(lambda: (at := site.squeue(wide, "%S")) not in ("", "N/A") and at, 60)
+        daemon.order(1, job.id, pieces, (Shape(1, 1, node_list=("n3",)),), wait=60)
+        companion = daemon.wait_phase(1, "running").pieces[1]
+        hours, minutes, _ = job.field("TimeLimit", companion.slurm_job_id).split(":")
+        assert 5 <= 60 * int(hours) + int(minutes) <= 12
+        assert site.squeue(wide, "%S") == start
+        job.go()
+        job.ends()
