@@ -40,7 +40,7 @@ MOST_S, MOST_MB, QUERIES = 2.0, 150.0, 2
 MARK = "~SEPARATOR~"
 PROGRAM = """#!/bin/sh
 echo {name} >>{folder}/asked
-case "$*" in *"-t PD"*) exit 0;; esac  # nobody excludes nodes
+case "$*" in *"%x"*) exit 0;; esac  # nobody excludes nodes
 for last in "$@"; do :; done
 last=${{last%'~'}}
 exec sed "s/{mark}/~${{last##*'~'}}~/g" {folder}/{name}.txt
