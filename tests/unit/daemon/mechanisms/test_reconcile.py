@@ -179,7 +179,7 @@ def test_a_resize_of_a_job_that_ended_is_withdrawn() -> None:
 def test_every_state_has_its_bound() -> None:
     """A silent supervisor never keeps a job frozen for ever."""
     add = (Shape(2, 4, node_list=("n3", "n4")),)
-    limits = {"issued": 60, "accepted": 90, "submitted": 90, "granted": 90, "ready": 300}
+    limits = {"issued": 60, "accepted": 90, "submitted": 90, "granted": 300, "ready": 300}
     for state, limit in limits.items():
         assert act(cluster(), use(BASE), [resize(state, (BASE,), add, age=limit - 1)]) == []
         (close,) = act(cluster(), use(BASE), [resize(state, (BASE,), add, age=limit)])
