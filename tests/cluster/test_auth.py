@@ -167,7 +167,7 @@ def test_a_second_user_cannot_read_anothers_details(world: World) -> None:
     rows = {row["job_id"]: row for row in world.games.get("/v1/jobs")["jobs"]}
     assert rows[world.games_job]["name"] == "secret-name"
     told = {key for key, value in rows[world.roots_job].items() if value is not None}
-    assert told == {"job_id", "state", "gpus", "own"}
+    assert told == {"job_id", "task_name", "state", "gpus", "own"}
     for what in ("explain", "events"):
         with pytest.raises(NotAllowed, match="belongs to another user"):
             world.games.get(f"/v1/jobs/{world.roots_job}/{what}")

@@ -98,17 +98,17 @@ def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
     change = ["sacctmgr", "-i", "modify", "user", "games", "set"]
     qos = ["sacctmgr", "-i", "modify", "qos", "normal", "set"]
 
-    def told() -> list[tuple[str, bool, dict[str, float]]]:
+    def told() -> list[tuple[str, str, dict[str, float]]]:
         shown = empty_sandbox.run(["scontrol", "show", "assoc_mgr", "flags=assoc,qos"]).stdout
         found = (limit for limit in limits(shown)[0] if limit.uid == 5 or limit.qos == "normal")
-        return [(limit.qos, limit.each, dict(limit.tres)) for limit in found]
+        return [(limit.qos, limit.scope, dict(limit.tres)) for limit in found]
 
     assert empty_sandbox.run([*change, "GrpTRES=gres/gpu=8,node=3", "MaxTRESPerJob=gres/gpu=4"]).returncode == 0
     assert empty_sandbox.run([*qos, "MaxTRESPerJob=gres/gpu=6,cpu=64"]).returncode == 0
     expected = [
-        ("", False, {"gres/gpu": 8.0, "node": 3.0}),
-        ("", True, {"gres/gpu": 4.0}),
-        ("normal", True, {"cpu": 64.0, "gres/gpu": 6.0}),
+        ("", "together", {"gres/gpu": 8.0, "node": 3.0}),
+        ("", "job", {"gres/gpu": 4.0}),
+        ("normal", "job", {"cpu": 64.0, "gres/gpu": 6.0}),
     ]
     try:
         wait_until(lambda: told() == expected, 60, told)

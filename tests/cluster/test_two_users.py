@@ -164,7 +164,7 @@ def test_plans_and_stories_of_another_user_are_not_told(selasticd: Selasticd, ga
             answer = games.get(path)
             rows = {row["job_id"]: row for row in answer["jobs"]}
             told = {key for key, value in rows[root].items() if value is not None}
-            assert told == {"job_id", "gpus_from", "gpus_to", "own"} and rows[root]["own"] is False
+            assert told == {"job_id", "task_name", "gpus_from", "gpus_to", "own"} and rows[root]["own"] is False
             assert rows[job]["own"] is True and rows[job]["reason"]
             assert SECRET not in json.dumps(answer)
             assert SECRET in json.dumps(selasticd.client().get(path))

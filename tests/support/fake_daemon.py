@@ -99,7 +99,11 @@ class FakeDaemon:
         def find() -> Phase | None:
             return next((p for p in list(self.phases) if (p.resize, p.phase) == (resize_id, phase)), None)
 
-        found = wait_until(find, timeout, lambda: f"{phase} of {resize_id}; seen: {self.told()}")
+        found = wait_until(
+            find,
+            timeout,
+            lambda: f"{phase} of {resize_id}; seen: {[(p.resize, p.phase, p.detail) for p in self.phases]}",
+        )
         assert found is not None
         return found
 
