@@ -94,7 +94,8 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,
         work_dir=fields.get("WorkDir", ""),
         wckey=_known(fields.get("WCKey", "").removeprefix("*")),
-        exclusive=fields.get("OverSubscribe") == "NO",
+        # From 26.05 on OverSubscribe is NO for jobs that share nodes as well.
+        exclusive=fields["Exclusive"] == "NODE" if "Exclusive" in fields else fields.get("OverSubscribe") == "NO",
         end_time=fields.get("EndTime", "Unknown"),
         comment=comment.group(1) if (comment := _COMMENT.search(text)) else "",
     )

@@ -75,6 +75,22 @@ def test_types_may_begin_with_a_digit(gres: str, gpus: int, kind: str) -> None:
     assert (found.gpus, found.gpu_type) == ((gpus,), kind)
 
 
+@pytest.mark.parametrize(
+    ("said", "exclusive"),
+    [
+        ("OverSubscribe=NO", True),
+        ("OverSubscribe=OK", False),
+        ("OverSubscribe=NO Exclusive=NO", False),
+        ("OverSubscribe=NO Exclusive=NODE", True),
+    ],
+)
+def test_who_has_nodes_to_itself(said: str, exclusive: bool) -> None:
+    """Slurm up to 25.11 says it with OverSubscribe, 26.05 with a word of its own."""
+    job = parse_job(f"JobId=7 Nodes=n4 CPU_IDs=0 Mem=0 GRES=gpu:2 {said}", 7, expand)
+    assert job.exclusive is exclusive
+    assert ("--exclusive" in commands.salloc(Shape(1, 1), job, 1, None)) is exclusive
+
+
 def test_one_thread_of_each_core_is_asked_for_by_asking_for_no_processors() -> None:
     """With --hint=nomultithread Slurm holds both threads of a core and grants a step one of them."""
     text = "JobId=7 ReqB:S:C:T=0:0:*:1 Nodes=n4 CPU_IDs=0-9 Mem=0 GRES=gpu:2"
