@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.records import record
@@ -237,7 +237,7 @@ def gpu_limits(
             if bound.scope in SHARED:
                 inside.setdefault(bound, []).append((base, holds))
             elif bound.scope == "job":  # what one job may have, an elastic one may have with all its pieces together
-                inside[replace_key(bound, base.job_id)] = [(base, holds)]
+                inside[replace(bound, key=(*bound.key, base.job_id))] = [(base, holds)]
     best: dict[Key, GpuLimit] = {}
     for bound, jobs in inside.items():
         if bound.scope == "job":
@@ -249,11 +249,6 @@ def gpu_limits(
             leaves = "leaves it" if bound.scope == "job" else "leaves its elastic jobs"
             best[bound.key] = GpuLimit(f"{bound.label} {leaves}", more, frozenset(base.job_id for base, _ in jobs))
     return list(best.values())
-
-
-def replace_key(bound: Bound, job_id: int) -> Bound:
-    """The bound of one job by itself."""
-    return Bound(bound.name, bound.most, (*bound.key, job_id), bound.scope, bound.whose)
 
 
 def _in_gpus(bound: Bound, left: float, bases: Iterable[Job]) -> int | None:

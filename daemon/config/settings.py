@@ -208,9 +208,9 @@ class Settings:
     """How long a companion may stay pending before the resize is given up; at least two of Slurm's `bf_interval`, for a
     companion that waits beside others is looked at once in each."""
 
-    warm_up_s: float = number(300.0, 5, 3600)
-    """How long the workers on a new companion may take to start and be ready. Their supervisor itself gives them four
-    minutes."""
+    warm_up_s: float = number(300.0, 5, 900)
+    """How long the workers on a new companion may take to start and be ready. Without selasticd they have a quarter of
+    an hour."""
 
     failed_backoff_s: float = number(600.0, 0, 86400)
     """How long a job does not grow after a growth that failed or was withdrawn, for example because its companion was

@@ -12,14 +12,13 @@ from slurm_elastic.db.rows import ResizeRow
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.pending_jobs import RESOURCE_REASONS
 from ..capacity.roster import Roster
 from ..capacity.slurm_limits import LimitUsage, charged, uses
 from ..slurm.model import Job, Snapshot
 from ..slurm.site import Site
 from .actions import Action, Close
 from .registry import COMPANION
-
-WAITS_FOR_NODES = ("Resources", "Priority", "None", "")
 
 
 @record(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def kept_waiting(roster: Roster, resizes: Iterable[ResizeRow], but: Collection[i
         if job is None or resize.id in but or resize.state != ResizeState.SUBMITTED:
             continue
         own = (asked for asked, tag in job.queued if tag.resize == resize.id)
-        late = next((asked for asked in own if asked.reason not in WAITS_FOR_NODES), None)
+        late = next((asked for asked in own if asked.reason not in RESOURCE_REASONS), None)
         if late is not None:
             found.append(KeptWaiting(resize, late))
     return found

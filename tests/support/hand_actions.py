@@ -11,8 +11,6 @@ from typing import Any
 from kill_actions import Kills
 
 BY_HAND = ("cancel", "suspend", "hold", "requeue", "time_limit", "priority", "rename", "move", "reboot")
-
-
 OF_NODES = ("base", "node", "reboot")
 
 
@@ -63,10 +61,10 @@ class Hands(Kills):
             self.scontrol("requeue", "requeue", job)
 
     def time_limit(self) -> Any:
-        return self.update("time limit", "TimeLimit=+10")
+        self.update("time limit", "TimeLimit=+10")
 
     def priority(self) -> Any:
-        return self.update("priority", "Nice=-100")
+        self.update("priority", "Nice=-100")
 
     def rename(self) -> Any:
         """A base gets another name. A companion is known by its name, and one that loses it is a job like others."""
@@ -76,13 +74,12 @@ class Hands(Kills):
 
     def move(self) -> Any:
         """To another partition, which Slurm does for a waiting job only."""
-        return self.update("move", "Partition=main")
+        self.update("move", "Partition=main")
 
-    def update(self, kind: str, change: str) -> Callable[[], Any] | None:
+    def update(self, kind: str, change: str) -> None:
         job, companion = self.some_job()
         if job:
             self.scontrol(f"{kind} of a {'companion' if companion else 'base'}", "update", f"JobId={job}", change)
-        return None
 
     def reboot(self) -> Any:
         """A node that no base runs on is set down by an admin, and comes back."""

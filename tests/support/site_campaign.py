@@ -26,6 +26,7 @@ class SiteCampaign(Campaign):
         self.site = site
         self.options = ("-N2", "--partition=low", "--qos=capped")  # a base that can be shrunk, against a veto
         self.came = 0
+        self.log_begins = len(self.slurmctld_log())
         site.limit("qos", "capped", GrpTRES=f"gres/gpu={MOST_GPUS}")
         site.epilog_takes(0.5)
 
@@ -50,9 +51,12 @@ class SiteCampaign(Campaign):
     def after_kills(self) -> None:
         self.site.allow()
 
+    def slurmctld_log(self) -> str:
+        return (self.sandbox.dir / "log" / "slurmctld.log").read_text()
+
     def interference(self) -> dict[str, int]:
         """How often the site was really in the way: shrinks it vetoed, jobs it preempted."""
-        log = (self.sandbox.dir / "log" / "slurmctld.log").read_text()
+        log = self.slurmctld_log()[self.log_begins :]  # tests before this one preempted jobs, too
         return {
             "refused": len(self.rows("select 1 from events where kind = 'refused'")),
             "preempted": len(re.findall(r"preempted JobId=\d+ has been requeued", log)),

@@ -3,20 +3,18 @@ speaks for."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
 from site_cluster import SiteCluster
+from training_job import TrainingJob
 from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Piece, Shape
 from slurm_elastic.trainer_shim.training import audit
 
-ROOT = Path(__file__).parents[2]
 TRAIN = """
 import os, sys, time, torch
 import slurm_elastic.trainer_shim as elastic
@@ -35,7 +33,7 @@ for epoch in job.epochs(1):
 """
 
 
-class Training:
+class Training(TrainingJob):
     """A batch job of `selastic run` on one GPU, with a selasticd of its own that a test speaks for."""
 
     def __init__(
@@ -43,17 +41,9 @@ class Training:
     ) -> None:
         """run: what stands before `selastic run` in the batch script's last line."""
         folder.mkdir()
-        self.site, self.folder = site, folder
-        self.daemon = FakeDaemon()
-        (folder / "train.py").write_text(TRAIN)
-        variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **self.daemon.env(folder)}
-        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
-        command = f"{sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit train.py {strategy}"
-        (folder / "job.sh").write_text(f"#!/bin/bash\n{exports}\n{run} {command}\n")
-        words = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", "--open-mode=append", "--gres=gpu:1"]
-        answer = site.sandbox.run([*words, *options.split(), str(folder / "job.sh")])
-        assert answer.returncode == 0, answer.stderr
-        self.id = int(answer.stdout)
+        self.site, self.daemon = site, FakeDaemon()
+        env, words = self.daemon.env(folder), f"train.py {strategy}"
+        super().__init__(site.sandbox, folder, f"--gres=gpu:1 {options}", words, env, f"{run} {{run}}", TRAIN)
 
     def grow(self, *nodes: str) -> None:
         """Train on a companion's GPU too, on this node where one is named; on one of each where several are."""
@@ -78,10 +68,7 @@ class Training:
     def state(self) -> str:
         return self.site.squeue(self.id, "%T")
 
-    def says(self, words: str) -> None:
-        wait_until(lambda: words in self.text(), 60, lambda: f"{words!r} in:\n{self.text()}")
-
-    def ends(self, *states: str) -> None:
+    def comes_to(self, *states: str) -> None:
         wait_until(lambda: self.state() in states, 60, lambda: self.state() + self.text())
 
     def text(self) -> str:

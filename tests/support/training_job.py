@@ -20,11 +20,18 @@ class TrainingJob:
     """One batch job that runs `selastic run`."""
 
     def __init__(
-        self, sandbox: Sandbox, folder: Path, options: str, words: str, env: dict[str, str], script: str = "exec {run}"
+        self,
+        sandbox: Sandbox,
+        folder: Path,
+        options: str,
+        words: str,
+        env: dict[str, str],
+        script: str = "exec {run}",
+        train: str = TRAIN,
     ) -> None:
-        """script: what the batch script does; {run} stands for `selastic run` with these words."""
+        """script: what the batch script does; {run} stands for `selastic run` with these words. train: train.py."""
         self.sandbox, self.folder = sandbox, folder
-        (folder / "train.py").write_text(TRAIN)
+        (folder / "train.py").write_text(train)
         variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **env}
         exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
         run = f"{sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit {words}"

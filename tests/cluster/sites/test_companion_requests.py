@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,17 @@ from slurm_elastic.protocol.messages import Shape
 
 
 @pytest.fixture
-def features(site: SiteCluster) -> None:
-    """n1 and n4 have InfiniBand, the others RoCE; Slurm forgets it with the next one's setting."""
-    for kind, nodes in (("ib", "n1,n4"), ("roce", "n2,n3,n5,n6,n7,n8")):
+def features(site: SiteCluster) -> Iterator[None]:
+    """n1 and n4 have InfiniBand, the others RoCE, until the test is over."""
+
+    def give(kind: str, nodes: str) -> None:
         words = [f"nodename={nodes}", f"features={kind}", f"activefeatures={kind}"]
         assert site.sandbox.run(["scontrol", "update", *words]).returncode == 0
+
+    give("ib", "n1,n4")
+    give("roce", "n2,n3,n5,n6,n7,n8")
+    yield
+    give("", "n[1-8]")
 
 
 def test_all_nodes_are_of_the_kind_that_the_base_got(

@@ -37,7 +37,7 @@ def test_nothing_but_the_step_under_way_is_lost(site: SiteCluster, start: Callab
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for job in jobs:
-        job.ends("CANCELLED", "PENDING")
+        job.comes_to("CANCELLED", "PENDING")
     for job in jobs:
         assert job.saved() >= job.trained() - 1, f"{job.saved()} of {job.trained()} steps\n{job.text()}"
     for companion in companions[:-1]:
@@ -85,7 +85,7 @@ def test_a_grace_is_used(site: SiteCluster, start: Callable[..., Training]) -> N
     wait_until(lambda: alone.saved() and grown.saved(), 60, alone.text)
     before = {job: job.saved() for job in (alone, grown)}
     for job in (alone, grown):
-        job.ends("PENDING")
+        job.comes_to("PENDING")
         assert job.saved() > before[job]
         assert job.saved() >= job.trained() - 1, f"{job.saved()} of {job.trained()} steps\n{job.text()}"
 

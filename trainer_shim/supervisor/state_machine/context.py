@@ -53,8 +53,8 @@ class RunLimits:
     """How long the workers of a coming world may take to arrive; and, when it fails, those of the old one to go on."""
     forming_s: float = 30.0
     """Longest time for one communication while a process group forms and state is handed over."""
-    warm_up_s: float = 240.0
-    """From a companion's grant to its workers being ready."""
+    warm_up_s: float = 900.0
+    """From a companion's grant to its workers being ready, where selasticd does not end it sooner (warm_up_s)."""
     first_step_s: float = 600.0
     """Longest time for one communication in a new world's first step: it may compile."""
     checkpoint_s: float = 600.0
