@@ -141,6 +141,7 @@ class DaemonController:
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """Wait for a resize above `after`, or the withdrawal of `after` itself; None after `timeout` seconds."""
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.store.heard_of_resize, after)
         deadline = loop.time() + timeout
         while True:
             waiter = self.waiters.add(job_id)

@@ -22,6 +22,9 @@ from ..rows import ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
 from .base import StorePart, now, record
 
 _ROWS = schema.resizes
+_LAST = select(func.coalesce(func.max(_ROWS.c.id), 0))
+FAR_AHEAD = 1_000_000
+"""Resizes that a backup may lack, at most."""
 
 
 class ResizeStore(StorePart):
@@ -30,6 +33,18 @@ class ResizeStore(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._closed: dict[int, ResizeRow | None] | None = None
+        self._heard_of = 0
+
+    def heard_of_resize(self, resize_id: int) -> None:
+        """A supervisor knows this id: the next ones are above it, also where the database is new or was restored.
+
+        An id further above all others than a database ever falls behind is not believed.
+        """
+        if resize_id <= self._heard_of:
+            return
+        with self._db.lock, self._db.read() as connection:
+            if resize_id <= max(self._heard_of, connection.execute(_LAST).scalar_one()) + FAR_AHEAD:
+                self._heard_of = resize_id
 
     def begin_resize(self, resize: Resize, at: float) -> ResizeRow:
         """Store a resize; the given id is not looked at. Raises StoreError when the job has one open."""
@@ -42,8 +57,10 @@ class ResizeStore(StorePart):
             values |= {"keep": pieces_out(resize.keep), "add": shapes_out(resize.add)}
             values |= {"job_id": job_id, "open_job": job_id, "detail": ""}
             values |= {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
-            key = connection.execute(insert(_ROWS).values(values)).inserted_primary_key
-        return self.resize(int(key[0] if key else 0))
+            values["id"] = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
+            connection.execute(insert(_ROWS).values(values))
+        self._heard_of = values["id"]
+        return self.resize(values["id"])
 
     def open_resizes(self) -> list[ResizeRow]:
         """Resizes under way, by id."""

@@ -211,6 +211,17 @@ def test_a_resize_has_an_id_of_its_own(store: Store) -> None:
     assert store.begin_resize(RESIZE, 8.0).id > second.id
 
 
+def test_ids_go_on_above_what_supervisors_know(store: Store) -> None:
+    """A new or restored database begins below them, and a supervisor ignores what is not above."""
+    store.heard_of_resize(77)
+    first = store.begin_resize(RESIZE, 5.0)
+    assert first.id == 78
+    store.advance_resize(first.id, ResizeState.DONE, at=6.0)
+    store.heard_of_resize(3)
+    store.heard_of_resize(2**62)  # nobody can use up the numbers
+    assert store.begin_resize(RESIZE, 7.0).id == 79
+
+
 def test_a_job_has_one_open_resize(store: Store) -> None:
     """A second resize of the same job is refused until the first is over."""
     first = store.begin_resize(RESIZE, 5.0)

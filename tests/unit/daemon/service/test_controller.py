@@ -210,6 +210,16 @@ def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
     assert world.waiters._waiting == {}
 
 
+def test_a_supervisor_that_knows_later_resizes_hears_of_the_next_one(world: World) -> None:
+    """After a restored database: the id it asks with raises those that follow."""
+    job = world.elastic()
+    job.step()
+    assert asyncio.run(world.controller.wait_resize(job.job_id, 500, 0.0)) is None
+    world.rounds.run()
+    told = asyncio.run(world.controller.wait_resize(job.job_id, 500, 5))
+    assert told is not None and told.id == 501
+
+
 def test_a_resize_already_seen_is_waited_past(world: World) -> None:
     """Nothing new within the time: no answer. Its withdrawal is new."""
     job = world.elastic()
