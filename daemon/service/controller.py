@@ -141,7 +141,7 @@ class DaemonController:
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """Wait for a resize above `after`, or the withdrawal of `after` itself; None after `timeout` seconds."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self.store.heard_of_resize, after)
+        await loop.run_in_executor(None, self.heard, job_id, after)
         deadline = loop.time() + timeout
         while True:
             waiter = self.waiters.add(job_id)
@@ -157,6 +157,13 @@ class DaemonController:
                 return None
             finally:
                 self.waiters.remove(job_id, waiter)
+
+    def heard(self, job_id: int, last_resize: int) -> None:
+        """A supervisor asks for a resize after its last one. NotAllowed: the database is older than that, and what the
+        supervisor trains on is known when it has registered again."""
+        self.store.heard_of_resize(last_resize)
+        if not self.registry.heard(job_id, last_resize):
+            raise NotAllowed(f"resize {last_resize} of job {job_id} is not in the database; accepted: register again")
 
     def dry_plan(self) -> Sequence[DecisionRow]:
         """The decisions of a plan made now and not stored."""

@@ -43,6 +43,8 @@ class JobRegistry:
         self._requests: dict[int, str] = {}
         self._finished: dict[int, int] = {}
         self._reference: dict[int, tuple[int, int]] = {}
+        self._heard: set[int] = set()
+        self._asked_again: set[int] = set()
 
     def set_request(self, job_id: int, request: str) -> None:
         """The job's supervisor has sent an elastic request of its own, which replaces the one in the comment."""
@@ -53,6 +55,24 @@ class JobRegistry:
         """A supervisor has registered: a training that was over has started again."""
         with self._lock:
             self._finished.pop(job_id, None)
+            self._heard.add(job_id)
+
+    def heard(self, job_id: int, last_resize: int) -> bool:
+        """A supervisor asks for its next resize. False: it knows a later one than the database, which was restored
+        from a backup; what it trains on is not known until it has registered again."""
+        known = self.store.last_resize_id(job_id)
+        with self._lock:
+            if last_resize > known and job_id not in self._asked_again:
+                self._asked_again.add(job_id)
+                self._heard.discard(job_id)
+                return False
+            self._heard.add(job_id)
+            return True
+
+    def connected(self) -> frozenset[int]:
+        """Jobs whose supervisor has spoken since selasticd started, so that what the store says of them is right."""
+        with self._lock:
+            return frozenset(self._heard)
 
     def finished(self, job_id: int, exit_code: int) -> None:
         """The supervisor has reported the end of the training and its exit code."""
@@ -123,6 +143,8 @@ class JobRegistry:
             code = self._finished.pop(job_id, None)
             self._requests.pop(job_id, None)
             self._reference.pop(job_id, None)
+            self._heard.discard(job_id)
+            self._asked_again.discard(job_id)
         now, state = self.clock(), end_state(code)
         detail = {"state": state} if code is None else {"state": state, "exit_code": code}
         self.store.add_event(job_id, EventKind.ENDED, "selasticd", detail, now)

@@ -212,7 +212,9 @@ class Rounds:
         # Resizes before allocations: a supervisor's `running` stores the allocation first, so a resize read as
         # running is never paired with the allocation from before its switch.
         resizes = {resize.job_id: resize for resize in self.store.open_resizes()}
-        return Observed(snapshot, roster, resizes, self.store.all_in_use())
+        connected = self.registry.connected()
+        in_use = {job_id: use for job_id, use in self.store.all_in_use().items() if job_id in connected}
+        return Observed(snapshot, roster, resizes, in_use)
 
     def _reconcile(self, seen: Observed, now: float) -> bool:
         resizes = list(seen.resizes.values())

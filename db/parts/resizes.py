@@ -70,6 +70,11 @@ class ResizeStore(StorePart):
         """The job's resize under way."""
         return next(iter(self._load(_ROWS.c.open_job == job_id)), None)
 
+    def last_resize_id(self, job_id: int) -> int:
+        """Id of the job's last resize, open or closed; 0: it had none."""
+        last = self.resize_of(job_id) or self.last_closed_resize(job_id)
+        return last.id if last else 0
+
     def resize(self, resize_id: int) -> ResizeRow:
         """One resize. Raises NotFound."""
         found = self._load(_ROWS.c.id == resize_id)

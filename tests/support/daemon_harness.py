@@ -20,6 +20,7 @@ from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.snapshot_cache import SnapshotCache
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
+from slurm_elastic.protocol.errors import NotAllowed
 from slurm_elastic.protocol.messages import Phase, Piece, Registration, Report, Resize, Shape
 
 REQUEST = "elastic:gpus=4-24,step=4,batch=240-3840"
@@ -222,6 +223,10 @@ class Supervisor:
             self._tell("running", 0)
 
     def _listen(self) -> None:
+        try:
+            self.world.controller.heard(self.job_id, self.last)
+        except NotAllowed:
+            self.register()
         resize = self.world.controller.resize(self.job_id)
         if resize is None:
             return

@@ -211,10 +211,14 @@ def test_a_waiting_supervisor_hears_at_once(world: World) -> None:
 
 
 def test_a_supervisor_that_knows_later_resizes_hears_of_the_next_one(world: World) -> None:
-    """After a restored database: the id it asks with raises those that follow."""
+    """After a restored database it registers again, and the id it asked with raises those that follow."""
     job = world.elastic()
     job.step()
-    assert asyncio.run(world.controller.wait_resize(job.job_id, 500, 0.0)) is None
+    with pytest.raises(NotAllowed, match="resize 500 of job 1 is not in the database"):
+        asyncio.run(world.controller.wait_resize(job.job_id, 500, 0.0))
+    world.rounds.run()
+    assert world.store.resize_of(job.job_id) is None  # what it trains on is not known
+    job.register()
     world.rounds.run()
     told = asyncio.run(world.controller.wait_resize(job.job_id, 500, 5))
     assert told is not None and told.id == 501
