@@ -11,24 +11,27 @@ from collections.abc import Collection
 from slurm_elastic.protocol.messages import Shape
 
 from ..slurm.model import Job
-from .slurm_limits import SHARED, LimitUsage, charged, companions_left, of_shape, uses
+from .slurm_limits import SHARED, Bound, LimitUsage, as_companion, charged, companions_left, of_shape, uses
 
 
 class CompanionLimits:
     """For one plan: what it places is counted, so that two jobs do not take the same last place."""
 
-    def __init__(self, usage: LimitUsage, promised: LimitUsage) -> None:
+    def __init__(self, usage: LimitUsage, promised: LimitUsage, companion_qos: str = "") -> None:
+        self.companion_qos = companion_qos
         self._usage = usage.plus(promised)
         self.refused: dict[int, str] = {}
         """The limit that keeps a job from a companion, by job id."""
 
     def allow(self, base: Job, shapes: Collection[Shape]) -> bool:
         """Whether a job may ask for these companions, as jobs."""
-        for bound in self._usage.bounds(charged(base)):
+        for bound in self._bounds(base):
             if bound.scope in SHARED and bound.name in ("jobs", "submits"):
                 allowed = len(shapes) <= companions_left(bound, self._usage.left(bound))
             elif bound.scope == "least":
                 allowed = all(of_shape(shape).get(bound.name, bound.most) >= bound.most for shape in shapes)
+            elif bound.scope == "job":
+                allowed = all(of_shape(shape).get(bound.name, 0.0) <= bound.most for shape in shapes)
             else:
                 continue
             if not allowed:
@@ -40,14 +43,17 @@ class CompanionLimits:
     def take(self, base: Job, shapes: Collection[Shape]) -> None:
         """Count the shapes as asked for."""
         for shape in shapes:
-            self._usage.add(charged(base), of_shape(shape))
+            self._usage.add(charged(as_companion(base, self.companion_qos)), of_shape(shape))
 
     def most_on_a_node(self, base: Job) -> int:
         """The most GPUs that one of its companions may have on a node; 0: as many as there are."""
         each = uses(base)
         found = [
             int(bound.most // (each[bound.name] / max(1, base.gpus)))
-            for bound in self._usage.bounds(charged(base))
+            for bound in self._bounds(base)
             if bound.scope == "node" and each.get(bound.name) and bound.name.startswith("gres/gpu")
         ]
         return min(found, default=0)
+
+    def _bounds(self, base: Job) -> tuple[Bound, ...]:
+        return self._usage.bounds(charged(as_companion(base, self.companion_qos)))

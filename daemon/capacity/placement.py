@@ -33,14 +33,14 @@ class ShapeTemplate:
     """GPUs of the whole nodes that it takes; 0: parts of nodes do."""
 
     @classmethod
-    def of(cls, job: Job, most_on_a_node: int = 0) -> ShapeTemplate:
-        """That of an elastic job's base."""
+    def of(cls, job: Job, most_on_a_node: int = 0, companion_qos: str = "") -> ShapeTemplate:
+        """That of an elastic job's base. `companion_qos`: QOS of the shapes, where it is not the base's."""
         gpus = max(1, job.gpus)
         partition = job.partition.split(",")[0]
         share = max(1, job.gpus_per_node or gpus // max(1, len(job.nodes)))
         whole = job.gpus_per_node if job.exclusive else 0
         per_gpu = job.cpus / gpus, job.mem_mb / share
-        return cls(partition, job.account, job.qos, job.gpu_type, *per_gpu, most_on_a_node, whole)
+        return cls(partition, job.account, companion_qos or job.qos, job.gpu_type, *per_gpu, most_on_a_node, whole)
 
     def amount(self, gpus: int) -> Amount:
         """What `gpus` GPUs on one node come with."""

@@ -56,6 +56,11 @@ def charged(job: Job) -> Charged:
     return job.uid, job.account, job.qos, job.partition if "," not in job.partition else ""
 
 
+def as_companion(base: Job, companion_qos: str) -> Job:
+    """A job as its companions are charged. `companion_qos`: the setting."""
+    return replace(base, qos=companion_qos) if companion_qos else base
+
+
 def bounds(site: Site, of: Mapping[Owner, Sequence[SlurmLimit]], who: Charged) -> tuple[Bound, ...]:
     """What limits jobs of this user, account, QOS and partition. `of`: the site's limits by their owner."""
     uid, account, qos, partition = who
@@ -225,18 +230,23 @@ class GpuLimit:
 
 
 def gpu_limits(
-    usage: LimitUsage, elastic: Sequence[tuple[Job, Mapping[str, float]]], promised: LimitUsage | None = None
+    usage: LimitUsage,
+    elastic: Sequence[tuple[Job, Mapping[str, float]]],
+    promised: LimitUsage | None = None,
+    companion_qos: str = "",
 ) -> list[GpuLimit]:
     """The limits of elastic jobs, in GPUs: what is left, over what a GPU of the job that needs least of it takes.
 
     `elastic`: the base of each job and what it holds with all its pieces. `promised`: what waiting jobs will use.
+    `companion_qos`: see `as_companion`; each job is taken to grow by companions.
     """
     inside: dict[Bound, list[tuple[Job, Mapping[str, float]]]] = {}
     for base, holds in elastic:
-        for bound in usage.bounds(charged(base)):
+        for bound in usage.bounds(charged(as_companion(base, companion_qos))):
             if bound.scope in SHARED:
                 inside.setdefault(bound, []).append((base, holds))
-            elif bound.scope == "job":  # what one job may have, an elastic one may have with all its pieces together
+        for bound in usage.bounds(charged(base)):
+            if bound.scope == "job":  # what one job may have, an elastic one may have with all its pieces together
                 inside[replace(bound, key=(*bound.key, base.job_id))] = [(base, holds)]
     best: dict[Key, GpuLimit] = {}
     for bound, jobs in inside.items():

@@ -208,6 +208,11 @@ class Settings:
     """How long a companion may stay pending before the resize is given up; at least two of Slurm's `bf_interval`, for a
     companion that waits beside others is looked at once in each."""
 
+    companion_qos: str = text("", r"|[a-z0-9_.@+-]+", "the name of a QOS in small letters, or nothing")
+    """QOS that companions are submitted with; empty: their job's. All users whose jobs are elastic must be allowed to
+    use it. With PreemptType=preempt/qos, jobs that may preempt it take companions alone. Its limits then hold for
+    companions in place of those of their job's QOS."""
+
     warm_up_s: float = number(300.0, 5, 900)
     """How long the workers on a new companion may take to start and be ready. Without selasticd they have a quarter of
     an hour."""

@@ -46,7 +46,8 @@ class CompanionJob(Mechanism):
     def place(self, job: ResizableJob, keep: tuple[Piece, ...], gpus: int, free: FreeNodes) -> Placement | None:
         more = gpus - sum(piece.gpus for piece in keep)
         base, limits = job.job.base, free.companions
-        template = ShapeTemplate.of(base, limits.most_on_a_node(base) if limits else 0)
+        allowed = (limits.most_on_a_node(base), limits.companion_qos) if limits else (0, "")
+        template = ShapeTemplate.of(base, *allowed)
         near = _near(job, keep, free)
         for soon in (False, True):
             shapes = place(free.ledger, more, template, free.nodes, soon, near)

@@ -71,8 +71,9 @@ class RoundContext:
         elastic = (
             [(running.job.base, holds(running)) for running in running_jobs.values()] if inputs.site.limits else []
         )
-        slurm = gpu_limits(usage, elastic, room.promised)
-        self.companions = CompanionLimits(usage, room.promised)
+        qos = inputs.settings.companion_qos
+        slurm = gpu_limits(usage, elastic, room.promised, qos)
+        self.companions = CompanionLimits(usage, room.promised, qos)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""

@@ -84,7 +84,7 @@ def _context(inputs: Inputs) -> RoundContext:
     running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
     ledger = free_ledger(snapshot, running_jobs.values())
     take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in running_jobs))
-    usage = limit_usage(inputs.site, snapshot, running_jobs.values())
+    usage = limit_usage(inputs.site, snapshot, running_jobs.values(), inputs.settings.companion_qos)
     waiting = needs(snapshot, inputs.roster, inputs.passed)
     wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
     if wanted:

@@ -11,14 +11,16 @@ from collections.abc import Collection, Iterator, Mapping
 
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..capacity.slurm_limits import LimitUsage, amounts_of, charged, of_shape, uses
+from ..capacity.slurm_limits import LimitUsage, amounts_of, as_companion, charged, of_shape, uses
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from .eligibility import RunningJob
 
 
-def limit_usage(site: Site, snapshot: Snapshot, running_jobs: Collection[RunningJob]) -> LimitUsage:
-    """The usage of the site's limits; of a site without limits, nothing."""
+def limit_usage(
+    site: Site, snapshot: Snapshot, running_jobs: Collection[RunningJob], companion_qos: str = ""
+) -> LimitUsage:
+    """The usage of the site's limits; of a site without limits, nothing. `companion_qos`: the setting."""
     if not site.limits:
         return LimitUsage(site)
     usage = LimitUsage(site, snapshot.jobs.values())
@@ -26,7 +28,7 @@ def limit_usage(site: Site, snapshot: Snapshot, running_jobs: Collection[Running
         for job_id, gone in _loose(running).items():
             usage.add(charged(snapshot.jobs[job_id]), gone, sign=-1)
         for amounts in _coming(running):
-            usage.add(charged(running.job.base), amounts)
+            usage.add(charged(as_companion(running.job.base, companion_qos)), amounts)
     return usage
 
 

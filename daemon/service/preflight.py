@@ -28,6 +28,8 @@ def check(settings: Settings) -> int:
     if not settings.user_mode:
         tries["rights"] = _check_rights
         tries["epilog"] = _check_epilog
+    if settings.companion_qos:
+        tries["companion_qos"] = _check_companion_qos
     if settings.address[0] is None:
         tries["address"] = _check_address
     good = True
@@ -95,6 +97,18 @@ def about_epilog(settings: Settings, epilog: str) -> str:
         f"{epilog} still runs on a single node that was given back when the next job starts there; "
         "if it cleans GPUs or disks: release_by = job"
     )
+
+
+def _check_companion_qos(settings: Settings) -> str:
+    return companion_qos(settings.companion_qos, CommandClient(settings.slurm_conf).qos_names())
+
+
+def companion_qos(name: str, known: Collection[str]) -> str:
+    """What is said of the QOS of companions. ConfigError when Slurm has no such QOS."""
+    if name not in known:
+        accepted = ", ".join(sorted(known)) or "none: Slurm has no QOS"
+        raise ConfigError(f"companion_qos={name} is no QOS that sacctmgr knows; accepted: {accepted}")
+    return f"companions are submitted with {name}"
 
 
 def _check_rights(settings: Settings) -> str:

@@ -210,6 +210,10 @@ class CommandClient(SlurmClient):
             account for name, _, accounts in users if name == user for account in accounts.split(",") if account
         )
 
+    def qos_names(self) -> frozenset[str]:
+        """Every QOS that slurmdbd knows."""
+        return frozenset(self._printed("sacctmgr", "-n", "-P", "show", "qos", "format=name").split())
+
     def _users(self, *words: str) -> list[tuple[str, str, str]]:
         """(name, "|", the second field) of what sacctmgr shows."""
         shown = self._printed("sacctmgr", "-n", "-P", "show", "user", *words)

@@ -267,7 +267,8 @@ class Supervisor:
         assert self.active is not None
         comment = f"selastic:companion-of={self.job_id};resize={self.active.id}"
         want = Component(shape.nodes, shape.gpus_per_node, shape.node_list)
-        return self.world.slurm.submit(want, user=USER, name=f"selastic-{self.job_id}", comment=comment, batch=False)
+        what = {"name": f"selastic-{self.job_id}", "comment": comment, "qos": shape.qos}
+        return self.world.slurm.submit(want, user=USER, batch=False, **what)
 
     def _switch(self) -> None:
         assert self.active is not None

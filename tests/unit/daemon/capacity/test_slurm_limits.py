@@ -7,7 +7,8 @@ from cluster_snapshots import Cluster
 
 from slurm_elastic.daemon.capacity.companion_limits import CompanionLimits
 from slurm_elastic.daemon.capacity.placement import ShapeTemplate
-from slurm_elastic.daemon.capacity.slurm_limits import LimitUsage, charged, tasks
+from slurm_elastic.daemon.capacity.slurm_limits import GpuLimit, LimitUsage, charged, gpu_limits, tasks, uses
+from slurm_elastic.daemon.slurm.model import Job
 from slurm_elastic.daemon.slurm.site import Site, SlurmLimit, partition_qos
 from slurm_elastic.protocol.messages import Shape
 
@@ -83,6 +84,34 @@ def test_a_companion_keeps_what_a_node_may_give_one_job() -> None:
     """MaxTRESPerNode."""
     cluster, site = base_and(SlurmLimit(qos="normal", tres={"gres/gpu": 3.0}, scope="node"))
     assert CompanionLimits(LimitUsage(site), LimitUsage(site)).most_on_a_node(cluster.jobs[1]) == 3
+
+
+def test_companions_with_a_qos_of_their_own_have_its_limits_and_not_their_jobs() -> None:
+    """What they may have as jobs, together, each and on a node; what one job may have still holds for all pieces."""
+    of_base = SlurmLimit(qos="normal", tres={"gres/gpu": 4.0, "jobs": 1.0}, scope="user")
+    per_job = SlurmLimit(qos="normal", tres={"gres/gpu": 10.0}, scope="job")
+    own = (
+        SlurmLimit(qos="spare", tres={"gres/gpu": 9.0}),
+        SlurmLimit(qos="spare", tres={"gres/gpu": 3.0}, scope="job"),
+        SlurmLimit(qos="spare", tres={"gres/gpu": 2.0}, scope="node"),
+    )
+    cluster, site = base_and(of_base, per_job, *own)
+    cluster.run(2, "n2", 4, qos="spare", uid=77, user="bob")
+    base, usage = cluster.jobs[1], LimitUsage(site, cluster.jobs.values())
+    more = {limit.label.partition(" leaves")[0]: limit.more for limit in left_by(usage, base, "spare")}
+    assert more == {
+        "Slurm's limit gres/gpu=9 (QOS spare)": 5,
+        "Slurm's limit gres/gpu=10 of each job (QOS normal)": 6,
+    }
+    limits = CompanionLimits(usage, usage.empty(), "spare")
+    assert limits.most_on_a_node(base) == 2
+    assert limits.allow(base, shapes(cluster, 3)) and not limits.allow(base, shapes(cluster, 4))
+    limits.take(base, shapes(cluster, 3))
+    assert ShapeTemplate.of(base, 2, "spare").shape(1, ("n3",)).qos == "spare"
+
+
+def left_by(usage: LimitUsage, base: Job, companion_qos: str) -> list[GpuLimit]:
+    return gpu_limits(usage, [(base, uses(base))], companion_qos=companion_qos)
 
 
 @pytest.mark.parametrize(("text", "count"), [("", 1), ("3", 1), ("0-9", 10), ("0-9:3%2", 4), ("1,5-6,9%1", 4)])

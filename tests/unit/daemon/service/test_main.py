@@ -17,7 +17,7 @@ import pytest
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service import listeners, main
 from slurm_elastic.daemon.service.leader import instance_lock
-from slurm_elastic.daemon.service.preflight import about_epilog, check, rights
+from slurm_elastic.daemon.service.preflight import about_epilog, check, companion_qos, rights
 from slurm_elastic.db import engine
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ConfigError
@@ -118,6 +118,13 @@ def test_a_users_own_daemon_is_checked_without_munge(tmp_path: Path, capsys: pyt
     """`selasticd --user` works without MUNGE, so its check does not ask for it."""
     check(Settings(state_dir=str(tmp_path), munge_socket=f"{tmp_path}/no", user_mode=True))
     assert "identity: callers are known by the secret in client.json\n" in capsys.readouterr().out
+
+
+def test_check_refuses_a_qos_that_slurm_does_not_have() -> None:
+    """A typing error is found before the first companion is refused."""
+    assert companion_qos("spare", {"normal", "spare"}) == "companions are submitted with spare"
+    with pytest.raises(ConfigError, match="companion_qos=spair is no QOS that sacctmgr knows; accepted: normal, spare"):
+        companion_qos("spair", {"normal", "spare"})
 
 
 def test_check_says_whose_jobs_may_be_changed() -> None:

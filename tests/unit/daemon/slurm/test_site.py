@@ -173,6 +173,18 @@ def test_a_plan_keeps_what_slurm_lets_one_job_have(tmp_path: Path) -> None:
     assert decision is not None and "gres/gpu=8 of each job (QOS normal)" in decision.evidence["limit"]
 
 
+def test_a_plan_counts_companions_in_their_own_qos(tmp_path: Path) -> None:
+    """The base's QOS is full, that of companions leaves one node: the job grows by it, and no further."""
+    world = World(tmp_path, companion_qos="spare")
+    limits = [SlurmLimit(qos=qos, tres={"gres/gpu": 4.0}, scope="user") for qos in ("normal", "spare")]
+    world.slurm.limits = tuple(limits)
+    job = world.elastic()
+    world.settle()
+    assert job.gpus == 8
+    decision = world.store.decision(job.job_id)
+    assert decision is not None and "(QOS spare, each user)" in decision.evidence["limit"]
+
+
 def test_a_plan_keeps_slurms_limits(tmp_path: Path) -> None:
     """Idle GPUs that the account may not hold are left alone, and the decision says which limit it was."""
     world = World(tmp_path)
