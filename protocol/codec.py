@@ -1,10 +1,10 @@
-"""Messages as JSON, and one strict decoder: an unknown field, a missing one, a wrong type, a number that is not finite
-or outside its bounds is refused with one sentence. Nothing here does I/O; standard library only.
+"""Messages as JSON, and one decoder: fields that it does not know are ignored, those with a default may be missing. A
+wrong type, a number that is not finite or outside its bounds is refused with one sentence. Nothing here does I/O;
+standard library only.
 
-Supervisor and daemon may be one release apart, in both directions. A message says of which version it is. Of a newer
-version than this code's, fields that this code does not know are ignored; of any other version they are refused, for
-then they are mistakes. So whoever changes a message adds a field with a default, and raises VERSION; nothing is
-renamed, and no field goes away before OLDEST has passed the last version that has it.
+Supervisor and daemon may be one release apart, in both directions, and each says its version. So whoever changes a
+message adds a field with a default, or drops one that has a default, and raises VERSION; nothing is renamed, and no
+field changes its meaning. Limit: what the other side has to understand is not sent to one of an older version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from .errors import ElasticError
 
-VERSION = 2
+VERSION = 3
 OLDEST = 2
 """The oldest version that is understood; 1 was slurm-elastic 0.1.0's."""
 MAX_BODY = 1 << 20
@@ -63,34 +63,27 @@ def from_json(kind: type[T], body: bytes) -> T:
     return decode(kind, data)
 
 
-def decode(kind: type[T], data: object, where: str = "", newer: bool = False) -> T:
-    """Build a message from parsed JSON, strictly. Raises WireError naming the field.
-
-    newer: it is part of a message of a newer version, whose unknown fields are ignored.
-    """
+def decode(kind: type[T], data: object, where: str = "") -> T:
+    """Build a message from parsed JSON. Raises WireError naming the field."""
     where = where or kind.__name__
     if not isinstance(data, dict):
         raise WireError(f"{where}: {_short(data)} is not an object")
     fields_of = form(kind)  # type: ignore[arg-type]  # a class is hashable
-    newer = newer or _is_newer(fields_of, data)
-    unknown = [] if newer else sorted(data.keys() - fields_of.keys())
-    if unknown:
-        raise WireError(f"{where}: unknown field {_short(unknown[0])}; accepted: {', '.join(fields_of)}")
     values: dict[str, Any] = {}
     for name, (hint, within, required) in fields_of.items():
         if name in data:
             value = data[name]
             # Most fields are plain numbers, and this is the daemon's busiest line: nan fails the comparison.
             plain = type(value) is hint and hint in _NUMBERS and within.low <= value <= within.high
-            values[name] = value if plain else _value(hint, within, value, f"{where}.{name}", newer)
+            values[name] = value if plain else _value(hint, within, value, f"{where}.{name}")
         elif required:
             raise WireError(f"{where}: field {name} is missing")
+    if values.get("version", OLDEST) < OLDEST:
+        raise WireError(
+            f"{where}: version {values['version']} of the messages is not spoken any more; accepted: {OLDEST} and "
+            "newer: start the job again with the slurm-elastic of the daemon"
+        )
     return kind(**values)
-
-
-def _is_newer(fields_of: dict[str, Any], data: dict[str, Any]) -> bool:
-    version = data.get("version", 0) if "version" in fields_of else 0
-    return type(version) is int and version > VERSION
 
 
 @functools.cache
@@ -113,14 +106,14 @@ def _bounded(hint: Any) -> tuple[Any, Within]:
     return hint, _ANY
 
 
-def _value(kind: Any, within: Within, value: object, where: str, newer: bool) -> Any:
+def _value(kind: Any, within: Within, value: object, where: str) -> Any:
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         if not isinstance(value, list) or len(value) > MAX_ITEMS:
             raise WireError(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS} items")
-        return tuple(_value(item, within, entry, f"{where}[{index}]", newer) for index, entry in enumerate(value))
+        return tuple(_value(item, within, entry, f"{where}[{index}]") for index, entry in enumerate(value))
     if isinstance(kind, type) and is_dataclass(kind):
-        return decode(kind, value, where, newer)
+        return decode(kind, value, where)
     inner = or_none(kind)
     if inner is not None and value is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .codec import OLDEST, VERSION, Within
+from .codec import VERSION, Within
 from .records import record
 from .resize_state import ResizeState
 
@@ -64,20 +64,11 @@ class Registration:
     pieces: tuple[Piece, ...]
     """The pieces whose GPUs train now."""
     batch: int
-    program: str
+    program: str = ""
     request: str = ""
     """The elastic request given to `selastic run`; empty: the job's comment speaks."""
     max_micro_batch: int = 0
     """Largest micro batch per GPU; 0: unknown."""
-
-    def refusal(self) -> str:
-        """Why this version is not spoken here; empty when it is. A newer one is: see the module."""
-        if self.version >= OLDEST:
-            return ""
-        return (
-            f"version={self.version} of the messages is not spoken any more; accepted: {OLDEST} and newer: "
-            "start the job again with the shim of the daemon's version of slurm-elastic"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +77,8 @@ class Grant:
 
     token: str
     managed: bool
-    reason: str
-    report_interval_s: float
+    reason: str = ""
+    report_interval_s: float = 5.0
     request: str = ""
     version: int = VERSION
 
@@ -112,7 +103,7 @@ class Report:
     """Optimizer steps done since the start of the training."""
     samples: int
     """Samples trained on since the start of the training."""
-    epoch: int
+    epoch: int = 0
     noise_scale: float = 0.0
     """Gradient noise scale in samples; 0: not measured."""
     input_wait_share: float = 0.0
@@ -185,7 +176,7 @@ class Phase:
     generation: int
     pieces: tuple[Piece, ...]
     batch: int
-    at: float
+    at: float = 0.0
     pause_s: float = 0.0
     """With `running`: from the last step of the old world to the first of the new, less one step."""
     step: int = 0

@@ -122,8 +122,6 @@ class Api:
     async def register(self, call: Call[NoQuery, Registration]) -> object:
         """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""
         registration, job_id, viewer = call.message, call.job_id, call.viewer
-        if why := registration.refusal():
-            raise Refused(400, why)
         await self._own(job_id, viewer)
 
         def store() -> Grant:

@@ -32,7 +32,10 @@ _ERRORS = {
 }
 _TEXT = {"type": "string", "maxLength": codec.MAX_TEXT, "description": "Printable characters only."}
 _NARROWER: dict[tuple[Any, str], Schema] = {
-    (messages.Registration, "version"): {"const": codec.VERSION},
+    **{
+        (kind, "version"): {"minimum": codec.OLDEST}
+        for kind in (messages.Registration, messages.Reports, messages.Phase)
+    },
     (messages.Phase, "phase"): {"enum": list(messages.PHASES)},
 }
 _SECURITY = {
@@ -64,13 +67,13 @@ def document() -> Schema:
 
 
 def schema(kind: Any) -> Schema:
-    """The JSON schema of a message (nothing but it is accepted) or of an answer's record (always with every field)."""
-    strict = kind.__module__ == messages.__name__
+    """The JSON schema of a message, or of an answer's record (always with every field)."""
+    sent = kind.__module__ == messages.__name__
     fields = {item.name: item for item in dataclasses.fields(kind)}
-    found: Schema = {"type": "object"} | ({"additionalProperties": False} if strict else {})
-    found["required"] = [name for name, (_, _, required) in codec.form(kind).items() if required or not strict]
+    found: Schema = {"type": "object"}
+    found["required"] = [name for name, (_, _, required) in codec.form(kind).items() if required or not sent]
     found["properties"] = {
-        name: _value(hint, within if strict else None)
+        name: _value(hint, within if sent else None)
         | _NARROWER.get((kind, name), {})
         | ({"description": fields[name].metadata["help"]} if "help" in fields[name].metadata else {})
         for name, (hint, within, _) in codec.form(kind).items()

@@ -42,11 +42,11 @@ def _decoder() -> msgspec.json.Decoder[Any]:
         (item.name, _within(*form[item.name][:2]), *([] if item.default is MISSING else [item.default]))
         for item in fields(Report)
     ]
-    one = msgspec.defstruct("OneReport", parts, forbid_unknown_fields=True, gc=False)
+    one = msgspec.defstruct("OneReport", parts, gc=False)
     several = Annotated[list[one], msgspec.Meta(max_length=codec.MAX_ITEMS)]  # type: ignore[valid-type]
-    whole = Annotated[int, msgspec.Meta(ge=0, le=int(codec.MAX_NUMBER))]
+    whole = Annotated[int, msgspec.Meta(ge=codec.OLDEST, le=int(codec.MAX_NUMBER))]
     form_of_all: list[Any] = [("reports", several), ("version", whole, codec.VERSION)]
-    return msgspec.json.Decoder(msgspec.defstruct("AllReports", form_of_all, forbid_unknown_fields=True))
+    return msgspec.json.Decoder(msgspec.defstruct("AllReports", form_of_all))
 
 
 def _within(kind: Any, within: codec.Within) -> Any:

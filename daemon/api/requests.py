@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from slurm_elastic.protocol import codec
-from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, Route
+from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, Caller, Route
 from slurm_elastic.protocol.codec import MAX_BODY, Within
 from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError
 from slurm_elastic.protocol.munge import MungeError
@@ -111,16 +111,19 @@ def job_name(route: Route, request: Request) -> int | str:
 def query(route: Route, request: Request) -> Any:
     """The parameters, as the route's query. Raises Refused (400)."""
     form = route.parameters()
-    given = {name: _parameter(name, text, *form[name][:2]) for name, text in request.query_params.items()}
+    given = {
+        name: _parameter(name, text, *form[name][:2]) for name, text in request.query_params.items() if name in form
+    }
     return route.query(**given)
 
 
 def check_names(route: Route, request: Request) -> None:
-    """Refuse (400) parameters that this address does not have, and any that stand twice."""
+    """Refuse (400) parameters that this address does not have, and any that stand twice. A supervisor's are no typing
+    errors: one of a newer release may have more."""
     accepted = route.parameters()
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
-        if name not in accepted:
+        if name not in accepted and route.caller is not Caller.JOB:
             known = ", ".join(accepted) or "none"
             raise Refused(400, f"parameter {name[:40]} is not known here; accepted: {known}")
         if names.count(name) > 1:
