@@ -8,7 +8,7 @@ Limit: made for one plan and thrown away; it knows nothing of the round before b
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from slurm_elastic.db.rows import Mark
@@ -21,11 +21,13 @@ from ..capacity.roster import Roster
 from ..capacity.shrink_options import Unit
 from ..capacity.slurm_limits import LimitUsage, gpu_limits
 from ..config.settings import Settings
+from ..mechanisms.timeouts import companion_wait_s
 from ..optimizer.plan import Solver, plan_pools
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
 from .eligibility import JobState, RunningJob
+from .ending_companions import LEAVE_S, ending_units
 from .limit_usage import holds
 from .memory import Memory
 from .user_limits import Limits
@@ -67,7 +69,7 @@ class RoundContext:
         unlisted: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """usage: of Slurm's limits. unlisted: by node, the GPUs in use that no job holds."""
-        self.inputs, self.running_jobs, self.room, self.unlisted = inputs, running_jobs, room, unlisted
+        self.inputs, self.running_jobs, self.room, self.unlisted = inputs, dict(running_jobs), room, unlisted
         elastic = (
             [(running.job.base, holds(running)) for running in running_jobs.values()] if inputs.site.limits else []
         )
@@ -75,6 +77,8 @@ class RoundContext:
         slurm = gpu_limits(usage, elastic, room.promised, qos)
         self.companions = CompanionLimits(usage, room.promised, qos)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
+        self.ending = self._ending()
+        """Units by job that it is to leave, for Slurm will end them soon."""
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""
         self.asleep: dict[int, int] = {}
@@ -86,19 +90,44 @@ class RoundContext:
         return otherwise if room is None else room
 
     def forced(self, running: RunningJob) -> frozenset[Unit]:
-        """The units that a job gives up for waiting jobs; one that grows has its growth withdrawn first."""
-        return _NONE if running.growing else self.room.forced.get(running.job_id, _NONE)
+        """The units that a job gives up for waiting jobs, or because Slurm will end them soon; one that grows has its
+        growth withdrawn first."""
+        if running.growing:
+            return _NONE
+        return self.room.forced.get(running.job_id, _NONE) | self.ending.get(running.job_id, _NONE)
 
     def forced_gpus(self, running: RunningJob) -> int:
-        """GPUs that a job gives up for waiting jobs."""
+        """GPUs that a job gives up."""
         return sum(running.giver.share[unit[0]].gpus for unit in self.forced(running))
 
     def why_forced(self, running: RunningJob) -> Reason:
-        """For an ordinary job when one that it makes room for is ordinary, else for an elastic one."""
+        """For an ordinary job when one that it makes room for is ordinary, else for an elastic one; or for nobody."""
+        if running.job_id not in self.room.forced:
+            return Reason.COMPANION_ENDS
         for met in self.room.met:
             if running.job_id in met.givers and not met.need.elastic:
                 return Reason.SHRINK_FOR_JOB
         return Reason.SHRINK_FOR_ELASTIC
+
+    def _ending(self) -> dict[int, frozenset[Unit]]:
+        jobs, found = self.inputs.snapshot.jobs, {}
+        soon_s = LEAVE_S + companion_wait_s(self.inputs.settings, self.inputs.site)
+        for job_id, running in self.running_jobs.items():
+            if len(running.pieces) == 1 or job_id in self.room.forced:
+                continue
+            late, soon = ending_units(running, jobs, LEAVE_S), ending_units(running, jobs, soon_s)
+            if late:  # too late for a successor
+                self.running_jobs[job_id], found[job_id] = replace(running, may_grow=False), late
+            elif soon and running.may_grow and self._idle(running) >= sum(running.giver.share[i].gpus for i, _ in soon):
+                found[job_id] = soon
+        return found
+
+    def _idle(self, running: RunningJob) -> int:
+        """GPUs that are idle and that the limits let it gain."""
+        base = running.job.base
+        nodes = (node for node in self.inputs.snapshot.nodes.values() if base.partition in node.partitions)
+        idle = self.room.ledger.gpus(node.name for node in nodes if base.gpu_type in ("", node.gpu_type))
+        return min(idle, self.more(running, idle))
 
 
 _NONE = frozenset[Unit]()

@@ -268,13 +268,13 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
 
     After a growth that failed, or a companion that never came, the job only does not grow for a while: it gives way.
     A growth whose nodes somebody else got, or needed, is planned again at once, and so is what was
-    given up for a job that did not take it.
+    given up for a job that did not take it, or because a companion's time was over.
     """
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN:
         return _Rest()
     if last.state == ResizeState.DONE:
-        if state.gave_in_vain:
+        if state.gave_in_vain or (last.reason == Reason.COMPANION_ENDS and not last.add):
             return _Rest()
         grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
         ahead = [t for t in (grow, shrink) if t > now]

@@ -19,6 +19,7 @@ from . import phrases as words
 UNWEIGHED = {
     Reason.SHRINK_FOR_JOB.value: "waiting jobs come first",
     Reason.SHRINK_FOR_ELASTIC.value: "waiting jobs come first",
+    Reason.COMPANION_ENDS.value: "what Slurm takes cannot be kept",
     Reason.SHRINK_CAPACITY.value: "GPUs that are not usable cannot be kept",
 }
 """Reasons that no gain is weighed for, and why none is."""

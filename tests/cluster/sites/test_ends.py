@@ -66,12 +66,17 @@ def test_a_supervisor_that_is_killed_ends_no_job(site: SiteCluster, start: Calla
     os.kill(supervisor, signal.SIGKILL)
     job.says("starting it again")
     wait_until(lambda: len(job.daemon.registrations) > before, 150, job.text)
+    once(job)
+    assert job.state() == "RUNNING"
+
+
+def once(job: Training) -> None:
+    """No step was trained twice."""
     trained: dict[int, set[int]] = {}
     for row in audit.read(job.folder / "audit"):
         if "indices" in row:
             trained.setdefault(row["step"], set()).add(row["generation"])
-    assert all(len(generations) == 1 for generations in trained.values()), "a step was trained twice"
-    assert job.state() == "RUNNING"
+    assert trained and all(len(generations) == 1 for generations in trained.values()), job.text()
 
 
 def test_a_grace_is_used(site: SiteCluster, start: Callable[..., Training]) -> None:
@@ -93,10 +98,14 @@ def test_a_grace_is_used(site: SiteCluster, start: Callable[..., Training]) -> N
 def test_companions_that_slurm_wants_are_left_at_once(site: SiteCluster, start: Callable[..., Training]) -> None:
     """With a grace of ten minutes: one that is preempted is given back while its base trains on; so is one that
     selasticd takes while its base is preempted; one that is suspended stops nobody; one that loses a node keeps the
-    other."""
+    other; one whose own time is over, though its base's is not, costs no step."""
     grace = ["scontrol", "update", "PartitionName=low"]
     assert site.sandbox.run([*grace, "GraceTime=600"]).returncode == 0
     try:
+        short = start("short", options="-w n5 --time=2")
+        short.grow("n6")
+        short.daemon.wait_phase(1, "granted")
+        assert site.sandbox.run(["scontrol", "update", f"JobId={short.id}", "TimeLimit=30"]).returncode == 0
         preempted = start("preempted", options="-plow -w n1")
         base = start("base", options="-plow -w n3")
         suspended = start("suspended", options="-w n5")
@@ -104,7 +113,7 @@ def test_companions_that_slurm_wants_are_left_at_once(site: SiteCluster, start: 
         jobs = {preempted: ("n2",), base: ("n4",), suspended: ("n6",), failed: ("n7", "n8")}
         for job, nodes in jobs.items():
             job.grow(*nodes)
-        companions = {job: job.grown() for job in jobs}
+        companions = {job: job.grown() for job in [*jobs, short]}
         waits = [site.sbatch("-purgent", f"-w{node}", "--gres=gpu:4") for node in ("n2", "n3")]
         base.says("about to end")
         [kept, _] = base.daemon.wait_phase(1, "running").pieces
@@ -118,7 +127,11 @@ def test_companions_that_slurm_wants_are_left_at_once(site: SiteCluster, start: 
         assert site.squeue(companions[failed].slurm_job_id, "%N") == "n7"
         wait_until(lambda: site.squeue(waits[0], "%T") == "RUNNING", 90, preempted.text)
         wait_until(lambda: site.squeue(stopped, "%T") == "CANCELLED", 90, suspended.text)
-        for job in jobs:
+        ends = companions[short].slurm_job_id
+        wait_until(lambda: site.squeue(ends, "%T") == "TIMEOUT", 150, short.text)
+        short.says("going on without it")
+        once(short)
+        for job in [*jobs, short]:
             assert job.state() == "RUNNING", job.text()
             step = job.trained()
             wait_until(lambda job=job, step=step: job.trained() > step + 5, 60, job.text)

@@ -140,7 +140,7 @@ class Resizes(Part):
         if context.mode is not Mode.RUNNING or ends or len(keep) == len(context.pieces):
             return
         if running is not None:
-            if running.agreed or running.keep == keep:
+            if running.agreed or (running.keep == keep and running.stage is Stage.AGREEING):
                 return
             self._undo(event.reason)
         context.do(Print(f"{event.reason}: going on without it"))

@@ -335,6 +335,16 @@ def test_companion_taken_away_with_notice() -> None:
     assert drive.new(CancelCompanion) == [CancelCompanion(11)]  # nobody waits for the end of a grace
 
 
+def test_companion_that_ends_before_its_successor_is_there() -> None:
+    """A resize is to replace it, and Slurm ends it first: it is left without a restart, and the resize is given up."""
+    drive = Drive().up().grown()
+    drive.order(2, (BASE,), (SHAPE,))
+    drive(NodeTerminating((11, "n3")))
+    assert drive.phases(2)[-1] == "failed" and drive.every(DropCompanions)[-1] == DropCompanions(2)
+    drive.running(3)
+    assert drive.context.pieces == (BASE,) and drive.context.mode is Mode.RUNNING
+
+
 def test_companion_that_is_suspended_is_left_or_woken_up_by_its_end() -> None:
     """Slurm's SIGTSTP: what is not left before the SIGSTOP stops everybody, until the companion is cancelled."""
     drive = Drive().up().grown()

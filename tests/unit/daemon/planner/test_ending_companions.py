@@ -1,0 +1,83 @@
+"""Companions that Slurm granted for less time than their job has: they are left before their end, or replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from plan_cases import NOW, SETTINGS, World, closed, order, row
+
+from slurm_elastic.daemon.planner.ending_companions import LEAVE_S
+from slurm_elastic.daemon.text.reasons import Reason
+
+WAIT_S = SETTINGS.companion_wait_s
+
+
+def grown(left_s: int | None, idle_nodes: int, base_left_s: int | None = 3000) -> World:
+    """Job 1 on n1 with a companion on n2 that has so many seconds; other jobs hold all nodes but these."""
+    world = World(4)
+    world.job(1, "n1", measured=True, comment="elastic:gpus=4-8,batch=240-256")
+    world.cluster.change(1, time_left_s=base_left_s)
+    world.cluster.companion(9, 1, "n2")
+    world.cluster.change(9, time_left_s=left_s)
+    for node in range(3, 5 - idle_nodes):
+        world.cluster.run(20 + node, f"n{node}", user="bob")
+    return world
+
+
+@pytest.mark.parametrize(
+    ("left_s", "base_left_s", "leaves"),
+    [
+        (LEAVE_S - 1, 3000, True),
+        (LEAVE_S - 1, None, True),
+        (LEAVE_S + 1, 3000, False),  # what it can still train, it trains
+        (LEAVE_S - 1, LEAVE_S + 60, False),  # it ends with its job
+        (None, 3000, False),
+    ],
+)
+def test_a_companion_is_left_before_its_end(left_s: int | None, base_left_s: int | None, leaves: bool) -> None:
+    """Nothing is idle: the job goes on with what it keeps."""
+    plan = grown(left_s, 0, base_left_s).plan()
+    assert [resize.keep for resize in plan.resizes] == ([plan.resizes[0].keep[:1]] if leaves else [])
+    if leaves:
+        resize = order(plan, 1)
+        assert (resize.gpus, resize.add, resize.reason) == (4, (), Reason.COMPANION_ENDS.value)
+        assert [piece.slurm_job_id for piece in resize.keep] == [1]
+
+
+def test_a_companion_is_replaced_while_there_is_time() -> None:
+    """Another node is idle: its successor comes before it is left, in one resize. Later there is no time for one."""
+    assert not order(grown(LEAVE_S - 1, 1).plan(), 1).add
+    assert not grown(WAIT_S + LEAVE_S + 1, 1).plan().resizes
+    resize = order(grown(WAIT_S + LEAVE_S - 1, 1).plan(), 1)
+    assert [piece.slurm_job_id for piece in resize.keep] == [1]
+    assert [(shape.gpus, shape.node_list) for shape in resize.add] == [(4, ("n4",))]
+    assert resize.gpus == 8
+
+
+def test_a_job_that_may_not_grow_keeps_it_as_long_as_it_can() -> None:
+    """In its cooldown there is no successor, so it is left late."""
+    world = grown(WAIT_S + LEAVE_S - 1, 1)
+    world.state(1, last=closed("done", NOW - 1))
+    assert not world.plan().resizes
+    world.cluster.change(9, time_left_s=LEAVE_S - 1)
+    assert order(world.plan(), 1).gpus == 4
+
+
+def test_a_job_that_has_left_one_grows_again_at_once() -> None:
+    """It was not its choice: no cooldown holds it."""
+    world = World(2)
+    world.job(1, "n1", comment="elastic:gpus=4-8,batch=240-256")
+    left = replace(closed("done", NOW - 1), reason=Reason.COMPANION_ENDS.value)
+    world.state(1, last=left)
+    assert order(world.plan(), 1).gpus == 8
+
+
+def test_a_job_that_needs_it_keeps_it_to_the_end() -> None:
+    """Below its minimum it is not asked to come."""
+    world = World(2)
+    world.job(1, "n1", comment="elastic:gpus=8-8,batch=240-256")
+    world.cluster.companion(9, 1, "n2")
+    world.cluster.change(9, time_left_s=LEAVE_S - 1)
+    plan = world.plan()
+    assert not plan.resizes and row(plan, 1).gpus_to == 8
