@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On a CPU-only machine, point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid the CUDA packages.
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites soak slurm ready clean hooks hooks-deps
+.PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: test-packages test-browser test-api test-kills test-torch test-python test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history soak-training soak-cluster test-matrix
@@ -20,7 +20,7 @@ demo: ready slurm  ## the main job: elastic training on a private real Slurm, wi
 # done. Each prints when it is done; what any of them installs is there before.
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
 	@echo "tests: three runs at a time; each prints when it is done (a quarter of an hour)"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-cluster test-shim test-unit test-sites test-main-job
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-cluster test-shim test-unit test-sites test-hosts test-main-job
 
 check: ready  ## for every day, in under three minutes: lint, types, contracts, and the unit tests without torch
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
@@ -43,10 +43,13 @@ test-shim: ready  ## the trainer shim and its supervisor, in real worlds of torc
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 $(SHIM_TESTS)
 
 test-cluster: ready slurm  ## the tests on a private real Slurm
-	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 --ignore=tests/cluster/sites tests/cluster
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 --ignore=tests/cluster/sites --ignore=tests/cluster/hosts tests/cluster
 
 test-sites: ready slurm  ## the tests on a private real Slurm as sites configure it: limits, vetoes, preemption, epilogs
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster/sites
+
+test-hosts: ready slurm  ## the tests on a private real Slurm with several hosts, each with its own network, /tmp and names
+	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster/hosts
 
 test-main-job: ready slurm  ## the main job, end to end on a private real Slurm, with selasticd killed in the middle
 	MAKEFLAGS= $(BIN)/python -m pytest tests/end_to_end

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from slurm_elastic.protocol.errors import SandboxError
 
+from .hosts import names
+
 CLUSTER = "sandbox"
 ACCOUNT = "research"
 USERS = ("root", "games", "daemon", "nobody")
@@ -20,7 +22,7 @@ Nothing can be granted to nobody: Slurm 26.05 takes the number 65534 for no user
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What a private Slurm looks like. Every node is a slurmd of its own on this host."""
+    """What a private Slurm looks like. Every node is a slurmd of its own, on this host or on a host of its own."""
 
     nodes: int = 8
     """Compute nodes, named n1, n2, …"""
@@ -36,6 +38,10 @@ class SandboxSpec:
     """Memory each node says it has, in MiB."""
     with_accounting: bool = True
     """Run slurmdbd on a MariaDB of its own, so that sacct and sacctmgr work."""
+    hosts: str = ""
+    """Every node on a host of its own, slurmctld on another, and which names they know: full, loopback or private.
+
+    Empty: all of it is on this host."""
     kill_wait_s: int = 10
     """Seconds between SIGTERM and SIGKILL of a job that is cancelled (Slurm's own default is 30)."""
     extra_slurm_conf: tuple[str, ...] = ()
@@ -62,18 +68,23 @@ class SandboxSpec:
                 f"cpus_per_node={self.cpus_per_node} of the sandbox must be a multiple of"
                 f" threads_per_core={self.threads_per_core}."
             )
+        if self.hosts and self.hosts not in names.KINDS:
+            raise SandboxError(f"hosts={self.hosts!r} of the sandbox is not one of: {', '.join(names.KINDS)}.")
+        if self.hosts and self.nodes > names.MOST_HOSTS:
+            raise SandboxError(f"nodes={self.nodes} of the sandbox are more hosts than {names.MOST_HOSTS}.")
         if not self.gpu_type.isalnum():
             raise SandboxError(f"gpu_type={self.gpu_type!r} of the sandbox must be letters and digits, such as a100.")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one sandbox lives: its directory, its host's name and its ports."""
+    """Where one sandbox lives: its directory, the name and address of slurmctld's host, and its ports."""
 
     dir: Path
     host: str
     first_port: int
     gpu_files: tuple[str, ...]
+    address: str = "127.0.0.1"
 
     @property
     def slurmctld_port(self) -> int:
@@ -89,7 +100,8 @@ class Layout:
 
     @property
     def munge_socket(self) -> Path:
-        return self.dir / "munge.socket"
+        """The same path on every host; each has a folder of its own there."""
+        return self.dir / "run" / "munge.socket"
 
     @property
     def slurm_conf(self) -> Path:
@@ -106,16 +118,23 @@ def node_names(spec: SandboxSpec) -> list[str]:
     return [f"n{i}" for i in range(1, spec.nodes + 1)]
 
 
+def host_names(spec: SandboxSpec) -> list[str]:
+    """head, n1, n2, …; none if all of it is on this host."""
+    return [names.HEAD, *node_names(spec)] if spec.hosts else []
+
+
 def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
     """slurm.conf. SlurmUser is root: one account runs everything, and root may act for any user of the tests."""
     nodes = "n1" if spec.nodes == 1 else f"n[1-{spec.nodes}]"
     last_port = at.first_node_port + spec.nodes - 1
     ports = str(last_port) if spec.nodes == 1 else f"[{at.first_node_port}-{last_port}]"
     cores = spec.cpus_per_node // spec.threads_per_core
+    # slurmd finds its node by its host's name.
+    where = f"NodeAddr={names.addresses(spec.nodes)}" if spec.hosts else f"NodeHostname={at.host} NodeAddr=127.0.0.1"
     gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     lines = [
         f"ClusterName={CLUSTER}",
-        f"SlurmctldHost={at.host}(127.0.0.1)",
+        f"SlurmctldHost={at.host}({at.address})",
         f"SlurmctldPort={at.slurmctld_port}",
         "SlurmUser=root",
         "SlurmdUser=root",
@@ -153,7 +172,7 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
         "MaxJobCount=20000",
         *_accounting(spec, at),
         *(["GresTypes=gpu"] if gres else []),
-        f"NodeName={nodes} NodeHostname={at.host} NodeAddr=127.0.0.1 Port={ports}"
+        f"NodeName={nodes} {where} Port={ports}"
         f" CPUs={spec.cpus_per_node} CoresPerSocket={cores} ThreadsPerCore={spec.threads_per_core}"
         f" RealMemory={spec.mem_mb}{gres} State=UNKNOWN",
         f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP",
@@ -167,7 +186,7 @@ def _accounting(spec: SandboxSpec, at: Layout) -> list[str]:
         return ["AccountingStorageType=accounting_storage/none"]
     lines = [
         "AccountingStorageType=accounting_storage/slurmdbd",
-        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStorageHost={at.address}",
         f"AccountingStoragePort={at.slurmdbd_port}",
         # With MUNGE on its own socket this key carries the path of the socket, not a password.
         f"AccountingStoragePass={at.munge_socket}",
@@ -193,7 +212,7 @@ def slurmdbd_conf(at: Layout) -> str:
             "AuthType=auth/munge",
             f"AuthInfo=socket={at.munge_socket}",
             "DbdHost=localhost",
-            "DbdAddr=127.0.0.1",
+            f"DbdAddr={at.address}",
             f"DbdPort={at.slurmdbd_port}",
             "SlurmUser=root",
             "DebugLevel=info",

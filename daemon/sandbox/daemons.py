@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from pathlib import Path
 from slurm_elastic.protocol.errors import SandboxError
 
 from . import host, processes
-from .config import Layout, SandboxSpec, node_names
+from .config import Layout, SandboxSpec, host_names, node_names
+from .hosts import names, namespaces
 
 LOG_LINES = 15
 
@@ -26,7 +28,8 @@ LOG_LINES = 15
 class Daemons:
     """Starts, watches and stops single daemons of the sandbox that lives in `at`.
 
-    Names: munged, mariadbd, slurmdbd, slurmctld and one slurmd-nK for each node.
+    Names: munged, mariadbd, slurmdbd, slurmctld and one slurmd-nK for each node. If every node is on a host of its own:
+    also switch, host-head, host-nK (process 1 of a host) and munged-nK.
     """
 
     def __init__(self, spec: SandboxSpec, at: Layout, id: str) -> None:
@@ -36,7 +39,19 @@ class Daemons:
     def names(self) -> list[str]:
         """Every daemon this sandbox should have."""
         accounting = ["mariadbd", "slurmdbd"] if self._spec.with_accounting else []
-        return ["munged", *accounting, "slurmctld", *(f"slurmd-{node}" for node in node_names(self._spec))]
+        nodes = node_names(self._spec)
+        hosts = [f"host-{name}" for name in host_names(self._spec)]
+        munged = [f"munged-{node}" for node in nodes] if hosts else []
+        switch = ["switch"] if hosts else []
+        return [*hosts, *switch, "munged", *munged, *accounting, "slurmctld", *(f"slurmd-{node}" for node in nodes)]
+
+    def on_host(self, host: str, command: list[str]) -> list[str]:
+        """The command, as it has to be called from here to run on that host of the sandbox."""
+        pid = self.pid(f"host-{host}")
+        if not pid:
+            known = ", ".join(host_names(self._spec)) or "none, for all of it is on this one"
+            raise SandboxError(f"No host {host} of the sandbox runs; it has: {known}.")
+        return namespaces.command_on(pid, command)
 
     def pid(self, name: str) -> int:
         """Pid of a living daemon, 0 when it does not run."""
@@ -54,10 +69,11 @@ class Daemons:
 
     def spawn(self, name: str, command: list[str]) -> None:
         """Run a program of the sandbox in the background, its output in log/<name>.out."""
+        place = self._place(name)
         with open(self._at.dir / "log" / f"{name}.out", "ab") as log:
             try:
                 child = subprocess.Popen(
-                    command,
+                    self.on_host(place, command) if place else command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -68,7 +84,11 @@ class Daemons:
             except OSError as error:
                 raise SandboxError(f"{name} of the sandbox cannot be run: {error}.") from error
         self._children[name] = child
-        self._pid_file(name).write_text(f"{child.pid} {processes.started_at(child.pid)}")
+        # nsenter and unshare stay, and wait for what they started.
+        pid = processes.only_child(child.pid) if place or name.startswith("host-") else child.pid
+        self._pid_file(name).write_text(f"{pid} {processes.started_at(pid)}")
+        if name.startswith("host-"):
+            (self._at.dir / "plugged" / name.partition("-")[2]).write_text(str(pid))
 
     def stop(self, name: str, patience_s: float = 20.0) -> None:
         """SIGTERM a daemon and wait until it is gone; SIGKILL after patience_s. Does nothing when it does not run."""
@@ -109,18 +129,31 @@ class Daemons:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(5)
 
+    def _place(self, name: str) -> str:
+        """The host that a daemon belongs on; "" for this one."""
+        program, _, host = name.partition("-")
+        if not self._spec.hosts or program in ("host", "switch"):
+            return ""
+        return host if program in ("munged", "slurmd") and host else names.HEAD
+
     def _command(self, name: str) -> list[str]:
         at = self._at
-        if name == "munged":
-            files = {"key-file": "munge.key", "pid-file": "munged.pid", "log-file": "log/munged.log"}
+        program, _, which = name.partition("-")
+        python = [sys.executable, "-m", f"{__package__}.hosts.init"]
+        if program == "host":
+            return [*namespaces.UNSHARE, *python, str(at.dir / "hosts" / f"{which}.json")]
+        if program == "switch":
+            return [*python[:-1], f"{__package__}.hosts.switch", str(at.dir)]
+        if program == "munged":
+            files = {"key-file": "munge.key", "pid-file": f"{name}.pid", "log-file": f"log/{name}.log"}
             options = [f"--{option}={at.dir}/{file}" for option, file in files.items()]
             # --force: a directory under /tmp is not what munged would choose.
             return [
-                host.program(self._spec, name),
+                host.program(self._spec, program),
                 "--foreground",
                 "--force",
                 f"--socket={at.munge_socket}",
-                f"--seed-file={at.dir}/munge.seed",
+                f"--seed-file={at.dir}/{name}.seed",
                 "--num-threads=4",
                 *options,
             ]
@@ -130,8 +163,9 @@ class Daemons:
             return [host.program(self._spec, name), "-D"]
         if name == "slurmctld":
             return [host.program(self._spec, name), "-D", "-f", str(at.slurm_conf)]
-        program, _, node = name.partition("-")
-        return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), "-N", node]
+        # On a host of its own slurmd finds its node by the host's name.
+        as_node = [] if self._spec.hosts else ["-N", which]
+        return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), *as_node]
 
     def _environment(self, name: str) -> dict[str, str]:
         environment = {
@@ -140,6 +174,8 @@ class Daemons:
             "SLURM_CONF": str(self._at.slurm_conf),
             processes.ID_VARIABLE: self._id,
         }
+        if name.startswith(("host-", "switch")):
+            environment["PYTHONPATH"] = namespaces.python_path()
         if name == "slurmdbd":
             # Neither slurmdbd.conf nor Slurm's source has a setting for it; the client library reads this.
             environment["MYSQL_UNIX_PORT"] = f"{self._at.dir}/db/mysql.sock"
@@ -165,11 +201,14 @@ class Daemons:
         return f"{name} of the sandbox {what}; the last lines of its log:\n{log}"
 
 
-def accepts_tcp(port: int) -> bool:
-    """Does something listen on that port of this host?"""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def listens(pid: int, port: int) -> bool:
+    """Does something listen on that TCP port, in the network of that process?"""
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]
+            if any(words[3] == "0A" and words[1].endswith(f":{port:04X}") for words in map(str.split, lines)):
+                return True
+    return False
 
 
 def accepts_unix(path: Path) -> bool:

@@ -1,0 +1,6 @@
+"""Fixtures of the tests on several hosts."""
+
+from __future__ import annotations
+
+from hosts_cluster import cluster_of_hosts as cluster_of_hosts
+from hosts_cluster import hosts as hosts

@@ -1,0 +1,49 @@
+"""A private Slurm of which every node is a host of its own, for the tests in tests/cluster/hosts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from sandbox_jobs import cancel_all
+
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.daemon.sandbox.host import check
+from slurm_elastic.daemon.sandbox.hosts.links import Links
+from slurm_elastic.daemon.sandbox.hosts.names import KINDS
+from slurm_elastic.protocol.errors import SandboxError
+
+NODES = 3
+
+
+@contextlib.contextmanager
+def hosts_up(kind: str) -> Iterator[Sandbox]:
+    """Three hosts and slurmctld's, with 2 a100 and 16 CPUs each; this thread has the network of slurmctld's host.
+
+    Skips where no such hosts can be made.
+    """
+    spec = SandboxSpec(nodes=NODES, gpus_per_node=2, hosts=kind)
+    try:
+        check(spec)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with Sandbox.up(spec) as sandbox, sandbox.network():
+        yield sandbox
+
+
+@pytest.fixture(scope="session", params=sorted(KINDS))
+def cluster_of_hosts(can_run_slurm: None, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """One for each kind of names, one at a time."""
+    with hosts_up(request.param) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def hosts(cluster_of_hosts: Sandbox) -> Iterator[Sandbox]:
+    """The session's hosts, with a network that loses nothing and no job; what a test leaves behind is cancelled."""
+    cluster_of_hosts.links = Links()
+    cancel_all(cluster_of_hosts)
+    yield cluster_of_hosts
+    cluster_of_hosts.links = Links()
+    cancel_all(cluster_of_hosts)
