@@ -49,6 +49,13 @@ def parse_url(url: str) -> URL:
             f"database_url={_without_password(url)} cannot be read; accepted: "
             "sqlite:////var/lib/slurm-elastic/selastic.db or any SQLAlchemy URL, such as postgresql+psycopg://user@host/name"
         ) from None
+    try:
+        parsed.get_dialect().import_dbapi()
+    except ImportError as error:
+        raise StoreError(
+            f"database_url={_without_password(url)}: its driver {error.name} is not installed beside selasticd; see "
+            "docs/how-to/install.md, another database"
+        ) from None
     if parsed.get_backend_name() == "sqlite":
         if parsed.database in (None, "", ":memory:"):
             raise StoreError(f"database_url={url} keeps nothing; accepted: sqlite:////absolute/path/of/the/file.db")

@@ -21,7 +21,7 @@ from slurm_elastic.db.engine import Database
 from slurm_elastic.db.lease import Lease
 from slurm_elastic.db.migrate import prepare
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.errors import ConfigError, LeaseLost, StoreError
+from slurm_elastic.protocol.errors import ConfigError, LeaseLost, NotAllowed, StoreError
 
 from ..config.settings import Settings
 
@@ -73,7 +73,7 @@ class Leader:
 
 @contextmanager
 def instance_lock(settings: Settings) -> Iterator[Path]:
-    """Hold the state directory's lock and yield its path. ConfigError when another daemon holds it."""
+    """Hold the state directory's lock and yield its path. NotAllowed when another daemon holds it."""
     path = Path(settings.state_dir) / "selasticd.lock"
     try:
         handle = path.open("a")
@@ -83,7 +83,7 @@ def instance_lock(settings: Settings) -> Iterator[Path]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
+            raise NotAllowed(f"another selasticd runs on state_dir={settings.state_dir}; stop it first") from None
         except OSError as error:
             log.warning(
                 "no lock on state_dir=%s (%s): make sure that only one daemon uses it", path.parent, error.strerror

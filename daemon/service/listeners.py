@@ -1,6 +1,6 @@
 """The sockets that the daemon listens on (TCP, Unix, UDP for Slurm's hooks), its URL, and client.json that has it.
 
-Promise: an address in use is a ConfigError before anything else is opened; client.json is written whole or not at all.
+Promise: an address in use is an error before anything else is opened; client.json is written whole or not at all.
 A datagram only wakes the daemon: its content is not read and nothing is answered, so it needs no TLS and no credential,
 and a flood costs one wake-up every PAUSE_S. Limit: a lost datagram is not noticed: the next round comes by itself.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.protocol.errors import ConfigError, ElasticError
 
 from ..config.settings import Settings
 from ..config.user_mode import own_address_towards
@@ -30,6 +30,10 @@ PAUSE_S = 0.05
 MAX_DATAGRAMS = 1024
 """Datagrams that are read at once: more than a socket's default buffer holds."""
 ALL_UIDS = (1 << 32) - 1
+
+
+class AddressUnusable(ElasticError):
+    """An address to listen on that this host does not have, or another program has: it may be there soon."""
 
 
 @contextlib.contextmanager
@@ -50,7 +54,7 @@ def tcp_listener(settings: Settings, nodes: Callable[[], Iterable[str]] = tuple)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
             listener.bind(where)
         except OSError as error:
-            raise ConfigError(f"listen={settings.listen} cannot be used ({error.strerror or error})") from None
+            raise AddressUnusable(f"listen={settings.listen} cannot be used ({error.strerror or error})") from None
         yield listener
 
 
@@ -98,7 +102,8 @@ def shows_all_uids(uid_map: str) -> bool:
 @contextlib.contextmanager
 def unix_listener(path: str) -> Iterator[socket.socket | None]:
     """The socket at this path, open to every user; None without a path. The caller holds the daemon's lock, so a
-    socket that is there already is a leftover. Raises ConfigError, also where callers' uids cannot be known."""
+    socket that is there already is a leftover. Raises AddressUnusable, and ConfigError where callers' uids cannot be
+    known."""
     if not path:
         yield None
         return
@@ -115,7 +120,7 @@ def unix_listener(path: str) -> Iterator[socket.socket | None]:
             listener.bind(path)
             place.chmod(0o666)
         except OSError as error:
-            raise ConfigError(f"listen_socket={path} cannot be used ({error.strerror or error})") from None
+            raise AddressUnusable(f"listen_socket={path} cannot be used ({error.strerror or error})") from None
         try:
             yield listener
         finally:

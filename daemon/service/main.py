@@ -24,6 +24,7 @@ from ..api.app import create_app
 from ..api.auth import Authenticator
 from ..api.slurm_roles import SlurmRoles
 from ..api.status_cache import REFRESH_S
+from ..config import tls
 from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
 from ..slurm import CommandClient, choose
@@ -74,6 +75,8 @@ def serve(settings: Settings) -> int:
     if settings.user_mode:
         make_local_folder(settings.database_url)
     client = CommandClient(settings.slurm_conf)
+    if settings.tls_cert:
+        tls.server_context(settings)
     with (
         instance_lock(settings) as lock_file,
         tcp_listener(settings, client.node_addresses) as listener,

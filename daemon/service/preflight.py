@@ -7,31 +7,44 @@ Limit: what works now may not work later; it does not try whether other hosts re
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
-from collections.abc import Collection
+import socket
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from slurm_elastic.db.migrate import probe
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 
 from ..api.auth import Authenticator
+from ..config import tls
 from ..config.settings import Settings
-from ..config.user_mode import local_folder, own_address_towards
+from ..config.user_mode import local_folder
 from ..slurm import CommandClient, choose
+from .listeners import public_url, tcp_listener
+
+UNIT_FOLDER = Path("/run/slurm-elastic")
+"""RuntimeDirectory of the systemd unit."""
 
 
 def check(settings: Settings) -> int:
     """Try each part and print the result. 0 when all of them work."""
     tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
+    tries["address"] = _check_address
+    if settings.listen_socket:
+        tries["socket"] = _check_socket
+    if settings.tls_cert or settings.tls_ca:
+        tries["tls"] = _check_tls
+    tries["names"] = _check_names
     if not settings.user_mode:
         tries["rights"] = _check_rights
         tries["epilog"] = _check_epilog
     if settings.companion_qos:
         tries["companion_qos"] = _check_companion_qos
-    if settings.address[0] is None:
-        tries["address"] = _check_address
     good = True
     print(f"settings: mode {settings.mode}, listens on {settings.listen}")
     for name, attempt in tries.items():
@@ -74,7 +87,78 @@ def _check_identity(settings: Settings) -> str:
 
 
 def _check_address(settings: Settings) -> str:
-    return f"Slurm's nodes are reached from {own_address_towards(CommandClient(settings.slurm_conf).node_addresses())}"
+    if _port_of_daemon_here(settings) == settings.address[1] != 0:
+        return f"{settings.listen} is taken by the selasticd that runs with this state_dir, or did"
+    with tcp_listener(settings, CommandClient(settings.slurm_conf).node_addresses) as listener:
+        return f"clients are told {public_url(settings, listener)}"
+
+
+def _port_of_daemon_here(settings: Settings) -> int | None:
+    try:
+        written = json.loads((Path(settings.state_dir) / "client.json").read_bytes())
+        return urlsplit(written["url"]).port
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _check_socket(settings: Settings) -> str:
+    folder = Path(settings.listen_socket).parent
+    if folder == UNIT_FOLDER and not folder.exists():
+        return f"{folder} is made by systemd"
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        state = f"closed to uid {os.geteuid()}" if folder.exists() else "missing"
+        raise ConfigError(
+            f"listen_socket={settings.listen_socket} cannot be used: {folder} is {state}; accepted: a path in a "
+            f"directory that the daemon may write, such as {UNIT_FOLDER}"
+        )
+    return settings.listen_socket
+
+
+def _check_tls(settings: Settings) -> str:
+    if not settings.tls_cert:
+        tls.client_context(settings)
+        return "tls_ca is not used without tls_cert"
+    host = settings.address[0] or socket.getfqdn()
+    url = settings.url or f"https://{f'[{host}]' if ':' in host else host}"
+    tls.try_handshake(settings, url)
+    return f"clients of {url} trust {settings.tls_cert}"
+
+
+def _check_names(settings: Settings) -> str:
+    """Users, partitions and accounts that nobody has: a typing error, which nothing else would show."""
+    client = CommandClient(settings.slurm_conf)
+    limits = [limit.partition("=")[0].partition(":") for limit in settings.gpu_limits]
+    limited = {kind: [name for what, _, name in limits if what == kind and name != "*"] for kind in ("user", "account")}
+    for key, names in (("admins", settings.admins), ("gpu_limits", limited["user"])):
+        known(key, [name for name in names if not name.isdigit()], [user.pw_name for user in pwd.getpwall()], _is_user)
+    if settings.partitions:
+        known("partitions", settings.partitions, client.snapshot().partitions)
+    accounts = [*settings.accounts, *limited["account"]]
+    found = frozenset[str]()
+    with contextlib.suppress(SlurmError):  # no slurmdbd
+        found = client.accounts() if accounts else found
+    if accounts and not found:
+        return "accounts are not checked: Slurm has no database of them, or hides it from this user"
+    for key, names in (("accounts", settings.accounts), ("gpu_limits", limited["account"])):
+        known(key, names, found)
+    return "those in the settings are known"
+
+
+def known(key: str, names: Iterable[str], have: Iterable[str], is_known: Callable[[str], bool] | None = None) -> None:
+    """Raises ConfigError for the first of these names that is not among those there are."""
+    among = sorted(have)
+    for name in names:
+        if not (is_known(name) if is_known is not None else name in among):
+            close = get_close_matches(name, among, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(among[:12])}"
+            raise ConfigError(f"{key}={name} is not known here; {hint}")
+
+
+def _is_user(name: str) -> bool:
+    # Not only those that getpwall lists: a directory service lists nobody.
+    with contextlib.suppress(KeyError):
+        return bool(pwd.getpwnam(name))
+    return False
 
 
 def _check_slurm(settings: Settings) -> str:

@@ -214,6 +214,10 @@ class CommandClient(SlurmClient):
         """Every QOS that slurmdbd knows."""
         return frozenset(self._printed("sacctmgr", "-n", "-P", "show", "qos", "format=name").split())
 
+    def accounts(self) -> frozenset[str]:
+        """The accounts there are; none without slurmdbd."""
+        return frozenset(self._printed("sacctmgr", "-n", "-P", "show", "account", "format=Account").split())
+
     def _users(self, *words: str) -> list[tuple[str, str, str]]:
         """(name, "|", the second field) of what sacctmgr shows."""
         shown = self._printed("sacctmgr", "-n", "-P", "show", "user", *words)

@@ -220,6 +220,18 @@ def test_the_shim_is_importable_from_any_python(installed: Root) -> None:
     assert "training script" in installed.run(*environment, "selastic", "run", "--help", user="nobody:nogroup")
 
 
+def test_a_database_driver_is_installed_beside_the_daemon(installed: Root) -> None:
+    """The package brings SQLite alone; before and after the documented line, `--check` says what is missing."""
+    config = installed.at("/tmp/driver.toml")
+    config.write_text('state_dir = "/tmp"\ndatabase_url = "mysql+pymysql://selastic@127.0.0.1:1/selastic"\n')
+    check = ("sh", "-c", "selasticd --config /tmp/driver.toml --check; true")
+    assert "its driver pymysql is not installed beside selasticd" in installed.run(*check)
+    sh(sys.executable, "-m", "pip", "-q", "download", "--no-deps", "-d", installed.at("/tmp/wheels"), "PyMySQL")
+    installed.run("/opt/slurm-elastic/bin/pip", "-q", "install", "--no-index", "--find-links=/tmp/wheels", "PyMySQL")
+    said = installed.run(*check)
+    assert "driver" not in said and "Can't connect to MySQL server" in said
+
+
 OPEN = "import sys; from slurm_elastic.db.store import Store; s = Store.open(sys.argv[1]); "
 EVENT = OPEN + "import time; s.add_event(7, 'pin', 'test', {'n': 1}, time.time()); s.close()"
 EVENTS = OPEN + "print([e.kind for e in s.events(7)]); s.close()"

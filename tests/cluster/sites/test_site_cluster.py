@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from site_cluster import SiteCluster
 from waiting import wait_until
+
+from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service.preflight import check
 
 
 def test_a_limit_holds_a_job_until_the_test_is_over(site: SiteCluster) -> None:
@@ -33,6 +39,21 @@ def test_a_veto_refuses_and_tells_the_user(site: SiteCluster) -> None:
     assert site.sandbox.run([*shrink, "comment=fine"]).returncode == 0
     site.allow()
     assert site.sandbox.run([*shrink, f"nodelist={first}"]).returncode == 0
+
+
+def test_selasticds_check_knows_partitions_and_accounts(
+    site: SiteCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name in the settings that Slurm does not have is a typing error."""
+    found = {"state_dir": str(tmp_path), "slurm_conf": site.sandbox.env["SLURM_CONF"], "listen": "127.0.0.1:0"}
+    for values, said in (
+        ({"partitions": ("main", "low"), "accounts": ("research",)}, "names: those in the settings are known"),
+        ({"partitions": ("mian",)}, "names: partitions=mian is not known here; did you mean main?"),
+        ({"accounts": ("reserch",)}, "names: accounts=reserch is not known here; did you mean research?"),
+        ({"gpu_limits": ("account:reserch=4",)}, "names: gpu_limits=reserch is not known here; did you mean research?"),
+    ):
+        check(Settings(**found, **values))  # type: ignore[arg-type]
+        assert said in capsys.readouterr().out
 
 
 def test_an_epilog_takes_its_time_and_is_written_down(site: SiteCluster) -> None:

@@ -29,7 +29,7 @@ from slurm_elastic.daemon.api.slurm_roles import SlurmRoles
 from slurm_elastic.daemon.config.settings import Settings, check
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.history import PlanTable
-from slurm_elastic.daemon.service.listeners import shows_all_uids, unix_listener
+from slurm_elastic.daemon.service.listeners import AddressUnusable, shows_all_uids, unix_listener
 from slurm_elastic.daemon.service.server import DaemonServer
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
@@ -156,7 +156,7 @@ def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
         assert fresh is not None and path.stat().st_mode & 0o777 == 0o666
     assert not path.exists()
     path.write_text("mine")
-    with pytest.raises(ConfigError, match="cannot be used"), unix_listener(str(path)):
+    with pytest.raises(AddressUnusable, match="cannot be used"), unix_listener(str(path)):
         pass
     assert path.read_text() == "mine"
 

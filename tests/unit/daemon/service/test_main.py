@@ -13,14 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from certificates import self_signed
 
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service import listeners, main
 from slurm_elastic.daemon.service.leader import instance_lock
-from slurm_elastic.daemon.service.preflight import about_epilog, check, companion_qos, rights
+from slurm_elastic.daemon.service.listeners import AddressUnusable, public_url, tcp_listener, write_client_file
+from slurm_elastic.daemon.service.preflight import about_epilog, check, companion_qos, known, rights
 from slurm_elastic.db import engine
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.errors import ConfigError
+from slurm_elastic.protocol.errors import ConfigError, NotAllowed
 
 
 def test_two_daemons_on_one_state_directory_are_refused(tmp_path: Path) -> None:
@@ -28,7 +30,7 @@ def test_two_daemons_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path))
     with (
         instance_lock(settings),
-        pytest.raises(ConfigError, match="another selasticd"),
+        pytest.raises(NotAllowed, match="another selasticd"),
         instance_lock(settings),
     ):
         pass
@@ -56,7 +58,7 @@ def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings = Settings(state_dir=str(tmp_path), listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigError, match=r"listen=127\.0\.0\.1"), listeners.tcp_listener(settings):
+        with pytest.raises(AddressUnusable, match=r"listen=127\.0\.0\.1"), listeners.tcp_listener(settings):
             pass
     # What fails later, while the daemon runs, is not the port's fault.
     with pytest.raises(OSError, match="No space left"), listeners.tcp_listener(settings):
@@ -193,3 +195,87 @@ def test_an_epilog_is_told_of_where_single_nodes_are_given_back() -> None:
     """What to set; nothing where there is none, or where that is set."""
     assert "release_by = job" in about_epilog(Settings(), "/etc/slurm/epilog")
     assert about_epilog(Settings(), "") == about_epilog(Settings(release_by="job"), "/etc/slurm/epilog") == ""
+
+
+WRONG = {
+    "listen is no address of this host": ({"listen": "192.0.2.1:6850"}, "listen=192.0.2.1:6850 cannot be used"),
+    "a name nobody has": ({"listen": "no.such.host.invalid:6850"}, "listen=no.such.host.invalid:6850 cannot be used"),
+    "a certificate that is none": ({"tls_cert": "{folder}/none", "tls_key": "{folder}/none"}, "tls_cert={folder}/none"),
+    "a certificate of another host": (
+        {"tls_cert": "{cert}", "tls_key": "{key}", "tls_ca": "{cert}", "url": "https://head.cluster:6850"},
+        "not trusted by clients of https://head.cluster:6850 (Hostname mismatch",
+    ),
+    "an authority of its own": (
+        {"tls_cert": "{cert}", "tls_key": "{key}", "url": "https://localhost:6850"},
+        "not trusted by clients of https://localhost:6850 (self",
+    ),
+    "an authority that is no certificate": ({"tls_ca": "{folder}/none"}, "tls_ca={folder}/none cannot be used"),
+    "no directory for the socket": ({"listen_socket": "{folder}/no/s"}, "{folder}/no is missing"),
+    "an admin that nobody is": ({"admins": ["roott"]}, "admins=roott is not known here; did you mean root?"),
+    "a limit of nobody": ({"gpu_limits": ["user:roott=4"]}, "gpu_limits=roott is not known here; did you mean root?"),
+    "a driver that is missing": (
+        {"database_url": "postgresql+psycopg2://selastic:secret@db/selastic"},
+        "database_url=postgresql+psycopg2://selastic:***@db/selastic: its driver psycopg2 is not installed",
+    ),
+}
+
+
+@pytest.fixture
+def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Slurm's commands are not found: asking a slurmctld that is not there takes seconds."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize("name", WRONG)
+def test_check_finds_what_only_this_host_knows_to_be_wrong(
+    name: str, certificate: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings of the right form that the daemon could not work with."""
+    cert, key = certificate
+    values, expected = WRONG[name]
+    filled = {
+        setting: value.format(folder=tmp_path, cert=cert, key=key) if isinstance(value, str) else tuple(value)
+        for setting, value in values.items()
+    }
+    settings = Settings(state_dir=str(tmp_path), user_mode=True, **filled)  # type: ignore[arg-type]
+    assert check(settings) == 1
+    assert expected.format(folder=tmp_path) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_check_passes_a_certificate_that_clients_trust(
+    certificate: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name is the URL's, the authority the one that client.json will hold."""
+    cert, key = certificate
+    url = "https://localhost:6850"
+    check(Settings(state_dir=str(tmp_path), tls_cert=cert, tls_key=key, tls_ca=cert, url=url, user_mode=True))
+    assert f"tls: clients of {url} trust {cert}\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_check_knows_the_port_of_the_daemon_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """New settings are tried while the daemon has its address."""
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:6851", user_mode=True)
+    with tcp_listener(settings) as listener:
+        listener.listen()
+        check(settings)
+        assert "address: listen=127.0.0.1:6851 cannot be used (Address already in use)\n" in capsys.readouterr().out
+        write_client_file(settings, {"url": public_url(settings, listener)})
+        check(settings)
+        assert "address: 127.0.0.1:6851 is taken by the selasticd that runs" in capsys.readouterr().out
+
+
+def test_unknown_names_are_refused_with_those_there_are() -> None:
+    """A partition or an account that Slurm does not have."""
+    known("partitions", ["gpu"], {"gpu", "cpu"})
+    with pytest.raises(ConfigError, match="partitions=gpus is not known here; did you mean gpu"):
+        known("partitions", ["gpus"], {"gpu", "cpu"})
+    with pytest.raises(ConfigError, match="accounts=x is not known here; accepted: lab, ml"):
+        known("accounts", ["x"], {"ml", "lab"})
