@@ -96,7 +96,7 @@ def _check_address(settings: Settings) -> str:
 def _port_of_daemon_here(settings: Settings) -> int | None:
     try:
         written = json.loads((Path(settings.state_dir) / "client.json").read_bytes())
-        return urlsplit(written["url"]).port
+        return urlsplit(str(written["url"])).port
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -150,7 +150,9 @@ def known(key: str, names: Iterable[str], have: Iterable[str], is_known: Callabl
     for name in names:
         if not (is_known(name) if is_known is not None else name in among):
             close = get_close_matches(name, among, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(among[:12])}"
+            hint = (
+                f"did you mean {close[0]}?" if close else f"accepted: {', '.join(among[:12]) or 'none, Slurm has none'}"
+            )
             raise ConfigError(f"{key}={name} is not known here; {hint}")
 
 
@@ -184,15 +186,8 @@ def about_epilog(settings: Settings, epilog: str) -> str:
 
 
 def _check_companion_qos(settings: Settings) -> str:
-    return companion_qos(settings.companion_qos, CommandClient(settings.slurm_conf).qos_names())
-
-
-def companion_qos(name: str, known: Collection[str]) -> str:
-    """What is said of the QOS of companions. ConfigError when Slurm has no such QOS."""
-    if name not in known:
-        accepted = ", ".join(sorted(known)) or "none: Slurm has no QOS"
-        raise ConfigError(f"companion_qos={name} is no QOS that sacctmgr knows; accepted: {accepted}")
-    return f"companions are submitted with {name}"
+    known("companion_qos", [settings.companion_qos], CommandClient(settings.slurm_conf).qos_names())
+    return f"companions are submitted with {settings.companion_qos}"
 
 
 def _check_rights(settings: Settings) -> str:

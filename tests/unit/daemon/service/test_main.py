@@ -19,7 +19,7 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service import listeners, main
 from slurm_elastic.daemon.service.leader import instance_lock
 from slurm_elastic.daemon.service.listeners import AddressUnusable, public_url, tcp_listener, write_client_file
-from slurm_elastic.daemon.service.preflight import about_epilog, check, companion_qos, known, rights
+from slurm_elastic.daemon.service.preflight import about_epilog, check, known, rights
 from slurm_elastic.db import engine
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ConfigError, NotAllowed
@@ -120,13 +120,6 @@ def test_a_users_own_daemon_is_checked_without_munge(tmp_path: Path, capsys: pyt
     """`selasticd --user` works without MUNGE, so its check does not ask for it."""
     check(Settings(state_dir=str(tmp_path), munge_socket=f"{tmp_path}/no", user_mode=True))
     assert "identity: callers are known by the secret in client.json\n" in capsys.readouterr().out
-
-
-def test_check_refuses_a_qos_that_slurm_does_not_have() -> None:
-    """A typing error is found before the first companion is refused."""
-    assert companion_qos("spare", {"normal", "spare"}) == "companions are submitted with spare"
-    with pytest.raises(ConfigError, match="companion_qos=spair is no QOS that sacctmgr knows; accepted: normal, spare"):
-        companion_qos("spair", {"normal", "spare"})
 
 
 def test_check_says_whose_jobs_may_be_changed() -> None:
@@ -277,5 +270,7 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
     known("partitions", ["gpu"], {"gpu", "cpu"})
     with pytest.raises(ConfigError, match="partitions=gpus is not known here; did you mean gpu"):
         known("partitions", ["gpus"], {"gpu", "cpu"})
+    with pytest.raises(ConfigError, match="companion_qos=spair is not known here; did you mean spare"):
+        known("companion_qos", ["spair"], {"normal", "spare"})
     with pytest.raises(ConfigError, match="accounts=x is not known here; accepted: lab, ml"):
         known("accounts", ["x"], {"ml", "lab"})
