@@ -8,8 +8,8 @@ Limit: judges one snapshot; it remembers nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Piece
@@ -18,6 +18,7 @@ from slurm_elastic.protocol.request import ElasticRequest, check_start, find, pa
 
 from ..slurm.model import Job, Snapshot
 from ..text.reasons import Reason
+from .constraints import held_to
 
 _TAG = re.compile(r"(?:^|[\s;])selastic:companion-of=([0-9]{1,10});resize=([0-9]{1,10})(?:$|[\s;])")
 
@@ -54,6 +55,8 @@ class ElasticJob:
     """Of a heterogeneous job that waits or runs, without the base."""
     queued: tuple[tuple[Job, Tag], ...] = ()
     """Companions still in Slurm's queue."""
+    constraint: str | None = ""
+    """What further nodes have to meet, as --constraint= says it; None: that cannot be said."""
 
     @property
     def job_id(self) -> int:
@@ -151,7 +154,8 @@ def sort_jobs(
         if isinstance(verdict, Unmanaged):
             unmanaged[job.job_id] = verdict
         else:
-            elastic[job.job_id] = ElasticJob(job, verdict, _held(job, parts), parts)
+            constraint = held_to(job.features, _features(snapshot, job)) if job.features else ""
+            elastic[job.job_id] = ElasticJob(job, verdict, _held(job, parts), parts, constraint=constraint)
     orphans = _attach_companions(snapshot, scope, elastic)
     return Roster(elastic, unmanaged, orphans)
 
@@ -217,6 +221,11 @@ def _components(snapshot: Snapshot) -> dict[int, list[Job]]:
     return found
 
 
+def _features(snapshot: Snapshot, job: Job) -> Iterator[frozenset[str]]:
+    """Of each node that the job has."""
+    return (frozenset(snapshot.nodes[name].features) for name in job.nodes if name in snapshot.nodes)
+
+
 def _held(base: Job, parts: tuple[Job, ...]) -> tuple[RunningPiece, ...]:
     if base.state != "RUNNING":
         return ()
@@ -245,8 +254,7 @@ def _attach_companions(snapshot: Snapshot, scope: Scope, elastic: dict[int, Elas
             continue  # its base runs and is left alone, and so is this
         elif job.state == "RUNNING":
             held = (*owner.held, RunningPiece(job, piece_of(job, "companion"), tag.resize))
-            elastic[tag.base] = ElasticJob(owner.base, owner.request, held, owner.components, owner.queued)
+            elastic[tag.base] = replace(owner, held=held)
         else:
-            queued = (*owner.queued, (job, tag))
-            elastic[tag.base] = ElasticJob(owner.base, owner.request, owner.held, owner.components, queued)
+            elastic[tag.base] = replace(owner, queued=(*owner.queued, (job, tag)))
     return tuple(orphans)

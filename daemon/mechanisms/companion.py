@@ -19,7 +19,6 @@ from ..capacity.requeue_placement import reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
-from ..slurm.model import Job
 from ..slurm.site import Site
 from .actions import Action, Cancel
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
@@ -31,7 +30,7 @@ class CompanionJob(Mechanism):
     adds = True
 
     def fits(self, job: ResizableJob, site: Site) -> str:
-        return super().fits(job, site) or _unfollowed(job.job.base)
+        return super().fits(job, site) or _unfollowed(job.job)
 
     def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
         if chosen.gpus > job.gpus:
@@ -74,12 +73,15 @@ class CompanionJob(Mechanism):
         return [Cancel(job_id, slurm_job_id, why) for slurm_job_id in left]
 
 
-def _unfollowed(base: Job) -> str:
+def _unfollowed(job: ElasticJob) -> str:
     """What the base asked for that a companion could not be held to."""
+    base = job.base
     if base.reservation not in ("", reservation_of(base.job_id)):
         return f"it runs in reservation {base.reservation}, and a companion would leave it"
-    if held_to(base.features, ()) is None:
+    if job.constraint is None and held_to(base.features, ()) is None:
         return f"a companion cannot be held to --constraint={base.features}"
+    if job.constraint is None:
+        return f"its nodes have no alternative of --constraint={base.features} in common any more"
     return ""
 
 

@@ -13,7 +13,7 @@ from math import inf
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..capacity.constraints import held_to, meets
+from ..capacity.constraints import meets
 from ..capacity.ledger import Amount, Ledger, Pool
 from ..capacity.placement import take
 from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
@@ -70,8 +70,7 @@ def reachable(
         closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
         closed = closed.union(base.excluded_nodes)
         partition = base.partition.split(",")[0]
-        own = (snapshot.nodes[name].features for name in base.nodes if name in snapshot.nodes)
-        constraint = held_to(base.features, own)
+        constraint = running_jobs[job_id].job.constraint
         whole = base.gpus_per_node if base.exclusive else 0
         key = pool.name, partition, constraint, whole, closed
         if key not in known:

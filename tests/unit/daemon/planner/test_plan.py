@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+import pytest
 from plan_cases import NOW, REQUEST, SETTINGS, World, closed, order, row, seen
 from store_records import resize_row
 
@@ -366,3 +367,24 @@ def _calls(jobs: int) -> int:
 def test_a_round_costs_in_proportion_to_its_jobs() -> None:
     """Four times the jobs: about four times the calls. It would be sixteen if every row were made from all the jobs."""
     assert _calls(160) < 6 * _calls(40)
+
+
+@pytest.mark.parametrize(
+    ("features", "gpus", "why"),
+    [
+        ({"n1": "ib x", "n2": "ib y", "n3": "ib"}, 12, ""),
+        ({"n1": "x", "n2": "y", "n3": "x y"}, 8, "its nodes have no alternative of --constraint=[x|y|ib] in common"),
+        ({}, 8, "its nodes have no alternative of --constraint=[x|y|ib] in common"),
+    ],
+)
+def test_a_job_grows_by_nodes_like_its_own_or_is_told_why_not(features: dict[str, str], gpus: int, why: str) -> None:
+    """An admin has changed what its nodes are called: nothing can be like them all any more, and `explain` says so."""
+    world = World(3)
+    world.job(1, "n1 n2")
+    world.cluster.change(1, features="[x|y|ib]")
+    for name, node in world.cluster.nodes.items():
+        world.cluster.nodes[name] = replace(node, features=frozenset(features.get(name, "").split()))
+    decision = row(world.plan(), 1)
+    assert decision.gpus_to == gpus
+    if why:
+        assert decision.reason == Reason.KEEP_REQUEST.value and why in decision.evidence["limit"]
