@@ -13,6 +13,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from local_run import keeps_logs
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -31,7 +32,7 @@ class Process:
     node: str
     command: bytes
     agent: bool
-    """An agent or a worker, not a supervisor or its helpers."""
+    """An agent or a worker, not a supervisor or what helps either."""
 
 
 def processes(sandbox: Sandbox) -> list[Process]:
@@ -48,7 +49,7 @@ def processes(sandbox: Sandbox) -> list[Process]:
                 continue
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
             command = (path / "cmdline").read_bytes()
-            agent = "SELASTIC_SECRET" in values and SUPERVISOR not in command
+            agent = "SELASTIC_SECRET" in values and SUPERVISOR not in command and not keeps_logs(int(path.name))
             job, node = values["SLURM_JOB_ID"], values.get("SLURMD_NODENAME", "")
             found.append(Process(int(path.name), parent, job, node, command, agent))
     return found

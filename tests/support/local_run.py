@@ -10,17 +10,19 @@ from pathlib import Path
 
 from waiting import wait_until
 
+from slurm_elastic.trainer_shim.node import log_keeper
+
 NAMESPACE = Path(__file__).resolve().parents[2] / "packaging" / "namespace"
 
 
 class Run:
     """One supervisor process under test."""
 
-    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None, out: str = "out.txt") -> None:
+        """out: the file in the folder that takes its output."""
         self.job_dir = folder / "job"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SELASTIC"))}
-        self.out = (folder / "out.txt").open("w")
+        self.out = (folder / out).open("w")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "slurm_elastic.trainer_shim.supervisor.cli", "--job-dir", str(self.job_dir), *words],
             cwd=folder,
@@ -31,7 +33,7 @@ class Run:
         )
 
     def text(self) -> str:
-        return (self.folder / "out.txt").read_text()
+        return Path(self.out.name).read_text()
 
     def wait(self, timeout: float = 90) -> int:
         try:
@@ -57,7 +59,18 @@ class Run:
 
     def worker_pids(self) -> list[int]:
         """The forked workers: children of the agents, which are children of the supervisor."""
-        return [pid for agent in children(self.supervisor()) for pid in children(agent)]
+        return [pid for agent in children(self.supervisor()) for pid in workers_of(agent)]
+
+
+def workers_of(agent: int) -> list[int]:
+    """The forked workers of an agent: not the process that keeps its logs."""
+    return [pid for pid in children(agent) if not keeps_logs(pid)]
+
+
+def keeps_logs(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == log_keeper.PROCESS_NAME.decode()
+    return False
 
 
 def children(pid: int) -> list[int]:

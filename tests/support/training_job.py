@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from local_run import keeps_logs
 from small_training import TRAIN
 from waiting import wait_until
 
@@ -88,4 +89,4 @@ class TrainingJob:
                 environ = (path / "environ").read_bytes()
                 if f"SLURM_JOB_ID={slurm_job_id}\0".encode() in environ and b"\0SELASTIC_SECRET=" in environ:
                     agents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        return [pid for pid, parent in agents.items() if parent in agents]
+        return [pid for pid, parent in agents.items() if parent in agents and not keeps_logs(pid)]

@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_daemon import FakeDaemon
-from local_run import Run, children
+from local_run import Run, workers_of
 from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Phase, Piece, Shape
@@ -151,7 +151,7 @@ class Soak:
     def _victims(self) -> tuple[str, list[int]]:
         kind = self.chance.choice(KINDS)
         agents = self._wait(self.process.agents, "an agent")
-        if kind == "worker" and (workers := [pid for agent in agents.values() for pid in children(agent)]):
+        if kind == "worker" and (workers := [pid for agent in agents.values() for pid in workers_of(agent)]):
             return kind, [self.chance.choice(sorted(workers))]
         companions = sorted({name.partition(".")[0] for name in agents} - {"0"})
         if kind == "piece" and companions:

@@ -7,21 +7,27 @@ program runs inside a signal handler. `signals` need the main thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
+import os
 import selectors
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from .background_writer import BackgroundWriter
 
 Callback = Callable[[], None]
+KEEP = 1 << 20
+KEEP_OF_LOGGED = 4096
+"""Bytes of a child's output."""
 
 
 class Loop:
@@ -113,14 +119,34 @@ class Ended:
     err: str
 
 
+@dataclass(slots=True)
+class _Stream:
+    """One output of a child, as far as it has come."""
+
+    loop: Loop
+    descriptor: int
+    log: Callable[[bytes], None] | None
+    kept: bytearray = field(default_factory=bytearray)
+
+    def take(self) -> None:
+        """Everything that has come. Of a logged output the end is kept, of others the beginning."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.descriptor, 1 << 16):
+                self.kept += data
+                if self.log is None:
+                    del self.kept[KEEP:]
+                else:
+                    self.log(data)
+                    del self.kept[:-KEEP_OF_LOGGED]
+            self.loop.watch(self.descriptor, None)
+
+
 class Children:
     """Child processes that report their end to the loop. At most 1 MB of what each writes is kept."""
 
-    KEEP = 1 << 20
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._running: dict[subprocess.Popen[bytes], tuple[IO[bytes], IO[bytes], Callable[[Ended], None]]] = {}
+    def __init__(self, loop: Loop, disk: BackgroundWriter) -> None:
+        self._loop, self._disk = loop, disk
+        self._running: dict[subprocess.Popen[bytes], tuple[list[_Stream], Path | None, Callable[[Ended], None]]] = {}
         loop.on_signal(signal.SIGCHLD, self._reap)
 
     def start(
@@ -130,26 +156,31 @@ class Children:
         ended: Callable[[Ended], None],
         log: Path | None = None,
     ) -> subprocess.Popen[bytes] | None:
-        """Start a command. `log`: both outputs are appended there instead of being kept.
+        """Start a command. `log`: both outputs are appended there, and their last 4 kB kept as `out`.
 
         A command that cannot be started ends at once with code 127 and the reason in `err`; None is returned.
         """
-        out: IO[bytes] = log.open("ab") if log else tempfile.TemporaryFile()  # noqa: SIM115
-        err: IO[bytes] = out if log else tempfile.TemporaryFile()  # noqa: SIM115
         try:
             process = subprocess.Popen(
                 command,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if log else subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
             text = str(error)
             self._loop.call(lambda: ended(Ended(127, "", text)))
             return None
-        self._running[process] = (out, err, ended)
+        take = functools.partial(self._disk.append, log) if log else None
+        streams = [
+            _Stream(self._loop, pipe.fileno(), take) for pipe in (process.stdout, process.stderr) if pipe is not None
+        ]
+        for stream in streams:
+            os.set_blocking(stream.descriptor, False)
+            self._loop.watch(stream.descriptor, stream.take)
+        self._running[process] = (streams, log, ended)
         return process
 
     def running(self) -> list[subprocess.Popen[bytes]]:
@@ -157,13 +188,15 @@ class Children:
 
     def _reap(self) -> None:
         for process in [process for process in self._running if process.poll() is not None]:
-            out, err, ended = self._running.pop(process)
+            streams, log, ended = self._running.pop(process)
             texts = []
-            for stream in (out, err):
-                texts.append("")
-                if stream.readable():
-                    stream.seek(0)
-                    texts[-1] = stream.read(self.KEEP).decode(errors="replace")
-            out.close()
-            err.close()
-            ended(Ended(process.returncode, *texts))
+            for stream in streams:
+                stream.take()  # a process that it has left behind may keep it open
+                self._loop.watch(stream.descriptor, None)
+                texts.append(stream.kept.decode(errors="replace"))
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if log is not None:
+                self._disk.end(log)
+            ended(Ended(process.returncode, texts[0], texts[1] if len(texts) > 1 else ""))

@@ -1,7 +1,7 @@
 """One agent per node: it has torch imported already and forks the workers, so that a worker starts in 0.2 s, not 5.
 
-The agent decides nothing. It stays single-threaded until its end (forking needs that), keeps each worker's output in
-a file and tells the supervisor of every exit. Without its supervisor it waits, in bounded time, for its workers to
+The agent decides nothing. It stays single-threaded until its end (forking needs that), has each worker's output kept
+in a file and tells the supervisor of every exit. Without its supervisor it waits, in bounded time, for its workers to
 leave; on a companion it then also cancels its own Slurm job, so that a companion never outlives its base.
 """
 
@@ -20,13 +20,13 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from slurm_elastic.protocol.json_lines import Message
 
 from ..control.connection import Connection
 from ..control.event_loop import Loop
 from . import worker_process
+from .log_keeper import LogKeeper
 
 CONNECT_S = 30.0
 ORPHAN_S = 30.0
@@ -52,7 +52,6 @@ class Child:
     pid: int
     output: int
     verdict: int
-    log: Any
     follow: bool
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     partial: bytes = b""
@@ -60,8 +59,6 @@ class Child:
     def close(self) -> None:
         os.close(self.output)
         os.close(self.verdict)
-        if self.log is not None:
-            self.log.close()
 
 
 class Agent:
@@ -70,7 +67,9 @@ class Agent:
     def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
         self._arguments = arguments
         self._env = env
+        self._logs = LogKeeper(Path(env["SELASTIC_JOB_DIR"], "logs"), f"agents-{env['SELASTIC_AGENT_JOB']}")
         self._loop = Loop()
+        self._logs.begin(self._loop)
         self._children: dict[int, Child] = {}
         self._quitting = self._alone = False
         self._address, sock = connect(env, CONNECT_S)
@@ -83,21 +82,15 @@ class Agent:
             self._loop.on_signal(number, functools.partial(self._notice, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._connection.send(self._hello())
-        if self._env.get("SELASTIC_COMPANION"):
-            self._write_to_log()
+        self._logs.take_own_output()  # whoever started it may be killed any time, and nobody reads it then
         preimport(tuple(filter(None, self._env.get("SELASTIC_PRELOAD", "").split(","))))
         self._loop.run()
+        self._logs.close(self._loop)
         if self._quitting:
             return 0
         if self._env.get("SELASTIC_COMPANION"):
             self._end_companion()
         return 1
-
-    def _write_to_log(self) -> None:
-        """Nobody reads what it writes otherwise: the srun that started it is killed now."""
-        with contextlib.suppress(OSError), agent_log(self._env).open("ab") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
 
     def _hello(self) -> Message:
         return {
@@ -149,7 +142,6 @@ class Agent:
     def _spawn(self, name: str, env: dict[str, str], follow: bool) -> None:
         reading, writing = os.pipe()
         verdict, judge = os.pipe()
-        log = self._log(name)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         pid = os.fork()
@@ -161,7 +153,7 @@ class Agent:
         os.close(judge)
         os.set_blocking(verdict, False)
         os.set_blocking(reading, False)
-        child = Child(name, pid, reading, verdict, log, follow)
+        child = Child(name, pid, reading, verdict, follow)
         self._children[pid] = child
         self._loop.watch(reading, lambda: self._output(child))
 
@@ -170,21 +162,13 @@ class Agent:
         try:
             self._loop.leave_in_child()
             self._connection.forget()
+            self._logs.forget()
             for child in self._children.values():
                 child.close()
             host, port = self._address
             worker_process.run(self._arguments, {**env, "SELASTIC_CONTROL": f"{host}:{port}"}, output, verdict)
         finally:
             os._exit(70)
-
-    def _log(self, name: str) -> Any:
-        folder = Path(self._env["SELASTIC_JOB_DIR"], "logs")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return (folder / f"{name}.log").open("ab", buffering=0)
-        except OSError as error:
-            print(f"no log for worker {name}: {error}", file=sys.stderr, flush=True)
-            return None
 
     def _output(self, child: Child) -> None:
         while True:
@@ -195,9 +179,7 @@ class Agent:
             if not data:
                 self._loop.watch(child.output, None)
                 return
-            if child.log is not None:
-                with contextlib.suppress(OSError):  # a full disk must not stop the training
-                    child.log.write(data)
+            self._logs.write(child.name, data)
             self._lines(child, data)
 
     def _lines(self, child: Child, data: bytes) -> None:
@@ -226,6 +208,7 @@ class Agent:
         with contextlib.suppress(BlockingIOError):
             raised = bool(os.read(child.verdict, 1))
         child.close()
+        self._logs.end_log(child.name)
         code = os.waitstatus_to_exitcode(status)
         self._connection.send(
             {
@@ -247,10 +230,6 @@ class Agent:
             sock.close()
         except OSError:
             subprocess.run(["scancel", self._env["SELASTIC_AGENT_JOB"]], check=False, timeout=60)
-
-
-def agent_log(env: dict[str, str]) -> Path:
-    return Path(env["SELASTIC_JOB_DIR"], "logs", f"agents-{env['SELASTIC_AGENT_JOB']}.log")
 
 
 def preimport(more: tuple[str, ...] = ()) -> None:

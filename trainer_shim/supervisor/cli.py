@@ -9,6 +9,7 @@ import argparse
 import functools
 import os
 import shlex
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from slurm_elastic.protocol.messages import Piece
 
 from . import commands, job_dir, launchers
 from .daemon_client import DaemonClient
-from .driver import Supervisor, ignore_broken_output
+from .driver import Supervisor
 from .launchers import Options
 from .parent import Parent
 from .slurm_job import SlurmJob
@@ -131,7 +132,7 @@ def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]
 
 
 def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> int:
-    ignore_broken_output()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     job_dir.create(options.job_dir)
     if options.audit:
         Path(options.audit).mkdir(parents=True, exist_ok=True)

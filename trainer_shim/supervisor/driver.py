@@ -7,7 +7,6 @@ and the record in the job directory are its own; everything else can be seen fro
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import signal
 import sys
@@ -19,6 +18,7 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.json_lines import Message
 
+from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
 from . import job_dir
@@ -27,8 +27,13 @@ from .launchers import Options, StartLauncher
 from .state_machine import actions, events
 from .state_machine.machine import Machine
 
+STDOUT, STDERR = 1, 2
 LATE_EXIT_S = 1.0
 GOODBYE_S = 8.0
+RECORD_S = 1.0
+"""How long a new world waits for its generation to be on disk; a disk that is slower gets it later."""
+LAST_LINES_S = 3.0
+"""How long the end of a job waits for what is still to be written."""
 
 
 class Supervisor:
@@ -44,7 +49,8 @@ class Supervisor:
         self._options, self._machine = options, machine
         self._loop = Loop()
         self._secret = secrets.token_hex(16)
-        self._children = Children(self._loop)
+        self._disk, self._output = BackgroundWriter(), BackgroundWriter()
+        self._children = Children(self._loop, self._disk)
         self._server = ControlServer(
             self._loop, self._secret, options.listen, self._hello, self._message, self._connection_lost
         )
@@ -59,7 +65,7 @@ class Supervisor:
         self._daemon = (
             connect(
                 lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
-                self._print_later,
+                self._print,
                 lambda grant: self._loop.call(lambda: self._event(events.Registered(grant.report_interval_s))),
             )
             if connect is not None
@@ -80,6 +86,8 @@ class Supervisor:
         if self._daemon is not None and not self._daemon.close():
             self._print("selasticd did not take the last messages")
         self._server.close()
+        self._disk.close(LAST_LINES_S)
+        self._output.close(LAST_LINES_S)
         return 1 if self._code is None else self._code
 
     # --- events -----------------------------------------------------------------------------------------------
@@ -105,7 +113,7 @@ class Supervisor:
         elif message.get("type") == "exit":
             self._worker_ended(message)
         elif message.get("type") == "output":
-            print(message.get("text", ""), flush=True)
+            self._write(STDOUT, str(message.get("text", "")))
         elif message.get("type") == "notice" and name in self._agents:
             suspends = message.get("signal") == signal.SIGTSTP
             self._event((events.NodeSuspending if suspends else events.NodeTerminating)(self._agents[name]))
@@ -166,12 +174,13 @@ class Supervisor:
         self._server.send("agent", f"{key[0]}.{key[1]}", message)
 
     def _record_generation(self, action: actions.RecordGeneration) -> None:
-        try:
-            job_dir.write(
-                self._options.job_dir, job_dir.Run(self._options.command, self._options.cluster, action.generation)
-            )
-        except OSError as error:
-            self._print(f"generation {action.generation} could not be recorded in {self._options.job_dir}: {error}")
+        place, number = self._options.job_dir, action.generation
+        run = job_dir.Run(self._options.command, self._options.cluster, number)
+
+        def failed(error: OSError) -> None:
+            self._print(f"generation {number} could not be recorded in {place}: {error}")
+
+        self._disk.do(lambda: job_dir.write(place, run), failed, RECORD_S)
 
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:
@@ -192,11 +201,12 @@ class Supervisor:
         except ElasticError as error:
             self._print(f"a report was left out: {error}")
 
-    def _print_later(self, text: str) -> None:
-        self._loop.call(lambda: self._print(text))
-
     def _print(self, text: str) -> None:
-        print(f"selastic: {text}", file=sys.stderr, flush=True)
+        """From any thread."""
+        self._write(STDERR, f"selastic: {text}")
+
+    def _write(self, output: int, text: str) -> None:
+        self._output.append(output, f"{text}\n".encode(sys.stdout.encoding, errors="replace"))
 
     def _exit(self, action: actions.Exit) -> None:
         self._code = action.code
@@ -235,10 +245,3 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     actions.Print: lambda self, action: self._print(action.text),
     actions.Exit: Supervisor._exit,
 }
-
-
-def ignore_broken_output() -> None:
-    """A reader of our output that has gone away must not end the training."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if not os.isatty(1):
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]

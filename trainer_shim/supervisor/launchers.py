@@ -70,7 +70,7 @@ class SlurmLauncher(Companions):
 
         def over(ended: Ended) -> None:
             self._sruns.pop(number, None)
-            self._emit(StepEnded(number, ended.code, tail(log)))
+            self._emit(StepEnded(number, ended.code, tail(ended.out)))
 
         process = self._children.start(command, env, over, log)
         if process is not None and piece.kind == "companion":
@@ -102,7 +102,7 @@ class LocalLauncher:
         def ended(node: str, how: Ended) -> None:
             left.discard(node)
             if not left:
-                self._emit(StepEnded(number, how.code, tail(log)))
+                self._emit(StepEnded(number, how.code, tail(how.out)))
 
         for node in piece.nodes:
             env = {
@@ -189,13 +189,8 @@ def local_piece(env: Mapping[str, str], nproc: int) -> Piece:
     return Piece(0, "base", (socket.gethostname().partition(".")[0],), count)
 
 
-def tail(log: Path, lines: int = 5) -> tuple[str, ...]:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            return tuple(file.read().decode(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ()
+def tail(output: str, lines: int = 5) -> tuple[str, ...]:
+    return tuple(output.splitlines()[-lines:])
 
 
 def threads(env: Mapping[str, str], cpus: int, workers: int) -> dict[str, str]:

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,9 +50,8 @@ class Parent:
             code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
             if code >= 0 or self._ending:
                 break
-            print(
-                f"selastic: the supervisor was killed by signal {-code}; starting it again", file=sys.stderr, flush=True
-            )
+            with contextlib.suppress(OSError):  # a full disk, say
+                os.write(2, f"selastic: the supervisor was killed by signal {-code}; starting it again\n".encode())
             outlast(strangers)
         return code if code >= 0 else 128 - code
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from fake_daemon import FakeDaemon
 from free_ports import free_port
 from local_run import Run, children
@@ -20,32 +19,16 @@ from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.trainer_shim.training import audit
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """start("--nproc", "2", "train.py", ...) -> a running supervisor; whatever is left is killed after the test."""
-    runs: list[Run] = []
-    (tmp_path / "train.py").write_text(TRAIN)
-
-    def start_one(*words: str, env: dict[str, str] | None = None) -> Run:
-        runs.append(Run(tmp_path, *words, env=env))
-        return runs[-1]
-
-    yield start_one
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.kill()
-            run.process.wait()
-        run.out.close()
-
-
 def test_trains_and_ends_with_zero(start: Callable[..., Run], tmp_path: Path) -> None:
     """Two workers train every sample of every epoch once; rank 0's output is the job's, every rank's is in a file."""
+    (tmp_path / "train.py").write_text(TRAIN + "print('rank', job.rank, 'is over')\n")
     run = start("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "100", "2", "0")
     assert run.wait() == 0, run.text()
     result = audit.check(tmp_path / "audit", 100, 2)
     assert result.ok, result
     assert run.text().count("trained 200 samples") == 1
-    assert len(list((run.job_dir / "logs").glob("0.*.log"))) == 2
+    logs = [path.read_text() for path in sorted((run.job_dir / "logs").glob("0.*.log"))]
+    assert [log.splitlines()[-1] for log in logs] == ["rank 0 is over", "rank 1 is over"], logs
 
 
 def test_grows_shrinks_and_changes_its_batch(start: Callable[..., Run], tmp_path: Path) -> None:

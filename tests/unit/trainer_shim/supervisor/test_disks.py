@@ -1,0 +1,79 @@
+"""`selastic run` while disks are full, read-only or do not answer: the training goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from fake_daemon import FakeDaemon
+from local_run import Run
+from small_disk import small_disk
+from small_training import TRAIN
+from waiting import wait_until
+
+from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.trainer_shim.training import audit
+
+TALKING = TRAIN.replace(
+    "        time.sleep(", "        print('step', job.global_step, flush=True)\n        time.sleep("
+)
+"""Every rank prints a line in every step."""
+
+
+def test_output_that_cannot_be_written_ends_nothing(start: Callable[..., Run], tmp_path: Path) -> None:
+    """The job's own output on a full disk: every sample is trained on; with room again it says what is missing."""
+    (tmp_path / "train.py").write_text(TALKING)
+    with small_disk(tmp_path / "disk", "1m") as disk, FakeDaemon() as daemon:
+        disk.fill()
+        words = ("--nproc", "2", "--audit", str(tmp_path / "audit"), "train.py", "1600", "1", "0.05")
+        run = start(*words, env=daemon.env(tmp_path), out="disk/out.txt")
+        daemon.wait_registered()
+        wait_until(lambda: any(report.step > 3 for report in daemon.reports), 60, "steps")
+        assert run.text() == ""
+        disk.empty()
+        run.says("could not be written here (No space left on device)")
+        run.says("step ")
+        (tmp_path / "go").touch()
+        assert run.wait() == 0, run.text()
+        assert "trained 1600 samples" in run.text()
+    assert audit.check(tmp_path / "audit", 1600, 1).ok
+
+
+def test_a_job_directory_that_takes_no_new_file_stops_no_resize(start: Callable[..., Run], tmp_path: Path) -> None:
+    """A companion joins though neither the generation can be recorded nor a log be opened, as in a directory that went
+    read-only or stale; its log says what is missing when it can be opened."""
+    (tmp_path / "train.py").write_text(TALKING)
+    with FakeDaemon() as daemon:
+        words = ("--nproc", "1", "--audit", str(tmp_path / "audit"), "train.py", "3200", "1", "0.05")
+        run = start(*words, env=daemon.env(tmp_path))
+        base = daemon.wait_registered().pieces
+        (run.job_dir / "logs").rename(run.job_dir / "away")
+        (run.job_dir / "logs").touch()
+        (run.job_dir / ".run.json.partial").mkdir()
+        daemon.order(1, 0, base, (Shape(1, 1),))
+        assert [piece.gpus for piece in daemon.wait_phase(1, "running").pieces] == [1, 1]
+        run.says("generation 2 could not be recorded")
+        wait_until(lambda: any(report.gpus == 2 and report.step > 3 for report in daemon.reports), 60, run.text)
+        (run.job_dir / "logs").unlink()
+        log = run.job_dir / "logs" / "1.local1-0.0.log"
+        wait_until(lambda: log.is_file() and "could not be written here (File exists)" in log.read_text(), 60, run.text)
+        (tmp_path / "go").touch()
+        assert run.wait() == 0, run.text()
+        assert "starting again" not in run.text()
+    assert audit.check(tmp_path / "audit", 3200, 1).ok
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_resize(start: Callable[..., Run], tmp_path: Path) -> None:
+    """The record and the logs are pipes that nobody reads, so opening them takes for ever: a companion joins all the
+    same, and the end comes."""
+    (tmp_path / "train.py").write_text(TALKING)
+    with FakeDaemon() as daemon:
+        run = start("--nproc", "1", "train.py", "3200", "1", "0.05", env=daemon.env(tmp_path))
+        base = daemon.wait_registered().pieces
+        for name in (".run.json.partial", "logs/agents-1.log", "logs/1.local1-0.0.log"):
+            os.mkfifo(run.job_dir / name)
+        daemon.order(1, 0, base, (Shape(1, 1),))
+        assert [piece.gpus for piece in daemon.wait_phase(1, "running").pieces] == [1, 1]
+        (tmp_path / "go").touch()
+        assert run.wait() == 0, run.text()
