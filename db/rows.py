@@ -58,6 +58,8 @@ class InUse:
     """When this generation of this allocation began."""
     registered_at: float
     """When the supervisor last registered or confirmed a phase."""
+    refusal: str = ""
+    """What the supervisor and the daemon do not understand of each other; empty: nothing."""
 
     @property
     def gpus(self) -> int:

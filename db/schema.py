@@ -95,6 +95,7 @@ tokens = Table(
 )
 Index(None, tokens.c.job_id)
 
+LONGEST_REFUSAL = 1000
 in_use = Table(
     "in_use",
     metadata,
@@ -104,6 +105,7 @@ in_use = Table(
     Column("batch", BigInteger, nullable=False),
     Column("since", Double, nullable=False),
     Column("registered_at", Double, nullable=False),
+    Column("refusal", String(LONGEST_REFUSAL), nullable=False, server_default=text("''")),
 )
 
 allocations = Table(

@@ -15,6 +15,10 @@ class EventKind(Explained):
     MANAGED = "managed", "the job is resized from now on"
     NOT_MANAGED = "not_managed", "the job is not resized; the detail says why"
     REGISTERED = "registered", "the job's supervisor has registered"
+    NOT_UNDERSTOOD = (
+        "not_understood",
+        "'selastic run' and selasticd do not understand each other; the job is not resized, and they try again",
+    )
     PINNED = "pinned", "a user holds the job at a size"
     UNPINNED = "unpinned", "a user lets the job be resized again"
     RESIZE_ISSUED = _of_state(ResizeState.ISSUED)

@@ -69,6 +69,10 @@ class Registration:
     """The elastic request given to `selastic run`; empty: the job's comment speaks."""
     max_micro_batch: int = 0
     """Largest micro batch per GPU; 0: unknown."""
+    refusal: str = ""
+    """What it does not understand of this daemon, and why it takes no resizes from it; empty: it takes them."""
+    release: str = ""
+    """Its version of slurm-elastic, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class Grant:
     report_interval_s: float = 5.0
     request: str = ""
     version: int = VERSION
+    release: str = ""
+    """The daemon's version of slurm-elastic, for people."""
 
 
 @dataclass(frozen=True, slots=True)

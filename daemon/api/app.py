@@ -23,10 +23,12 @@ from starlette.responses import Response
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import messages
 from slurm_elastic.protocol import request as elastic_request
-from slurm_elastic.protocol.api.routes import ROUTES, NoQuery, ResizeQuery, Route
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Grant, Phase, Pin, Registration, Reports, Resize
+from slurm_elastic.protocol.version import version
 
 from ..config.settings import Settings
 from ..reports.answers import Health, Pinned, Stored, Taken
@@ -34,13 +36,15 @@ from ..reports.common import Viewer, not_known
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator
-from .callers import Call, Callers
+from .callers import Call, Callers, NotUnderstood
 from .metrics import Metrics, Rounds
 from .report_intake import Intake
 from .requests import Refused
 from .status_cache import StatusCache
 from .views import Planner, Views
 
+_SUPERVISORS = (routes.REGISTER, routes.PHASES, routes.REPORTS)
+"""What a supervisor says."""
 Handler = Callable[[Call[Any, Any]], Awaitable[object]]
 """Gives the answer, a Response for one that is no JSON, or None for nothing new."""
 
@@ -60,6 +64,9 @@ class Controller(Planner, Protocol):
 
     def registered(self, job_id: int, registration: Registration) -> Grant:
         """A supervisor of the job's owner has registered. Stores job and allocation; the API fills in the token."""
+
+    def not_understood(self, job_id: int, sentence: str) -> None:
+        """A message of the job's supervisor was refused for this reason."""
 
     def phase(self, job_id: int, phase: Phase) -> None:
         """A resize (of this job: checked) has come to a phase. Twice the same is harmless."""
@@ -101,11 +108,23 @@ class Api:
                 found = await handler(await self.callers.admit(route, request))
                 response = found if isinstance(found, Response) else guard.reply(found, route.status)
             except Exception as raised:  # the one place where a request ends badly
-                response = guard.answer(raised)
+                response = guard.answer(await self._noted(route, raised))
             self.prometheus.requests.labels(response.status_code).inc()
             return response
 
         return serve
+
+    async def _noted(self, route: Route, raised: Exception) -> Exception:
+        """What to answer; that a supervisor is not understood is kept with its job."""
+        if not isinstance(raised, NotUnderstood) or route not in _SUPERVISORS:
+            return raised
+        try:
+            if route.caller is Caller.USER:
+                await self._own(raised.job_id, raised.viewer)
+            await run_sync(self.controller.not_understood, raised.job_id, str(raised))
+        except Exception as other:
+            return other
+        return raised
 
     async def health(self, call: Call[NoQuery, None]) -> object:
         """Whether the daemon is there."""
@@ -126,7 +145,7 @@ class Api:
 
         def store() -> Grant:
             grant = self.controller.registered(job_id, registration)
-            return dataclasses.replace(grant, token=self.store.mint_token(job_id, viewer.uid))
+            return dataclasses.replace(grant, token=self.store.mint_token(job_id, viewer.uid), release=version())
 
         return await run_sync(store)
 
@@ -144,7 +163,8 @@ class Api:
         """How far a resize has come."""
         phase, job_id = call.message, call.job_id
         if phase.phase not in messages.PHASES:
-            raise Refused(400, f"phase={phase.phase[:40]} is not known; accepted: {', '.join(messages.PHASES)}")
+            sentence = f"phase={phase.phase[:40]} is not known; accepted: {', '.join(messages.PHASES)}"
+            raise NotUnderstood(sentence, job_id, call.viewer)
 
         def store() -> None:
             if phase.resize and self.store.resize(phase.resize).job_id != job_id:

@@ -30,6 +30,14 @@ Q_co = TypeVar("Q_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
 
 
+class NotUnderstood(guard.Refused):
+    """A message (400) that is none of its address: of the job by its token, or of one that the viewer names."""
+
+    def __init__(self, sentence: str, job_id: int, viewer: Viewer) -> None:
+        super().__init__(400, sentence)
+        self.job_id, self.viewer = job_id, viewer
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Q_co, M_co]):
     """A request that may be carried out."""
@@ -52,6 +60,7 @@ class Callers:
 
     async def admit(self, route: Route, request: Request) -> Call[object, object]:
         """The request as its handler takes it. Raises Refused, NotAllowed or Unauthenticated."""
+        message = None
         guard.check_names(route, request)
         job_id, viewer, body = await self._number(guard.job_name(route, request)), NOBODY, b""
         if route.caller is Caller.JOB:
@@ -60,7 +69,11 @@ class Callers:
             body = await guard.body(request)
         if route.caller is Caller.USER:
             viewer = await self._viewer(request, body)
-        message = codec.from_json(route.message, body) if route.message is not None else None
+        if route.message is not None:
+            try:
+                message = codec.from_json(route.message, body)
+            except codec.WireError as error:
+                raise NotUnderstood(str(error), job_id, viewer) from None
         return Call(guard.query(route, request), message, job_id, viewer)
 
     async def _number(self, name: int | str) -> int:

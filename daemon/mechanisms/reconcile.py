@@ -37,6 +37,7 @@ def next_actions(
     no Slurm job of an elastic job is asked to give up single nodes, by job id.
     """
     actions: list[Action] = []
+    in_use = _understood(in_use)
     for orphan in roster.orphans:
         why = "the job that this companion belongs to does not run"
         actions += COMPANION.undo(_base_of(orphan.name), (orphan.job_id,), why)
@@ -61,6 +62,7 @@ def unused(
     """Since when each unit that Slurm holds has been neither trained on nor part of an open resize."""
     by_job = {resize.job_id: resize for resize in resizes}
     found: dict[Unit, float] = {}
+    in_use = _understood(in_use)
     for job_id, job in roster.elastic.items():
         resize = by_job.get(job_id)
         for held in job.held:
@@ -70,6 +72,11 @@ def unused(
             if resize is None or tag.resize != resize.id:
                 found[(queued.job_id, "")] = before.get((queued.job_id, ""), now)
     return found
+
+
+def _understood(in_use: Mapping[int, InUse]) -> dict[int, InUse]:
+    """Without those whose supervisor is not understood: what it trains on may be something else by now."""
+    return {job_id: use for job_id, use in in_use.items() if not use.refusal}
 
 
 def _for_job(

@@ -141,7 +141,7 @@ def running_job(
 ) -> RunningJob:
     """A running job as a round finds it."""
     site = site or Site()
-    held, used = job.pieces, state.in_use.pieces if state.in_use else ()
+    held, used = job.pieces, state.in_use.pieces if state.in_use and not state.in_use.refusal else ()
     pieces = held if held == used else without(held, units_of(held) - units_of(used))
     registered = bool(pieces) and pieces[0].kind == "base"
     if not registered:
@@ -215,6 +215,8 @@ def _stuck(held: Iterable[Piece], left: set[Unit], state: JobState) -> set[Unit]
 def _frozen(
     job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], registered: bool, stuck: bool
 ) -> Reason | None:
+    if state.in_use is not None and state.in_use.refusal:
+        return Reason.KEEP_NOT_UNDERSTOOD
     if not registered:
         return Reason.KEEP_UNREGISTERED
     if state.resize is not None:

@@ -147,6 +147,7 @@ class Explain:
     resize: OpenResize | None = about("the resize under way")
     last_closed_resize: ResizeProgress | None = about("the last one that ended")
     refused: Refused | None = about("what Slurm refuses now")
+    not_understood: str = about("what its supervisor and selasticd do not understand of each other", default="")
     observations: tuple[Measurement, ...]
     mean_pause_s: float | None
 
@@ -169,6 +170,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         resize=None if opened is None else _resize(OpenResize, opened, cause=_behind(opened, decisions)),
         last_closed_resize=None if closed is None else _resize(ResizeProgress, closed),
         refused=_refused(store, job_id, now),
+        not_understood=_not_understood(store, job_id),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
     )
@@ -229,6 +231,15 @@ def _refused(store: Store, job_id: int, now: float) -> Refused | None:
         return None
     again_at = last.at + float(str(last.detail.get("again_in_s", 0.0)))
     return Refused(at=last.at, error=str(last.detail.get("error", "")), again_at=again_at) if again_at > now else None
+
+
+def _not_understood(store: Store, job_id: int) -> str:
+    """The sentence that stands; of a job that could not register, the last one."""
+    use = store.in_use(job_id)
+    if use is not None:
+        return use.refusal
+    last = store.events(job_id, limit=1)
+    return str(last[0].detail.get("detail", "")) if last and last[0].kind == EventKind.NOT_UNDERSTOOD else ""
 
 
 def _behind(resize: ResizeRow, decisions: _Decisions) -> Decision | None:

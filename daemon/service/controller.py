@@ -14,10 +14,12 @@ from typing import Any
 
 from slurm_elastic.db.rows import REQUEUE, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import FINISHED, Grant, Phase, Piece, Registration, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
+from slurm_elastic.protocol.version import version
 
 from ..api.waiters import Waiters
 from ..models.priors import program_of
@@ -85,14 +87,35 @@ class DaemonController:
         program = program_of(job.user, registration.program)
         self.store.note_program(job_id, program, registration.pieces[0].gpu_type if registration.pieces else "")
         now = self.clock()
-        detail = {"generation": registration.generation, "batch": registration.batch, "program": registration.program}
-        self.store.add_event(job_id, EventKind.REGISTERED, "supervisor", detail, now)
+        if registration.refusal:
+            self.not_understood(job_id, registration.refusal)
+        else:
+            names = "generation", "batch", "program", "version", "release"
+            detail = {name: getattr(registration, name) for name in names}
+            self.store.add_event(job_id, EventKind.REGISTERED, "supervisor", detail, now)
         pause, reason, number = self._after_requeue(job_id, now)
         self.store.set_in_use(
-            job_id, registration.generation, registration.pieces, registration.batch, now, pause, reason, number
+            *(job_id, registration.generation, registration.pieces, registration.batch, now, pause, reason, number),
+            refusal=registration.refusal,
         )
         self.wake("registered")
         return Grant("", True, "", interval, text)
+
+    def not_understood(self, job_id: int, sentence: str) -> None:
+        """What the job's supervisor said, or was told, is not understood: nothing is resized until it registers anew
+        without a word of that. The first sentence stands."""
+        now, use, resize = self.clock(), self.store.in_use(job_id), self.store.resize_of(job_id)
+        self.store.refuse(job_id, sentence)
+        if resize is not None and _to_do(resize):
+            detail = {"resize": resize.id, "state": ResizeState.FAILED, "detail": sentence}
+            self.store.add_event(job_id, EventKind.of(ResizeState.FAILED), "selasticd", detail, now)
+            self.store.advance_resize(resize.id, ResizeState.FAILED, sentence, at=now)
+        last = self.store.events(job_id, limit=1)
+        if use.refusal if use else last and last[-1].kind == EventKind.NOT_UNDERSTOOD:
+            return
+        detail = {"detail": sentence, "version": VERSION, "release": version()}
+        self.store.add_event(job_id, EventKind.NOT_UNDERSTOOD, "selasticd", detail, now)
+        log.warning("job %d: %s; it is not resized", job_id, sentence)
 
     def phase(self, job_id: int, phase: Phase) -> None:
         """A resize has reached a phase, or the training has changed without one (resize 0)."""

@@ -36,6 +36,10 @@ class Reason(str, Enum):
     KEEP_COOLDOWN = "keep_cooldown", "it was resized a short while ago"
     KEEP_PINNED = "keep_pinned", "it is pinned"
     KEEP_RESIZING = "keep_resizing", "a resize is under way"
+    KEEP_NOT_UNDERSTOOD = (
+        "keep_not_understood",
+        "its supervisor (selastic run) and selasticd do not understand each other",
+    )
     KEEP_UNREGISTERED = "keep_unregistered", "its supervisor (selastic run) has not reported yet"
     KEEP_UNMEASURED = "keep_unmeasured", "its throughput has not been measured yet"
     KEEP_UNFITTED = "keep_unfitted", "no throughput model can be made of its reports"

@@ -60,21 +60,24 @@ class Allocations(StorePart):
         *,
         step: int | None = None,
         samples: int | None = None,
+        refusal: str | None = None,
     ) -> None:
         """Store what the supervisor says trains now. The same again only renews `registered_at`.
 
         When generation, pieces or batch differ, the open allocation row ends at `at` and the next begins. `step` and
         `samples` are the training's counters at that moment, where known; they close the old row's count exactly.
+        refusal: see InUse; None: as before.
         """
         with self._changing(job_id), self._db.write() as connection:
             held = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
             value = pieces_out(pieces)
             same = held is not None and (held.generation, held.pieces, held.batch) == (generation, value, batch)
             since = held.since if same and held is not None else at
-            connection.execute(
-                upsert(self._db, schema.in_use),
-                dict(job_id=job_id, generation=generation, pieces=value, batch=batch, since=since, registered_at=at),
-            )
+            if refusal is None:
+                refusal = held.refusal if held is not None else ""
+            values = dict(job_id=job_id, generation=generation, pieces=value, batch=batch, since=since)
+            values |= dict(registered_at=at, refusal=refusal[: schema.LONGEST_REFUSAL])
+            connection.execute(upsert(self._db, schema.in_use), values)
             if not same:
                 begin = _close(connection, job_id, at, step, samples)
                 nodes = [node for piece in pieces for node in piece.nodes]
@@ -96,6 +99,12 @@ class Allocations(StorePart):
                         first_samples=begin.samples,
                     )
                 )
+
+    def refuse(self, job_id: int, sentence: str) -> None:
+        """The supervisor and the daemon do not understand each other, for this reason."""
+        with self._changing(job_id), self._db.write() as connection:
+            values = {"refusal": sentence[: schema.LONGEST_REFUSAL]}
+            connection.execute(update(schema.in_use).where(schema.in_use.c.job_id == job_id).values(values))
 
     def note_progress(self, job_id: int, generation: int, step: int, samples: int) -> None:
         """The training's counters as told by a phase rather than a report: where a generation began, or at the end."""
@@ -223,7 +232,9 @@ class Allocations(StorePart):
 
 
 def _in_use(row: Row[Any]) -> InUse:
-    return InUse(row.job_id, row.generation, pieces_in(row.pieces), row.batch, row.since, row.registered_at)
+    return InUse(
+        row.job_id, row.generation, pieces_in(row.pieces), row.batch, row.since, row.registered_at, row.refusal
+    )
 
 
 @dataclass(frozen=True, slots=True)

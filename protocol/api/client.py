@@ -31,6 +31,10 @@ class TokenRefused(NotAllowed):
     """401: the token or credential is not (or no longer) known; a supervisor registers again."""
 
 
+class MessageRefused(ElasticError):
+    """400: the daemon does not understand or accept what it was sent; it would refuse the same again."""
+
+
 class Busy(DaemonUnreachable):
     """429 or 503: selasticd is there but takes nothing now; `retry_after_s` says when to try again."""
 
@@ -215,6 +219,8 @@ def _refused(url: str, status: int, headers: http.client.HTTPMessage, text: byte
         sentence = str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
         sentence = f"selasticd at {url} answers {status} {http.client.responses.get(status, '')}".rstrip()
+    if status == 400:
+        raise MessageRefused(sentence)
     if status == 401:
         raise TokenRefused(sentence)
     if status == 403:

@@ -79,6 +79,9 @@ class FakeController:
         self.calls.append(("registered", job_id, registration))
         return Grant("", True, "", 5.0, "elastic:gpus=1-8,batch=64-512")
 
+    def not_understood(self, job_id: int, sentence: str) -> None:
+        self.calls.append(("not understood", job_id, sentence))
+
     def phase(self, job_id: int, phase: Phase) -> None:
         self.calls.append(("phase", job_id, phase))
 

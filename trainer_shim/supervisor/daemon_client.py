@@ -3,10 +3,13 @@
 No daemon, a daemon that comes later, dies, or is started again: nothing is lost but time. Phases are kept in order
 and re-sent until acknowledged, reports are kept up to a bound (the oldest go first), the registration is renewed
 whenever the daemon no longer knows the token. What arrives is handed to `resize`, on one of the two threads.
+Where one side does not understand the other, the daemon is told, with what trains then, and the resize under way is
+called off. It resizes nothing until a registration without a refusal: tried when the daemon was away, or after an hour.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -14,7 +17,7 @@ from collections.abc import Callable
 
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api import routes
-from slurm_elastic.protocol.api.client import Client
+from slurm_elastic.protocol.api.client import Busy, Client, MessageRefused
 from slurm_elastic.protocol.api.routes import ResizeQuery
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
 from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Reports, Resize
@@ -26,6 +29,9 @@ REPORTS_AT_ONCE = 50
 POLL_S = 50.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
+LONGEST_REFUSAL = 1000
+REFUSAL_S = 3600.0
+"""After which a daemon that is not understood is spoken to again as if it were."""
 
 
 class DaemonClient:
@@ -48,6 +54,9 @@ class DaemonClient:
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self._closing = self._known = False
         self._seen = (0, False)
+        self._order: Resize | None = None
+        self._refusal, self._refused_at = "", 0.0
+        self._grant_unreadable = False
         self._last_said = ""
         self._backoff = FIRST_BACKOFF_S
         self._threads = [
@@ -98,8 +107,8 @@ class DaemonClient:
                 self._backoff = FIRST_BACKOFF_S
             except NotAllowed as error:
                 self._not_known(error)
-            except DaemonUnreachable:
-                self._pause()
+            except DaemonUnreachable as error:
+                self._out_of_reach(error)
             except (ConfigError, MungeError) as error:
                 # Not the daemon's answer: a client file that cannot be read for a moment, a munged that starts again.
                 self._say_once(str(error))
@@ -107,7 +116,10 @@ class DaemonClient:
             except ElasticError as error:
                 self._say_once(f"selasticd refuses: {error}")
                 self._give_up_on_first()
-                self._pause()
+                if isinstance(error, MessageRefused) and self._grant is not None:
+                    self._refuse(str(error))
+                else:
+                    self._pause()
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -124,15 +136,28 @@ class DaemonClient:
 
     def _register(self) -> None:
         with self._changed:
-            registration = self._registration
+            registration, refusal = self._registration, self._refusal
         if registration is None:
             return
-        answer = self._client.call(routes.REGISTER, self._job_id, message=registration)
-        grant = codec.decode(Grant, answer)
+        message = dataclasses.replace(registration, refusal=refusal)
+        answer = self._client.call(routes.REGISTER, self._job_id, message=message)
+        try:
+            grant = codec.decode(Grant, answer)
+        except codec.WireError as error:
+            self._grant_unreadable = True
+            self._refuse(str(error))
+            if refusal:
+                self._pause()
+            return
         with self._changed:
+            if self._grant_unreadable:  # a daemon that can be read has taken its place
+                self._grant_unreadable, self._refusal = False, ""
+                return
             self._grant, self._known = grant, True
             self._changed.notify_all()
         self._registered(grant)
+        if refusal:
+            return
         how = "manages this job" if grant.managed else "does not manage this job"
         self._say_once(f"selasticd {how}" + (f": {grant.reason}" if grant.reason else ""))
 
@@ -176,21 +201,56 @@ class DaemonClient:
                 self._poll(grant)
             except NotAllowed as error:
                 self._not_known(error)
+            except DaemonUnreachable as error:
+                self._out_of_reach(error)
             except ElasticError:
                 self._pause()
+            if self._refusal and time.monotonic() - self._refused_at > REFUSAL_S:
+                self._begin_again()
 
     def _poll(self, grant: Grant) -> None:
         query = ResizeQuery(self._seen[0], POLL_S)
         answer = self._client.call(routes.RESIZE, self._job_id, query, token=grant.token, timeout=POLL_S + 10)
         if answer is None:
             return
-        resize = codec.decode(Resize, answer)
+        try:
+            resize = codec.decode(Resize, answer)
+        except codec.WireError as error:
+            self._refuse(str(error))
+            self._pause()
+            return
         new = (resize.id, resize.withdrawn)
         if new == self._seen:
             self._pause(1.0)  # the daemon keeps saying the same: ask less often
             return
-        self._seen = new
+        self._seen, self._order = new, resize
         self._resize(resize)
+
+    # --- where one does not understand the other ----------------------------------------------------------------
+
+    def _refuse(self, sentence: str) -> None:
+        """Register again with this sentence, unless one stands already, and call off the resize under way."""
+        with self._changed:
+            if self._refusal:
+                return
+            self._refusal = "".join(letter for letter in sentence if letter.isprintable())[:LONGEST_REFUSAL]
+            self._refused_at, self._grant = time.monotonic(), None
+            order, self._order = self._order, None
+            self._changed.notify_all()
+        self._say_once(f"selasticd and this job do not understand each other, so it keeps its size: {sentence}")
+        if order is not None:
+            self._resize(dataclasses.replace(order, withdrawn=True))
+
+    def _out_of_reach(self, error: DaemonUnreachable) -> None:
+        """Another daemon may be there next."""
+        if self._refusal and not isinstance(error, Busy):
+            self._begin_again()
+        self._pause()
+
+    def _begin_again(self) -> None:
+        with self._changed:
+            self._refusal, self._grant, self._grant_unreadable = "", None, False
+            self._changed.notify_all()
 
     def _not_known(self, error: Exception) -> None:
         """The daemon does not know the token (any more), or not this job: register again, without haste."""

@@ -17,6 +17,7 @@ from typing import Any
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.json_lines import Message
+from slurm_elastic.protocol.version import version
 
 from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
@@ -185,7 +186,8 @@ class Supervisor:
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:
             program, request = " ".join(self._options.command)[:1000], self._options.request
-            self._daemon.update_registration(dataclasses.replace(action.registration, program=program, request=request))
+            known = dataclasses.replace(action.registration, program=program, request=request, release=version())
+            self._daemon.update_registration(known)
 
     def _report_phase(self, action: actions.ReportPhase) -> None:
         if self._daemon is not None:

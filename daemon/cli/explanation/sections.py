@@ -237,6 +237,8 @@ def next_steps(facts: Explain) -> list[str]:
     held = job.held_gpus or 0
     if held > (job.gpus or held) and facts.resize is None:
         lines.append(f"Slurm holds {words.gpus(held)} for it, {held - (job.gpus or 0)} more than it trains on")
+    if facts.not_understood:
+        lines.append(f"{facts.not_understood}; tried again when either is started with another release")
     if facts.refused is not None:
         lines.append(f"{facts.refused.error}; asked again after {words.clock(facts, facts.refused.again_at)}")
     failed = facts.last_closed_resize

@@ -407,6 +407,30 @@ def test_a_newer_supervisor_is_taken(world: World) -> None:
     assert world.http.get("/v1/jobs/7/resize?tomorrow=1", headers=headers).status_code in (200, 204)
 
 
+@pytest.mark.parametrize(
+    ("what", "body", "words"),
+    [
+        ("register", b'{"version": 2}', "field generation is missing"),
+        ("register", REGISTRATION.replace(b'"version":3', b'"version":1'), "version 1 of the messages"),
+        ("phases", b'{"resize": "x"}', "Phase.resize: 'x' is not accepted"),
+        ("phases", to_json(Phase(0, "paused", 1, (BASE,), 64)), "phase=paused is not known"),
+        ("reports", b'{"reports": [{}]}', "field generation is missing"),
+    ],
+)
+def test_a_supervisor_that_is_not_understood_is_kept_with_its_job(
+    world: World, what: str, body: bytes, words: str
+) -> None:
+    """Both sides are told the same sentence; nobody can say so of another's job."""
+    headers = as_uid(ADA) if what == "register" else with_token(world.token())
+    refused = world.http.post(f"/v1/jobs/7/{what}", content=body, headers=headers)
+    assert refused.status_code == 400 and words in refused.json()["error"]
+    assert world.controller.calls[-1] == ("not understood", 7, refused.json()["error"])
+    before = len(world.controller.calls)
+    for path, other in ((f"/v1/jobs/7/{what}", as_uid(BOB)), ("/v1/jobs/7/pin", as_uid(ADA))):
+        assert world.http.post(path, content=body, headers=other).status_code in (400, 401, 403)
+    assert len(world.controller.calls) == before
+
+
 def test_views_of_the_past_leave_threads_to_supervisors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ask for long histories, two are made at once, and who asks for anything else is answered."""
     going, least, held = threading.Semaphore(0), threading.Event(), []

@@ -62,6 +62,12 @@ def test_an_unused_companion_is_cancelled() -> None:
     assert act(cluster(), use(BASE)) == [Cancel(1, 5, "held, but not trained on")]
 
 
+def test_nothing_is_released_on_the_word_of_a_supervisor_that_is_not_understood() -> None:
+    """It may train on the companion by now: the phase that said so was refused."""
+    refused = {1: replace(use(BASE)[1], refusal="Phase.pieces: 'x' is not a list")}
+    assert act(cluster(), use(BASE)) != [] and act(cluster(), refused) == []
+
+
 def test_an_unused_companion_has_a_moment_of_grace() -> None:
     """A supervisor that restarts its workers may be about to use it again."""
     assert act(cluster(), use(BASE), idle_for=BOUNDS.leak_s - 1) == []

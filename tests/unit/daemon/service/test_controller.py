@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from daemon_harness import REQUEST, World
 
+from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.daemon.reports.explain import explain
 from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
@@ -72,6 +74,47 @@ def test_pieces_of_another_user_are_refused(world: World) -> None:
     supervisor.step()
     with pytest.raises(NotAllowed, match=f"piece {other}"):
         world.controller.phase(supervisor.job_id, Phase(0, "running", 1, pieces, 240, world.slurm.now))
+
+
+def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World) -> None:
+    """The open resize fails, nothing is released or begun, and it is said once; a registration without a refusal ends
+    that."""
+    job = world.elastic()
+    job.step()
+    world.rounds.run()
+    opened = world.store.resize_of(job.job_id)
+    assert opened is not None
+    for sentence in ("Phase.batch: 'x' is not accepted", "and again"):
+        world.controller.not_understood(job.job_id, sentence)
+    assert world.store.resize(opened.id).state == ResizeState.FAILED
+    piece = Piece(job.job_id, "base", ("n1",), 4, "a100")
+    refusing = replace(registration(piece), refusal="Resize.gpus: 'four' is not accepted")
+    for _ in range(2):
+        world.controller.registered(job.job_id, refusing)
+    world.slurm.now += 3600
+    for _ in range(3):
+        world.rounds.run()
+    kinds = [event.kind for event in world.store.events(job.job_id)]
+    assert (kinds.count("not_understood"), kinds.count("resize_issued"), kinds.count("registered")) == (1, 1, 1)
+    decision = world.store.decision(job.job_id)
+    assert decision is not None and decision.reason == "keep_not_understood"
+    told = explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
+    assert told.not_understood == "Resize.gpus: 'four' is not accepted"
+    world.controller.registered(job.job_id, registration(piece))
+    world.rounds.run()
+    assert world.store.resize_of(job.job_id) is not None
+
+
+def test_a_job_that_could_not_register_says_so_once(world: World) -> None:
+    """Its supervisor tries again and again."""
+    job = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)
+    world.rounds.run()
+    for _ in range(3):
+        world.controller.not_understood(job, "Registration: version 1 of the messages is not spoken any more")
+    kinds = [event.kind for event in world.store.events(job)]
+    assert kinds.count("not_understood") == 1
+    told = explain(world.store, job, Viewer(0, admin=True), world.slurm.now)
+    assert told.not_understood.startswith("Registration: version 1")
 
 
 def test_a_phase_told_twice_changes_nothing(world: World) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any
 
+import pytest
+from waiting import wait_until
+
 from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.client import MessageRefused
 from slurm_elastic.protocol.api.routes import Route
 from slurm_elastic.protocol.codec import VERSION
-from slurm_elastic.protocol.errors import ConfigError, ElasticError
-from slurm_elastic.protocol.messages import Grant, Phase, Registration, Resize
+from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError
+from slurm_elastic.protocol.messages import Grant, Phase, Registration, Report, Resize
 from slurm_elastic.protocol.munge import MungeError
 from slurm_elastic.trainer_shim.supervisor.daemon_client import DaemonClient
 
@@ -57,6 +61,103 @@ def test_a_daemon_of_the_next_version_is_understood() -> None:
     assert came.get(timeout=60).id == 3
     client.ended.set()
     assert link.close(60)
+
+
+class Disagreeing:
+    """A daemon that does not understand, or is not understood, in what a test names, until it is `replaced`."""
+
+    def __init__(self, unreadable: str = "", refused: str = "") -> None:
+        self.unreadable, self.refused = unreadable, refused
+        self.orders = Queue[dict[str, Any]]()
+        self.registrations, self.phases = list[Registration](), list[Phase]()
+        self.away = threading.Event()
+
+    def call(self, route: Route, job_id: int | None = None, *_: object, message: Any = None, **__: object) -> Any:
+        if self.away.is_set():
+            raise DaemonUnreachable("no answer")
+        if route is routes.REGISTER:
+            self.registrations.append(message)
+            return asdict(Grant("t", True)) | ({"token": 7} if self.unreadable == "grant" else {})
+        if route is routes.RESIZE:
+            try:
+                return self.orders.get(timeout=0.05)
+            except Empty:
+                return None
+        if route.name == self.refused:
+            raise MessageRefused(f"{route.name}: not understood")
+        if route is routes.PHASES:
+            self.phases.append(message)
+        return {}
+
+    def order(self, **change: Any) -> None:
+        self.orders.put(asdict(Resize(3, 7, (), (), 4, 64, "grow_idle", 60.0)) | {"keep": [], "add": []} | change)
+
+    def refusals(self) -> list[str]:
+        return [registration.refusal for registration in self.registrations]
+
+    def replaced(self, link: DaemonClient) -> None:
+        """Another daemon starts in its place, after a time in which nobody answered."""
+        self.away.set()
+        self.unreadable = self.refused = ""
+        wait_until(lambda: not link._refusal, 60, lambda: link._refusal)
+        self.away.clear()
+
+
+def _link(daemon: Disagreeing) -> tuple[DaemonClient, Queue[Resize], list[str]]:
+    came, said = Queue[Resize](), list[str]()
+    link = DaemonClient(daemon, 7, came.put, said.append, lambda grant: None)  # type: ignore[arg-type]
+    link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
+    wait_until(lambda: daemon.registrations, 60, lambda: "no registration")
+    return link, came, said
+
+
+def test_a_grant_that_is_not_understood_is_told_and_tried_until_it_is() -> None:
+    """The daemon hears why, once for each try; the first readable grant begins the usual."""
+    daemon = Disagreeing(unreadable="grant")
+    link, came, said = _link(daemon)
+    wait_until(lambda: len(daemon.registrations) > 2, 60, daemon.refusals)
+    assert daemon.refusals()[:2] == [
+        "",
+        "Grant.token: 7 is not accepted; accepted: printable text of at most 4096 characters",
+    ]
+    assert len(said) == 1 and "keeps its size: Grant.token" in said[0]
+    daemon.unreadable = ""
+    daemon.order()
+    assert came.get(timeout=60).id == 3 and daemon.refusals()[-1] == ""
+    assert link.close(60)
+
+
+def test_a_resize_that_is_not_understood_is_refused_aloud() -> None:
+    """It is not dropped without a word: the daemon is told what, and speaks again after it was replaced."""
+    daemon = Disagreeing()
+    link, came, said = _link(daemon)
+    daemon.order(gpus="four")
+    wait_until(lambda: "Resize.gpus: 'four' is not accepted" in daemon.refusals()[-1], 60, daemon.refusals)
+    assert came.empty() and any("keeps its size: Resize.gpus" in text for text in said)
+    daemon.replaced(link)
+    daemon.order(id=4)
+    assert came.get(timeout=60).id == 4 and daemon.refusals()[-1] == ""
+    assert link.close(60)
+
+
+@pytest.mark.parametrize("refused", ["phases", "reports"])
+def test_a_message_that_the_daemon_does_not_understand_calls_the_resize_off(refused: str) -> None:
+    """Nothing is carried out that the daemon never hears of; it learns what trains now from the registration."""
+    daemon = Disagreeing(refused=refused)
+    link, came, _ = _link(daemon)
+    daemon.order()
+    assert not came.get(timeout=60).withdrawn
+    if refused == "phases":
+        link.report_phase(Phase(3, "accepted", 1, (), 64))
+    else:
+        link.report(Report(1, 1.0, 1, 1, 64, 64, 1, 1, 0.1, 0.1, 640.0, 1, 64))
+    withdrawn = came.get(timeout=60)
+    assert (withdrawn.id, withdrawn.withdrawn) == (3, True)
+    wait_until(lambda: daemon.refusals()[-1] == f"{refused}: not understood", 60, daemon.refusals)
+    daemon.replaced(link)
+    link.report_phase(Phase(3, "withdrawn", 1, (), 64))
+    wait_until(lambda: [phase.phase for phase in daemon.phases] == ["withdrawn"], 60, daemon.refusals)
+    assert daemon.refusals()[-1] == "" and link.close(60)
 
 
 def test_a_client_file_that_cannot_be_read_for_a_moment_loses_nothing() -> None:
