@@ -117,7 +117,8 @@ class Executor:
         detail: dict[str, object] = {"resize": action.resize, "state": action.state, "detail": action.detail}
         self.store.add_event(action.job_id, EventKind.of(action.state), "selasticd", detail, now)
         self.store.advance_resize(action.resize, action.state, action.detail, at=now)
-        log.info("job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail))
+        about = {"JOB": action.job_id, "RESIZE": action.resize}
+        log.info("job %d: resize %d %s%s", *about.values(), action.state, _because(action.detail), extra=about)
 
     def _ask(self, action: Act, jobs: Mapping[int, Job]) -> bool:
         key, now, whose = action.question(), self.clock(), _whose(action, jobs)
@@ -129,11 +130,12 @@ class Executor:
             return False
         self._asks_left -= 1
         self.store.add_event(action.job_id, action.kind, "selasticd", asdict(action), now)
-        log.info("job %d: %s", action.job_id, action.sentence())
+        log.info("job %d: %s", action.job_id, action.sentence(), extra={"JOB": action.job_id})
         try:
             action.ask(self.client)
         except SlurmUnreachable as error:
-            log.warning("job %d: Slurm does not answer, looking again next round: %s", action.job_id, error)
+            silent = "job %d: Slurm does not answer, looking again next round: %s"
+            log.warning(silent, action.job_id, error, extra={"JOB": action.job_id})
             self._asks_until = self._ticks()
             return False
         except SlurmError as error:

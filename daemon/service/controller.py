@@ -253,7 +253,8 @@ class DaemonController:
         if phase.detail:
             detail["detail"] = phase.detail
         self.store.add_event(job_id, _event_of(phase), "supervisor", detail, now)
-        log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "")
+        about = {"JOB": job_id, **({"RESIZE": phase.resize} if phase.resize else {})}
+        log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "", extra=about)
 
 
 def _event_of(phase: Phase) -> EventKind:

@@ -74,5 +74,6 @@ class JobInputs:
         """Log once for each measured job why it has no model."""
         for job_id, why in self._fitted.unfitted.items():
             if self._logged.get(job_id) != why:
-                log.warning("job %d keeps its size: no throughput model can be made of its reports: %s", job_id, why)
+                kept = "job %d keeps its size: no throughput model can be made of its reports: %s"
+                log.warning(kept, job_id, why, extra={"JOB": job_id})
         self._logged = dict(self._fitted.unfitted)

@@ -136,7 +136,9 @@ class JobRegistry:
         kind = EventKind.MANAGED if row.managed else EventKind.NOT_MANAGED
         detail = {"request": row.request, "reason": row.reason, "detail": row.detail}
         self.store.add_event(row.job_id, kind, "selasticd", detail, self.clock())
-        log.info("job %d (%s): %s", row.job_id, row.user, row.request if row.managed else f"not managed: {row.detail}")
+        about = {"JOB": row.job_id, "USER": row.user}
+        how = row.request if row.managed else f"not managed: {row.detail}"
+        log.info("job %d (%s): %s", row.job_id, row.user, how, extra=about)
 
     def _end(self, job_id: int) -> None:
         with self._lock:
@@ -149,7 +151,7 @@ class JobRegistry:
         detail = {"state": state} if code is None else {"state": state, "exit_code": code}
         self.store.add_event(job_id, EventKind.ENDED, "selasticd", detail, now)
         self.store.end_job(job_id, state, now)
-        log.info("job %d: ended", job_id)
+        log.info("job %d: ended", job_id, extra={"JOB": job_id})
 
 
 def end_state(exit_code: int | None) -> str:

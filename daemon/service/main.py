@@ -25,6 +25,7 @@ from ..api.auth import Authenticator
 from ..api.slurm_roles import SlurmRoles
 from ..api.status_cache import REFRESH_S
 from ..config import tls
+from ..config.log import handler
 from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
 from ..slurm import CommandClient, choose
@@ -51,9 +52,7 @@ cycles is found a little later."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `selasticd`."""
     arguments = parser().parse_args(argv)
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=arguments.log_level.upper(), handlers=[handler()])
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:

@@ -56,7 +56,12 @@ class Nonstarters:
                 self._until[kind] = now + wait, wait
         for job_id in sorted(late):
             wait = self._until[ready[job_id]][1]
-            log.info("job %d does not start on the GPUs kept free for it: none are kept for %.0f s", job_id, wait)
+            log.info(
+                "job %d does not start on the GPUs kept free for it: none are kept for %.0f s",
+                job_id,
+                wait,
+                extra={"JOB": job_id},
+            )
         # One that no longer does for as long as it was not believed is forgotten.
         self._until = {kind: (until, wait) for kind, (until, wait) in self._until.items() if now < until + wait}
         self._note_in_vain(snapshot, late)

@@ -180,7 +180,7 @@ class Rounds:
         # The last decision about a job stays its explanation when its training is over.
         rows = [row for row in plan.rows if not self.registry.is_finished(row.job_id)]
         for row in self.store.save_decisions(now, rows):
-            log.info("%s", sentence(row))
+            log.info("%s", sentence(row), extra={"JOB": row.job_id})
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
         with self._part("resize"):
@@ -315,7 +315,7 @@ class Rounds:
             try:
                 begun = self.store.begin_resize(resize, now)
             except StoreError as error:
-                log.warning("job %d: no resize begins: %s", resize.job_id, error)
+                log.warning("job %d: no resize begins: %s", resize.job_id, error, extra={"JOB": resize.job_id})
                 continue
             self._nonstarters.gives(begun.job_id, (met for met in plan.met if begun.job_id in met.givers))
             detail = {"resize": begun.id, "gpus": begun.gpus, "batch": begun.batch, "reason": begun.reason}

@@ -40,6 +40,9 @@ quiet systemctl daemon-reload
 quiet systemctl restart selasticd
 section journal
 journalctl -u selasticd --no-pager -o cat
+section warnings
+journalctl -u selasticd --no-pager -o cat -p warning | grep -c 'selasticd serves'
+journalctl -u selasticd --no-pager -o cat SYSLOG_IDENTIFIER=selasticd PRIORITY=6 | grep -c 'selasticd serves'
 section pid_before
 systemctl show -P MainPID selasticd
 quiet dpkg -i /root/new.deb

@@ -408,6 +408,12 @@ def test_systemd_sees_that_it_is_ready_and_that_it_hangs(booted: dict[str, str])
     assert booted["watchdog"].split("\n") == ["notify", "1min", "mode advise; rounds succeed", "1", "active"]
 
 
+def test_the_journal_has_priorities(booted: dict[str, str]) -> None:
+    """What is told for information is none of `journalctl -p warning`."""
+    shown, informed = booted["warnings"].split()
+    assert shown == "0" and int(informed) > 0
+
+
 def test_an_upgrade_restarts_a_running_daemon(booted: dict[str, str]) -> None:
     """The new code serves at once, on the same state."""
     before, after = booted["pid_before"], booted["pid_after"]
