@@ -1,7 +1,8 @@
 """Checkpoints on disk: written beside, synced, verified, then renamed; the last two are kept.
 
 A directory `step-<step>` is complete or absent. Its `checkpoint.json` names every file with size and BLAKE2b digest;
-loading checks them and falls back to the older checkpoint. Written by one process at a time, read by any.
+loading checks them and falls back to the older checkpoint. What fails leaves nothing behind; where the disk is full the
+older checkpoint gives way (room.py). Written by one process at a time, read by any.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, BinaryIO
 import torch
 
 from slurm_elastic.protocol.errors import TrainingError
+
+from . import room
 
 Entry = dict[str, Any]
 KEEP = 2
@@ -51,13 +54,19 @@ class _Hashing:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self.error: OSError | None = None
+        """torch hides it behind an error of its own."""
         self.digest = hashlib.blake2b(digest_size=32)
         self.size = 0
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
         self.size += len(data)
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
         return len(data)
 
     def flush(self) -> None:
@@ -66,23 +75,61 @@ class _Hashing:
 
 def write(directory: Path, captured: dict[str, Any]) -> Saved:
     """Write a capture. When this returns it is on disk under its final name and has been read back."""
-    partial = prepare(directory, captured["progress"]["step"])
-    return seal(directory, partial, captured, {STATE: dump(partial / STATE, captured)})
+    try:
+        return _write(directory, captured)
+    except (OSError, RuntimeError) as error:
+        if not room.is_full(error) or not make_room(directory):
+            raise
+    return _write(directory, captured)
 
 
-def prepare(directory: Path, step: int) -> Path:
-    """An empty directory to write the checkpoint of a step into."""
-    partial = directory / f".step-{step:012d}.{os.getpid()}.partial"
+def _write(directory: Path, captured: dict[str, Any]) -> Saved:
+    partial = partial_of(directory, captured["progress"]["step"])
+    try:
+        prepare(partial)
+        return seal(directory, partial, captured, {STATE: dump(partial / STATE, captured)})
+    except (OSError, RuntimeError):
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def partial_of(directory: Path, step: int) -> Path:
+    """Where this process writes the checkpoint of a step."""
+    return directory / f".step-{step:012d}.{os.getpid()}.partial"
+
+
+def prepare(partial: Path) -> None:
+    """An empty directory to write into."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    return partial
+
+
+def make_room(directory: Path) -> bool:
+    """Remove what is not needed for a restart: leftovers, and the older checkpoints if the newest one verifies. Whether
+    there was anything."""
+    gone = [*directory.glob(".step-*"), *directory.glob("damaged-*")]
+    newest, *older = all_of(directory) or [directory]
+    if older:
+        with contextlib.suppress(TrainingError):
+            check(newest)
+            gone += older
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
+    if gone:
+        sys.stderr.write(f"selastic: the disk of {directory} is full: {', '.join(one.name for one in gone)} removed\n")
+    return bool(gone)
 
 
 def dump(path: Path, value: Any) -> Entry:
     """Write any object and sync it; its entry in the index."""
     with open(path, "wb") as file:
         hashing = _Hashing(file)
-        torch.save(value, hashing)  # type: ignore[arg-type]
+        try:
+            torch.save(value, hashing)  # type: ignore[arg-type]
+        except RuntimeError:
+            if hashing.error is not None:
+                raise hashing.error from None
+            raise
         file.flush()
         os.fsync(file.fileno())
     return {"size": hashing.size, "blake2b": hashing.digest.hexdigest()}
@@ -154,6 +201,9 @@ def load_newest(directory: Path) -> Found | None:
     """
     problems: list[str] = []
     damaged: list[Path] = []
+    for path in sorted(directory.glob("step-*"), reverse=True):
+        if not (path / INDEX).exists():
+            sys.stderr.write(f"selastic: checkpoint {path} is skipped: it has no {INDEX}\n")
     for path in all_of(directory):
         try:
             saved = check(path)
@@ -185,6 +235,9 @@ class Writer:
     """Writes snapshots on a thread of its own. One waits at most: a newer snapshot replaces an unwritten older one."""
 
     def __init__(self, directory: Path, on_saved: Callable[[Saved], None]) -> None:
+        self.on_failed: Callable[[str], None] = lambda problem: None
+        self.problem = ""
+        """Why what was handed over last is not on disk; "" if it is."""
         self.on_free: Callable[[dict[str, Any]], None] = lambda snapshot: None
         """Called with a snapshot that is written, or was replaced by a newer one: its memory is free."""
         self.directory = directory
@@ -234,12 +287,15 @@ class Writer:
                 work, self._next, self._busy = self._next, None, True
             try:
                 saved = work.write() if work is not None else None
+                self.problem = ""
                 if saved is not None:
                     self._on_saved(saved)
             # A full disk must not end the training; the older checkpoint is still there. What
             # torch.distributed.checkpoint raises is no Exception.
             except BaseException as error:
-                sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {error}\n")
+                self.problem = room.said(error)
+                sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {self.problem}\n")
+                self.on_failed(self.problem)
             finally:
                 if work is not None:
                     work.free()

@@ -8,21 +8,26 @@ that is handed in: writing runs beside the training's own collectives.
 from __future__ import annotations
 
 import datetime
+import shutil
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from slurm_elastic.protocol.errors import TrainingError
+
 from ..state.kept_parts import State
 from ..state.packed_tensors import pack, slots_of, unpack
 from ..world.mesh import DTensor
-from . import files
-from .files import STATE, Saved
+from . import files, room
+from .files import STATE, Entry, Saved
 
 TIMEOUT = datetime.timedelta(minutes=10)
 """Bound of a single collective of a save: the slowest rank's writing."""
@@ -41,21 +46,86 @@ def copy(captured: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
 
 
 def write(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any) -> Saved | None:
-    """Write this rank's parts; every rank of the group calls this. On rank 0 what has been saved, else None."""
-    rank, step = dist.get_rank(group), skeleton["progress"]["step"]
-    partial = [files.prepare(directory, step)] if rank == 0 else [Path()]
-    dist.broadcast_object_list(partial, src=0, group=group, device=torch.device("cpu"))
-    (path,) = partial
-    save(_named(tensors), storage_writer=FileSystemWriter(path), process_group=group)
-    own = {file.name: files.digest_of(file) for file in sorted(path.glob(f"__{rank}_*"))}
-    everyone: list[Any] | None = [None] * dist.get_world_size(group) if rank == 0 else None
-    dist.gather_object(own, everyone, dst=0, group=group)
-    if everyone is None:
-        return None
-    digests = {name: entry for own in everyone for name, entry in own.items()}
+    """Write this rank's parts; every rank of the group calls this. On rank 0 what has been saved, else None.
+
+    Where it fails on any rank it fails on all, and nothing is left behind; on a full disk once more, if rank 0 can make
+    room. Raises what went wrong here, or OSError with what went wrong on another rank.
+    """
+    if (first := _write_once(directory, skeleton, tensors, group)).problem is None:
+        return first.saved
+    if not _room_made(directory, first.problem, group):
+        raise first.problem
+    if (second := _write_once(directory, skeleton, tensors, group)).problem is None:
+        return second.saved
+    raise second.problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    saved: Saved | None = None
+    problem: BaseException | None = None
+
+
+def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any) -> _Outcome:
+    """Every rank has an outcome of the same kind."""
+    rank = dist.get_rank(group)
+    path = _shared(_prepared(directory, skeleton) if rank == 0 else None, group)
+    if isinstance(path, OSError):
+        return _Outcome(problem=path)
+    outcome = _Outcome()
+    digests: dict[str, Entry] = {}
+    try:
+        save(_named(tensors), storage_writer=FileSystemWriter(path), process_group=group)
+        digests = {file.name: files.digest_of(file) for file in sorted(path.glob(f"__{rank}_*"))}
+    except (OSError, RuntimeError, CheckpointException) as error:  # the last one on all ranks, if it was on any
+        outcome = _Outcome(problem=error)
+    told = _all_of((digests, room.said(outcome.problem) if outcome.problem else ""), group)
+    problems = [problem for _, problem in told if problem]
+    if rank == 0 and not problems:
+        try:
+            outcome = _Outcome(_seal(directory, path, skeleton, [entries for entries, _ in told]))
+        except (OSError, RuntimeError, TrainingError) as error:
+            outcome = _Outcome(problem=error)
+    problems = _shared([*problems, *([room.said(outcome.problem)] if outcome.problem else [])], group)
+    if problems and rank == 0:
+        shutil.rmtree(path, ignore_errors=True)
+    return _Outcome(problem=outcome.problem or OSError(problems[0])) if problems else outcome
+
+
+def _prepared(directory: Path, skeleton: Any) -> Path | OSError:
+    partial = files.partial_of(directory, skeleton["progress"]["step"])
+    try:
+        files.prepare(partial)
+    except OSError as error:
+        return error
+    return partial
+
+
+def _seal(directory: Path, path: Path, skeleton: Any, entries: list[dict[str, Entry]]) -> Saved:
+    digests = {name: entry for own in entries for name, entry in own.items()}
     digests[".metadata"] = files.digest_of(path / ".metadata")
     digests[STATE] = files.dump(path / STATE, skeleton)
     return files.seal(directory, path, skeleton, digests, parts=True)
+
+
+def _room_made(directory: Path, problem: BaseException, group: Any) -> bool:
+    """Whether the disk was full for any rank, and rank 0 could do something about it."""
+    full = any(_all_of(room.is_full(problem), group))
+    return bool(_shared(full and dist.get_rank(group) == 0 and files.make_room(directory), group))
+
+
+def _shared(value: Any, group: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+    return box[0]
+
+
+def _all_of(value: Any, group: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    box: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(box, value, group=group)
+    return box
 
 
 def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ on rank 0, when no step comes, on the client's thread.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +15,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from ..control.worker_client import ComingWorld
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
+from ..state.packed_tensors import pack
 from ..world import process_group as worlds
 from ..world.process_group import World
 from ..world.rendezvous import Membership
+from . import room
 from .files import Found, Saved, Writer
 from .schedule import Saving, in_background
 
@@ -48,6 +53,7 @@ class Snapshots:
         if self.saving.writer is not None:
             membership.on_leave = self._before_leaving
             self.saving.writer.on_free = self._free
+            self.saving.writer.on_failed = self._failed
 
     # -- at a switch -----------------------------------------------------------------------------------------------
 
@@ -102,6 +108,31 @@ class Snapshots:
             self._save_parts(writer, world)
         elif world.rank == 0:
             writer.put(self._state.snapshot())
+
+    def save_last(self) -> str:
+        """Save, and wait until it is on disk; once more if that fails. Every rank calls this. Why it is not there; ""
+        if it is."""
+        problem = ""
+        for _ in range(2):
+            self.save()
+            problem, world = self.saving.finish(), self._membership.world
+            again = bool(problem)
+            if world is not None and self._model().sharded:
+                again = any(failed for (failed,) in worlds.gather(world, int(again)))
+            if not again:
+                break
+        return problem
+
+    def tell_missing_room(self) -> None:
+        """On rank 0, as soon as optimizers have their state: whether there is room for all checkpoints."""
+        writer = self.saving.writer
+        if writer is None:
+            return
+        tensors: list[torch.Tensor] = []
+        pack(self._state.capture(), tensors)
+        told = room.missing(writer.directory, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        if told:
+            sys.stderr.write(f"selastic: {told}\n")
 
     def _save_parts(self, writer: Writer, world: World) -> None:
         """Every rank has its own parts written, none of them gathered."""
@@ -165,3 +196,8 @@ class Snapshots:
         if self._membership.client is not None:
             fields = {"step": saved.step, "samples": saved.samples, "path": str(saved.path)}
             self._membership.client.send({"type": "saved", **fields})
+
+    def _failed(self, problem: str) -> None:
+        world, client = self._membership.world, self._membership.client
+        if client is not None and world is not None and world.rank == 0:
+            client.send({"type": "unsaved", "error": problem})

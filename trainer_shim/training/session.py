@@ -59,6 +59,8 @@ class Session:
         self._squares: tuple[float, float, list[int], int] | None = None
         self._measured: tuple[Micro, Squares] | None = None
         """A step whose norms have not been read yet."""
+        self._stepped = False
+        """This process has done a step."""
         self._lag = 1 if self.device.type == "cuda" else 0
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
@@ -142,6 +144,10 @@ class Session:
         self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
         self.last_state.step_ended()
         self.snapshots.write_held()
+        if not self._stepped:
+            self._stepped = True
+            if self.rank == 0:
+                self.snapshots.tell_missing_room()
 
     def measure(self, micro: Micro) -> None:
         """A measured step's backward passes are done: have its norms read with the next one, when a GPU has them."""
@@ -266,26 +272,31 @@ class Session:
 
     def _stop(self) -> NoReturn:
         """The job ends, and nothing is trained that no checkpoint has."""
-        self.saving.finish()
+        problem = self.saving.finish()
         if self.membership.client is not None:
             self.membership.await_end(self.membership.client)
-        self.log(f"stopped by a signal at step {self.state.progress.step}; the checkpoint is written")
+        written = f"the checkpoint could not be written: {problem}" if problem else "the checkpoint is written"
+        self.log(f"stopped by a signal at step {self.state.progress.step}; {written}")
         sys.exit(128 + 15)
 
     def finish(self, finished: bool) -> None:
-        """The training is over, or left: save it, and tell the supervisor; not after an error inside a step."""
+        """The training is over, or left: save it, and tell the supervisor; not after an error inside a step.
+
+        Raises TrainingError when it cannot be saved and there is no supervisor that says so at the end of the script.
+        """
         if self.last_state.torn:
             return
         self.world_switch.settle()
         progress = self.state.progress
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())
-        self.snapshots.save()
-        self.saving.finish()
+        problem = self.snapshots.save_last()
         client = self.membership.client
+        if client is None and problem:
+            raise TrainingError(f"the training is over, and its last checkpoint could not be written: {problem}")
         if client is not None:
             fields = {"step": progress.step, "samples": progress.samples, "epoch": progress.epoch}
-            client.send({"type": "done", **fields, "finished": finished})
+            client.send({"type": "done", **fields, "finished": finished, "unsaved": problem})
             client.flush()
 
     def close(self) -> None:

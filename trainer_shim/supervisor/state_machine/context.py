@@ -276,6 +276,10 @@ class SupervisorContext:
         self.do(actions.UpdateRegistration(now))
         self.emit(events.WorldRuns())
 
+    def origin(self) -> str:
+        """What a restart begins from."""
+        return f"the checkpoint of step {self.saved_step}" if self.saved_step is not None else "the beginning"
+
     def ask_for_checkpoint(self) -> None:
         """Rank 0 is to write one, if it is there."""
         if self.world is not None and self.world.members[0] in self.workers:

@@ -179,6 +179,13 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint could not be written."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorldRolledBack:
     """A coming generation did not come about; the members of the old world go on with it."""
 

@@ -11,6 +11,8 @@ from .timers import LastCheckpointTimer
 
 SIGTERM_CODE = 128 + 15
 """Slurm sends SIGTERM more than once, and does not mean more by it. Somebody at a keyboard does, by Ctrl-C."""
+UNSAVED_CODE = 74
+"""EX_IOERR: the training is over, and its end is in no checkpoint."""
 
 
 class JobEnd(Part):
@@ -22,6 +24,10 @@ class JobEnd(Part):
         """A checkpoint is to be written in this time as soon as there is something to write."""
         self._counters: Message = {}
         """The training's, at its end."""
+        self._unsaved = ""
+        """Why the end of the training is in no checkpoint."""
+        self._error = ""
+        """Of the last checkpoint that failed."""
 
     def handlers(self) -> Handlers:
         return {
@@ -30,6 +36,7 @@ class JobEnd(Part):
             events.JobTerminating: self._terminating,
             events.WorldRuns: self._world_runs,
             events.CheckpointSaved: self._saved,
+            events.CheckpointFailed: self._failed,
             LastCheckpointTimer: self._no_checkpoint,
             events.EndJob: self._end,
         }
@@ -38,6 +45,7 @@ class JobEnd(Part):
         """A worker has finished its loop, or its script: the world can change no more."""
         context = self._context
         self._counters = event.message or self._counters
+        self._unsaved = str(event.message.get("unsaved") or "") or self._unsaved
         if context.mode in (Mode.RUNNING, Mode.FORMING):
             context.mode = Mode.FINISHING
         self._end_if_over()
@@ -47,7 +55,8 @@ class JobEnd(Part):
         context = self._context
         rest = [worker for worker in context.workers.values() if not worker.exited and not worker.ending]
         if not rest and not context.awaited:
-            context.end(0)
+            self._say_unsaved(self._unsaved)
+            context.end(UNSAVED_CODE if self._unsaved else 0)
         elif context.mode is Mode.STARTING and not context.awaited and all(worker.ready for worker in rest):
             context.do(Print("some workers ended before the training began while others wait for them"))
             context.end(1)
@@ -94,11 +103,20 @@ class JobEnd(Part):
             context.do(Print(f"checkpoint of step {context.saved_step} written, ending"))
             context.end(context.stop_code)
 
+    def _failed(self, event: events.CheckpointFailed) -> None:
+        self._error = event.error
+
+    def _say_unsaved(self, problem: str) -> None:
+        if problem:
+            text = f"the last checkpoint could not be written: {problem}; run again, this begins at"
+            self._context.do(Print(f"{text} {self._context.origin()}"))
+
     def _no_checkpoint(self, event: LastCheckpointTimer) -> None:
         """The time for the last checkpoint is over."""
         context = self._context
         if context.stop_code is not None:
-            context.do(Print("no checkpoint in the time left, ending"))
+            why = f" ({self._error})" if self._error else ""
+            context.do(Print(f"no checkpoint in the time left{why}, ending"))
             context.end(context.stop_code)
 
     def _end(self, event: events.EndJob) -> None:

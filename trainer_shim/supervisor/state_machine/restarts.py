@@ -115,8 +115,7 @@ class Restarts(Part):
             context.do(Print(f"{event.why}; {self._failures} failures without progress, giving up"))
             context.end(event.code)
         else:
-            origin = f"the checkpoint of step {saved}" if saved is not None else "the beginning"
-            context.do(Print(f"{event.why}; starting again from {origin}"))
+            context.do(Print(f"{event.why}; starting again from {context.origin()}"))
             self._begin_again()
 
     def _last_state_comes(self) -> bool:

@@ -46,6 +46,8 @@ class WorkerMessages(Part):
             context.emit(events.FirstStepDone(generation, message))
         elif kind == "saved":
             context.emit(events.CheckpointSaved(int(number(message.get("step")))))
+        elif kind == "unsaved":
+            context.emit(events.CheckpointFailed(str(message.get("error", ""))))
         elif kind == "failed":
             worker.error = str(message.get("error", ""))
             if message.get("survived"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from small_training import TRAIN
 from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.trainer_shim.supervisor.state_machine.job_end import UNSAVED_CODE
 from slurm_elastic.trainer_shim.training import audit
 
 TALKING = TRAIN.replace(
@@ -77,3 +79,28 @@ def test_a_disk_that_does_not_answer_holds_up_no_resize(start: Callable[..., Run
         assert [piece.gpus for piece in daemon.wait_phase(1, "running").pieces] == [1, 1]
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.text()
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_no_success(start: Callable[..., Run], tmp_path: Path) -> None:
+    """The disk is full when the training ends: the script's end runs, the last line says where a rerun begins, the exit
+    code is not 0; the rerun with room goes on there."""
+    (tmp_path / "train.py").write_text(TRAIN + "print('the end of the script')\n")
+    with small_disk(tmp_path / "job", "4m") as disk:
+        words = ("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py", "3200", "1", "0.05")
+        run = start(*words)
+        run.says("generation 1: 2 workers")
+        os.kill(run.supervisor(), signal.SIGUSR1)
+        wait_until(lambda: list(run.job_dir.glob("checkpoints/step-*/checkpoint.json")), 60, run.text)
+        [saved] = run.job_dir.glob("checkpoints/step-*")
+        disk.fill()
+        (tmp_path / "go").touch()
+        assert run.wait() == UNSAVED_CODE, run.text()
+        assert "the end of the script" in run.text() and "starting again" not in run.text()
+        step = int(saved.name.removeprefix("step-"))
+        assert "could not be written: the disk is full" in run.text().splitlines()[-1], run.text()
+        assert run.text().splitlines()[-1].endswith(f"run again, this begins at the checkpoint of step {step}")
+        disk.empty()
+        again = start(*words)
+        assert again.wait() == 0, again.text()
+        assert f"at step {step}" in again.text()
+    assert audit.check(tmp_path / "audit", 3200, 1).ok

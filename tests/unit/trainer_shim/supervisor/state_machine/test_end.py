@@ -11,6 +11,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     DetachAgents,
     DropCompanions,
     LaunchAgents,
+    Print,
     ReportPhase,
     Send,
 )
@@ -22,6 +23,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     StepEnded,
     WorkerExit,
 )
+from slurm_elastic.trainer_shim.supervisor.state_machine.job_end import UNSAVED_CODE
 
 
 def test_all_done_is_zero() -> None:
@@ -189,3 +191,42 @@ def test_checkpoints_are_asked_for_in_time() -> None:
     drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
     assert not drive.wait(60.0)
     assert drive.wait(60.0) == [Send("10.n1.0", {"type": "checkpoint"})]
+
+
+def test_an_end_that_is_in_no_checkpoint_is_no_success() -> None:
+    """One rank says that the last checkpoint could not be written: the job ends with a code of its own, and its last
+    line says where a rerun begins."""
+    drive = Drive().up()
+    drive.say("10.n1.0", "saved", step=3, samples=30, path="p")
+    for worker in drive.members():
+        drive.say(worker, "done", step=5, samples=50, finished=True, unsaved="full" if worker == "10.n1.0" else "")
+    for worker in drive.members():
+        drive(WorkerExit(worker, 0))
+    assert drive.exits() == [UNSAVED_CODE]
+    assert "written: full; run again, this begins at the checkpoint of step 3" in drive.every(Print)[-1].text
+
+
+def test_a_training_without_checkpoints_is_told_once() -> None:
+    """Three intervals without one: a line with the reason and where a restart would begin; not again before there has
+    been one; a new world begins no new count."""
+
+    def told() -> int:
+        return sum("no checkpoint for" in line.text for line in drive.every(Print))
+
+    drive = Drive(limits=RunLimits(checkpoint_s=600.0)).up()
+    drive.say("10.n1.0", "unsaved", error="the disk is full")
+    drive.wait(599.0)
+    drive.grown()
+    for _ in range(2):
+        drive.wait(600.0)
+    assert told() == 0
+    drive.wait(600.0)
+    assert told() == 1
+    assert "(the disk is full); a restart goes back to the beginning" in drive.new(Print)[-1].text
+    for _ in range(4):
+        drive.wait(600.0)
+    assert told() == 1
+    drive.say("10.n1.0", "saved", step=7, samples=70, path="p")
+    for _ in range(3):
+        drive.wait(600.0)
+    assert told() == 2
