@@ -27,7 +27,7 @@ from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
 from .eligibility import JobState, RunningJob
-from .ending_companions import LEAVE_S, ending_units
+from .leaving_companions import LEAVE_S, ending_units, submitted_units
 from .limit_usage import holds
 from .memory import Memory
 from .user_limits import Limits
@@ -77,8 +77,10 @@ class RoundContext:
         slurm = gpu_limits(usage, elastic, room.promised, qos)
         self.companions = CompanionLimits(usage, room.promised, qos)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
-        self.ending = self._ending()
-        """Units by job that it is to leave, for Slurm will end them soon."""
+        self.leaving: dict[int, tuple[Reason, frozenset[Unit]]] = self._ending()
+        """What a job is to leave though nobody waits for it, and why."""
+        found = submitted_units(self.running_jobs.values(), inputs.snapshot.jobs, usage)
+        self.leaving |= {job_id: (Reason.SHRINK_SUBMITS, units) for job_id, units in found.items()}
         self.said: dict[int, str] = {}
         """What stands in the way of more, by job."""
         self.asleep: dict[int, int] = {}
@@ -90,11 +92,11 @@ class RoundContext:
         return otherwise if room is None else room
 
     def forced(self, running: RunningJob) -> frozenset[Unit]:
-        """The units that a job gives up for waiting jobs, or because Slurm will end them soon; one that grows has its
-        growth withdrawn first."""
+        """The units that a job gives up for waiting jobs, or else is to leave; one that grows has its growth withdrawn
+        first."""
         if running.growing:
             return _NONE
-        return self.room.forced.get(running.job_id, _NONE) | self.ending.get(running.job_id, _NONE)
+        return self.room.forced.get(running.job_id) or self.leaving.get(running.job_id, _NOTHING)[1]
 
     def forced_gpus(self, running: RunningJob) -> int:
         """GPUs that a job gives up."""
@@ -103,13 +105,13 @@ class RoundContext:
     def why_forced(self, running: RunningJob) -> Reason:
         """For an ordinary job when one that it makes room for is ordinary, else for an elastic one; or for nobody."""
         if running.job_id not in self.room.forced:
-            return Reason.COMPANION_ENDS
+            return self.leaving[running.job_id][0]
         for met in self.room.met:
             if running.job_id in met.givers and not met.need.elastic:
                 return Reason.SHRINK_FOR_JOB
         return Reason.SHRINK_FOR_ELASTIC
 
-    def _ending(self) -> dict[int, frozenset[Unit]]:
+    def _ending(self) -> dict[int, tuple[Reason, frozenset[Unit]]]:
         jobs, found = self.inputs.snapshot.jobs, {}
         soon_s = LEAVE_S + companion_wait_s(self.inputs.settings, self.inputs.site)
         for job_id, running in self.running_jobs.items():
@@ -117,9 +119,10 @@ class RoundContext:
                 continue
             late, soon = ending_units(running, jobs, LEAVE_S), ending_units(running, jobs, soon_s)
             if late:  # too late for a successor
-                self.running_jobs[job_id], found[job_id] = replace(running, may_grow=False), late
+                self.running_jobs[job_id] = replace(running, may_grow=False)
+                found[job_id] = Reason.COMPANION_ENDS, late
             elif soon and running.may_grow and self._idle(running) >= sum(running.giver.share[i].gpus for i, _ in soon):
-                found[job_id] = soon
+                found[job_id] = Reason.COMPANION_ENDS, soon
         return found
 
     def _idle(self, running: RunningJob) -> int:
@@ -131,3 +134,4 @@ class RoundContext:
 
 
 _NONE = frozenset[Unit]()
+_NOTHING = Reason.KEEP_BEST, _NONE

@@ -79,6 +79,20 @@ def test_companions_leave_the_user_a_job_to_submit(site: SiteCluster, monkeypatc
         site.sbatch("-N1")
 
 
+def test_the_users_own_submissions_get_the_places_of_companions(
+    site: SiteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MaxSubmitJobs=3: a job takes the place that a companion had left free, which is given back for the next one."""
+    site.limit("user", "games", MaxSubmitJobs=3)
+    with daemon_at(site, monkeypatch) as selasticd:
+        job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment=WIDE)
+        selasticd.settles_at(job, 32)
+        site.sbatch("-N1", "--begin=now+1hour")
+        selasticd.settles_at(job, 4)
+        assert "shrink_submits" in str(selasticd.client().get(f"/v1/jobs/{job}/events"))
+        site.sbatch("-N1", "--begin=now+1hour")
+
+
 def test_all_that_salloc_says_is_kept(site: SiteCluster) -> None:
     """The limit's name is in the line before the last one."""
     site.limit("user", "games", MaxSubmitJobs=1)

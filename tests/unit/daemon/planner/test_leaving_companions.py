@@ -1,13 +1,18 @@
-"""Companions that Slurm granted for less time than their job has: they are left before their end, or replaced."""
+"""Companions that are left though nobody waits for their nodes: before their end, and for their user's own jobs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from daemon_harness import UIDS, USER
+from daemon_harness import World as Daemon
 from plan_cases import NOW, SETTINGS, World, closed, order, row
 
-from slurm_elastic.daemon.planner.ending_companions import LEAVE_S
+from slurm_elastic.daemon.planner.leaving_companions import LEAVE_S
+from slurm_elastic.daemon.slurm.fake import Component
+from slurm_elastic.daemon.slurm.site import SlurmLimit
 from slurm_elastic.daemon.text.reasons import Reason
 
 WAIT_S = SETTINGS.companion_wait_s
@@ -81,3 +86,22 @@ def test_a_job_that_needs_it_keeps_it_to_the_end() -> None:
     world.cluster.change(9, time_left_s=LEAVE_S - 1)
     plan = world.plan()
     assert not plan.resizes and row(plan, 1).gpus_to == 8
+
+
+def test_the_users_own_jobs_get_the_places_of_companions(tmp_path: Path) -> None:
+    """MaxSubmitJobs: with each job that the user submits himself one more companion goes, the smallest first."""
+    world = Daemon(tmp_path, nodes=4)
+    world.slurm.limits = (SlurmLimit(uid=UIDS[USER], tres={"submits": 4.0}),)
+    job = world.elastic(comment="elastic:gpus=4-16,batch=240-3840")
+    blocker = world.slurm.submit(Component(2, 4), user="nobody")
+    world.settle()
+    world.slurm.finish(blocker)
+    world.settle()
+    assert [piece.gpus for piece in job.pieces] == [4, 4, 8]
+    for gpus in (12, 4):
+        world.slurm.submit(Component(1, 0), user=USER)
+        world.settle()
+        assert job.gpus == gpus
+    world.slurm.submit(Component(1, 0), user=USER)
+    world.settle()
+    assert job.gpus == 4
