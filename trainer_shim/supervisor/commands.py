@@ -145,8 +145,8 @@ def scancel(job_ids: Sequence[int]) -> list[str]:
 
 
 def list_own_jobs(user: str) -> list[str]:
-    """Every job of this user with its comment: `id|comment` a line."""
-    return ["squeue", "--noheader", f"--user={user}", "--format=%i|%k"]
+    """Every job of this user that has not ended, with its comment: `id|comment` a line."""
+    return ["squeue", "--noheader", f"--user={user}", "--states=PD,CF,R,S", "--format=%i|%k"]
 
 
 def tagged(listing: str, base: int) -> list[int]:

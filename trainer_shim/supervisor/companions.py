@@ -1,8 +1,8 @@
 """Companions of a base job: asked for by salloc, found, and given back. Asynchronous; holds no lock, decides nothing.
 
-Whatever was asked for is cancelled when it is dropped, also when the grant and the change of mind cross; at the end
-Slurm itself is asked for what still carries this job's tag. Should the whole host die, the agents on the companions
-(and selasticd) see to their end.
+Whatever was asked for is cancelled when it is dropped, also when the grant and the change of mind cross, and forgotten
+when the job uses it no more. At the end Slurm itself is asked for what still carries this job's tag, until it lists
+nothing. Should the whole host die, the agents on the companions (and selasticd) see to their end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import getpass
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from slurm_elastic.protocol.errors import SlurmError
@@ -26,6 +26,8 @@ Emit = Callable[[Event], None]
 _JOB_ID = re.compile(r"job allocation (\d+)")
 KILL_AFTER_S = 10.0
 CONFIGURING_S = 0.5
+SWEEP_S = 1.0
+"""Pause before a sweep that failed is tried again."""
 MOST_SAID = 500
 
 
@@ -58,8 +60,11 @@ class Companions:
         self._loop, self._children, self._env, self._base = loop, children, env, base_id
         self._nproc, self._emit = nproc, emit
         self._asked: list[CompanionRequest] = []
+        """Those under way, and those granted that the job uses."""
         self._jobs: dict[int, SlurmJob] = {}
         """Those granted, by job id."""
+        self.swept = False
+        """After `close`: nothing of this job is left in Slurm."""
 
     def submit(self, resize_id: int, index: int, shape: Shape, wait_s: float) -> None:
         """Ask for one. What has no nodes after `wait_s` seconds is taken back and refused."""
@@ -77,12 +82,16 @@ class Companions:
         """Give back one that was granted."""
         self._children.start(commands.scancel([job_id]), self._env, lambda ended: None)
 
+    def retain(self, job_ids: Set[int]) -> None:
+        """Forget the companions that were granted and are none of these: the job uses them no more."""
+        self._asked = [asked for asked in self._asked if asked.job_id not in self._jobs or asked.job_id in job_ids]
+        self._jobs = {job_id: job for job_id, job in self._jobs.items() if job_id in job_ids}
+
     def close(self, done: Callable[[], None]) -> None:
-        """Give back everything, then whatever else Slurm lists with this job's tag; `done` is called after that."""
+        """Give back whatever Slurm lists with this job's tag; `done` is called when that is nothing any more."""
         for asked in self._asked:
-            self._take_back(asked, "the job has ended")
-        user = getpass.getuser()
-        self._children.start(commands.list_own_jobs(user), self._env, lambda ended: self._sweep(ended, done))
+            self._stop_asking(asked, "the job has ended")
+        self._sweep(done)
 
     # --- on the way to a grant --------------------------------------------------------------------------------
 
@@ -130,7 +139,8 @@ class Companions:
         try:
             piece = job.piece("companion", self._nproc)
         except ValueError as error:
-            self._refuse(asked, str(error))
+            self._take_back(asked, str(error))
+            self._refuse(asked, asked.dropped)
             return
         asked.reported = True
         self._jobs[job.job_id] = job
@@ -144,27 +154,55 @@ class Companions:
     # --- giving back ------------------------------------------------------------------------------------------
 
     def _take_back(self, asked: CompanionRequest, why: str) -> None:
-        if asked.dropped:
-            return
-        asked.dropped = why
+        if not asked.dropped:
+            self._stop_asking(asked, why)
+            self._cancel(asked)
+            self._forget(asked)
+
+    def _stop_asking(self, asked: CompanionRequest, why: str) -> None:
+        asked.dropped = asked.dropped or why
         if asked.process is not None:
             process = asked.process
             process.terminate()
             self._loop.after(KILL_AFTER_S, lambda: process.kill() if process.poll() is None else None)
-        self._cancel(asked)
 
     def _cancel(self, asked: CompanionRequest) -> None:
         if asked.job_id:
-            self._children.start(commands.scancel([asked.job_id]), self._env, lambda ended: None)
+            self.cancel(asked.job_id)
 
-    def _sweep(self, listing: Ended, done: Callable[[], None]) -> None:
-        left = commands.tagged(listing.out, self._base)
-        if not left:
+    def _forget(self, asked: CompanionRequest) -> None:
+        self._asked = [other for other in self._asked if other is not asked]
+        self._jobs.pop(asked.job_id, None)
+
+    def _sweep(self, done: Callable[[], None]) -> None:
+        def again() -> None:
+            self._loop.after(SWEEP_S, lambda: self._sweep(done))
+
+        def listed(listing: Ended) -> None:
+            left = commands.tagged(listing.out, self._base)
+            if listing.code != 0:  # not "nothing left": those that are known are not kept waiting for it
+                left = [asked.job_id for asked in self._asked if asked.job_id]
+            if left:
+                self._children.start(commands.scancel(left), self._env, lambda ended: cancelled(ended, listing))
+            elif listing.code != 0:
+                again()
+            else:
+                over()
+
+        def cancelled(ended: Ended, listing: Ended) -> None:
+            if ended.code != 0 or listing.code != 0:
+                again()
+            else:
+                over()
+
+        def over() -> None:
+            self.swept = True
             done()
-            return
-        self._children.start(commands.scancel(left), self._env, lambda ended: done())
+
+        self._children.start(commands.list_own_jobs(getpass.getuser()), self._env, listed)
 
     def _refuse(self, asked: CompanionRequest, why: str) -> None:
+        self._forget(asked)
         if not asked.reported:
             asked.reported = True
             self._emit(CompanionRefused(asked.resize_id, asked.index, why))

@@ -213,7 +213,14 @@ class Supervisor:
     def _exit(self, action: actions.Exit) -> None:
         self._code = action.code
         self._launcher.close(self._wait_for_steps)
-        self._loop.after(GOODBYE_S, self._loop.stop)
+        self._loop.after(GOODBYE_S, self._waited_enough)
+
+    def _waited_enough(self) -> None:
+        if not self._launcher.swept:
+            self._print(
+                "Slurm did not take every companion back in time; selasticd, or its own agents, end what is left"
+            )
+        self._loop.stop()
 
     def _wait_for_steps(self) -> None:
         """Agents that were told to quit take their srun with them; those that do not are left to Slurm."""
@@ -241,6 +248,7 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     ),
     actions.DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
     actions.CancelCompanion: lambda self, action: self._launcher.cancel(action.slurm_job_id),
+    actions.RetainJobs: lambda self, action: self._launcher.retain(action.slurm_job_ids),
     actions.UpdateRegistration: Supervisor._update_registration,
     actions.ReportPhase: Supervisor._report_phase,
     actions.ForwardReport: Supervisor._forward_report,

@@ -13,7 +13,7 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +94,7 @@ class LocalLauncher:
         self._agents: dict[int, list[subprocess.Popen[bytes]]] = {}
         self._resizes: dict[int, list[int]] = {}
         self._total = first_piece.gpus_per_node
+        self.swept = True
 
     def launch(self, piece: Piece, number: int) -> None:
         left = set(piece.nodes)
@@ -135,6 +136,11 @@ class LocalLauncher:
     def cancel(self, job_id: int) -> None:
         for process in self._agents.pop(job_id, []):
             process.terminate()
+
+    def retain(self, job_ids: Set[int]) -> None:
+        """Forget the agents of all others."""
+        self._agents = {job_id: agents for job_id, agents in self._agents.items() if job_id in job_ids}
+        self._resizes = {number: ids for number, ids in self._resizes.items() if not job_ids.isdisjoint(ids)}
 
     def close(self, done: Callable[[], None]) -> None:
         done()

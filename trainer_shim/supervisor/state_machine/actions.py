@@ -96,6 +96,13 @@ class CancelCompanion(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class RetainJobs(Action):
+    """Nothing is done any more with companions other than these."""
+
+    slurm_job_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateRegistration(Action):
     """What trains now; the driver fills in the program and its request."""
 

@@ -172,7 +172,7 @@ class SupervisorContext:
         return [self.workers[name] for name in names if name in self.workers]
 
     def had(self) -> set[events.AgentKey]:
-        """Every node that there ever were workers on."""
+        """Every node that there ever were workers on, of the Slurm jobs that are in use."""
         return {agent for agent, _ in self._incarnations}
 
     def workers_on(self, agents: Iterable[events.AgentKey]) -> list[Worker]:
@@ -201,6 +201,13 @@ class SupervisorContext:
         """The coming world, if this is its generation."""
         world = self.resize.world if self.resize else None
         return world if world is not None and world.generation == generation else None
+
+    def forget_left(self) -> None:
+        """Forget the companions that are not in use any more: a job may have thousands of them, one after another."""
+        retained = frozenset(piece.slurm_job_id for piece in self.pieces)
+        self._incarnations = {key: count for key, count in self._incarnations.items() if key[0][0] in retained}
+        self.do(actions.RetainJobs(retained))
+        self.emit(events.JobsLeft(retained))
 
     # --- workers ----------------------------------------------------------------------------------------------
 
@@ -274,6 +281,7 @@ class SupervisorContext:
         micro_batch = int(number(first.config.get("micro_batch")))
         now = Registration(VERSION, world.generation, pieces, self.batch, program="", max_micro_batch=micro_batch)
         self.do(actions.UpdateRegistration(now))
+        self.forget_left()
         self.emit(events.WorldRuns())
 
     def origin(self) -> str:

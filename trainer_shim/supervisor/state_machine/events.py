@@ -167,6 +167,13 @@ class FirstStepDone:
     message: Message = field(hash=False)
 
 
+@dataclass(frozen=True, slots=True)
+class JobsLeft:
+    """The job uses these Slurm jobs only; it takes no node of another one back."""
+
+    retained: frozenset[int]
+
+
 class WorldRuns:
     """Another world is the one that trains now."""
 

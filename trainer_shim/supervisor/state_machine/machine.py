@@ -36,8 +36,9 @@ class Machine:
     def __init__(self, context: SupervisorContext) -> None:
         self.context = context
         self._handlers: dict[type[Any], list[Callable[[Any], None]]] = {}
-        for part in PARTS:
-            for kind, handler in part(context).handlers().items():
+        self.parts = [part(context) for part in PARTS]
+        for part in self.parts:
+            for kind, handler in part.handlers().items():
                 self._handlers.setdefault(kind, []).append(handler)
 
     def start(self, now: float) -> list[Action]:

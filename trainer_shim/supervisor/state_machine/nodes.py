@@ -44,6 +44,7 @@ class Nodes(Part):
             events.StepEnded: self._step_ended,
             events.NodeTerminating: self._terminating,
             events.NodeSuspending: self._suspending,
+            events.JobsLeft: self._forget_launches,
             SuspendedTimer: lambda event: self._context.do(CancelCompanion(event.slurm_job_id)),
             events.Restarting: self._restarting,
             AgentsTimer: self._silent,
@@ -87,6 +88,10 @@ class Nodes(Part):
             self._await([key])
             self._launch(replace(base, nodes=base.nodes[:1]))
         self._leave_out_lost()
+
+    def _forget_launches(self, event: events.JobsLeft) -> None:
+        self._launched = {key: number for key, number in self._launched.items() if key[0] in event.retained}
+        self._pieces = {number: piece for number, piece in self._pieces.items() if piece.slurm_job_id in event.retained}
 
     # --- agents that come and go ------------------------------------------------------------------------------
 

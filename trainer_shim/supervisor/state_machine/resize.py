@@ -201,6 +201,7 @@ class Resizes(Part):
         dropped = set(agents_of(context.pieces)) - set(agents_of(resize.pieces))
         left = [worker for worker in context.members() if worker.name not in world.members]
         self._over()
+        self._called_off = {number: other for number, other in self._called_off.items() if number > generation}
         context.enter(world, resize.pieces)
         for worker in [*context.workers_on(dropped), *(worker for worker in left if worker.agent not in dropped)]:
             worker.ending = True
@@ -252,6 +253,7 @@ class Resizes(Part):
         context.quit_agents(sorted(resize.agents))
         if resize.awaited:
             context.do(DropCompanions(resize.id))
+        context.forget_left()
         if resize.id:
             context.report_phase(resize.id, phase, detail)
             context.do(Print(f"resize {resize.id} {phase}: {detail}"))

@@ -15,6 +15,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     LaunchAgents,
     QuitAgent,
     ReportPhase,
+    RetainJobs,
     Send,
     SubmitCompanion,
 )
@@ -445,3 +446,29 @@ def test_a_checkpoint_for_a_requeue_is_asked_for_again_by_a_new_world() -> None:
     drive(ResizeCame(Resize(1, 10, (), (Shape(1, 1),), 1, 64, "keep_pinned", 30.0, withdrawn=True)))
     drive.say(drive.members()[0], "saved", step=50)
     assert drive.phases(1) == ["accepted"]
+
+
+def test_nothing_is_remembered_of_companions_that_were_left() -> None:
+    """A job is resized for weeks: what its supervisor keeps of companions is those in use, used or not used before."""
+    drive = Drive().up()
+    for number in range(1, 40):
+        piece = Piece(10 + number, "companion", (f"n{10 + number}",), 2)
+        drive.order(4 * number, (BASE,), (SHAPE,))
+        drive(CompanionGranted(4 * number, 0, piece))
+        drive.ready(drive.agents_up(piece))
+        if number % 2:
+            drive.running(drive.context.generation)
+            drive.order(4 * number + 1, (BASE,))
+            drive.quiesce((f"{10 + number}.n{10 + number}.0",))
+            drive.running(drive.context.generation)
+        else:
+            withdrawn = Resize(4 * number, 10, (BASE,), (SHAPE,), 6, 64, "grow_idle", 30.0, withdrawn=True)
+            drive(ResizeCame(withdrawn))
+        assert drive.every(RetainJobs)[-1].slurm_job_ids == {10}
+        drive(AgentLost((10 + number, f"n{10 + number}")))
+    context, parts = drive.context, drive.machine.parts
+    assert drive.phases(39 * 4 + 1)[-1] == "running"
+    assert {agent[0] for agent in (*context.had(), *context.agents)} == {10}
+    assert {worker.agent[0] for worker in context.workers.values()} == {10}
+    held = [value for part in parts for value in vars(part).values() if isinstance(value, (dict, list, set))]
+    assert max(map(len, held)) <= 2, held

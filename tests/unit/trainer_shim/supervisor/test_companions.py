@@ -1,0 +1,126 @@
+"""Companions of a job as its supervisor asks for them and gives them back, by real processes that stand in for Slurm's
+commands: a file for each job that "Slurm" has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.trainer_shim.control.event_loop import Children, Loop
+from slurm_elastic.trainer_shim.supervisor import companions as module
+from slurm_elastic.trainer_shim.supervisor.companions import Companions
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import CompanionGranted, CompanionRefused
+
+SHAPE = Shape(1, 1)
+JOB = """JobId=%s JobName=x Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=Unknown"""
+HOLDS = " Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:1"
+COMMANDS = {
+    "scontrol": f'echo "$(printf "{JOB}" "${{@: -1}}"){HOLDS}"',
+    "salloc": """
+        id=$(($(ls jobs | sort -n | tail -1) + 1)); touch jobs/$id
+        echo "salloc: Granted job allocation $id" >&2""",
+    "squeue": """
+        if [ -e deaf ]; then rm deaf; echo "squeue: error: Unable to contact slurm controller" >&2; exit 1; fi
+        for id in $(ls jobs); do echo "$id|selastic:companion-of=100;resize=1"; done""",
+    "scancel": """
+        echo "$@" >>cancelled
+        if [ -e mute ]; then rm mute; exit 1; fi
+        for id in "$@"; do rm -f jobs/$id; done""",
+}
+
+
+class Site:
+    """A supervisor's companions, and the Slurm that they are jobs of."""
+
+    def __init__(self, folder: Path, loop: Loop) -> None:
+        self.folder, self.loop = folder, loop
+        (folder / "jobs").mkdir()
+        (folder / "bin").mkdir()
+        for name, body in COMMANDS.items():
+            path = folder / "bin" / name
+            path.write_text(f"#!/bin/bash\ncd {folder}\n{body}\n")
+            path.chmod(0o755)
+        (folder / "jobs" / "1000").touch()  # a companion that nobody remembers
+        env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        self.events: list[Any] = []
+        self.companions = Companions(loop, Children(loop), env, 100, 1, self.events.append)
+
+    def until(self, predicate: Any) -> None:
+        turns = 0
+        while not predicate():
+            self.loop.turn(0.2)
+            turns += 1
+            assert turns < 2000, (self.events, self.cancelled())
+
+    def grow(self, resize_id: int) -> int:
+        """Ask for one companion; its job id."""
+        self.companions.submit(resize_id, 0, SHAPE, 600.0)
+        self.until(lambda: self.events)
+        granted = self.events.pop()
+        assert isinstance(granted, CompanionGranted)
+        return granted.piece.slurm_job_id
+
+    def close(self) -> None:
+        ended: list[bool] = []
+        self.companions.close(lambda: ended.append(True))
+        self.until(lambda: ended)
+
+    def cancelled(self) -> list[str]:
+        """The arguments of each scancel."""
+        file = self.folder / "cancelled"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def jobs(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "jobs").iterdir())
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(module, "SWEEP_S", 0.01)
+    loop = Loop()
+    yield Site(tmp_path, loop)
+    loop.leave_in_child()
+
+
+def test_one_scancel_at_the_end_for_what_slurm_still_has(site: Site) -> None:
+    """A job that has had many companions cancels those that are there, by one command."""
+    ids = [site.grow(number) for number in range(1, 9)]
+    for job_id in ids[:-2]:  # as selasticd gives them back
+        (site.folder / "jobs" / str(job_id)).unlink()
+    site.companions.retain(frozenset({100, *ids[-2:]}))
+    site.close()
+    assert site.cancelled() == [" ".join(map(str, [1000, *ids[-2:]]))]
+    assert site.jobs() == []
+    assert site.companions.swept
+
+
+def test_companions_that_the_job_has_left_are_forgotten(site: Site) -> None:
+    """What is remembered is what is in use or asked for, whatever the job has had: granted, refused or dropped."""
+    for number in range(1, 6):
+        kept = site.grow(number)
+        site.companions.retain(frozenset({100, kept}))
+    dropped = site.grow(7)
+    site.companions.drop(7)
+    site.until(lambda: str(dropped) in site.cancelled())
+    (site.folder / "bin" / "salloc").write_text("#!/bin/bash\necho 'salloc: error: no' >&2; exit 1\n")
+    site.companions.submit(8, 0, SHAPE, 600.0)
+    site.until(lambda: site.events)
+    assert isinstance(site.events.pop(), CompanionRefused)
+    assert list(site.companions._jobs) == [kept]
+    assert [asked.job_id for asked in site.companions._asked] == [kept]
+
+
+@pytest.mark.parametrize("fails", ["deaf", "mute"])
+def test_a_sweep_that_failed_is_not_nothing_left(site: Site, fails: str) -> None:
+    """Slurm does not answer the listing, or the cancelling, once: what is known goes at once, the rest when it does."""
+    known = site.grow(1)
+    (site.folder / fails).touch()
+    site.close()
+    assert site.cancelled()[0].split()[-1] == str(known)
+    assert site.jobs() == []
+    assert site.companions.swept
