@@ -219,7 +219,8 @@ class Settings:
 
     failed_backoff_s: float = number(600.0, 0, 86400)
     """How long a job does not grow after a growth that failed or was withdrawn, for example because its companion was
-    not granted; it may shrink in that time. A job whose shrink failed is left alone for as long."""
+    not granted; it may shrink in that time. A job whose shrink failed is left alone for a tenth of it, and for twice as
+    long after each further one that fails; for the rest of it, it gives way to waiting jobs only."""
 
     resize_taken_s: float = number(60.0, 1, 3600)
     """How long a resize may wait for the job's supervisor to take it, before it is withdrawn."""

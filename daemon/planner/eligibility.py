@@ -38,6 +38,8 @@ class JobState:
     """Its open resize."""
     last: ResizeRow | None = None
     """Its last closed one."""
+    failures: int = 0
+    """How many of its resizes have failed one after the other, if the last one did."""
     pinned: int | None = None
     observations: tuple[ObservationRow, ...] = ()
     model: Model | None = None
@@ -270,7 +272,8 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
 
     After a growth that failed, or a companion that never came, the job only does not grow for a while: it gives way.
     A growth whose nodes somebody else got, or needed, is planned again at once, and so is what was
-    given up for a job that did not take it, or because a companion's time was over.
+    given up for a job that did not take it, or because a companion's time was over. After a shrink that failed nothing
+    is done to it for a tenth of the time after a failure, twice as long after each further one; then it gives way.
     """
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN:
@@ -290,7 +293,10 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     if now >= until:
         return _Rest()
     if last.state == ResizeState.FAILED and not last.add:
-        return _Rest(False, False, until=until, frozen=Reason.KEEP_FAILED, fresh_until=until)
+        gives_way = last.updated + min(1.0, 2 ** min(20, max(0, state.failures - 1)) / 10) * settings.failed_backoff_s
+        if now < gives_way:
+            return _Rest(False, False, until=until, frozen=Reason.KEEP_FAILED, fresh_until=gives_way)
+        return _Rest(False, False, False, until=until, fresh_until=until)
     return _Rest(may_grow=False, until=until, fresh_until=until)
 
 

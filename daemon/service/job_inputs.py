@@ -13,6 +13,7 @@ from dataclasses import replace
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..mechanisms.refusals import Refusal
 from ..models.cache import Fitted
@@ -50,11 +51,13 @@ class JobInputs:
         self._log_unfitted()
         found = {job_id: JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ())) for job_id in wanted}
         for job_id, prior in known.items():
-            report = store.last_report(job_id)
+            report, last = store.last_report(job_id), store.last_closed_resize(job_id)
+            failed = last is not None and last.state == ResizeState.FAILED and not last.add
             found[job_id] = replace(
                 found[job_id],
                 in_use=in_use[job_id],
-                last=store.last_closed_resize(job_id),
+                last=last,
+                failures=store.failed_in_a_row(job_id) if failed else 0,
                 pinned=store.pinned(job_id),
                 observations=seen[job_id],
                 model=models.get(job_id),

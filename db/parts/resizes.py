@@ -98,6 +98,14 @@ class ResizeStore(StorePart):
                 self._closed |= {job_id: None, **self._load_closed(_ROWS.c.job_id == job_id)}
             return self._closed[job_id]
 
+    def failed_in_a_row(self, job_id: int) -> int:
+        """How many of the job's last resizes have failed, one after the other."""
+        over = (_ROWS.c.job_id == job_id) & _ROWS.c.open_job.is_(None)
+        failed = _ROWS.c.state == ResizeState.FAILED.value
+        other = select(func.coalesce(func.max(_ROWS.c.id), 0)).where(over, ~failed).scalar_subquery()
+        with self._db.read() as connection:
+            return connection.execute(select(func.count()).where(over, failed, _ROWS.c.id > other)).scalar_one()
+
     def advance_resize(
         self, resize_id: int, state: ResizeState, detail: str = "", at: float | None = None
     ) -> ResizeRow:

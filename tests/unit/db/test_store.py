@@ -233,6 +233,16 @@ def test_a_job_has_one_open_resize(store: Store) -> None:
     store.begin_resize(RESIZE, 8.0)
 
 
+def test_failures_in_a_row_are_counted(store: Store) -> None:
+    """From the last resize that came about on, those of the job alone."""
+    assert store.failed_in_a_row(7) == 0
+    for state, count in (("failed", 1), ("failed", 2), ("done", 0), ("failed", 1)):
+        store.advance_resize(store.begin_resize(RESIZE, 5.0).id, ResizeState(state), at=6.0)
+        assert store.failed_in_a_row(7) == count
+    store.begin_resize(RESIZE, 7.0)
+    assert store.failed_in_a_row(7) == 1 and store.failed_in_a_row(8) == 0
+
+
 def test_resizes_only_go_forward(store: Store) -> None:
     """A phase that arrives late or twice changes nothing; what is closed stays closed."""
     number = store.begin_resize(RESIZE, 5.0).id

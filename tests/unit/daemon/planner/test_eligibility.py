@@ -100,7 +100,8 @@ def test_a_pin_to_another_size_moves_the_job_there() -> None:
 
 
 def test_a_failed_resize_leaves_the_job_alone_for_a_while() -> None:
-    """What just failed is not tried again at once, in any direction."""
+    """What just failed is not tried again at once, in any direction; but it gives way long before the time is over,
+    later where it fails again and again."""
     world = World(4)
     world.job(1, "n1 n2")
     world.state(1, last=closed("failed", NOW - 10))
@@ -108,6 +109,20 @@ def test_a_failed_resize_leaves_the_job_alone_for_a_while() -> None:
     plan = world.plan()
     assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_FAILED.value
     assert row(plan, 1).evidence["blocked_until"] == NOW - 10 + SETTINGS.failed_backoff_s
+    tenth = SETTINGS.failed_backoff_s / 10
+    for failures, after, gives in (
+        (1, 1, True),
+        (2, 1, False),
+        (2, 2, True),
+        (3, 2, False),
+        (3, 4, True),
+        (9, 9, False),
+    ):
+        world.state(1, last=closed("failed", NOW - after * tenth), failures=failures)
+        assert bool(world.plan().resizes) is gives, (failures, after)
+    del world.cluster.jobs[9]
+    world.state(1, last=closed("failed", NOW - tenth), failures=1)
+    assert world.plan().resizes == ()  # it neither grows nor shrinks for others
 
 
 def test_a_companion_that_never_came_stops_growth_only() -> None:

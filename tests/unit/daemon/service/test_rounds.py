@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from daemon_harness import REQUEST, World
+from daemon_harness import REQUEST, Supervisor, World
 
 from slurm_elastic.daemon.slurm.fake import Component, FakeClient
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
@@ -365,8 +365,6 @@ def test_a_heterogeneous_job_gives_up_a_component(world: World) -> None:
     job_id = world.slurm.submit(
         Component(1, 4), Component(1, 4), user="games", name="het", comment=REQUEST + ",via=component"
     )
-    from daemon_harness import Supervisor
-
     job = world.supervisors[job_id] = Supervisor(world, job_id)
     world.round()
     assert job.gpus == 8
@@ -409,3 +407,30 @@ def test_jobs_that_slurm_hides_do_not_stop_giving_way(
         world.round()
     assert job.gpus == 4
     assert caplog.text.count("GPUs in use by no job that Slurm lists: 4 on n1") == 1
+
+
+def test_a_job_whose_shrinks_fail_still_gives_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shrinks for a waiting job come to nothing: the third is tried minutes later, not after the whole backoff."""
+    job = world.elastic()
+    world.settle()
+    failed: list[float] = []
+
+    def fail(supervisor: Supervisor) -> None:
+        failed.append(world.slurm.now)
+        supervisor._give_up("failed")
+
+    rigid = world.rigid(nodes=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Supervisor, "_switch", fail)
+        for _ in range(40):
+            world.round()
+            if len(failed) == 2:
+                break
+    backoff = world.settings.failed_backoff_s
+    assert backoff / 10 <= failed[1] - failed[0] <= backoff / 5
+    for _ in range(60):
+        world.round()
+        if world.snapshot().jobs[rigid].running:
+            break
+    assert backoff / 5 <= world.slurm.now - failed[1] <= backoff / 2
+    assert world.snapshot().jobs[rigid].running and job.gpus == 20
