@@ -13,6 +13,7 @@ import stat
 import subprocess
 from pathlib import Path
 
+from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import SandboxError
 
 from .config import SandboxSpec
@@ -83,10 +84,25 @@ def directory_path(name: str, wanted: Path | None) -> Path:
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory, 0755 so that other users' commands can read slurm.conf; an empty one is taken over."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise SandboxError(f"dir={path} of the sandbox is there and not empty: remove it, or choose another.")
-    path.mkdir(parents=True, exist_ok=True)
+    """Make the directory, 0755 so that other users' commands can read slurm.conf; one's own empty one is taken over.
+
+    Programs that run as root read their configuration and find their sockets in it, so nobody else may have made it,
+    nor be able to rename it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for parent in (path.parent.resolve(), *path.parent.resolve().parents):
+        found = parent.stat()
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            raise SandboxError(f"dir={path} of the sandbox is not safe: others can rename what is in {parent}.")
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if why := own_files.foreign(path):
+            raise SandboxError(f"dir={path} of the sandbox is there and {why}: choose another.") from None
+        if not path.is_dir() or any(path.iterdir()):
+            raise SandboxError(
+                f"dir={path} of the sandbox is there and not empty: remove it, or choose another."
+            ) from None
     path.chmod(0o755)
 
 

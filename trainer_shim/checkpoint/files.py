@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import TrainingError
 
 from . import room
@@ -102,6 +103,7 @@ def prepare(partial: Path) -> None:
     """An empty directory to write into."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    own_files.make_own(partial)
 
 
 def make_room(directory: Path) -> bool:
@@ -163,6 +165,8 @@ def seal(
         json.dump(index, text)
         text.flush()
         os.fsync(text.fileno())
+    for path in partial.iterdir():  # the umask may have given them to a group
+        own_files.make_own(path)
     check(partial)
     _sync(partial)
     if final.exists():  # the same step again, after a restart or at the end of the training
@@ -178,8 +182,11 @@ def seal(
 
 
 def check(path: Path) -> Saved:
-    """Read a checkpoint's index and verify its files. Raises TrainingError with what is wrong."""
+    """Read a checkpoint's index and verify its files, and that nobody else can have written them: loading one runs what
+    it holds. Raises TrainingError with what is wrong."""
     try:
+        if why := own_files.foreign_below(path):
+            raise TrainingError(f"checkpoint {path} is not used: {why}; accepted: what only its owner can write")
         index = json.loads((path / INDEX).read_text())
         for name, expected in index["files"].items():
             if digest_of(path / name)["blake2b"] != expected["blake2b"]:
@@ -207,7 +214,7 @@ def load_newest(directory: Path) -> Found | None:
     for path in all_of(directory):
         try:
             saved = check(path)
-            # The job's own user wrote this file; kept parts may hold any object.
+            # The job's own user wrote this file (see check); kept parts may hold any object.
             captured = torch.load(path / STATE, map_location="cpu", weights_only=False)
         except (TrainingError, RuntimeError, OSError) as error:
             problems.append(str(error))

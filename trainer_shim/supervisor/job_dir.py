@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import ConfigError
 
 RECORD = "run.json"
@@ -37,7 +38,8 @@ def choose(env: Mapping[str, str], command: Sequence[str], given: str | None, wo
     """The directory for this command, which may hold an earlier part of it. Nothing is created.
 
     In a Slurm job it lies under the job's working directory, where its output goes too. A directory of another
-    command, or of another cluster's job with the same id, is left alone and the next number taken.
+    command, of another cluster's job with the same id, or that others can write to, is left alone and the next number
+    taken.
     Without Slurm, and without `given`, it is always a new one: only who names the directory wants to go on.
     """
     if given:
@@ -49,16 +51,23 @@ def choose(env: Mapping[str, str], command: Sequence[str], given: str | None, wo
     number = 1
     while True:
         place = parent / (job_id if number == 1 else f"{job_id}-{number}")
-        earlier = read(place)
-        if earlier is None or (earlier.command, earlier.cluster) == (tuple(command), cluster(env)):
-            return place
+        if not own_files.foreign(place):
+            earlier = read(place)
+            if earlier is None or (earlier.command, earlier.cluster) == (tuple(command), cluster(env)):
+                return place
         number += 1
 
 
 def create(place: Path) -> None:
     """Make the directory. Raises ConfigError when that is not possible."""
     try:
-        (place / "logs").mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+        if why := own_files.foreign(place):
+            own_files.make_own(place)  # what the umask gave to a group
+            why = own_files.foreign(place)
+        if why:
+            raise ConfigError(f"the job directory {place} {why}; accepted: --job-dir that you alone can write to")
+        (place / "logs").mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"the job directory {place} cannot be made ({error.strerror}); "

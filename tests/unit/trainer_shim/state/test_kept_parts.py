@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -132,6 +133,46 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_older(tmp_path: Path, har
     assert found is not None and found[0].step == 1
     write(tmp_path, trained(3)[0].snapshot())
     assert [path.name[-1] for path in files.all_of(tmp_path)] == ["3", "1"]
+
+
+class Planted:
+    """Unpickled, it runs a command of whoever wrote it."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+@pytest.mark.parametrize("way", ["all of it", "one file", "an open directory"])
+def test_a_checkpoint_that_somebody_else_can_write_is_not_loaded(tmp_path: Path, way: str) -> None:
+    """Whatever it holds is not run; the one before is used, and without one the job says why it does not start."""
+    write(tmp_path, trained(1)[0].snapshot())
+    snapshot, marker = trained(2)[0].snapshot(), tmp_path / "marker"
+    planted = write(tmp_path, {**snapshot, "extra": Planted(marker)}).path
+    if way == "an open directory":
+        planted.chmod(0o777)
+    else:
+        for path in [planted / "state.pt", *([planted] if way == "all of it" else [])]:
+            os.chown(path, 65534, 65534)
+    found = load_newest(tmp_path)
+    assert found is not None and found[0].step == 1 and not marker.exists()
+    (tmp_path / "step-000000000001").chmod(0o777)
+    with pytest.raises(TrainingError, match=r"can be written by others \(mode 777\)"):
+        load_newest(tmp_path)
+
+
+def test_a_groups_umask_does_not_open_checkpoints(tmp_path: Path) -> None:
+    """With umask 002, as many sites have it, what is written can be loaded all the same."""
+    before = os.umask(0o002)
+    try:
+        saved = write(tmp_path, trained(1)[0].snapshot())
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o022) for path in (saved.path, *saved.path.iterdir())} == {"0o0"}
+    assert load_newest(tmp_path) is not None
 
 
 def test_no_readable_checkpoint_is_an_error_not_a_new_start(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -247,6 +248,23 @@ def _at(text: str) -> float:
 def test_devices_of_a_node(env: dict[str, str], expected: list[str]) -> None:
     """Slurm's list is the list; without GPUs there are --nproc CPU workers, at least one."""
     assert gpus(env) == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+def test_a_job_directory_made_by_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    """Job ids can be guessed: its record is not read, another directory is taken, and one that is asked for refused."""
+    env = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a"}
+    planted = tmp_path / ".selastic" / "7"
+    planted.mkdir(parents=True)
+    job_dir.write(planted, job_dir.Run(("train.py",), "a", 900))
+    os.chown(planted, 65534, 65534)
+    assert job_dir.choose(env, ("train.py",), None, str(tmp_path)).name == "7-2"
+    with pytest.raises(ConfigError, match="belongs to uid 65534; accepted: --job-dir that you alone can write to"):
+        job_dir.create(planted)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o2775)
+    job_dir.create(tmp_path / "shared")  # what a umask gave to a group is taken back
+    assert (tmp_path / "shared").stat().st_mode & 0o7777 == 0o2755
 
 
 def test_job_directory_of_a_requeued_job_is_found_again(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Whether what lies at a path can have been written by somebody else.
+
+Limit: whoever may write to a directory above can put another of the owner's own directories in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def foreign(path: Path) -> str:
+    """Who else may have written this file or directory, as in "belongs to uid 7"; "" if nobody else, or it is missing.
+
+    root may write everything, and is trusted. Raises OSError where it cannot be looked at.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return ""
+    if stat.S_ISLNK(found.st_mode):
+        return "is a symbolic link"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to uid {found.st_uid}"
+    if found.st_mode & OTHERS_WRITE:
+        return f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
+
+
+def foreign_below(path: Path) -> str:
+    """As `foreign`, of a directory and all that it holds: the path and why."""
+    for place in (path, *sorted(path.rglob("*"))):
+        if why := foreign(place):
+            return f"{place} {why}"
+    return ""
+
+
+def make_own(path: Path) -> None:
+    """Take from all others the right to write to a file or directory of one's own."""
+    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
