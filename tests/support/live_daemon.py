@@ -69,6 +69,8 @@ class Selasticd:
         self.process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.options: list[str] = []
+        self.build = ROOT / "packaging/namespace"
+        """Where its code lies."""
 
     def start(self) -> None:
         """Start it (again, at the same address), and wait until it answers."""
@@ -86,7 +88,7 @@ class Selasticd:
         log = (self.folder / "selasticd.log").open("ab")
         command = [sys.executable, "-m", "slurm_elastic.daemon.service.main", "--config", str(config), *self.options]
         # Before what the caller has on it, such as a pyslurm to try.
-        found = os.pathsep.join(filter(None, [str(ROOT / "packaging/namespace"), os.environ.get("PYTHONPATH", "")]))
+        found = os.pathsep.join(filter(None, [str(self.build), os.environ.get("PYTHONPATH", "")]))
         env = {**os.environ, "PYTHONPATH": found}
         with log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd="/")
