@@ -52,6 +52,11 @@ def to_json(message: Any) -> bytes:
     return json.dumps(asdict(message), separators=(",", ":"), allow_nan=False).encode()
 
 
+def printable(text: str) -> str:
+    """The text as a message may hold it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:MAX_TEXT])
+
+
 def from_json(kind: type[T], body: bytes) -> T:
     """Read a message of this kind. Raises WireError with one sentence."""
     if len(body) > MAX_BODY:

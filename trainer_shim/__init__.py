@@ -6,10 +6,10 @@
 `join` imports torch when it is called; everything else a script needs hangs off the job that it returns.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import slurm_elastic.protocol  # noqa: F401 - ends where Python is too old
 
 if TYPE_CHECKING:
     from .data.shard_streams import InOrder

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol import messages
+from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
@@ -145,7 +145,13 @@ class Api:
 
         def store() -> Grant:
             grant = self.controller.registered(job_id, registration)
-            return dataclasses.replace(grant, token=self.store.mint_token(job_id, viewer.uid), release=version())
+            return dataclasses.replace(
+                grant,
+                token=self.store.mint_token(job_id, viewer.uid),
+                reason=codec.printable(grant.reason),
+                request=codec.printable(grant.request),
+                release=version(),
+            )
 
         return await run_sync(store)
 

@@ -29,10 +29,12 @@ class TrainingJob:
         env: dict[str, str],
         script: str = "exec {run}",
         train: str = TRAIN,
+        name: str = "train.py",
     ) -> None:
-        """script: what the batch script does; {run} stands for `selastic run` with these words. train: train.py."""
+        """script: what the batch script does; {run} stands for `selastic run` with these words. train: the program in
+        the file `name`."""
         self.sandbox, self.folder = sandbox, folder
-        (folder / "train.py").write_text(train)
+        (folder / name).write_text(train)
         variables = {"PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1", **env}
         exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
         run = f"{sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit {words}"

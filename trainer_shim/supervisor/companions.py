@@ -10,8 +10,9 @@ from __future__ import annotations
 import getpass
 import re
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from slurm_elastic.protocol.errors import SlurmError
@@ -215,9 +216,20 @@ def expand(expression: str, env: Mapping[str, str]) -> tuple[str, ...]:
     """A host list expression as names; Slurm's own expansion, which asks no daemon."""
     if "[" not in expression:
         return tuple(expression.split(","))
-    command = commands.show_hostnames(expression)
-    answer = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=30, check=False)
-    return tuple(answer.stdout.split())
+    return tuple(answer_to(commands.show_hostnames(expression), env).stdout.split())
+
+
+def answer_to(command: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """What one of Slurm's commands says, in which the names of files are what they are for Python in this locale."""
+    return subprocess.run(
+        command,
+        env=dict(env),
+        capture_output=True,
+        timeout=60,
+        check=False,
+        encoding=sys.getfilesystemencoding(),
+        errors="surrogateescape",
+    )
 
 
 def said(answer: str) -> str:

@@ -233,7 +233,7 @@ class DaemonClient:
         with self._changed:
             if self._refusal:
                 return
-            self._refusal = "".join(letter for letter in sentence if letter.isprintable())[:LONGEST_REFUSAL]
+            self._refusal = codec.printable(sentence)[:LONGEST_REFUSAL]
             self._refused_at, self._grant = time.monotonic(), None
             order, self._order = self._order, None
             self._changed.notify_all()

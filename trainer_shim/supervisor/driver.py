@@ -7,11 +7,12 @@ and the record in the job directory are its own; everything else can be seen fro
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurm_elastic.protocol import codec, messages
@@ -185,13 +186,18 @@ class Supervisor:
 
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:
-            program, request = " ".join(self._options.command)[:1000], self._options.request
-            known = dataclasses.replace(action.registration, program=program, request=request, release=version())
+            known = dataclasses.replace(
+                action.registration,
+                program=program(self._options.command),
+                request=self._options.request,
+                release=version(),
+            )
             self._daemon.update_registration(known)
 
     def _report_phase(self, action: actions.ReportPhase) -> None:
         if self._daemon is not None:
-            self._daemon.report_phase(dataclasses.replace(action.phase, at=time.time()))
+            detail = codec.printable(action.phase.detail)
+            self._daemon.report_phase(dataclasses.replace(action.phase, at=time.time(), detail=detail))
 
     def _forward_report(self, action: actions.ForwardReport) -> None:
         if self._daemon is None:
@@ -228,6 +234,11 @@ class Supervisor:
             self._loop.after(0.05, self._wait_for_steps)
         else:
             self._loop.stop()
+
+
+def program(command: Sequence[str]) -> str:
+    """The script and its arguments as a message may hold them: the same in every locale."""
+    return codec.printable(os.fsencode(" ".join(command)).decode(errors="replace")[:1000])
 
 
 _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {

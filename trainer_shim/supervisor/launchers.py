@@ -22,7 +22,7 @@ from slurm_elastic.protocol.messages import Piece, Shape
 
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
-from .companions import Companions, Emit, expand
+from .companions import Companions, Emit, answer_to, expand
 from .slurm_job import SlurmJob, component_ids, parse_job
 from .state_machine.events import CompanionGranted, StepEnded
 
@@ -156,9 +156,7 @@ def slurm_jobs(env: Mapping[str, str]) -> tuple[SlurmJob, ...]:
     clean = commands.scrubbed(env)
     leader, *components = component_ids(dict(env))
     for job_id in (leader, *components):
-        answer = subprocess.run(
-            commands.show_job(job_id), env=clean, capture_output=True, text=True, timeout=60, check=False
-        )
+        answer = answer_to(commands.show_job(job_id), clean)
         try:
             jobs.append(parse_job(answer.stdout, job_id, lambda text: expand(text, clean)))
         except SlurmError as error:
@@ -180,8 +178,7 @@ def end_s(env: Mapping[str, str] | None) -> float:
     follows with a SIGKILL, and where it does not say: than its usual one."""
     kill_wait = 30
     if env is not None:
-        command = ["scontrol", "show", "config"]
-        answer = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60, check=False)
+        answer = answer_to(["scontrol", "show", "config"], env)
         found = re.search(r"^KillWait\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
         kill_wait = int(found.group(1)) if found else kill_wait
     return max(1.0, 0.85 * kill_wait)

@@ -57,7 +57,8 @@ class SlurmJob:
 
 
 _COMMENT = re.compile(r"(?<!\S)Comment=(.*?)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)")
-"""A comment may hold spaces; the next KEY= ends it."""
+"""A comment may hold spaces, and so may a directory; the next KEY= ends it."""
+_WORK_DIR = re.compile(_COMMENT.pattern.replace("Comment", "WorkDir"))
 
 
 def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
@@ -92,7 +93,7 @@ def parse_job(text: str, job_id: int, expand: Expand) -> SlurmJob:
         partition=_known(fields.get("Partition", "")),
         account=_known(fields.get("Account", "")),
         component=(int(fields["HetJobId"]), int(fields["HetJobOffset"])) if "HetJobId" in fields else None,
-        work_dir=fields.get("WorkDir", ""),
+        work_dir=work_dir.group(1) if (work_dir := _WORK_DIR.search(text)) else "",
         wckey=_known(fields.get("WCKey", "").removeprefix("*")),
         # From 26.05 on OverSubscribe is NO for jobs that share nodes as well.
         exclusive=fields["Exclusive"] == "NODE" if "Exclusive" in fields else fields.get("OverSubscribe") == "NO",

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.errors import ConfigError, RequestError, SlurmUnparsable
-from slurm_elastic.protocol.messages import Piece, Shape
+from slurm_elastic.protocol.messages import Piece, Registration, Shape
 from slurm_elastic.trainer_shim.node.agent import gpus
 from slurm_elastic.trainer_shim.supervisor import commands, job_dir
 from slurm_elastic.trainer_shim.supervisor.cli import elastic_request, worker_env
 from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
+from slurm_elastic.trainer_shim.supervisor.driver import program
 from slurm_elastic.trainer_shim.supervisor.slurm_job import SlurmJob, component_ids, parse_job
 
 LINE = (
@@ -50,6 +52,13 @@ def job(**changes: object) -> SlurmJob:
     return SlurmJob(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def test_a_program_is_told_in_printable_letters() -> None:
+    """Whatever its name and its arguments hold, in any locale: else its registration would be refused."""
+    told = program(("train.py", "a\nb", "tr\udcc3\udca4in", "\udcff", "x" * 2000))
+    assert told.startswith("train.py a?b träin \N{REPLACEMENT CHARACTER} xxx") and len(told) == 1000
+    codec.decode(Registration, {"version": 3, "generation": 0, "pieces": [], "batch": 1, "program": told})
+
+
 def test_job_is_read_with_its_batch_host_first() -> None:
     """Nodes, GPUs and CPUs come from what Slurm says is held, not from the job's stale environment."""
     found = parse_job(LINE, 7, expand)
@@ -57,6 +66,16 @@ def test_job_is_read_with_its_batch_host_first() -> None:
     assert (found.gpus, found.gpu_type, found.cpus_per_node) == ((2, 2, 2), "a100", 5)
     assert (found.account, found.partition, found.work_dir) == ("", "main", "/home/alice")
     assert found.piece("base") == Piece(7, "base", ("n2", "n1", "n3"), 2, "a100")
+
+
+@pytest.mark.parametrize("place", ["/home/alice", "/home/alice/my data (2)", "/home/alice/d\udcc3\udca4/ü b"])
+@pytest.mark.parametrize(
+    "behind", ["", " Comment=elastic:gpus=2", "  StdErr=/home/alice/a b/out StdIn=/dev/null Power="]
+)
+def test_a_working_directory_may_hold_spaces(place: str, behind: str) -> None:
+    """Checkpoints lie below it, not below what stands before its first space."""
+    line = LINE.replace("WorkDir=/home/alice Comment=elastic:gpus=2", f"Command=/x WorkDir={place}{behind}")
+    assert parse_job(line, 7, expand).work_dir == place
 
 
 @pytest.mark.parametrize(
