@@ -130,7 +130,7 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
     ports = str(last_port) if spec.nodes == 1 else f"[{at.first_node_port}-{last_port}]"
     cores = spec.cpus_per_node // spec.threads_per_core
     # slurmd finds its node by its host's name.
-    where = f"NodeAddr={names.addresses(spec.nodes)}" if spec.hosts else f"NodeHostname={at.host} NodeAddr=127.0.0.1"
+    where = names.node_addr(spec.nodes, spec.hosts) if spec.hosts else f" NodeHostname={at.host} NodeAddr=127.0.0.1"
     gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     lines = [
         f"ClusterName={CLUSTER}",
@@ -172,7 +172,7 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
         "MaxJobCount=20000",
         *_accounting(spec, at),
         *(["GresTypes=gpu"] if gres else []),
-        f"NodeName={nodes} {where} Port={ports}"
+        f"NodeName={nodes}{where} Port={ports}"
         f" CPUs={spec.cpus_per_node} CoresPerSocket={cores} ThreadsPerCore={spec.threads_per_core}"
         f" RealMemory={spec.mem_mb}{gres} State=UNKNOWN",
         f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP",

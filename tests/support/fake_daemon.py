@@ -20,7 +20,7 @@ from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, R
 class FakeDaemon:
     """Speaks the supervisor's half of the protocol over real HTTP, in threads. Use it in a with statement."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self.registrations: list[Registration] = []
         self.phases: list[Phase] = []
         self.reports: list[Report] = []
@@ -40,9 +40,9 @@ class FakeDaemon:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
-        self.port: int = self._server.server_address[1]
+        self.host, self.port = host, int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def __enter__(self) -> FakeDaemon:
@@ -62,7 +62,7 @@ class FakeDaemon:
     def env(self, folder: Path) -> dict[str, str]:
         """The environment by which a supervisor finds this daemon."""
         file = folder / "client.json"
-        file.write_text(json.dumps({"url": f"http://127.0.0.1:{self.port}", "secret": "s"}))
+        file.write_text(json.dumps({"url": f"http://{self.host}:{self.port}", "secret": "s"}))
         return {"SELASTIC_CLIENT_CONF": str(file)}
 
     def forget_tokens(self) -> None:

@@ -19,6 +19,14 @@ from .event_loop import Loop
 HELLO_S = 10.0
 
 
+def _listen(address: str) -> socket.socket:
+    """On a free port of this address; "" is all of this host's, of both families."""
+    if not address:
+        with contextlib.suppress(OSError, ValueError):  # no IPv6 here
+            return socket.create_server(("", 0), backlog=1024, family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((address, 0), backlog=1024)
+
+
 class ControlServer:
     """Listens, authenticates, and hands on messages as (kind, name, message)."""
 
@@ -33,7 +41,7 @@ class ControlServer:
     ) -> None:
         self._loop, self._secret = loop, secret
         self._hello, self._received, self._lost = hello, received, lost
-        self._sock = socket.create_server((address, 0), backlog=1024)
+        self._sock = _listen(address)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
         self._peers: dict[tuple[str, str], Connection] = {}

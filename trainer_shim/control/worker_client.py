@@ -22,6 +22,7 @@ from typing import NoReturn
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
 
+from . import interfaces
 from .connection import Connection
 from .event_loop import Loop
 
@@ -71,7 +72,8 @@ class WorkerClient:
     def __init__(self, address: str, secret: str, worker: str, open_store: OpenStore) -> None:
         self.worker = worker
         self.on_tick: Callable[[], None] = lambda: None
-        self._host, _, port = address.rpartition(":")
+        host, _, port = address.rpartition(":")
+        self._host = host.strip("[]")
         self._open_store = open_store
         self._changed = threading.Condition()
         self._coming: ComingWorld | None = None
@@ -90,6 +92,9 @@ class WorkerClient:
         self._out: deque[Message] = deque()
         self._reports: deque[Message] = deque(maxlen=MAX_REPORTS)
         self._socket = _connect(self._host, int(port))
+        self.own_address = str(self._socket.getsockname()[0])
+        """Of this host, on the network that leads to the supervisor."""
+        self.supervisor_address = str(self._socket.getpeername()[0])
         self._loop = Loop()
         self._connection = Connection(self._loop, self._socket, self._take, lambda connection: self._loop.stop())
         self.send({"type": "hello", "worker": worker, "secret": secret, "pid": os.getpid(), "kind": "worker"})
@@ -102,6 +107,11 @@ class WorkerClient:
     def idle(self) -> bool:
         """Whether nothing is wanted of this worker, as nearly always: asked in every step, and without the lock."""
         return self._coming is None and not self.save_wanted and self.ends_at is None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this worker is on the supervisor's host."""
+        return interfaces.is_loopback(self.own_address) or self.own_address == self.supervisor_address
 
     def held(self) -> ComingWorld | None:
         """The announced world, once this worker holds all it needs to switch to it."""
@@ -195,7 +205,8 @@ class WorkerClient:
         if kind == "world":
             self._announced(message)
         elif kind == "store":
-            self._store_known(int(message["generation"]), (str(message["host"]), int(message["port"])))
+            host = str(message["host"]) or self._host
+            self._store_known(int(message["generation"]), (host, int(message["port"])))
         elif kind == "abort":
             self._aborted(int(message["generation"]))
         elif kind == "dismiss":
@@ -218,9 +229,11 @@ class WorkerClient:
                 return
             coming.store = self._stores.get(coming.generation)
         if coming.rank == 0 and not coming.leave and coming.store is None:
-            host, port, coming.server = self._open_store(self._own_host())
+            host, port, coming.server = self._open_store(self._host)
             coming.store = (host, port)
-            self.send({"type": "store", "generation": coming.generation, "host": host, "port": port})
+            # Rank 0 lives where the supervisor does: everybody knows an address that leads there.
+            elsewhere = "" if self.is_local else self.own_address
+            self.send({"type": "store", "generation": coming.generation, "host": elsewhere, "port": port})
         with self._changed:
             self._coming = coming
             self._changed.notify_all()
@@ -239,11 +252,6 @@ class WorkerClient:
             if self._coming is not None and self._coming.generation == generation:
                 self._coming = None
             self._changed.notify_all()
-
-    def _own_host(self) -> str:
-        # Rank 0 lives where the supervisor does; there every worker already reaches the supervisor by this name.
-        own, peer = self._socket.getsockname()[0], self._socket.getpeername()[0]
-        return self._host.strip("[]") if own == peer else str(own)
 
     def _lose(self) -> None:
         """The job may be ending, and the supervisor was the first to go: what has been trained is to be written."""
@@ -269,7 +277,7 @@ def leave_lost() -> NoReturn:
 
 def _connect(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_connection((host.strip("[]"), port), timeout=CONNECT_S)
+        return socket.create_connection((host, port), timeout=CONNECT_S)
     except OSError as error:
         raise TrainingError(
             f"SELASTIC_CONTROL={host}:{port} cannot be reached ({error}); it has to name the running supervisor"

@@ -244,19 +244,23 @@ def preimport(more: tuple[str, ...] = ()) -> None:
 def connect(env: dict[str, str], seconds: float) -> tuple[tuple[str, int], socket.socket]:
     """The supervisor's address as it could be reached, and the connection.
 
-    The address that srun was started from (SLURM_LAUNCH_NODE_IPADDR) is tried too: a host's name may mean nothing, or
-    its loopback, on another node. Raises OSError when there is no answer within `seconds`.
+    The address that srun was started from (SLURM_LAUNCH_NODE_IPADDR) comes first: a host's name may mean nothing, or
+    its loopback, on another node. Where an interface was chosen, its address is the only one. Raises OSError, which
+    names the addresses, when there is no answer within `seconds`.
     """
     name, _, port = env["SELASTIC_CONTROL"].rpartition(":")
-    hosts = dict.fromkeys(host for host in (name, env.get("SLURM_LAUNCH_NODE_IPADDR", "")) if host)
+    launched_from = "" if env.get("SELASTIC_INTERFACE") else env.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    hosts = dict.fromkeys(host for host in (launched_from, name.strip("[]")) if host)
     deadline = time.monotonic() + seconds
     while True:
+        problems = []
         for host in hosts:
             try:
                 return (host, int(port)), socket.create_connection((host, int(port)), timeout=5)
-            except OSError:
-                if time.monotonic() >= deadline:
-                    raise
+            except OSError as error:
+                problems.append(f"{host} port {port} ({error.strerror or error})")
+        if time.monotonic() >= deadline:
+            raise OSError(", nor ".join(problems))
         time.sleep(0.2)
 
 
@@ -286,7 +290,13 @@ def main() -> int:
     env.setdefault("SELASTIC_AGENT_JOB", env.get("SLURM_JOB_ID", "0"))
     env.setdefault("SELASTIC_AGENT_NODE", env.get("SLURMD_NODENAME", "") or socket.gethostname().partition(".")[0])
     env.setdefault("SELASTIC_AGENT", f"{env['SELASTIC_AGENT_JOB']}.{env['SELASTIC_AGENT_NODE']}")
-    return Agent(sys.argv[1:], env).run()
+    try:
+        agent = Agent(sys.argv[1:], env)
+    except OSError as error:
+        node = env["SELASTIC_AGENT_NODE"]
+        print(f"selastic: node {node} does not reach the supervisor at {error}; see --interface", file=sys.stderr)
+        return 1
+    return agent.run()
 
 
 if __name__ == "__main__":

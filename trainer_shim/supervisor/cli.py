@@ -12,6 +12,7 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_elastic.protocol import request
@@ -19,6 +20,7 @@ from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.messages import Piece
 
+from ..control import interfaces
 from . import commands, job_dir, launchers
 from .daemon_client import DaemonClient
 from .driver import Supervisor
@@ -41,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--elastic", default="", metavar="REQUEST", help="elastic request, instead of the job's comment"
     )
     parser.add_argument("--nproc", type=_positive, default=0, metavar="N", help="workers per node, without GPUs")
+    parser.add_argument(
+        "--interface",
+        default="",
+        metavar="NAME",
+        help="network between the nodes, for example ib0 (SELASTIC_INTERFACE)",
+    )
     parser.add_argument("--job-dir", metavar="DIR", help="shared directory for checkpoints and logs")
     parser.add_argument("--audit", metavar="DIR", help="write down every sample trained on, for a check afterwards")
     parser.add_argument(
@@ -75,13 +83,19 @@ def _run(args: argparse.Namespace) -> int:
     comment = request.find(jobs[0].comment) if jobs else None
     asked = elastic_request(args.elastic, comment, env.get("SELASTIC_REQUEST", ""))
     pieces = launchers.slurm_pieces(jobs, args.nproc) if jobs else (launchers.local_piece(env, args.nproc),)
+    interface = args.interface or env.get("SELASTIC_INTERFACE", "")
     place = job_dir.choose(env, command, args.job_dir, jobs[0].work_dir if jobs else "")
     options = Options(
         command=command,
         job_dir=place,
         listen="" if jobs else "127.0.0.1",
-        host=(env.get("SELASTIC_HOST") or socket.gethostname()) if jobs else "127.0.0.1",
-        env={**_agent_env(env, bool(jobs)), "SELASTIC_PRELOAD": _modules(args.preload), **worker_env(asked)},
+        host=host_address(interface) if jobs else "127.0.0.1",
+        env={
+            **_agent_env(env, bool(jobs)),
+            "SELASTIC_PRELOAD": _modules(args.preload),
+            **worker_env(asked),
+            **(interface_env(interface, env) if jobs else {}),
+        },
         cluster=job_dir.cluster(env),
         nproc=args.nproc,
         batch=args.batch,
@@ -114,6 +128,26 @@ def worker_env(asked: str) -> dict[str, str]:
     except RequestError:
         return {}
     return {"SELASTIC_GROUP": str(parsed.group), **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
+
+
+def host_address(interface: str) -> str:
+    """How agents find this host: its address on the interface that was chosen, or its name."""
+    if not interface:
+        return socket.gethostname()
+    found = interfaces.addresses()
+    for name, address in found:
+        if name == interface:
+            return address
+    known = ", ".join(dict.fromkeys(name for name, _ in found))
+    raise ConfigError(f"--interface {interface} has no address on {socket.gethostname()}; accepted there: {known}")
+
+
+def interface_env(interface: str, env: Mapping[str, str]) -> dict[str, str]:
+    """For agents, gloo and NCCL: the interface that was chosen, unless the user has set it for one of them."""
+    if not interface:
+        return {}
+    backends = {name: interface for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name not in env}
+    return {"SELASTIC_INTERFACE": interface, **backends}
 
 
 def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> str:

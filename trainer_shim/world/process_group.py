@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -110,21 +111,33 @@ class Gate:
             raise WorldNotFormed(f"world {coming.generation} has no store; its rank 0 has to open one")
         self.coming = coming
         timeout = datetime.timedelta(seconds=coming.timeout_s)
+        host, port = coming.store or ("", 0)
         try:
-            host, port = coming.store or ("", 0)
             base: Any = coming.server or TCPStore(host, port, is_master=False, timeout=timeout)
         except (RuntimeError, OSError) as error:
-            raise WorldNotFormed(f"the store of world {coming.generation} cannot be reached: {error}") from None
+            raise WorldNotFormed(
+                f"{socket.gethostname()} does not reach the store of world {coming.generation} at {host} port {port}, "
+                f"see --interface ({str(error).splitlines()[0]})"
+            ) from None
         self.base = base
         self.store = PrefixStore(f"g{coming.generation}{prefix}", base)
 
-    def arrive(self) -> None:
-        """Check in. The last to arrive opens the gate. Raises WorldNotFormed when the store is gone."""
+    def arrive(self, reached: str = "") -> None:
+        """Check in. The last to arrive opens the gate. Raises WorldNotFormed when the store is gone.
+
+        reached: the address by which this member, on another host, reaches rank 0's host.
+        """
         try:
+            if reached:
+                self.store.set("reached", reached)
             if self.store.add("arrived", 1) == self.coming.size:
                 self.store.set("open", "1")
         except RuntimeError as error:
             raise self._gone(error) from None
+
+    def reached(self) -> str:
+        """Of a gate that is open: an address by which other hosts reach rank 0's; "" where all are on that one."""
+        return self.store.get("reached").decode() if self.store.check(["reached"]) else ""
 
     def begun(self) -> bool:
         """Whether anybody has checked in."""

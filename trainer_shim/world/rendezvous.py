@@ -22,6 +22,7 @@ import torch
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
 
+from ..control import interfaces
 from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_lost
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
@@ -47,6 +48,7 @@ class LeftWorld:
         return Gate(again, f".{self.coming.generation}")
 
 
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out", "socket")
 
 
@@ -73,6 +75,7 @@ class Membership:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
             self.world = worlds.in_units(World(generation=0, rank=0, size=1, grouped=False), unit)
+        self._interface_set = GLOO_INTERFACE in environ
         self.local_rank = 0 if control else int(environ.get("LOCAL_RANK", "0"))
 
     def device(self) -> torch.device:
@@ -108,7 +111,7 @@ class Membership:
             return client.lost or not client.still_coming(coming)
 
         gate = Gate(coming)
-        gate.arrive()
+        gate.arrive(self._reached)
         if coming.source == "survivor":
             self.on_wait(coming)
             gate.wait_switch(called_off)
@@ -157,7 +160,7 @@ class Membership:
             try:
                 gate = Gate(coming)
                 gate.announce_switch()
-                gate.arrive()
+                gate.arrive(self._reached)
                 gate.wait_open(lambda: client.lost or not client.still_coming(coming))
             except WorldNotFormed as error:
                 problem = str(error)
@@ -192,7 +195,23 @@ class Membership:
                 return True
             return any(back.begun() for back in returns)
 
+        self._choose_interface(gate)
         return worlds.form(gate, given_up)
+
+    @property
+    def _reached(self) -> str:
+        return self.client.supervisor_address if self.client is not None and not self.client.is_local else ""
+
+    def _choose_interface(self, gate: Gate) -> None:
+        """Have gloo use the network that leads to the supervisor. By itself it takes what the host's own name means,
+        which may be the loopback. What the user has set stays."""
+        if self.client is None or self._interface_set:
+            return
+        own = gate.reached() if interfaces.is_loopback(self.client.own_address) else self.client.own_address
+        if found := interfaces.with_address(own):
+            os.environ[GLOO_INTERFACE] = found
+        else:
+            os.environ.pop(GLOO_INTERFACE, None)
 
     def back(self, left: LeftWorld, patience_s: float) -> None:
         """The old world again, in this process and under its old number; each of its members calls this.
@@ -202,7 +221,7 @@ class Membership:
         worlds.leave(later=True, broken=True)
         self.batch, self.source = left.batch, left.source
         gate = left.gate(patience_s)
-        gate.arrive()
+        gate.arrive(self._reached)
         gate.wait_open(lambda: self.client is not None and self.client.lost)
         self.form(gate)
 

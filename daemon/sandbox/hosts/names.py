@@ -19,9 +19,11 @@ def address(host: str) -> str:
     return f"{_NETWORK}.{254 if host == HEAD else int(host.removeprefix('n'))}"
 
 
-def addresses(nodes: int) -> str:
-    """The addresses of n1, n2, … as slurm.conf lists them."""
-    return f"{_NETWORK}.1" if nodes == 1 else f"{_NETWORK}.[1-{nodes}]"
+def node_addr(nodes: int, kind: str) -> str:
+    """What slurm.conf says of the addresses of n1, n2, …: nothing where names lead to them, as most sites have it."""
+    if kind != "private":
+        return ""
+    return " NodeAddr=" + (address("n1") if nodes == 1 else f"{_NETWORK}.[1-{nodes}]")
 
 
 def hosts_file(own: str, hosts: list[str], kind: str) -> str:

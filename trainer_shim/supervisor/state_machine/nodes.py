@@ -167,7 +167,9 @@ class Nodes(Part):
             return
         self._pieces.pop(event.number, None)
         if context.joiner_awaited(keys):
-            context.emit(events.UndoResize(f"the companion's agents did not start (exit code {event.code})"))
+            why = next((line for line in reversed(event.tail) if line.startswith("selastic: ")), "")
+            said = why.removeprefix("selastic: ") or f"exit code {event.code}"
+            context.emit(events.UndoResize(f"the companion's agents did not start: {said}"))
         if missing := context.awaited & keys:
             for line in event.tail:
                 context.do(Print(f"  agent| {line}"))

@@ -21,9 +21,12 @@ def test_what_a_host_knows() -> None:
 
 
 def test_slurm_is_told_addresses() -> None:
-    """Slurm finds hosts by address, and a slurmd its node by the host's name."""
+    """Slurm finds hosts by name, or by address where they know no names; a slurmd finds its node by its host's name."""
     spec = SandboxSpec(nodes=3, hosts="private")
     text = slurm_conf(spec, Layout(Path("/tmp/s"), "head", 21000, (), names.address("head")))
     assert "SlurmctldHost=head(10.77.0.254)" in text
+    assert "NodeName=n[1-3] Port=" in slurm_conf(
+        SandboxSpec(nodes=3, hosts="loopback"), Layout(Path("/tmp/s"), "head", 21000, ())
+    )
     assert "NodeName=n[1-3] NodeAddr=10.77.0.[1-3] Port=" in text
     assert "NodeHostname" not in text
