@@ -26,6 +26,10 @@ class NotAllowed(ElasticError):
     """The caller may not do that."""
 
 
+class TooOften(ElasticError):
+    """The caller may do that, and has done it too often just now."""
+
+
 class NotFound(ElasticError):
     """There is no such job, plan or record."""
 

@@ -56,11 +56,9 @@ class Controller(Planner, Protocol):
     def rounds(self) -> Rounds:
         """How the rounds go, for the metrics."""
 
-    def knows(self, job_id: int) -> bool:
-        """Whether Slurm listed the job when it was last asked."""
-
-    def owner(self, job_id: int) -> tuple[int, str] | None:
-        """uid and user name of a job that Slurm knows and that has not ended; None otherwise."""
+    def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
+        """uid and user name of a job that Slurm knows and that has not ended; None otherwise. Raises TooOften for a
+        uid that asks for many that do not exist."""
 
     def registered(self, job_id: int, registration: Registration) -> Grant:
         """A supervisor of the job's owner has registered. Stores job and allocation; the API fills in the token."""
@@ -191,13 +189,9 @@ class Api:
         return Pinned(job_id=call.job_id, pinned=call.message.gpus)
 
     async def _own(self, job_id: int, viewer: Viewer) -> None:
-        """Refuse what is not the viewer's own job. For one that is not known all of Slurm's jobs are listed: who names
-        many that do not exist has to wait."""
-        if not self.controller.knows(job_id):
-            self.callers.unknown_limit.check(viewer.uid)
-        owner = await run_sync(self.controller.owner, job_id)
+        """Refuse what is not the viewer's own job."""
+        owner = await run_sync(self.controller.owner, job_id, viewer.uid)
         if owner is None:
-            self.callers.unknown_limit.take(viewer.uid)
             raise NotFound(_unknown(job_id))
         if owner[0] != viewer.uid:
             if viewer.private:
@@ -208,7 +202,7 @@ class Api:
         job = self.store.job(job_id)
         if job is None:
             raise NotFound(not_known([job_id]))
-        owner = self.controller.owner(job_id)
+        owner = self.controller.owner(job_id, viewer.uid)
         if not viewer.admin and (owner[0] if owner else job.uid) != viewer.uid:
             if viewer.private:
                 raise NotFound(not_known([job_id]))

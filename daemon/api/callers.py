@@ -24,8 +24,6 @@ from .auth import Authenticator, Unauthenticated, bearer
 
 NOBODY = Viewer(-1, private=True)
 """Who asks where it does not matter, or where a job's token says it."""
-UNKNOWN_PER_S = 0.5
-"""Jobs that Slurm does not know, as many as one user may name."""
 Q_co = TypeVar("Q_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
 
@@ -54,7 +52,6 @@ class Callers:
     def __init__(self, store: Store, settings: Settings, authenticator: Authenticator) -> None:
         self._store, self._authenticator = store, authenticator
         self.job_limit = guard.RateLimit(settings.requests_per_s)
-        self.unknown_limit = guard.RateLimit(UNKNOWN_PER_S)
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self._user_limit = guard.RateLimit(settings.requests_per_s * 10)
 

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, Caller, Route
 from slurm_elastic.protocol.codec import MAX_BODY, Within
-from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError
+from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError, TooOften
 from slurm_elastic.protocol.munge import MungeError
 
 from .auth import Unauthenticated
@@ -171,18 +171,13 @@ class RateLimit:
         self._full = max(1.0, per_s * BURST_S)
         self._buckets: dict[object, tuple[float, float]] = {}
 
-    def check(self, caller: object) -> float:
-        """The turns that are left. Raises Refused (429) when none is."""
+    def take(self, caller: object) -> None:
+        """Use one turn. Raises Refused (429) when none is left."""
         now = time.monotonic()
         left, at = self._buckets.get(caller, (self._full, now))
         left = min(self._full, left + (now - at) * self._per_s)
         if left < 1:
             raise Refused(429, f"too many requests; accepted: {self._per_s:g} per second")
-        return left
-
-    def take(self, caller: object) -> None:
-        """Use one turn. Raises Refused (429) when none is left."""
-        left, now = self.check(caller), time.monotonic()
         self._buckets[caller] = (left - 1, now)
         if len(self._buckets) > 10_000:
             # Full buckets are those of callers who have gone.
@@ -222,6 +217,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (MungeError, 503),
     (NotAllowed, 403),
     (NotFound, 404),
+    (TooOften, 429),
     (StoreError, 503),
     (SlurmError, 503),
     (ElasticError, 400),

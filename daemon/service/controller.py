@@ -55,18 +55,15 @@ class DaemonController:
         self.store, self.jobs, self.rounds, self.registry, self.waiters = store, jobs, rounds, registry, waiters
         self._wake, self.clock = wake, clock
 
-    def knows(self, job_id: int) -> bool:
-        """Whether Slurm listed the job when it was last asked."""
-        return job_id in self.jobs.latest().jobs
-
-    def owner(self, job_id: int) -> tuple[int, str] | None:
-        """uid and name of the job's user; None for a job that Slurm does not list."""
-        job = self.jobs.find(job_id)[0]
+    def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
+        """uid and name of the job's user; None for a job that Slurm does not list. Raises TooOften: see
+        SnapshotCache.find."""
+        job = self.jobs.find(job_id, asker)
         return (job.uid, job.user) if job is not None else None
 
     def registered(self, job_id: int, registration: Registration) -> Grant:
         """Store what a supervisor trains on; answer whether its job is managed, or why not."""
-        job = self.jobs.find(job_id)[0]
+        job = self.jobs.latest().jobs.get(job_id)
         if job is None:
             raise NotFound(f"Slurm knows no job {job_id} that has not ended")
         self._check_pieces(job, registration.pieces)
@@ -123,7 +120,7 @@ class DaemonController:
         at = phase.at if abs(phase.at - now) < SKEW_S else now
         resize = self.store.resize(phase.resize) if phase.resize else None
         if phase.phase in (ResizeState.RUNNING, FINISHED) and phase.pieces:
-            job = self.jobs.find(job_id)[0]
+            job = self.jobs.latest().jobs.get(job_id)
             if job is not None:
                 self._check_pieces(job, phase.pieces)
         if phase.phase == ResizeState.RUNNING:
@@ -216,8 +213,11 @@ class DaemonController:
         )
 
     def _check_pieces(self, job: Job, pieces: tuple[Piece, ...]) -> None:
-        """Refuse pieces that are another user's. One that Slurm no longer lists has just ended, which is accepted."""
-        for piece, held in zip(pieces, self.jobs.find(*(piece.slurm_job_id for piece in pieces)), strict=True):
+        """Refuse pieces that are another user's, as far as is known. One that has just ended, or began a moment ago, is
+        accepted: what Slurm does not hold for the job counts for nothing."""
+        known = self.jobs.latest().jobs
+        for piece in pieces:
+            held = known.get(piece.slurm_job_id)
             if held is not None and held.uid != job.uid:
                 raise NotAllowed(
                     f"piece {piece.slurm_job_id} is another user's job; accepted: pieces of job {job.job_id}"

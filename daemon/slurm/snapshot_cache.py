@@ -1,6 +1,7 @@
 """A SlurmClient that keeps the latest snapshot for everyone who asks, and guards every change by a check.
 
-Promise: a job that the snapshot does not have yet costs at most one new snapshot every ASK_GAP_S. Thread-safe.
+Promise: a job that the snapshot does not have yet costs at most one new snapshot every ASK_GAP_S, and whoever names
+jobs that do not exist gets ASKS of them, then one every ASK_EACH_S. Thread-safe.
 Limit: between two snapshots Slurm's state may have changed.
 """
 
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from slurm_elastic.protocol.errors import TooOften
+
 from .model import Job, Size, SlurmClient, Snapshot
 from .site import Site
 
@@ -18,6 +21,10 @@ EXCLUDED_S = 60.0
 """How old the excluded nodes of waiting jobs may be: their users may change them."""
 ASK_GAP_S = 0.25
 """Shortest time between two snapshots taken because someone asks for a job that is not known yet."""
+
+
+ASKS, ASK_EACH_S = 5, 10.0
+"""Snapshots that one user has for jobs that do not exist, and the seconds until there is another one."""
 
 
 class SnapshotCache(SlurmClient):
@@ -36,6 +43,8 @@ class SnapshotCache(SlurmClient):
         self._client, self._clock, self._pause, self._confirm = client, clock, pause, confirm
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._asked = 0.0
+        self._turns: dict[int, tuple[float, float]] = {}
+        """What is left of the snapshots for jobs that do not exist, and when that was so, by uid."""
         self._snapshot = Snapshot(0.0)
         self._asked_of: set[int] = set()
         self._excluded: Mapping[int, tuple[str, ...]] = {}
@@ -106,15 +115,28 @@ class SnapshotCache(SlurmClient):
     def unreserve(self, name: str, job_id: int = 0) -> None:
         self._acting().unreserve(name, job_id)
 
-    def find(self, *job_ids: int) -> list[Job | None]:
-        """These jobs as Slurm has them; None for one that it does not list."""
-        came, known = self._clock(), self.latest()
-        if any(job_id not in known.jobs for job_id in job_ids):
+    def find(self, job_id: int, uid: int) -> Job | None:
+        """The job as Slurm has it; None when Slurm does not list it.
+
+        `uid`: who asks. Raises TooOften when he has named too many that do not exist, and this one may be another.
+        """
+        came = self._clock()
+        if job_id not in self.latest().jobs:
+            self._check_turns(uid)
             with self._asking:
                 # Everyone who asked while another's snapshot was on its way shares the next one.
                 if self._asked < came:
+                    self._check_turns(uid)
                     self._pause(max(0.0, min(ASK_GAP_S, self._asked + ASK_GAP_S - self._clock())))
                     self._asked = self._clock()
-                    self.snapshot()
-            known = self.latest()
-        return [known.jobs.get(job_id) for job_id in job_ids]
+                    if job_id not in self.snapshot().jobs:
+                        self._turns[uid] = self._left(uid) - 1, self._clock()
+        return self.latest().jobs.get(job_id)
+
+    def _check_turns(self, uid: int) -> None:
+        if self._left(uid) < 1:
+            raise TooOften(f"too many jobs that Slurm does not list; accepted: one in {ASK_EACH_S:g} s")
+
+    def _left(self, uid: int) -> float:
+        left, at = self._turns.get(uid, (ASKS, 0.0))
+        return min(ASKS, left + max(0.0, self._clock() - at) / ASK_EACH_S)

@@ -67,10 +67,7 @@ class FakeController:
         self.error: Exception | None = None
         self.rounds = WellRounds()
 
-    def knows(self, job_id: int) -> bool:
-        return job_id in self.owners
-
-    def owner(self, job_id: int) -> tuple[int, str] | None:
+    def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
         if self.error:
             raise self.error
         return self.owners.get(job_id)

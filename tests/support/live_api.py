@@ -32,7 +32,7 @@ class StoredController:
     woken: list[str]
     rounds = WellRounds()
 
-    def owner(self, job_id: int) -> tuple[int, str] | None:
+    def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
         job = self.store.job(job_id)
         return None if job is None or job.end_time is not None else (job.uid, job.user)
 

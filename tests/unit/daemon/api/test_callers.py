@@ -40,7 +40,7 @@ from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, NotFou
 class Seen(FakeController):
     """A daemon with one job of ours."""
 
-    def owner(self, job_id: int) -> tuple[int, str] | None:
+    def owner(self, job_id: int, asker: int) -> tuple[int, str] | None:
         return (os.geteuid(), "me") if job_id == 7 else None
 
 

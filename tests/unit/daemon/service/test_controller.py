@@ -15,7 +15,7 @@ from slurm_elastic.daemon.reports.explain import explain
 from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration
 from slurm_elastic.protocol.resize_state import ResizeState
 
 
@@ -30,16 +30,22 @@ def registration(*pieces: Piece, request: str = "") -> Registration:
     return Registration(VERSION, 0, pieces, 240, "train.py", request)
 
 
+def register(world: World, job_id: int, said: Registration) -> Grant:
+    """As the API does it: whose job it is comes first."""
+    world.controller.owner(job_id, 0)
+    return world.controller.registered(job_id, said)
+
+
 def test_an_unknown_job_cannot_register(world: World) -> None:
     """Slurm says which jobs there are."""
     with pytest.raises(NotFound, match="no job 99"):
-        world.controller.registered(99, registration())
+        register(world, 99, registration())
 
 
 def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
     """It trains at the size it has."""
     job = world.slurm.submit(Component(1, 4), user="games")
-    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
+    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4)))
     assert not grant.managed and "--comment=elastic:" in grant.reason
     assert world.store.job(job) is None
 
@@ -47,7 +53,7 @@ def test_a_job_without_a_request_is_told_how_to_ask(world: World) -> None:
 def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World) -> None:
     """Also after the daemon was started again, when nothing but the store remembers it."""
     job = world.slurm.submit(Component(1, 4), user="games")
-    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
+    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
     assert grant.managed
     world.boot()
     world.rounds.run()
@@ -58,7 +64,7 @@ def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World
 def test_a_request_that_does_not_fit_is_answered_with_its_sentence(world: World) -> None:
     """The supervisor prints it where the user looks."""
     job = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
-    grant = world.controller.registered(job, registration(Piece(job, "base", ("n1",), 4)))
+    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4)))
     assert not grant.managed and "starts with 4 GPUs" in grant.reason
 
 
@@ -68,7 +74,7 @@ def test_pieces_of_another_user_are_refused(world: World) -> None:
     other = world.slurm.submit(Component(1, 4), user="nobody")
     pieces = (Piece(job, "base", ("n1",), 4), Piece(other, "companion", ("n2",), 4))
     with pytest.raises(NotAllowed, match=f"piece {other}"):
-        world.controller.registered(job, registration(*pieces))
+        register(world, job, registration(*pieces))
     assert world.store.in_use(job) is None
     supervisor = world.elastic()
     supervisor.step()
@@ -90,7 +96,7 @@ def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World
     piece = Piece(job.job_id, "base", ("n1",), 4, "a100")
     refusing = replace(registration(piece), refusal="Resize.gpus: 'four' is not accepted")
     for _ in range(2):
-        world.controller.registered(job.job_id, refusing)
+        register(world, job.job_id, refusing)
     world.slurm.now += 3600
     for _ in range(3):
         world.rounds.run()
@@ -100,7 +106,7 @@ def test_nothing_is_resized_while_one_does_not_understand_the_other(world: World
     assert decision is not None and decision.reason == "keep_not_understood"
     told = explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
     assert told.not_understood == "Resize.gpus: 'four' is not accepted"
-    world.controller.registered(job.job_id, registration(piece))
+    register(world, job.job_id, registration(piece))
     world.rounds.run()
     assert world.store.resize_of(job.job_id) is not None
 
@@ -137,7 +143,7 @@ def test_every_step_is_counted_at_the_size_that_did_it(world: World) -> None:
     job = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)
     pieces = (Piece(job, "base", ("n1",), 4),)
     small, large = 240, 480
-    world.controller.registered(job, replace(registration(*pieces), generation=1))
+    register(world, job, replace(registration(*pieces), generation=1))
     told = [
         ("running", 1, small, 1, 0),
         ("running", 2, large, 50, 49 * small),
@@ -205,7 +211,7 @@ def test_the_first_world_of_an_unmanaged_job_is_no_restart(world: World) -> None
     """Its registration opens no allocation, its first world does; the next world is a restart."""
     job = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
     pieces = (Piece(job, "base", ("n1",), 4),)
-    world.controller.registered(job, registration(*pieces))
+    register(world, job, registration(*pieces))
     world.rounds.run()
     for generation in (1, 2):
         world.slurm.now += 1
@@ -288,8 +294,23 @@ def test_many_who_ask_for_an_unknown_job_share_few_snapshots(world: World) -> No
     look = world.jobs._client.snapshot
     world.jobs._client.snapshot = lambda: taken.append(1) or look()  # type: ignore[method-assign,func-returns-value]
     for _ in range(5):
-        assert world.controller.owner(12345) is None
+        assert world.controller.owner(12345, 5) is None
     assert len(taken) <= 5
     job = world.slurm.submit(Component(1, 4), user="games")
     world.slurm.now += 1
-    assert world.controller.owner(job) == (5, "games")
+    assert world.controller.owner(job, 6) == (5, "games")
+
+
+def test_what_a_job_trains_on_is_not_looked_up(world: World) -> None:
+    """However often it names pieces that do not exist, at registration and later: Slurm is asked nothing."""
+    job = world.elastic()
+    world.round()
+    world.round()
+    asked: list[int] = []
+    world.jobs._client.snapshot = lambda: asked.append(1)  # type: ignore[method-assign,assign,func-returns-value]
+    pieces = (*job.pieces, Piece(77, "companion", ("n8",), 4))
+    for generation in range(20):
+        world.slurm.now += 1.0
+        world.controller.registered(job.job_id, registration(*pieces))
+        world.controller.phase(job.job_id, Phase(0, "running", generation, pieces, 240, world.slurm.now))
+    assert not asked

@@ -1,0 +1,69 @@
+"""Snapshots taken because somebody asks for a job: few for those that exist, and bounded for those that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_elastic.daemon.slurm.fake import Component, FakeClient, FakeSlurm
+from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.daemon.slurm.snapshot_cache import ASK_EACH_S, ASKS, SnapshotCache
+from slurm_elastic.protocol.errors import TooOften
+
+ADA, BOB = 1001, 1002
+
+
+class Counting(FakeClient):
+    """Counts how often it lists all jobs."""
+
+    listed = 0
+
+    def snapshot(self) -> Snapshot:
+        self.listed += 1
+        return super().snapshot()
+
+
+class World:
+    """A cache over a Slurm, with a clock that goes on at every look."""
+
+    def __init__(self) -> None:
+        self.slurm = FakeSlurm(nodes=1)
+        self.client = Counting(self.slurm, "root")
+        self.now = 1000.0
+        self.cache = SnapshotCache(self.client, self.clock, lambda seconds: None)
+
+    def clock(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def asks(self, uid: int, count: int = 100) -> int:
+        """Ask for jobs that do not exist; how many were answered."""
+        answered = 0
+        for number in range(count):
+            try:
+                assert self.cache.find(10_000 + number, uid) is None
+                answered += 1
+            except TooOften:
+                continue
+        return answered
+
+
+def test_who_names_jobs_that_do_not_exist_lists_few_times() -> None:
+    """Five at once, then one every ten seconds, whatever is asked; others have their own."""
+    world = World()
+    assert world.asks(ADA) == world.client.listed == ASKS
+    world.now += 3 * ASK_EACH_S
+    assert world.asks(ADA) == 3
+    assert world.asks(BOB) == ASKS
+    with pytest.raises(TooOften, match="accepted: one in 10 s"):
+        world.cache.find(10_000, ADA)
+
+
+def test_jobs_that_exist_cost_no_turn() -> None:
+    """A user with hundreds of them that begin at once is not kept waiting; known ones are found all the same."""
+    world = World()
+    for _ in range(3 * ASKS):
+        job_id = world.slurm.submit(Component(1, 1))
+        assert world.cache.find(job_id, ADA) is not None
+    assert world.asks(ADA) == ASKS
+    listed = world.client.listed
+    assert world.cache.find(job_id, ADA) is not None and world.client.listed == listed
