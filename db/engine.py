@@ -1,7 +1,8 @@
 """The database as a place to read and to write: addresses, pragmas, locks, and every refusal as one sentence.
 
-Writers of this process take turns at a lock (SQLite has one writer, and its own waiting is not fair); other processes
-are waited for, up to BUSY_S. Every commit reaches the disk before it returns. SQLite must lie on a local file system.
+Writers of this process take turns at a lock (SQLite has one writer, and its own waiting is not fair) and wait up to
+TURN_S for theirs; other processes are waited for, up to BUSY_S. Together that is less than a client's patience. Every
+commit reaches the disk before it returns. SQLite must lie on a local file system.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 from slurm_elastic.protocol.errors import StoreError
 
-BUSY_S = 10.0
+BUSY_S = 3.0
 """How long another process may hold the database before we say so."""
+TURN_S = 5.0
+"""How long other writers of this process may. With BUSY_S less than the 10 s that clients wait for an answer."""
 NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "ceph", "cephfs", "cifs", "smb3", "smbfs", "afs", "coda"),
     *("ocfs2", "gfs2", "glusterfs", "panfs", "orangefs", "pvfs2", "wekafs", "ncpfs"),
@@ -129,6 +139,8 @@ class Database:
         self.lock = threading.RLock()
         self.version = 0
         """Number of this process's commits that changed more than measurements."""
+        self.trouble = ""
+        """Why the last transaction that was to write did not; "" when it did."""
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -142,12 +154,27 @@ class Database:
 
         counts: whether `version` tells of it.
         """
-        with self.errors(), self.lock:
-            with self._writing.begin() as connection:
-                if self.fence is not None:
-                    self.fence(connection)
-                yield connection
+        with self.errors(), self._turn():
+            try:
+                with self._writing.begin() as connection:
+                    if self.fence is not None:
+                        self.fence(connection)
+                    yield connection
+            except OperationalError as error:
+                self.trouble = self._sentence(error)
+                raise
+            self.trouble = ""
             self.version += counts
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self.lock.acquire(timeout=TURN_S):
+            self.trouble = self.trouble or f"database {self.name} is busy: its writers wait longer than {TURN_S:.0f} s"
+            raise StoreError(self.trouble)
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     @contextmanager
     def errors(self) -> Iterator[None]:

@@ -56,6 +56,11 @@ class Store(Jobs, Retention, DecisionStore, ResizeStore, History):
         """Changes with all that is stored here but reports: who remembers an answer sees whether it still holds."""
         return self._db.version
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing could be written when that was last tried; empty when it could."""
+        return self._db.trouble
+
     def close(self) -> None:
         """Commit the reports that wait, and let the database go."""
         self._writer.close()

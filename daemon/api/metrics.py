@@ -42,7 +42,6 @@ class Rounds(Protocol):
     count: int
     failed: int
     last_ok: float
-    trouble: str
     capacity: int | None
     idle: int | None
     seconds: dict[str, float]
@@ -52,6 +51,9 @@ class Rounds(Protocol):
 
     @property
     def tripped(self) -> str: ...
+
+    @property
+    def failing(self) -> str: ...
 
 
 class Metrics:
@@ -123,7 +125,7 @@ class _FromRounds(_Lazy):
         yield _gauges("mode", "1 for the mode that is in force", ["mode"], modes)
         last = "When the last round that went well ended, in unix seconds"
         yield _gauge("last_round_timestamp_seconds", last, now.last_ok)
-        yield _gauge("trouble", "1 when the last round failed", float(bool(now.trouble)))
+        yield _gauge("trouble", "1 when the last round failed, or the database takes nothing", float(bool(now.failing)))
         tripped = "1 after too many refused actions in a row: it only advises for a while, then tries again"
         yield _gauge("tripped", tripped, float(bool(now.tripped)))
         if now.capacity is not None and now.idle is not None:

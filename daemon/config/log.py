@@ -1,7 +1,8 @@
 """Where the daemon's log goes: to journald with priorities and fields when systemd started it, else to standard error.
 
-Promise: logging never waits and never raises; a line that journald does not take is lost. Fields are given as `extra`:
-`log.info("job %d: ended", number, extra={"JOB": number})`. Limit: standard error shows no fields.
+Promise: logging never waits and never raises; a line that journald does not take is lost; a warning that comes again
+and again is one line in ten minutes. Fields are given as `extra`: `log.info("job %d: ended", number, extra={"JOB":
+number})`. Limit: standard error shows no fields.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 JOURNAL = "/run/systemd/journal/socket"
@@ -19,8 +21,40 @@ FIELDS = ("JOB", "RESIZE", "USER")
 """What a line may be about: `journalctl -u selasticd JOB=1220`."""
 PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7))
 """From each level on: syslog's priority."""
+REPEAT_S = 600.0
+"""A warning that is said again sooner than this is counted instead."""
+REMEMBERED = 1000
+"""Different warnings; more of them are said again."""
 LONGEST = 48 * 1024
 """Of a message, in bytes: datagrams of a Unix socket are bounded."""
+
+
+class Repeats(logging.Filter):
+    """Drops a warning or error that was said less than REPEAT_S ago, and says how often when it is said again."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[tuple[str, str], list[float]] = {}
+        """(logger, text) -> when it was said, how often it was dropped since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this line is written."""
+        if record.levelno < logging.WARNING:
+            return True
+        text = record.getMessage()
+        cause = repr(record.exc_info[1]) if record.exc_info else ""
+        now, key = self._clock(), (record.name, text + cause)
+        at, dropped = self._said.get(key, (now - REPEAT_S, 0))
+        if now - at < REPEAT_S:
+            self._said[key][1] += 1
+            return False
+        if len(self._said) >= REMEMBERED:
+            self._said.clear()
+        self._said[key] = [now, 0]
+        if dropped:
+            record.msg, record.args = f"{text} ({dropped:.0f} more times in the last {now - at:.0f} s)", None
+        return True
 
 
 class JournalHandler(logging.Handler):
@@ -53,11 +87,14 @@ class JournalHandler(logging.Handler):
 
 def handler(environment: Mapping[str, str] = os.environ, address: str = JOURNAL) -> logging.Handler:
     """The handler for this process: journald's where standard error goes there anyway."""
+    found: logging.Handler
     if goes_to_journal(environment.get("JOURNAL_STREAM", "")) and Path(address).exists():
-        return JournalHandler(address)
-    plain = logging.StreamHandler(sys.stderr)
-    plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    return plain
+        found = JournalHandler(address)
+    else:
+        found = logging.StreamHandler(sys.stderr)
+        found.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    found.addFilter(Repeats())
+    return found
 
 
 def goes_to_journal(stream: str) -> bool:

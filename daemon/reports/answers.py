@@ -39,7 +39,8 @@ class Health:
     rounds: int | None = None
     last_round_age_s: float | None = None
     late: bool | None = about("a round takes too long, or does not begin", default=None)
-    trouble: bool | None = about("the last round failed", default=None)
+    trouble: bool | None = about("the last round failed, or nothing could be written to the database", default=None)
+    failing: str | None = about("what the trouble is with: database, Slurm or selasticd; empty without", default=None)
     tripped: bool | None = about("Slurm refused, and the daemon only advises", default=None)
     models: ModelsInUse | None = None
 

@@ -207,7 +207,8 @@ class DaemonController:
             mode=rounds.mode,
             rounds=rounds.count,
             last_round_age_s=round(self.clock() - rounds.last_ok, 1) if rounds.last_ok else None,
-            trouble=bool(rounds.trouble),
+            trouble=bool(rounds.failing),
+            failing=rounds.failing,
             tripped=bool(rounds.tripped),
             models=read(ModelsInUse, rounds.priors.summary()),
         )

@@ -88,6 +88,7 @@ class Rounds:
         """When the last successful round ended."""
         self.trouble = ""
         """Why the last round failed; empty when it succeeded."""
+        self._failing = ""
         self.failed = 0
         """Failed ones."""
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -128,21 +129,27 @@ class Rounds:
             try:
                 changed = self._round()
             except SlurmError as error:
-                self._failed(f"Slurm could not be observed, so nothing is done: {error}")
+                self._failed("Slurm", f"Slurm could not be observed, so nothing is done: {error}")
             except StoreError as error:
-                self._failed(f"the store failed: {error}")
+                self._failed("database", f"the store failed: {error}")
             except Exception as error:
                 log.exception("a round failed; the next one starts from what is there")
-                self.trouble = f"{type(error).__name__}: {error}"
+                self._failing, self.trouble = "selasticd", f"{type(error).__name__}: {error}"
             else:
                 if self.trouble:
                     log.info("rounds succeed again")
                 self.last_ok, self.trouble, self.count = self.clock(), "", self.count + 1
+                self._failing = ""
                 return changed
             finally:
                 self._moved = time.monotonic()
             self.failed += 1
             return False
+
+    @property
+    def failing(self) -> str:
+        """What the last round, or the last write of a report, has failed at: database, Slurm or selasticd."""
+        return self._failing or ("database" if self.store.trouble else "")
 
     def dry_run(self) -> Plan:
         """What a round would decide now. Stores nothing, changes nothing."""
@@ -322,10 +329,10 @@ class Rounds:
             self.store.add_event(begun.job_id, EventKind.RESIZE_ISSUED, "selasticd", detail, now)
             self.waiters.notify(begun.job_id)
 
-    def _failed(self, sentence: str) -> None:
+    def _failed(self, failing: str, sentence: str) -> None:
         if sentence != self.trouble:
             log.warning("%s", sentence)
-        self.trouble = sentence
+        self._failing, self.trouble = failing, sentence
 
 
 def sentence(row: DecisionRow) -> str:

@@ -1,7 +1,8 @@
 """One thread that commits reports in batches: whatever has gathered while the last commit was on its way to the disk.
 
 A report is acknowledged after its commit, never before. A report that the database refuses fails alone; a database
-that refuses everything (full, locked) fails all that wait, at once, and is tried again with the next report.
+that refuses everything (full, locked) fails all that wait, those that came meanwhile too, and is tried again with the
+next report.
 """
 
 from __future__ import annotations
@@ -94,15 +95,38 @@ class ReportWriter:
                     item = self._waiting.get_nowait()
                 except Empty:
                     break
-            self._settle(batch)
+            refused = self._settle(batch)
+            if refused is not None:
+                closing = self._refuse_waiting(refused) or closing
             committed = time.monotonic()
 
-    def _settle(self, batch: list[Submission]) -> None:
+    def _refuse_waiting(self, refused: BaseException) -> bool:
+        """Who came while the database refused a batch is not kept waiting for the same. Whether the end has come."""
+        waiting: list[Submission] = []
+        closing = False
+        with contextlib.suppress(Empty):
+            while True:
+                item = self._waiting.get_nowait()
+                closing = closing or item is None
+                waiting += [item] if item is not None else []
+        for submission in waiting:
+            submission.error = refused
+        self._tell_all(waiting)
+        return closing
+
+    def _settle(self, batch: list[Submission]) -> BaseException | None:
+        """Commit, and tell everybody. Why the whole batch was refused, if it was."""
+        refused = None
         try:
             self._commit(batch)
         except BaseException as raised:  # the thread must outlive whatever one batch does to it
+            refused = raised
             for submission in batch:
                 submission.error = submission.error or raised
+        self._tell_all(batch)
+        return refused
+
+    def _tell_all(self, batch: list[Submission]) -> None:
         loops: dict[asyncio.AbstractEventLoop, list[Submission]] = defaultdict(list)
         for submission in batch:
             if submission.loop is None:

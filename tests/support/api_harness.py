@@ -49,7 +49,7 @@ class WellRounds:
     count: int = 3
     failed: int = 0
     last_ok: float = 5.0
-    trouble: str = ""
+    failing: str = ""
     tripped: str = ""
     capacity: int | None = 32
     idle: int | None = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import pytest
 from store_records import JOB, kept_reports
+from waiting import wait_until
 
 from slurm_elastic.db import engine
+from slurm_elastic.db.parts import writer
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import StoreError
 from slurm_elastic.protocol.messages import Report
 
@@ -180,6 +184,62 @@ def test_a_locked_database_is_said_and_outlived(tmp_path: Path, monkeypatch: pyt
         other.close()
         store.submit_reports(7, [report(step) for step in range(1, 40)], 1e6).result()
         assert store.observations(7)[0].count == 39
+
+
+def test_a_client_hears_of_it_before_its_patience_is_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for its turn to write gives up in a bounded time, and that and the wait for another process are less
+    than clients wait for an answer."""
+    patience = inspect.signature(Client).parameters["timeout"].default
+    assert patience > engine.TURN_S + engine.BUSY_S + writer.GATHER_S
+    monkeypatch.setattr(engine, "TURN_S", 0.2)
+    failed: list[StoreError] = []
+
+    def write() -> None:
+        try:
+            store.add_event(7, "test", "selasticd", {}, 1.0)
+        except StoreError as error:
+            failed.append(error)
+
+    with store._db.write():
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join(60)
+    assert "is busy" in str(failed[0]) and not store.events(7)
+    write()
+    assert len(failed) == 1 and store.trouble == ""
+
+
+def test_trouble_is_remembered_until_something_is_written(store: Store) -> None:
+    """What health shows: a disk that is full, until it takes something."""
+    _limit_pages(store, 1)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="the disk is full"):
+            for number in range(1000):
+                store.add_event(7, "test", "selasticd", {"text": "x" * 1000}, float(number))
+        assert "the disk is full" in store.trouble
+    _limit_pages(store, 1 << 30)
+    store.add_event(7, "test", "selasticd", {}, 1.0)
+    assert store.trouble == ""
+
+
+def test_reports_that_came_while_others_were_refused_are_refused_with_them() -> None:
+    """They would wait as long for the same answer, and the next ones longer still."""
+    begun, go, told = threading.Event(), threading.Event(), list[BaseException | None]()
+
+    def commit(batch: list[writer.Submission]) -> None:
+        begun.set()
+        assert go.wait(60)
+        raise StoreError(f"full at {len(batch)}")
+
+    reports = writer.ReportWriter(commit)
+    reports.put(writer.Submission(7, [report(1)], 1e6, told.append))
+    assert begun.wait(60)
+    for step in range(2, 6):
+        reports.put(writer.Submission(7, [report(step)], 1e6, told.append))
+    go.set()
+    wait_until(lambda: len(told) == 5)
+    assert {str(error) for error in told} == {"full at 1"}
+    reports.close()
 
 
 def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:

@@ -195,10 +195,21 @@ def test_an_unreachable_slurm_stops_nothing_and_starts_nothing(world: World) -> 
         world.slurm.now += 5
         world.rounds.run()
     assert "could not be observed" in world.rounds.trouble
+    assert world.controller.health().failing == "Slurm"
     assert len(world.store.events(job.job_id)) == stored
     world.slurm.reachable = True
     world.settle()
-    assert world.rounds.trouble == ""
+    assert world.rounds.trouble == "" == world.controller.health().failing
+
+
+def test_a_database_that_takes_nothing_is_in_health(world: World) -> None:
+    """Also while rounds succeed, for those that change nothing write nothing."""
+    world.settle()
+    world.store._db.trouble = "the disk is full"
+    health = world.controller.health()
+    assert (health.trouble, health.failing) == (True, "database")
+    world.store.add_event(0, "test", "selasticd", {}, 1.0)
+    assert world.controller.health().trouble is False
 
 
 def test_a_failing_round_does_not_end_the_service(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
