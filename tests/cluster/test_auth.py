@@ -76,7 +76,7 @@ def world(
         wait_until(lambda: all(job.running for job in daemon.jobs.snapshot().jobs.values()), 60)
         daemon.rounds.run()
         for user, job_id in jobs.items():
-            assert daemon.controller.owner(job_id) == ((GAMES.pw_uid, "games") if user else (0, "root"))
+            assert daemon.controller.owner(job_id, 0) == ((GAMES.pw_uid, "games") if user else (0, "root"))
             daemon.controller.registered(job_id, _trained_on(daemon, job_id))
         with _listening(create_app(store, daemon.controller, settings, Authenticator(settings))) as url:
             games_process.url, games_process.munge_socket = url, munge_socket
