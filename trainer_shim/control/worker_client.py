@@ -84,7 +84,7 @@ class WorkerClient:
         """When this process will be killed (time.monotonic): the training is to stop. None: it is not."""
         self._end_s = LOST_GRACE_S
         """From Slurm's SIGTERM to that, where nobody says it any more."""
-        self._last_generation = self._off = self._dismissed = -1
+        self._last_generation = self._off = self._committed = self._dismissed = -1
         self.lost = False
         self.report_s = 0.0
         """Seconds between two reports, as the supervisor wants it; 0: it has not said."""
@@ -140,6 +140,15 @@ class WorkerClient:
         """Whether nobody has called this world off."""
         with self._changed:
             return self._coming is coming
+
+    def commit(self, coming: ComingWorld) -> bool:
+        """Leave for this world, unless it has been called off. From here on only a lost member calls it off: were each
+        member to turn back wherever the word meets it, some would wait for others."""
+        with self._changed:
+            if self._coming is not coming:
+                return False
+            self._committed = coming.generation
+            return True
 
     def called_off(self, generation: int) -> bool:
         """Whether the supervisor wants nothing more of a world, even of one already left for."""
@@ -208,7 +217,7 @@ class WorkerClient:
             host = str(message["host"]) or self._host
             self._store_known(int(message["generation"]), (host, int(message["port"])))
         elif kind == "abort":
-            self._aborted(int(message["generation"]))
+            self._aborted(int(message["generation"]), bool(message.get("lost")))
         elif kind == "dismiss":
             with self._changed:
                 self._dismissed = int(message["generation"])
@@ -245,13 +254,17 @@ class WorkerClient:
                 self._coming.store = store
             self._changed.notify_all()
 
-    def _aborted(self, generation: int) -> None:
+    def _aborted(self, generation: int, lost: bool) -> None:
+        """The answer tells the supervisor that this world cannot come any more. lost: a member of it cannot come."""
         with self._changed:
+            if generation == self._committed and not lost:
+                return
             self._last_generation = max(self._last_generation, generation)
             self._off = generation
             if self._coming is not None and self._coming.generation == generation:
                 self._coming = None
             self._changed.notify_all()
+        self.send({"type": "called_off", "generation": generation})
 
     def _lose(self) -> None:
         """The job may be ending, and the supervisor was the first to go: what has been trained is to be written."""

@@ -29,6 +29,8 @@ from ..control.worker_client import ComingWorld
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
+CONNECT_TRIES = 5
+"""gloo tries this often to connect to a member that does not answer, each time for as long as its timeout."""
 POLL_S = 1.0
 LOOK_S = 0.02
 """Longest time between two looks at whether a member has come, and whether the world has been called off."""
@@ -185,12 +187,14 @@ class Gate:
 class InterruptibleStore(Store):
     """A store that waits no longer than the world is wanted; torch's own wait for as long as a collective may take."""
 
-    def __init__(self, store: Store, give_up: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, give_up: Callable[[], bool], least_s: float = 0.0) -> None:
+        """least_s: how long it waits at least, where less is asked for."""
         super().__init__()
-        self._store, self._give_up = store, give_up
+        self._store, self._give_up, self._least_s = store, give_up, least_s
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        seconds = (timeout if timeout is not None else self._store.timeout).total_seconds()  # type: ignore[attr-defined]
+        asked = timeout if timeout is not None else self._store.timeout  # type: ignore[attr-defined]
+        seconds = max(asked.total_seconds(), self._least_s)
         deadline, pause_s = time.monotonic() + seconds, 0.0005
         while not self._store.check(keys):
             if self._give_up():
@@ -224,19 +228,22 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
     """Make the group once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and soon when
     give_up says so."""
     coming = gate.coming
-    store = InterruptibleStore(PrefixStore("pg", gate.store), give_up)
+    store = InterruptibleStore(PrefixStore("pg", gate.store), give_up, coming.forming_s)
     try:
         # torch puts a count of groups into the store's keys, and sets it back when a group is destroyed: not when one
         # did not form. Where that has happened on some ranks only they would look for each other under two names.
         dist.distributed_c10d._world.group_count = 0
         # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
-        timeout = datetime.timedelta(seconds=coming.forming_s)
+        # Who turns back meanwhile leaves the others connecting: who does the same in vain has to be back in time too.
+        timeout = datetime.timedelta(seconds=coming.forming_s / CONNECT_TRIES)
         dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
         complete(store, coming.size, timeout)
     except (RuntimeError, ValueError) as error:
         leave(later=True, broken=True)
         raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None
-    return World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base, patient=store)
+    world = World(coming.generation, coming.rank, coming.size, grouped=True, store=gate.base, patient=store)
+    bound(world, coming.forming_s)
+    return world
 
 
 def complete(store: Store, size: int, timeout: datetime.timedelta) -> None:

@@ -164,6 +164,8 @@ class Membership:
                 gate.wait_open(lambda: client.lost or not client.still_coming(coming))
             except WorldNotFormed as error:
                 problem = str(error)
+        if not problem and not client.commit(coming):
+            problem = f"world {coming.generation} was called off"
         calls = worlds.gather(old, int(not problem), -1 if coming.leave else coming.rank)
         if not all(arrived for arrived, _ in calls):
             client.taken(coming)

@@ -13,8 +13,9 @@ import torch
 from script_options import Average, Pace, knobs
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
 from slurm_elastic.trainer_shim.training import session, switch
-from slurm_elastic.trainer_shim.world import p2p, process_group
+from slurm_elastic.trainer_shim.world import p2p, process_group, rendezvous
 
 parser = knobs(samples=1003)
 parser.add_argument("--batch", type=int, default=50)
@@ -40,7 +41,15 @@ parser.add_argument("--await-world", type=int, default=-1, help="step that waits
 parser.add_argument("--leave", choices=["break", "stop"], default="stop")
 args = parser.parse_args()
 PHASES = {
+    "leave": (rendezvous.Membership, "leave"),
+    "arrive": (process_group.Gate, "arrive"),
+    "open": (process_group.Gate, "wait_open"),
+    "commit": (WorkerClient, "commit"),
+    "drop": (process_group, "leave"),
+    "dismissed": (rendezvous.Membership, "wait_dismissed"),
     "form": (process_group, "form"),
+    "connect": (process_group.InterruptibleStore, "wait"),
+    "complete": (process_group, "complete"),
     "formed": (switch.WorldSwitch, "connect"),
     "fill": (p2p, "send_object"),
     "move": (p2p, "move"),
@@ -49,7 +58,7 @@ PHASES = {
     "backward": (torch.autograd, "backward"),
     "settle": (switch.WorldSwitch, "settle"),
 }
-"""What happens to a worker that comes into a world, in its order."""
+"""What happens to a worker that leaves one world and comes into another, in its order."""
 
 
 def before(phase: str, action: Callable[[], None]) -> None:
@@ -77,10 +86,23 @@ def hiccup(phase: str) -> None:
             raise RuntimeError("connection reset by peer")
 
 
+def pause(phase: str) -> None:
+    """Once, this process waits where the test has named the phase, for as long as the test wants."""
+    with contextlib.suppress(FileNotFoundError):
+        if PAUSE.read_text() == phase:
+            paused = PAUSE.rename(PAUSE.with_name(f"paused.{os.environ['SELASTIC_WORKER']}"))
+            while paused.exists():
+                time.sleep(0.001)
+
+
 HOLD, HICCUP = Path(args.out) / "hold", Path(args.out) / "hiccup"
+PAUSE = Path(args.out) / f"pause.{os.environ.get('SELASTIC_WORKER', '')}"
 if os.environ.get("FAIL") == "hiccup":
     for phase in PHASES:
         before(phase, functools.partial(hiccup, phase))
+elif os.environ.get("FAIL") == "pause":
+    for phase in PHASES:
+        before(phase, functools.partial(pause, phase))
 elif "FAIL" in os.environ:
     before(os.environ["FAIL"].split(":")[0], lambda: os.kill(os.getpid(), int(os.environ["FAIL"].split(":")[1])))
 

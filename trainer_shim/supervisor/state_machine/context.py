@@ -95,6 +95,8 @@ class RunningResize:
     """A member has stopped at the agreed step: the new world comes, or a restart does."""
     doubt: str = ""
     """Why the new world cannot come any more; its members are to go back, and have not said so yet."""
+    recalled: str = ""
+    """Why it is not wanted any more; its members are asked whether they have left for it already."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -293,11 +295,13 @@ class SupervisorContext:
         if self.world is not None and self.world.members[0] in self.workers:
             self.do(actions.Send(self.world.members[0], {"type": "checkpoint"}))
 
-    def call_off(self, resize: RunningResize) -> None:
-        """Tell the members of the old world that the new one is not wanted any more."""
+    def call_off(self, resize: RunningResize, lost: bool) -> None:
+        """Tell the members of the old world that the new one is not wanted any more. lost: that it cannot come, so that
+        who has left for it turns back."""
         if resize.world is not None:
+            abort: Message = {"type": "abort", "generation": resize.world.generation, "lost": lost}
             for worker in self.members():
-                self.do(actions.Send(worker.name, {"type": "abort", "generation": resize.world.generation}))
+                self.do(actions.Send(worker.name, abort))
 
     # --- the daemon, and the end ------------------------------------------------------------------------------
 

@@ -193,6 +193,13 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorldCalledOff:
+    """A member has not left for this generation, and does not any more: it cannot come."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorldRolledBack:
     """A coming generation did not come about; the members of the old world go on with it."""
 

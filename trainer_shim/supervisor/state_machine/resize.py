@@ -35,6 +35,7 @@ class Resizes(Part):
             events.JobPreempted: self._go_on_without,
             events.JoinersReady: lambda event: self._agree(),
             events.WorkerQuiesced: self._quiesced,
+            events.WorldCalledOff: self._world_called_off,
             events.FirstStepDone: lambda event: self._running(event.generation, event.message),
             events.TrainingOver: self._training_over,
             events.JobTerminating: self._job_terminating,
@@ -55,7 +56,7 @@ class Resizes(Part):
             self._last_id = resize.id
             self._waiting = resize
             if running is not None and not running.agreed:
-                self._undo(f"resize {resize.id} came instead", "withdrawn")
+                self._recall(running, f"resize {resize.id} came instead")
             self._begin_waiting()
 
     def _withdrawn(self, resize_id: int) -> None:
@@ -64,7 +65,7 @@ class Resizes(Part):
             self._waiting = None
             self._context.report_phase(resize_id, "withdrawn", "before it began")
         elif running is not None and running.id == resize_id and not running.agreed:
-            self._undo("selasticd took it back", "withdrawn")
+            self._recall(running, "selasticd took it back")
         elif self._context.requeue_id == resize_id:
             self._context.requeue_id = 0
         self._last_id = max(self._last_id, resize_id)
@@ -236,6 +237,21 @@ class Resizes(Part):
         if running is not None and not running.agreed and (event.stop or not gives):
             self._undo("the job is ending", "withdrawn")
 
+    def _recall(self, running: RunningResize, detail: str) -> None:
+        """Undo it, unless its members have left for the new world: where that is announced, they are asked."""
+        if running.world is None:
+            self._undo(detail, "withdrawn")
+        elif not running.recalled:
+            running.recalled = detail
+            self._context.call_off(running, lost=False)
+
+    def _world_called_off(self, event: events.WorldCalledOff) -> None:
+        """One member that has not left is enough: it takes all of them."""
+        running = self._context.resize
+        if running is not None and running.recalled and self._context.coming(event.generation) is not None:
+            self._undo(running.recalled, "withdrawn")
+            self._begin_waiting()
+
     def _rolled_back(self, event: events.ResizeRolledBack) -> None:
         self._called_off.pop(event.generation, None)
         self._begin_waiting()
@@ -248,7 +264,7 @@ class Resizes(Part):
         self._over()
         if resize.world is not None:
             self._called_off[resize.world.generation] = resize
-        context.call_off(resize)
+        context.call_off(resize, lost=bool(resize.agents))  # whose workers are killed
         context.kill(context.workers_on(resize.agents))
         context.quit_agents(sorted(resize.agents))
         if resize.awaited:

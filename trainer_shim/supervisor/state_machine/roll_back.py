@@ -37,7 +37,8 @@ class RollBack(Part):
         context.timers.cancel(RollBackTimer(event.generation))
         if resize is not None and context.coming(event.generation) is not None:
             resize.agreed = False
-            context.emit(events.UndoResize(resize.doubt or event.error))
+            phase = "withdrawn" if resize.recalled else "failed"
+            context.emit(events.UndoResize(resize.recalled or resize.doubt or event.error, phase))
             context.emit(events.ResizeRolledBack(event.generation))
 
     def _job_preempted(self, event: events.JobPreempted) -> None:
@@ -53,7 +54,7 @@ class RollBack(Part):
         elif not resize.doubt:
             resize.doubt = detail
             context.do(Print(f"{detail}: waiting for the old world to go on"))
-            context.call_off(resize)
+            context.call_off(resize, lost=True)
             context.kill(context.workers_on(resize.agents))  # the rest of them would only be waited for
             self._wait(0)
 

@@ -48,6 +48,8 @@ class WorkerMessages(Part):
             context.emit(events.CheckpointSaved(int(number(message.get("step")))))
         elif kind == "unsaved":
             context.emit(events.CheckpointFailed(str(message.get("error", ""))))
+        elif kind == "called_off":
+            context.emit(events.WorldCalledOff(generation))
         elif kind == "failed":
             worker.error = str(message.get("error", ""))
             if message.get("survived"):

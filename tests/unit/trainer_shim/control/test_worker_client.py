@@ -118,6 +118,28 @@ def test_a_world_called_off_or_outdated_is_forgotten(peer: Peer) -> None:
     assert peer.link.held() is None
 
 
+def test_a_world_left_for_is_called_off_only_for_a_lost_member(peer: Peer) -> None:
+    """An abort is answered where this worker has not left for the world yet; after that it counts only when the world
+    cannot come."""
+    peer.read()
+    for generation in (2, 3):
+        peer.world(generation)
+        peer.send(type="store", generation=generation, host="h", port=2)
+        coming = peer.held()
+        assert coming.generation == generation
+        if generation == 2:
+            peer.send(type="abort", generation=2)
+            assert peer.read() == {"type": "called_off", "generation": 2}
+            assert not peer.link.commit(coming)
+    assert peer.link.commit(coming)
+    peer.send(type="abort", generation=3, lost=False)
+    peer.send(type="report_every", seconds=7)
+    wait_until(lambda: peer.link.report_s == 7)
+    assert peer.link.still_coming(coming) and not peer.link.called_off(3)
+    peer.send(type="abort", generation=3, lost=True)
+    wait_until(lambda: peer.link.called_off(3))
+
+
 def test_reports_never_block_and_the_oldest_are_lost(peer: Peer) -> None:
     """With a supervisor that reads nothing thousands of reports are taken; the newest survive, in order."""
     padding = "x" * 10_000

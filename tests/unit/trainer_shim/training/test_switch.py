@@ -15,6 +15,9 @@ from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
 KILLED = ("form", "formed", "fill", "move", "entered", "forward", "backward", "settle")
 STOPPED = ("move", "forward")
+BEFORE_LEAVING = ("leave", "arrive", "open", "commit")
+AFTER_LEAVING = ("drop", "form", "connect", "complete", "formed", "entered")
+"""The moments of a member that changes worlds."""
 BOUND_S = {signal.SIGKILL: 20.0, signal.SIGSTOP: 3.0}
 """Of one communication: what nobody is told of ends then."""
 
@@ -33,7 +36,7 @@ def refused(
     if number == signal.SIGKILL:
         assert control.exits(joiners[0], hold=True) == [-number], control.story()
         for name in control.members:  # as the supervisor does when it sees a joiner's end
-            control.send(name, {"type": "abort", "generation": generation})
+            control.send(name, {"type": "abort", "generation": generation, "lost": True})
         for name in joiners[1:]:
             control.kill(name)
     gone_back(control, generation, phase)
@@ -116,4 +119,62 @@ def test_passes_of_one_step_grow(zygote: Zygote, start: Start, tmp_path: Path) -
     control.start("a")
     control.resize("a", "b")
     assert control.exits("a", "b") == [0, 0], control.story()
+    assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12
+
+
+def withdrawn(control: Control, moment: str, at: str, *members: str) -> bool:
+    """Announce a world, and take it back while one member is at that moment, as the supervisor does when selasticd
+    takes an order back. Whether it has come; the same for all, and nobody has left for it who then turns back."""
+    control.hold.touch()
+    (control.directory / f"pause.{at}").write_text(moment)
+    before = list(control.members)
+    generation = control.world(*members, tell=False)
+    paused = control.directory / f"paused.{at}"
+    wait_until(paused.exists, 60, control.story)
+    for name in before:
+        control.send(name, {"type": "abort", "generation": generation, "lost": False})
+    if moment in BEFORE_LEAVING:
+        said(control, generation, "called_off", at)
+        for joiner in set(members) - set(before):
+            control.kill(joiner)
+    paused.unlink()
+    ended = control.wait(lambda _, m: m["type"] in ("running", "failed") and m["generation"] == generation)
+    come = ended["type"] == "running"
+    for name in before:
+        said(control, generation, "quiesced" if come else "failed", name)
+    assert not [m for m in control.all("failed" if come else "quiesced") if m["generation"] == generation], moment
+    control.members = list(members) if come else before
+    return come
+
+
+def said(control: Control, generation: int, kind: str, name: str) -> None:
+    control.wait(lambda worker, m: (worker, m["type"], m.get("generation")) == (name, kind, generation))
+
+
+def test_a_withdrawal_at_any_moment_takes_all_members_or_none(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """A change of worlds is taken back at each moment of a member: rank 0, another one, one that leaves. Before that
+    member has left its world nobody changes, from then on all do: nobody waits in vain for others, or turns back alone.
+    Nothing is lost or done twice."""
+    sizes = ["--micro", "12", "--samples", "6003", "--epochs", "1"]
+    control = start("--hold-from", "0", *sizes)
+    control.spawn("a", "b", FAIL="pause")
+    control.ready("a", "b")
+    control.running(control.world("a", "b", source="fresh"))
+    for moment in (*BEFORE_LEAVING, *AFTER_LEAVING):
+        late, joiner = moment in AFTER_LEAVING, f"{moment}er"
+        control.spawn(joiner)
+        assert withdrawn(control, moment, "a", "a", "b") is late, (moment, control.story())
+        control.ready(joiner)
+        assert withdrawn(control, moment, "b", "a", "b", joiner) is late, (moment, control.story())
+        if late:
+            control.resize("a", "b")
+    control.spawn("c", FAIL="pause")
+    control.ready("c")
+    control.running(control.world("a", "b", "c"))
+    for moment in ("leave", "commit"):
+        assert not withdrawn(control, moment, "c", "a", "b"), (moment, control.story())
+    assert withdrawn(control, "dismissed", "c", "a", "b"), control.story()
+    assert control.exits("a", "b") == [0, 0], control.story()
+    found = audit.check(control.audit, samples=6003, epochs=1)
+    assert found.ok and found.restarts == 0, (found, control.story())
     assert difference(result(tmp_path), alone(zygote, tmp_path, *sizes)) < 1e-12

@@ -185,14 +185,20 @@ def test_withdrawn_while_waiting_for_a_companion() -> None:
 
 
 def test_withdrawn_before_the_agreement() -> None:
-    """A world that is only coming is called off: survivors are told, joiners killed, companions given back."""
+    """A world that is only coming is called off: survivors are asked; with the first who has not left for it joiners
+    are killed, companions given back."""
     drive = Drive().up()
     resize = drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     joiners = drive.agents_up(COMPANION)
     drive.ready(joiners)
     drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
-    assert {send.worker for send in drive.new(Send) if send.message["type"] == "abort"} == set(drive.members())
+    aborts = [send for send in drive.new(Send) if send.message["type"] == "abort"]
+    assert {send.worker for send in aborts} == set(drive.members())
+    assert not any(send.message["lost"] for send in aborts)
+    assert not drive.every(Kill) and drive.phases(1)[-1] == "ready"
+    drive.say("10.n2.1", "called_off", generation=2)
+    assert drive.phases(1)[-1] == "withdrawn"
     assert {kill.worker for kill in drive.new(Kill)} == set(joiners)
     assert drive.new(QuitAgent) == [QuitAgent((11, "n3"))]
     drive.die_when_killed()
@@ -223,14 +229,42 @@ def test_withdrawal_crossing_the_agreement_of_a_shrink() -> None:
     assert drive.context.mode is Mode.RUNNING
 
 
-@pytest.mark.parametrize("back", [True, False])
-def test_withdrawal_crossing_the_agreement_of_a_grow(back: bool) -> None:
-    """The joiners are dead by then: the members go back to their old world, or are started again."""
+@pytest.mark.parametrize("newer", [False, True])
+def test_withdrawal_crossing_the_agreement_of_a_grow(newer: bool) -> None:
+    """Nobody says that he has not left for the new world: it comes, and what is to replace it comes after it."""
     drive = Drive().up()
     resize = drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
     drive.ready(drive.agents_up(COMPANION))
+    if newer:
+        drive.order(2, (BASE,), batch=32)
+    else:
+        drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
+    drive.quiesce(drive.members())
+    assert not drive.every(Kill) and not drive.phases(2)
+    drive.running(2)
+    assert drive.phases(1)[-1] == "running"
+    assert drive.phases(2) == (["accepted"] if newer else [])
+
+
+def test_recalled_and_rolled_back_is_withdrawn() -> None:
+    """A member that stays in the old world says so in either way; a recall is no failure."""
+    drive = Drive().up()
+    resize = drive.order(1, (BASE,), batch=128)
     drive(ResizeCame(Resize(**{**_fields(resize), "withdrawn": True})))
+    drive.say("10.n1.0", "failed", generation=2, error="world 2 was called off", survived=True)
+    drive.say("10.n1.1", "called_off", generation=2)
+    assert drive.phases(1) == ["accepted", "withdrawn"]
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_the_end_of_the_job_crossing_the_agreement_of_a_grow(back: bool) -> None:
+    """The joiners are dead by then: the members go back to their old world, or are started again."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive.ready(drive.agents_up(COMPANION))
+    drive(JobTerminating(60.0, stop=False))
     drive.quiesce(("10.n1.0",))
     assert drive.context.mode is Mode.RUNNING
     if back:
