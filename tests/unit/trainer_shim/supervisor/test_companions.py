@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.trainer_shim.control.background_writer import BackgroundWriter
 from slurm_elastic.trainer_shim.control.event_loop import Children, Loop
 from slurm_elastic.trainer_shim.supervisor import companions as module
 from slurm_elastic.trainer_shim.supervisor.companions import Companions
@@ -48,7 +49,7 @@ class Site:
         (folder / "jobs" / "1000").touch()  # a companion that nobody remembers
         env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
         self.events: list[Any] = []
-        self.companions = Companions(loop, Children(loop), env, 100, 1, self.events.append)
+        self.companions = Companions(loop, Children(loop, BackgroundWriter()), env, 100, 1, self.events.append)
 
     def until(self, predicate: Any) -> None:
         turns = 0
