@@ -272,7 +272,8 @@ def test_a_finished_training_is_not_done_again(start: Start, tmp_path: Path) -> 
     control.ready("b")
     control.world("b", source="checkpoint")
     assert control.exits("b") == [0]
-    assert control.all("done")[1] == {"type": "done", "step": 2, "samples": 100, "epoch": 1, "finished": True}
+    done = {"type": "done", "step": 2, "samples": 100, "epoch": 1, "finished": True, "unsaved": ""}
+    assert control.all("done")[1] == done
 
 
 @pytest.mark.parametrize("how", ["stop", "break"])
