@@ -28,6 +28,7 @@ from ..reports.answers import Health, ModelsInUse
 from ..reports.record import read
 from ..slurm.model import Job
 from ..slurm.snapshot_cache import SnapshotCache
+from .held_pieces import held_pieces
 from .job_registry import JobRegistry
 from .rounds import Rounds
 
@@ -66,7 +67,7 @@ class DaemonController:
         job = self.jobs.latest().jobs.get(job_id)
         if job is None:
             raise NotFound(f"Slurm knows no job {job_id} that has not ended")
-        self._check_pieces(job, registration.pieces)
+        held = self._held(job, registration.pieces)
         self.registry.started(job_id)
         interval = self.rounds.settings.report_interval_s
         if registration.request:
@@ -93,6 +94,7 @@ class DaemonController:
         pause, reason, number = self._after_requeue(job_id, now)
         self.store.set_in_use(
             *(job_id, registration.generation, registration.pieces, registration.batch, now, pause, reason, number),
+            held=held,
             refusal=registration.refusal,
         )
         self.wake("registered")
@@ -119,17 +121,17 @@ class DaemonController:
         now = self.clock()
         at = phase.at if abs(phase.at - now) < SKEW_S else now
         resize = self.store.resize(phase.resize) if phase.resize else None
-        if phase.phase in (ResizeState.RUNNING, FINISHED) and phase.pieces:
+        held: tuple[Piece, ...] = ()
+        if phase.phase == ResizeState.RUNNING and phase.pieces:
             job = self.jobs.latest().jobs.get(job_id)
-            if job is not None:
-                self._check_pieces(job, phase.pieces)
+            held = self._held(job, phase.pieces) if job is not None else ()
         if phase.phase == ResizeState.RUNNING:
             # The allocation before the resize: see Rounds._look.
             reason = resize.reason if resize else self._restart_reason(job_id)
             step, samples = (phase.step - 1, phase.samples) if phase.step else (None, None)
             self.store.set_in_use(
                 job_id, phase.generation, phase.pieces, phase.batch, at, phase.pause_s, reason, phase.resize,
-                step=step, samples=samples,
+                step=step, samples=samples, held=held,
             )  # fmt: skip
             if step is not None and samples is not None:
                 self.store.note_progress(job_id, phase.generation, step, samples)
@@ -213,16 +215,17 @@ class DaemonController:
             models=read(ModelsInUse, rounds.priors.summary()),
         )
 
-    def _check_pieces(self, job: Job, pieces: tuple[Piece, ...]) -> None:
-        """Refuse pieces that are another user's, as far as is known. One that has just ended, or began a moment ago, is
-        accepted: what Slurm does not hold for the job counts for nothing."""
+    def _held(self, job: Job, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        """What Slurm said last that the job holds of these pieces; the next round counts one that began a moment ago.
+        NotAllowed: one is another user's, as far as is known."""
         known = self.jobs.latest().jobs
         for piece in pieces:
-            held = known.get(piece.slurm_job_id)
-            if held is not None and held.uid != job.uid:
+            there = known.get(piece.slurm_job_id)
+            if there is not None and there.uid != job.uid:
                 raise NotAllowed(
                     f"piece {piece.slurm_job_id} is another user's job; accepted: pieces of job {job.job_id}"
                 )
+        return held_pieces(job, pieces, known)
 
     def _after_requeue(self, job_id: int, now: float) -> tuple[float, str, int]:
         """(pause, reason, resize) of a registration: whether it ends a resize by requeue.

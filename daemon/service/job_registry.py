@@ -24,10 +24,13 @@ from ..config.settings import Settings
 from ..reports.record import made_from
 from ..slurm.model import Job, Snapshot
 from ..text.reasons import Reason
+from .held_pieces import held_pieces
 
 log = logging.getLogger(__name__)
 ENDED = "ENDED"
 """State of a job that Slurm no longer lists and whose supervisor did not say how the training ended."""
+YOUNG_S = 360.0
+"""How long after its beginning, by a clock that may be five minutes off, a world is counted again."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of a supervisor that was told to stop: by its user, or by Slurm for whatever reason."""
 
@@ -100,9 +103,21 @@ class JobRegistry:
         for row in found:
             self._record_change(row, rows.get(row.job_id))
         self.store.upsert_jobs(found)
+        self._count_what_began(snapshot)
         for job_id in rows.keys() - snapshot.jobs.keys():
             self._end(job_id)
         return roster
+
+    def _count_what_began(self, snapshot: Snapshot) -> None:
+        """A piece that Slurm had not listed yet when a world began on it counts from that world's beginning."""
+        now, jobs = self.clock(), snapshot.jobs
+        worlds = self.store.all_in_use()
+        young = [job_id for job_id, use in worlds.items() if job_id in jobs and abs(now - use.since) < YOUNG_S]
+        for job_id, counted in self.store.counted_gpus(young).items():
+            if counted < worlds[job_id].gpus:
+                held = held_pieces(jobs[job_id], worlds[job_id].pieces, jobs)
+                if counted < sum(piece.gpus for piece in held):
+                    self.store.count_held(job_id, worlds[job_id].generation, held)
 
     def managed_row(self, job: ElasticJob) -> JobRow:
         """The row of an elastic job as Slurm describes it now."""

@@ -6,7 +6,7 @@ training that went back to a checkpoint lowers the row's start too, so that work
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -61,34 +61,33 @@ class Allocations(StorePart):
         step: int | None = None,
         samples: int | None = None,
         refusal: str | None = None,
+        held: tuple[Piece, ...] | None = None,
     ) -> None:
         """Store what the supervisor says trains now. The same again only renews `registered_at`.
 
         When generation, pieces or batch differ, the open allocation row ends at `at` and the next begins. `step` and
         `samples` are the training's counters at that moment, where known; they close the old row's count exactly.
-        refusal: see InUse; None: as before.
+        refusal: see InUse; None: as before. held: what of the pieces Slurm says the job holds, which is what counts in
+        the row; None: all.
         """
         with self._changing(job_id), self._db.write() as connection:
-            held = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
+            before = connection.execute(select(schema.in_use).where(schema.in_use.c.job_id == job_id)).first()
             value = pieces_out(pieces)
-            same = held is not None and (held.generation, held.pieces, held.batch) == (generation, value, batch)
-            since = held.since if same and held is not None else at
+            same = before is not None and (before.generation, before.pieces, before.batch) == (generation, value, batch)
+            since = before.since if same and before is not None else at
             if refusal is None:
-                refusal = held.refusal if held is not None else ""
+                refusal = before.refusal if before is not None else ""
             values = dict(job_id=job_id, generation=generation, pieces=value, batch=batch, since=since)
             values |= dict(registered_at=at, refusal=refusal[: schema.LONGEST_REFUSAL])
             connection.execute(upsert(self._db, schema.in_use), values)
             if not same:
                 begin = _close(connection, job_id, at, step, samples)
-                nodes = [node for piece in pieces for node in piece.nodes]
                 connection.execute(
                     insert(_ROWS).values(
                         job_id=job_id,
                         generation=generation,
                         start=begin.at,
-                        gpus=sum(piece.gpus for piece in pieces),
-                        nodes=len(set(nodes)),
-                        node_list=",".join(dict.fromkeys(nodes)),
+                        **_counted(pieces if held is None else held),
                         batch=batch,
                         samples=0,
                         steps=0,
@@ -99,6 +98,20 @@ class Allocations(StorePart):
                         first_samples=begin.samples,
                     )
                 )
+
+    def counted_gpus(self, job_ids: Sequence[int]) -> dict[int, int]:
+        """GPUs in the open rows of these jobs."""
+        if not job_ids:
+            return {}
+        query = select(_ROWS.c.job_id, _ROWS.c.gpus).where(_ROWS.c.job_id.in_(job_ids), _ROWS.c.end.is_(None))
+        with self._db.read() as connection:
+            return {job_id: gpus for job_id, gpus in connection.execute(query)}
+
+    def count_held(self, job_id: int, generation: int, held: tuple[Piece, ...]) -> None:
+        """Slurm says only now that the job holds these pieces, on which this generation trains."""
+        row = (_ROWS.c.job_id == job_id) & (_ROWS.c.generation == generation) & _ROWS.c.end.is_(None)
+        with self._changing(job_id), self._db.write() as connection:
+            connection.execute(update(_ROWS).where(row).values(**_counted(held)))
 
     def refuse(self, job_id: int, sentence: str) -> None:
         """The supervisor and the daemon do not understand each other, for this reason."""
@@ -225,10 +238,17 @@ class Allocations(StorePart):
     def first_sizes(self) -> dict[int, tuple[int, int]]:
         """(GPUs, batch) of the first allocation of every job that has not ended and has had one."""
         active = select(schema.jobs.c.job_id).where(schema.jobs.c.ended.is_(False))
-        first = select(func.min(_ROWS.c.id)).where(_ROWS.c.job_id.in_(active)).group_by(_ROWS.c.job_id)
+        counted = _ROWS.c.job_id.in_(active), _ROWS.c.gpus > 0
+        first = select(func.min(_ROWS.c.id)).where(*counted).group_by(_ROWS.c.job_id)
         query = select(_ROWS.c.job_id, _ROWS.c.gpus, _ROWS.c.batch).where(_ROWS.c.id.in_(first))
         with self._db.read() as connection:
             return {job_id: (gpus, batch) for job_id, gpus, batch in connection.execute(query)}
+
+
+def _counted(pieces: tuple[Piece, ...]) -> dict[str, int | str]:
+    """Of an allocation row, what these pieces make of it."""
+    nodes = list(dict.fromkeys(node for piece in pieces for node in piece.nodes))
+    return {"gpus": sum(piece.gpus for piece in pieces), "nodes": len(nodes), "node_list": ",".join(nodes)}
 
 
 def _in_use(row: Row[Any]) -> InUse:
