@@ -43,6 +43,7 @@ from api_harness import BASE, FakeController, Named, job
 
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.http_server import server_config
+from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.api.status_cache import REFRESH_S
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service.main import tune_interpreter
@@ -102,6 +103,7 @@ def serve(folder: str, jobs: int, listener: socket.socket, pipe: Any) -> None:
             store.set_in_use(number, 1, (BASE,), 256, time.time())
         tokens = [store.mint_token(number, UID) for number in range(1, jobs + 1)]
         app = create_app(store, FakeController(), settings, Named(settings))
+        app.intake.report_limit = RateLimit(1e9)
 
         class Timed:
             """How long answers to `status` take in here."""

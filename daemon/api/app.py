@@ -157,6 +157,7 @@ class Api:
         """Reports are on the disk when this answers 202."""
         reports = call.message.reports
         if reports:
+            self.callers.report_limit.take(call.job_id, len(reports))
             stored = asyncio.get_running_loop().create_future()
             self.store.store_reports(call.job_id, reports, time.time(), partial(_settle, stored))
             await stored
@@ -225,7 +226,7 @@ class Application(Starlette):
     def __init__(self, api: Api) -> None:
         handlers: Any = {Exception: guard.on_error, 404: guard.on_error, 405: guard.on_error}
         super().__init__(routes=api.routes(), exception_handlers=handlers)
-        self.intake = Intake(api.store, api.prometheus, api.callers.job_limit)
+        self.intake = Intake(api.store, api.prometheus, api.callers.job_limit, api.callers.report_limit)
         self.status_cache = api.status_cache
 
 

@@ -24,6 +24,10 @@ from .auth import Authenticator, Unauthenticated, bearer
 
 NOBODY = Viewer(-1, private=True)
 """Who asks where it does not matter, or where a job's token says it."""
+REPORTS_PER_INTERVAL = 4
+"""Reports of one job that are taken in the time of one: what was kept while selasticd was away is made up for."""
+REPORTS_AT_ONCE = 1000
+"""As many as a supervisor keeps."""
 Q_co = TypeVar("Q_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
 
@@ -52,6 +56,8 @@ class Callers:
     def __init__(self, store: Store, settings: Settings, authenticator: Authenticator) -> None:
         self._store, self._authenticator = store, authenticator
         self.job_limit = guard.RateLimit(settings.requests_per_s)
+        per_s = REPORTS_PER_INTERVAL / settings.report_interval_s
+        self.report_limit = guard.RateLimit(per_s, REPORTS_AT_ONCE, "reports of this job")
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self._user_limit = guard.RateLimit(settings.requests_per_s * 10)
 

@@ -68,8 +68,9 @@ def decode(body: bytes) -> tuple[Report, ...] | None:
 class Intake:
     """Takes messages of reports into the store, as the API's own handler does."""
 
-    def __init__(self, store: Store, metrics: Metrics, limit: guard.RateLimit) -> None:
-        self._store, self._limit, self._metrics = store, limit, metrics
+    def __init__(self, store: Store, metrics: Metrics, limit: guard.RateLimit, report_limit: guard.RateLimit) -> None:
+        self._store, self._metrics = store, metrics
+        self._limit, self.report_limit = limit, report_limit
         self._accepted = metrics.requests.labels(202)
 
     def job(self, url: bytes, headers: Headers) -> int | None:
@@ -96,6 +97,7 @@ class Intake:
             return False
         try:
             self._limit.take(job_id)
+            self.report_limit.take(job_id, len(reports))
             self._store.store_reports(job_id, reports, time.time(), partial(self._told, len(reports), answer))
         except ElasticError as error:
             self._refuse(answer, error)

@@ -166,19 +166,21 @@ def _jobs(name: str, text: str) -> tuple[int, ...]:
 class RateLimit:
     """A bucket of turns per caller. Used from the event loop only."""
 
-    def __init__(self, per_s: float) -> None:
-        self._per_s = per_s
-        self._full = max(1.0, per_s * BURST_S)
+    def __init__(self, per_s: float, most: float = 0.0, what: str = "requests") -> None:
+        """most: how many at once; 0: those of BURST_S."""
+        self._per_s, self._what = per_s, what
+        self._full = max(1.0, most or per_s * BURST_S)
         self._buckets: dict[object, tuple[float, float]] = {}
 
-    def take(self, caller: object) -> None:
-        """Use one turn. Raises Refused (429) when none is left."""
+    def take(self, caller: object, turns: int = 1) -> None:
+        """Use so many turns. Raises Refused (429) when fewer are left."""
         now = time.monotonic()
         left, at = self._buckets.get(caller, (self._full, now))
         left = min(self._full, left + (now - at) * self._per_s)
-        if left < 1:
-            raise Refused(429, f"too many requests; accepted: {self._per_s:g} per second")
-        self._buckets[caller] = (left - 1, now)
+        if left < turns:
+            at_once = f", {self._full:g} at once" if turns > 1 else ""
+            raise Refused(429, f"too many {self._what}; accepted: {self._per_s:g} per second{at_once}")
+        self._buckets[caller] = (left - turns, now)
         if len(self._buckets) > 10_000:
             # Full buckets are those of callers who have gone.
             full = [who for who, (_, last) in self._buckets.items() if (now - last) * self._per_s >= self._full]

@@ -273,7 +273,8 @@ class Settings:
     around the limit. A job keeps the smallest size that it can have, even above the limit."""
 
     report_interval_s: float = number(5.0, 0.1, 600)
-    """Time between two throughput reports of one job."""
+    """Time between two throughput reports of one job. Four in this time are taken, after a thousand at once; more is
+    refused (429)."""
 
     requests_per_s: float = number(10.0, 0.1, 10000)
     """Most requests per second that one job may make, over ten seconds; more is refused (429). A user, who may have

@@ -18,6 +18,9 @@ from ..rows import ObservationRow
 
 YOUNGEST = 101
 """Reports of one configuration that its medians are over."""
+MOST = 256
+"""Configurations of one job that are kept in memory and in the record of an hour: a day of resizes every five minutes.
+A job that reports more is known by those that it reported last."""
 _REPORTS = schema.reports
 _KEY = ("gpus", "nodes", "batch", "micro_batch", "accumulation")
 _MEASURED = ("step_time_median_s", "samples_per_s", "noise_scale", "comm_share")
@@ -72,6 +75,14 @@ def rows_of(seen: dict[Key, Configuration]) -> list[ObservationRow]:
     return [configuration.row(key) for key, configuration in sorted(seen.items())]
 
 
+def forget_oldest(seen: dict[Key, Configuration]) -> None:
+    """Keep the MOST configurations that were reported last."""
+    if len(seen) > MOST:
+        youngest = sorted(seen, key=lambda key: (seen[key].last_at, key), reverse=True)
+        for key in youngest[MOST:]:
+            del seen[key]
+
+
 def load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key, Configuration]]:
     """What is stored of these jobs (a query for their ids, or one id), hourly records first, in time order."""
     found: dict[int, dict[Key, Configuration]] = defaultdict(dict)
@@ -89,4 +100,6 @@ def load(connection: Connection, jobs: Select[Any] | int) -> dict[int, dict[Key,
     for job_id, *rest in connection.execute(query):
         key: Key = (rest[0], rest[1], rest[2], rest[3], rest[4])
         found[job_id].setdefault(key, Configuration()).add(1, rest[5], (rest[6], rest[7], rest[8], rest[9]))
+    for seen in found.values():
+        forget_oldest(seen)
     return found

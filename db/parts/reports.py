@@ -24,7 +24,7 @@ from ..engine import Database
 from ..rows import ObservationRow
 from .allocations import Allocations
 from .base import Many, insert_or_ignore, names_of, record
-from .observations import Configuration, Key, key_of, load, measured, rows_of
+from .observations import Configuration, Key, forget_oldest, key_of, load, measured, rows_of
 from .progress import Progress, advance, allocation_of
 from .writer import ReportWriter, Submission
 
@@ -184,6 +184,7 @@ class ReportsPart(Allocations):
             if job_id in self._seen:
                 configuration = self._seen[job_id].setdefault(key_of(report), Configuration())
                 configuration.add(1, report.at, measured(report))
+                forget_oldest(self._seen[job_id])
 
 
 def _settle(future: Future[None], error: BaseException | None) -> None:

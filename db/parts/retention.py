@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select
 
 from .. import schema
+from .observations import MOST
 from .reports import ReportsPart
 
 STEP = 5_000
@@ -119,7 +121,15 @@ def _store_hours(connection: Connection, hour: int, jobs: list[int], rows: Seque
         key = tuple(there[name] for name in _KEY)
         records[key] = _joined(records[key], there) if key in records else dict(there)
     connection.execute(delete(_ROLLUPS).where(where))
-    connection.execute(insert(_ROLLUPS), list(records.values()))
+    connection.execute(insert(_ROLLUPS), _youngest(records.values()))
+
+
+def _youngest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The MOST of each job that were reported last."""
+    of_job: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for record in sorted(records, key=itemgetter("last_at"), reverse=True):
+        of_job[record["job_id"]].append(record)
+    return [record for found in of_job.values() for record in found[:MOST]]
 
 
 def _record(hour: int, key: tuple[int, ...], members: list[RowMapping]) -> dict[str, Any]:

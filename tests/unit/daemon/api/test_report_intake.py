@@ -149,6 +149,22 @@ def test_the_quick_way_answers_as_the_other(world: World) -> None:
     assert world.ask(later(20))[0] == 401
 
 
+def test_no_job_fills_the_store_with_reports(world: World) -> None:
+    """However they are put into messages, and on either way, a job's reports are taken at a few times the rate of its
+    supervisor, after what that may have kept. Other jobs' are taken meanwhile."""
+    kept = tuple(dataclasses.replace(REPORT, step=step, at=step / 1000) for step in range(1000))
+    assert world.ask(to_json(Reports(kept)))[:2] == (202, {"stored": 1000})
+    more = to_json(Reports(kept[:500]))
+    sentence = "too many reports of this job; accepted: 0.8 per second, 1000 at once"
+    status, said, headers = world.ask(more, 7, None, "?of_tomorrow=1")
+    assert (status, said, bool(headers["retry-after"])) == (429, {"error": sentence}, True)
+    quick: list[tuple[int, bytes]] = []
+    assert world.app.intake.take(7, more, lambda status, _, body: quick.append((status, body)))
+    assert [(status, json.loads(body)) for status, body in quick] == [(429, {"error": sentence})]
+    other = world.store.mint_token(8, ADA)
+    assert world.ask(more, 8, other)[0] == 202
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_disk_that_refuses_is_said(world: World, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
     """A report that is not stored is not acknowledged, whether the store says so at once or when it commits."""

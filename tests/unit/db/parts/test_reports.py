@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_records import JOB, kept_reports, report
 
+from slurm_elastic.db.parts.observations import MOST
 from slurm_elastic.db.rows import REQUEUE
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
@@ -71,6 +72,25 @@ def test_medians_are_over_the_youngest(store: Store, url: str) -> None:
     store.close()
     with Store(url) as again:
         assert again.observations(7) == [seen]
+
+
+def test_a_job_is_known_by_its_youngest_configurations(store: Store, url: str) -> None:
+    """A job that reports ever new ones costs no more than others: in memory, after a restart, in the record of an
+    hour."""
+    store.observations(7)
+    made = [report(step, gpus=1 + step % 300, batch=64 * (1 + step // 300)) for step in range(1, 3 * MOST)]
+    store.submit_reports(7, made, 3600.0).result()
+    youngest = {(one.gpus, one.batch) for one in made[-MOST:]}
+    assert {(row.gpus, row.batch) for row in store.observations(7)} == youngest
+    store.close()
+    for rolled in (False, True):
+        with Store(url) as again:
+            assert {(row.gpus, row.batch) for row in again.observations(7)} == youngest
+            if rolled:
+                with again._db.read() as connection:
+                    assert connection.exec_driver_sql("SELECT count(*) FROM rollups").scalar() == MOST
+            else:
+                assert again.roll_up(7200.0) == len(made)
 
 
 def test_a_clock_ahead_does_not_hold_the_last_report(store: Store) -> None:
