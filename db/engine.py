@@ -131,6 +131,7 @@ class Database:
             options = {"pool_pre_ping": True}
         self.engine = create_engine(parsed, pool_size=8, max_overflow=24, json_serializer=to_json, **options)
         if self.sqlite:
+            event.listen(self.engine, "do_connect", _keep_private)
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
         self._writing: Engine = self.engine.execution_options(selastic_writes=True)
@@ -232,6 +233,20 @@ _SIGNS = (
     ("not a database", "is another kind of file; choose another path in database_url"),
     ("foreign key", "has no record of that job; a job is stored before what belongs to it"),
 )
+
+
+def _keep_private(_dialect: object, _record: object, arguments: list[Any], _options: object) -> None:
+    """A new file is its owner's alone whatever the umask; what SQLite lays beside it has the same mode. One that is
+    there already is closed to others."""
+    path = Path(arguments[0])
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        mode = path.stat().st_mode
+        if mode & 0o007 and path.stat().st_uid == os.geteuid():
+            path.chmod(mode & 0o770)
+    except OSError:
+        return  # SQLite says why it cannot be opened
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -133,8 +133,9 @@ class Api:
         return openapi.document()
 
     async def metrics(self, call: Call[NoQuery, None]) -> object:
-        """Prometheus metrics."""
-        return Response(await run_sync(self.prometheus.exposition), media_type=self.prometheus.content_type)
+        """Prometheus metrics; where Slurm hides others' jobs, sums over them are for admins."""
+        text = await run_sync(self.prometheus.exposition, not call.viewer.private)
+        return Response(text, media_type=self.prometheus.content_type)
 
     async def register(self, call: Call[NoQuery, Registration]) -> object:
         """A supervisor proves who it is, and gets the token of its job when Slurm says that it is the owner."""

@@ -72,6 +72,9 @@ class Callers:
             body = await guard.body(request)
         if route.caller is Caller.USER:
             viewer = await self._viewer(request, body)
+        if route.caller is Caller.ANYONE_OR_USER:
+            anonymous = guard.peer_uid(request) is None and "authorization" not in request.headers
+            viewer = self._authenticator.viewer(NOBODY.uid) if anonymous else await self._viewer(request, body)
         if route.message is not None:
             try:
                 message = codec.from_json(route.message, body)

@@ -1,4 +1,4 @@
-"""Prometheus metrics, at /metrics: sums over all jobs, so that anyone may read them; no user, job or node by name.
+"""Prometheus metrics, at /metrics: how the daemon does, and sums over all jobs; no user, job or node by name.
 
 Gauges are read from the store and the rounds at each scrape; counters count since the daemon's start.
 """
@@ -63,23 +63,21 @@ class Metrics:
 
     def __init__(self, store: Store, rounds: Rounds) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody reads
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        info = Info(PREFIX + "build", "The daemon's version", registry=self._registry)
+        own, jobs = self._own, self._jobs = CollectorRegistry(), CollectorRegistry()
+        ProcessCollector(registry=own)
+        info = Info(PREFIX + "build", "The daemon's version", registry=own)
         info.info({"version": version()})
-        self._registry.register(_FromStore(store))
-        self._registry.register(_FromRounds(rounds))
-        self.reports = self._counter("reports", "Throughput reports stored")
-        self.requests = self._counter("requests", "Requests to the API, by status", "status")
-        self._resizes = self._counter("resizes", "Resizes that supervisors have ended, by how", "phase")
+        own.register(_FromRounds(rounds))
+        own.register(_DatabaseSize(store))
+        self.requests = Counter(PREFIX + "requests", "Requests to the API, by status", ["status"], registry=own)
+        jobs.register(_FromStore(store))
+        jobs.register(_Capacity(rounds))
+        self.reports = Counter(PREFIX + "reports", "Throughput reports stored", registry=jobs)
+        ended = "Resizes that supervisors have ended, by how"
+        self._resizes = Counter(PREFIX + "resizes", ended, ["phase"], registry=jobs)
         for phase in ENDS:
             self._resizes.labels(phase)
-        self._pauses = Histogram(
-            PREFIX + "resize_pause_seconds", "Pauses of training", registry=self._registry, buckets=PAUSES_S
-        )
-
-    def _counter(self, name: str, words: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, words, labels, registry=self._registry)
+        self._pauses = Histogram(PREFIX + "resize_pause_seconds", "Pauses of training", registry=jobs, buckets=PAUSES_S)
 
     def phase(self, phase: Phase) -> None:
         """A supervisor has said how far a resize has come. One said twice counts twice."""
@@ -88,9 +86,10 @@ class Metrics:
             if phase.phase == "running":
                 self._pauses.observe(phase.pause_s)
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format. Reads the database: call it from a thread."""
-        return bytes(generate_latest(self._registry))
+    def exposition(self, of_jobs: bool) -> bytes:
+        """How the daemon does, and with `of_jobs` the sums over all jobs, in Prometheus' text format. Reads the
+        database: call it from a thread."""
+        return b"".join(bytes(generate_latest(part)) for part in (self._own, self._jobs)[: 1 + of_jobs])
 
 
 def _gauge(name: str, words: str, value: float) -> Metric:
@@ -128,9 +127,6 @@ class _FromRounds(_Lazy):
         yield _gauge("trouble", "1 when the last round failed, or the database takes nothing", float(bool(now.failing)))
         tripped = "1 after too many refused actions in a row: it only advises for a while, then tries again"
         yield _gauge("tripped", tripped, float(bool(now.tripped)))
-        if now.capacity is not None and now.idle is not None:
-            yield _gauge("gpus_capacity", "GPUs that elastic jobs may hold", now.capacity)
-            yield _gauge("gpus_idle", "GPUs that nobody holds or waits for", now.idle)
         parts = (([part], seconds) for part, seconds in now.seconds.items())
         yield _gauges("round_seconds", "Time of each part of the last round", ["part"], parts)
         rounds = CounterMetricFamily(PREFIX + "rounds", "Rounds, by outcome", labels=["outcome"])
@@ -139,8 +135,35 @@ class _FromRounds(_Lazy):
         yield rounds
 
 
+class _DatabaseSize(_Lazy):
+    """How large the database is."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask the store."""
+        size = self._store.size_mb()
+        if size is not None:
+            yield _gauge("database_bytes", "Size of the database", size * 1e6)
+
+
+class _Capacity(_Lazy):
+    """What the last plan had to share out: others' jobs show in it."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask the rounds."""
+        now = self._rounds
+        if now.capacity is not None and now.idle is not None:
+            yield _gauge("gpus_capacity", "GPUs that elastic jobs may hold", now.capacity)
+            yield _gauge("gpus_idle", "GPUs that nobody holds or waits for", now.idle)
+
+
 class _FromStore(_Lazy):
-    """What the store knows now."""
+    """What the store knows of jobs now."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -160,9 +183,6 @@ class _FromStore(_Lazy):
         yield _gauge("samples_per_second", "Throughput of all elastic jobs, as last reported", rate)
         yield self._reasons([job.job_id for job in jobs])
         yield from self._resizes()
-        size = self._store.size_mb()
-        if size is not None:
-            yield _gauge("database_bytes", "Size of the database", size * 1e6)
 
     def _reasons(self, jobs: list[int]) -> Metric:
         # Every reason is there from the start, so that an alert on one finds a series.

@@ -121,11 +121,18 @@ def _classes(hint: Any) -> list[Any]:
 
 def _operation(route: Route) -> Schema:
     operation: Schema = {"summary": route.summary, "responses": _responses(route), "parameters": _parameters(route)}
-    operation["security"] = [{route.caller.value: []}] if route.caller is not Caller.ANYONE else []
+    operation["security"] = _security(route.caller)
     if route.message is not None:
         body = {"application/json": {"schema": _ref(route.message.__name__)}}
         operation["requestBody"] = {"required": True, "content": body}
     return operation
+
+
+def _security(caller: Caller) -> list[Schema]:
+    """The credentials that will do; an empty one is none."""
+    if caller is Caller.ANYONE_OR_USER:
+        return [{Caller.USER.value: []}, {}]
+    return [] if caller is Caller.ANYONE else [{caller.value: []}]
 
 
 def _responses(route: Route) -> Schema:

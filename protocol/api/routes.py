@@ -28,6 +28,8 @@ class Caller(Enum):
     """Who may ask an address."""
 
     ANYONE = ""
+    ANYONE_OR_USER = "munge or nobody"
+    """Anyone; who proves to be a user, as below, may be told more."""
     USER = "munge"
     """A user whose uid MUNGE proves, or the kernel on a Unix socket, or the secret of a user's own daemon."""
     JOB = "token"
@@ -130,7 +132,7 @@ RESIZE = Route(
 )  # fmt: skip
 HEALTH = Route("health", "GET", "/v1/health", "Whether selasticd is there", caller=Caller.ANYONE)
 OPENAPI = Route("openapi", "GET", "/v1/openapi.json", "This document", caller=Caller.ANYONE)
-METRICS = Route("metrics", "GET", "/metrics", "Prometheus metrics", caller=Caller.ANYONE)
+METRICS = Route("metrics", "GET", "/metrics", "Prometheus metrics", caller=Caller.ANYONE_OR_USER)
 REGISTER = Route(
     "register", "POST", "/v1/jobs/{job_id}/register", "Register a job's supervisor", message=messages.Registration
 )

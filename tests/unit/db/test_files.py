@@ -18,6 +18,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from store_records import JOB
 
 from slurm_elastic.db import engine, migrate
 from slurm_elastic.db.migrate import head
@@ -174,3 +175,20 @@ def test_opened_by_two_at_once(url: str) -> None:
     for thread in threads:
         thread.join(60)
     assert errors == []
+
+
+def test_the_database_is_its_owners_alone(tmp_path: Path) -> None:
+    """With whatever umask the daemon is started; what SQLite lays beside it too, and one that others could read."""
+    path = tmp_path / "selastic.db"
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            with Store.open(f"sqlite:///{path}") as store:
+                store.upsert_job(JOB)
+                modes = {place.name: place.stat().st_mode & 0o777 for place in tmp_path.iterdir()}
+                assert modes == dict.fromkeys(("selastic.db", "selastic.db-wal", "selastic.db-shm"), 0o600)
+        path.chmod(0o644)
+        Store.open(f"sqlite:///{path}").close()
+        assert path.stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)

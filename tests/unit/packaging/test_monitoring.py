@@ -40,7 +40,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
         phase = to_json(Phase(order.id, "running", 2, (BASE,), 64, 5.0, pause_s=0.4))
         assert http.post("/v1/jobs/7/phases", content=phase, headers=headers).status_code == 200
-        text = http.get("/metrics").text
+        text = http.get("/metrics", headers={"Authorization": f"Test {ADA}"}).text
     found: dict[str, list[dict[str, str]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from api_harness import ADA, BASE, BOB, REPORT, RESIZE, FakeController, Named, job
+import pytest
+from api_harness import ADA, BASE, BOB, REPORT, RESIZE, ROOT, FakeController, Named, job
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -16,10 +17,19 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import to_json
 from slurm_elastic.protocol.messages import Reports
 
+OWN = {
+    f"slurm_elastic_{name}"
+    for name in (
+        *("build_info", "mode", "last_round_timestamp_seconds", "trouble", "tripped", "round_seconds", "rounds_total"),
+        *("requests_total", "database_bytes"),
+    )
+}
+"""What is of the daemon alone."""
 
-def scrape(http: TestClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+
+def scrape(http: TestClient, who: str = f"Test {ADA}") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of a scrape, by name and labels, as Prometheus itself reads it."""
-    answer = http.get("/metrics")
+    answer = http.get("/metrics", headers={"Authorization": who} if who else {})
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
     families = text_string_to_metric_families(answer.text)
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
@@ -40,7 +50,7 @@ def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
         assert http.post("/v1/jobs/7/reports", content=to_json(Reports((REPORT,))), headers=headers).status_code == 202
         http.get("/v1/jobs")
         told = scrape(http)
-        text = http.get("/metrics").text
+        text = http.get("/metrics", headers={"Authorization": f"Test {ADA}"}).text
     assert told["slurm_elastic_gpus_training", ()] == 4
     assert told["slurm_elastic_jobs", (("managed", "true"), ("state", "RUNNING"))] == 2
     assert told["slurm_elastic_samples_per_second", ()] == 640
@@ -58,3 +68,26 @@ def test_a_scrape_tells_sums_and_no_names(tmp_path: Path) -> None:
     assert not [name for name, _ in told if name.endswith("_created")]
     for private in ("ada", "secret-name", "n1", "lab"):
         assert private not in text
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_sums_over_others_jobs_are_for_those_who_may_see_them(tmp_path: Path, hidden: bool) -> None:
+    """Under Slurm's PrivateData a scrape without a credential, or of a user, tells how the daemon does and no more; an
+    admin's tells all. A credential that proves nothing is refused."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(f"SlurmUser=root\nPrivateData={'jobs' if hidden else 'accounts'}\n")
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        settings = Settings(slurm_conf=str(conf))
+        app = create_app(store, FakeController(), settings, Named(settings))
+        store.upsert_jobs([job(7, ADA, "ada"), job(8, BOB, "bob")])
+        http = TestClient(app)
+        everything = set(scrape(http, f"Test {ROOT}"))
+        told = {name for name, _ in everything}
+        assert {"slurm_elastic_gpus_idle", "slurm_elastic_jobs", "slurm_elastic_reports_total"} <= told
+        for who in ("", f"Test {ADA}" + " private" * hidden):
+            public = {name for name, _ in scrape(http, who)}
+            assert public >= OWN
+            assert (public == told) is not hidden
+            others = {name for name in public if name.startswith("slurm_elastic_")} - OWN
+            assert bool(others) is not hidden, others
+        assert http.get("/metrics", headers={"Authorization": "Nobody"}).status_code == 401
