@@ -12,10 +12,12 @@ import functools
 import gc
 import importlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -53,12 +55,18 @@ class Child:
     output: int
     verdict: int
     follow: bool
+    sockets: str
+    """A folder of the worker's in TMPDIR."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     partial: bytes = b""
 
     def close(self) -> None:
         os.close(self.output)
         os.close(self.verdict)
+
+    def remove_sockets(self) -> None:
+        if self.sockets:
+            shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 class Agent:
@@ -142,22 +150,23 @@ class Agent:
     def _spawn(self, name: str, env: dict[str, str], follow: bool) -> None:
         reading, writing = os.pipe()
         verdict, judge = os.pipe()
+        sockets = folder_for_sockets()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(writing, judge, env)
+            self._become_worker(writing, judge, env, sockets)
         with contextlib.suppress(OSError):  # the child does the same; whoever is second fails
             os.setpgid(pid, pid)
         os.close(writing)
         os.close(judge)
         os.set_blocking(verdict, False)
         os.set_blocking(reading, False)
-        child = Child(name, pid, reading, verdict, follow)
+        child = Child(name, pid, reading, verdict, follow, sockets)
         self._children[pid] = child
         self._loop.watch(reading, lambda: self._output(child))
 
-    def _become_worker(self, output: int, verdict: int, env: dict[str, str]) -> None:
+    def _become_worker(self, output: int, verdict: int, env: dict[str, str], sockets: str) -> None:
         """In the child: never returns."""
         try:
             self._loop.leave_in_child()
@@ -166,7 +175,8 @@ class Agent:
             for child in self._children.values():
                 child.close()
             host, port = self._address
-            worker_process.run(self._arguments, {**env, "SELASTIC_CONTROL": f"{host}:{port}"}, output, verdict)
+            env["SELASTIC_CONTROL"] = f"{host}:{port}"
+            worker_process.run(self._arguments, env, output, verdict, sockets)
         finally:
             os._exit(70)
 
@@ -208,6 +218,7 @@ class Agent:
         with contextlib.suppress(BlockingIOError):
             raised = bool(os.read(child.verdict, 1))
         child.close()
+        child.remove_sockets()
         self._logs.end_log(child.name)
         code = os.waitstatus_to_exitcode(status)
         self._connection.send(
@@ -277,6 +288,14 @@ def gpus(env: dict[str, str]) -> list[str]:
     visible = [word for word in (devices or "").split(",") if word]
     wanted = int(env.get("SELASTIC_NPROC") or 0) or max(len(visible), 1)
     return visible[:wanted] if len(visible) >= wanted else [""] * wanted
+
+
+def folder_for_sockets() -> str:
+    """Of one worker, named as python would: the path of a socket may not be long. "" where none can be made."""
+    try:
+        return tempfile.mkdtemp(prefix="pymp-")
+    except OSError:
+        return ""
 
 
 def kill_group(pid: int, number: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import ctypes
+import multiprocessing
 import os
 import runpy
 import signal
@@ -21,12 +22,15 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 
 
-def run(arguments: list[str], env: dict[str, str], output: int, verdict: int) -> NoReturn:
+def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, sockets: str) -> NoReturn:
     """Run `script args...` or `-m module args...` in this process and end it with the script's exit code.
 
-    A byte is written to `verdict` when an error, not the script's own sys.exit, ends it.
+    A byte is written to `verdict` when an error, not the script's own sys.exit, ends it. sockets: a folder for those of
+    this process and its loader workers, which else make one each and leave it behind when they are killed.
     """
     _leave_parent(output)
+    if sockets:
+        multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
     os.environ.update(env)
     _reseed()
     code = 1

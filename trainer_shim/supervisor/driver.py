@@ -23,7 +23,7 @@ from slurm_elastic.protocol.version import version
 from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
-from . import job_dir
+from . import job_dir, left_logs
 from .daemon_client import Connect
 from .launchers import Options, StartLauncher
 from .state_machine import actions, events
@@ -184,6 +184,11 @@ class Supervisor:
 
         self._disk.do(lambda: job_dir.write(place, run), failed, RECORD_S)
 
+    def _retain(self, action: actions.RetainJobs) -> None:
+        self._launcher.retain(action.slurm_job_ids)
+        folder = self._options.job_dir / "logs"
+        self._disk.do(lambda: left_logs.put_together(folder, action.slurm_job_ids), lambda error: None, 0.0)
+
     def _update_registration(self, action: actions.UpdateRegistration) -> None:
         if self._daemon is not None:
             known = dataclasses.replace(
@@ -259,7 +264,7 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     ),
     actions.DropCompanions: lambda self, action: self._launcher.drop(action.resize_id),
     actions.CancelCompanion: lambda self, action: self._launcher.cancel(action.slurm_job_id),
-    actions.RetainJobs: lambda self, action: self._launcher.retain(action.slurm_job_ids),
+    actions.RetainJobs: Supervisor._retain,
     actions.UpdateRegistration: Supervisor._update_registration,
     actions.ReportPhase: Supervisor._report_phase,
     actions.ForwardReport: Supervisor._forward_report,

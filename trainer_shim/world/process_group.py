@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -236,7 +237,9 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         # Everyone has checked in, so forming and handing over state are short; bound() then allows for long waits.
         # Who turns back meanwhile leaves the others connecting: who does the same in vain has to be back in time too.
         timeout = datetime.timedelta(seconds=coming.forming_s / CONNECT_TRIES)
+        excepthook = sys.excepthook
         dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
+        sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
         complete(store, coming.size, timeout)
     except (RuntimeError, ValueError) as error:
         leave(later=True, broken=True)

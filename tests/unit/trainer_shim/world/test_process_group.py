@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,8 @@ from slurm_elastic.trainer_shim.world.process_group import (
     InterruptibleStore,
     WorldNotFormed,
     complete,
+    form,
+    leave,
     open_store,
 )
 
@@ -56,3 +59,15 @@ def test_a_world_whose_store_is_gone_does_not_form() -> None:
         gate.arrive()
     with pytest.raises(WorldNotFormed, match="the store of world 2 is gone"):
         gate.announce_switch()
+
+
+def test_a_traceback_is_the_same_after_any_number_of_worlds() -> None:
+    """torch wraps sys.excepthook with every group that it makes, and nobody unwraps it."""
+    before = sys.excepthook
+    for generation in (1, 2):
+        host, port, server = open_store("localhost")
+        gate = Gate(ComingWorld(generation, 0, 1, 16, store=(host, port), server=server))
+        gate.arrive()
+        form(gate)
+        leave()
+        assert sys.excepthook is before
