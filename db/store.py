@@ -6,6 +6,9 @@ measured; what Slurm holds is Slurm's to say, and is looked up, not recalled.
 
 from __future__ import annotations
 
+from sqlalchemy import func, select
+
+from . import schema
 from .engine import Database
 from .lease import guard
 from .migrate import check, migrate
@@ -55,6 +58,12 @@ class Store(Jobs, Retention, DecisionStore, ResizeStore, History):
     def version(self) -> int:
         """Changes with all that is stored here but reports: who remembers an answer sees whether it still holds."""
         return self._db.version
+
+    def newest(self) -> float:
+        """When the last thing that is stored happened; 0 where nothing has."""
+        latest = (func.max(schema.events.c.at), func.max(schema.allocations.c.start))
+        with self._db.read() as connection:
+            return max((connection.execute(select(one)).scalar() or 0.0 for one in latest), default=0.0)
 
     @property
     def trouble(self) -> str:

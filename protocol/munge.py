@@ -24,6 +24,7 @@ MAX_CREDENTIAL = 16_384
 
 _SUCCESS, _SOCKET, _TIMEOUT = 0, 6, 7
 _SNAFU, _NO_MEMORY = 1, 5
+_EXPIRED, _REWOUND = 15, 16
 _OPT_TTL, _OPT_SOCKET, _OPT_UID_RESTRICTION = 4, 8, 9
 
 
@@ -155,7 +156,8 @@ class _Context:
 
 def _why(library: Any, context: ctypes.c_void_p, code: int) -> str:
     text = library.munge_ctx_strerror(context) or library.munge_strerror(code) or b"unknown error"
-    return str(text.decode(errors="replace"))
+    said = str(text.decode(errors="replace"))
+    return f"{said}: do the clocks of the two hosts differ?" if code in (_EXPIRED, _REWOUND) else said
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol import request as elastic_request
@@ -160,7 +160,7 @@ class Api:
         if reports:
             self.callers.report_limit.take(call.job_id, len(reports))
             stored = asyncio.get_running_loop().create_future()
-            self.store.store_reports(call.job_id, reports, time.time(), partial(_settle, stored))
+            self.store.store_reports(call.job_id, reports, steady_now(), partial(_settle, stored))
             await stored
             self.prometheus.reports.inc(len(reports))
         return Stored(stored=len(reports))
@@ -216,7 +216,7 @@ class Api:
         self.store.pin(job_id, gpus)
         detail = {} if gpus is None else {"gpus": gpus}
         self.store.add_event(
-            job_id, EventKind.UNPINNED if gpus is None else EventKind.PINNED, f"uid:{viewer.uid}", detail, time.time()
+            job_id, EventKind.UNPINNED if gpus is None else EventKind.PINNED, f"uid:{viewer.uid}", detail, steady_now()
         )
         self.controller.wake("pin")
 

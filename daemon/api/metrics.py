@@ -5,7 +5,6 @@ Gauges are read from the store and the rounds at each scrape; counters count sin
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -23,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.messages import Phase
 from slurm_elastic.protocol.version import version
@@ -195,5 +195,5 @@ class _FromStore(_Lazy):
         resizes = self._store.open_resizes()
         states = (([state], count) for state, count in sorted(Tally(resize.state for resize in resizes).items()))
         yield _gauges("resizes_open", "Resizes under way, by state", ["state"], states)
-        oldest = max((time.time() - resize.created for resize in resizes), default=0.0)
+        oldest = max((steady_now() - resize.created for resize in resizes), default=0.0)
         yield _gauge("resize_oldest_seconds", "Age of the oldest resize under way", max(0.0, oldest))

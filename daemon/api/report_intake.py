@@ -9,7 +9,6 @@ token that has spoken before.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
 from slurm_elastic.protocol.errors import ElasticError
@@ -98,7 +98,7 @@ class Intake:
         try:
             self._limit.take(job_id)
             self.report_limit.take(job_id, len(reports))
-            self._store.store_reports(job_id, reports, time.time(), partial(self._told, len(reports), answer))
+            self._store.store_reports(job_id, reports, steady_now(), partial(self._told, len(reports), answer))
         except ElasticError as error:
             self._refuse(answer, error)
         return True

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import msgspec
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
@@ -67,7 +68,7 @@ class RenderedStatus:
 class StatusCache:
     """The rows of all jobs that have not ended; thread-safe."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = steady_now) -> None:
         self._store, self._clock = store, clock
         self._making = threading.Lock()
         self._ordered = threading.Lock()

@@ -6,7 +6,6 @@ reports/ decides who sees what. Threads do the work, not the event loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -14,6 +13,7 @@ from typing import Protocol, TypeVar
 from anyio.to_thread import run_sync
 from starlette.responses import Response
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, WindowQuery
@@ -56,11 +56,11 @@ class Views:
 
     async def job(self, call: Call[NoQuery, None]) -> object:
         """One job, ended or not."""
-        return await run_sync(reports.job, self.store, call.job_id, call.viewer, time.time())
+        return await run_sync(reports.job, self.store, call.job_id, call.viewer, steady_now())
 
     async def explain(self, call: Call[NoQuery, None]) -> object:
         """Why the job has what it has."""
-        return await run_sync(reports.explain, self.store, call.job_id, call.viewer, time.time())
+        return await run_sync(reports.explain, self.store, call.job_id, call.viewer, steady_now())
 
     async def events(self, call: Call[EventsQuery, None]) -> object:
         """What has been done to the job; of 0, to the daemon."""
@@ -70,7 +70,7 @@ class Views:
         """Every size that jobs have had."""
         asked = call.query
         rows = partial(
-            reports.acct, self.store, call.viewer, time.time(),
+            reports.acct, self.store, call.viewer, steady_now(),
             start=asked.start, end=asked.end, user=asked.user, job=asked.job,
         )  # fmt: skip
         return Accounting(allocations=tuple(await self._history(rows)))
@@ -90,7 +90,7 @@ class Views:
         return await self._over_a_window(call, partial(reports.usage, prior=self.planner.prior))
 
     async def _over_a_window(self, call: Call[WindowQuery, None], report: Callable[..., object]) -> object:
-        asked, now = call.query, time.time()
+        asked, now = call.query, steady_now()
         start = max(0.0, now - DAY_S) if asked.start is None else asked.start
         return await self._history(
             partial(report, self.store, call.viewer, now, start=start, end=asked.end, job=asked.job)
@@ -103,4 +103,4 @@ class Views:
     def _dry_plan(self, viewer: Viewer) -> PlanTable:
         decided = self.planner.dry_plan()
         rows = (reports.plan_row(row, self.store.job(row.job_id), viewer) for row in decided)
-        return PlanTable(at=time.time(), jobs=tuple(row for row in rows if row is not None))
+        return PlanTable(at=steady_now(), jobs=tuple(row for row in rows if row is not None))

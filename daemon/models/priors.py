@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 import posixpath
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import PriorRow, RunRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ElasticError
@@ -59,7 +59,7 @@ SHIPPED = Known(DEFAULT, "the prior shipped with slurm-elastic, learned from pub
 class Priors:
     """The priors in use, in memory and in the store; thread-safe."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = steady_now) -> None:
         self._store, self._clock = store, clock
         self._learning = threading.Lock()
         self._known: dict[Key, Known] = {}

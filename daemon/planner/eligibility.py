@@ -27,6 +27,8 @@ from ..slurm.site import Site
 from ..text.reasons import Reason
 
 HOUR_S = 3600.0
+CLOCK_S = 600.0
+"""What lies further in the future was stored by a wrong clock: nobody waits for it."""
 
 
 @record(frozen=True, slots=True)
@@ -276,7 +278,7 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     is done to it for a tenth of the time after a failure, twice as long after each further one; then it gives way.
     """
     last = state.last
-    if last is None or last.state == ResizeState.OVERTAKEN:
+    if last is None or last.state == ResizeState.OVERTAKEN or last.updated > now + CLOCK_S:
         return _Rest()
     if last.state == ResizeState.DONE:
         if state.gave_in_vain or (last.reason == Reason.COMPANION_ENDS and not last.add):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import REQUEUE, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
@@ -51,7 +51,7 @@ class DaemonController:
         registry: JobRegistry,
         waiters: Waiters,
         wake: Callable[[], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_now,
     ) -> None:
         self.store, self.jobs, self.rounds, self.registry, self.waiters = store, jobs, rounds, registry, waiters
         self._wake, self.clock = wake, clock

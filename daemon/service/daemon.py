@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
@@ -27,7 +28,8 @@ from .systemd import stalled
 log = logging.getLogger(__name__)
 
 CLEAN_UP_S = 3600.0
-"""Seconds between two clean-ups of the database."""
+"""Seconds between two clean-ups of the database, and from the start to the first one: a host that boots with a wrong
+clock has had the time to set it."""
 DECISIONS_KEEP_S = 30 * 86400.0
 """How long decisions are kept with their evidence, which is most of the database. A job's last one is kept longer."""
 
@@ -46,7 +48,7 @@ class Daemon:
         """confirm: called before each change to Slurm; raises unless this daemon may make it now."""
         self.settings, self.store = settings, store
         self.roles = roles
-        self._cleaned_up = -CLEAN_UP_S
+        self._cleaned_up = time.monotonic()
         self._round_ended = time.monotonic()
         self.waiters = Waiters()
         self.jobs = SnapshotCache(client, confirm=confirm)
@@ -65,7 +67,7 @@ class Daemon:
             self.roles.refresh()
         if time.monotonic() - self._cleaned_up >= CLEAN_UP_S:
             self._cleaned_up = time.monotonic()
-            self.clean_up(time.time())
+            self.clean_up(steady_now())
 
     @property
     def hangs(self) -> bool:

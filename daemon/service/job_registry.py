@@ -10,10 +10,10 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
@@ -38,7 +38,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 class JobRegistry:
     """What is known of jobs beside the store; thread-safe."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = steady_now) -> None:
         self.store, self.clock = store, clock
         uid = os.geteuid() if settings.user_mode else None
         self.scope = Scope(partitions=settings.partitions, accounts=settings.accounts, uid=uid)

@@ -12,10 +12,10 @@ import gc
 import logging
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 from slurm_elastic.protocol.event_kind import EventKind
@@ -105,6 +105,7 @@ def _lead(
 ) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
     store, (authenticator, roles) = Store.open(settings.database_url, leader.lease.fence), callers
+    steady_now.begin(store.newest())
     client, which = choose(settings.slurm_client, settings.slurm_conf)
     log.info("talks to Slurm through %s", which)
     _tell_of_epilog(settings)
@@ -117,7 +118,7 @@ def _lead(
         url = public_url(settings, sockets[0])
         path = write_client_file(settings, authenticator.client_values(url))
         log.info("selasticd serves %s (mode %s, clients read %s)", url, settings.mode, path)
-        store.add_event(0, EventKind.STARTED, "selasticd", {"lease": leader.lease.fence, "url": url}, time.time())
+        store.add_event(0, EventKind.STARTED, "selasticd", {"lease": leader.lease.fence, "url": url}, steady_now())
         server = DaemonServer(app, daemon, notifier, leader.lease)
         tune_interpreter()
         daemon.scheduler.every(app.status_cache.refresh_ahead, REFRESH_S)

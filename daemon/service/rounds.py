@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import SlurmError, StoreError
@@ -73,7 +74,7 @@ class Rounds:
         settings: Settings,
         registry: JobRegistry,
         waiters: Waiters,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_now,
         bounds: Bounds | None = None,
     ) -> None:
         self.client, self.store, self.settings, self.registry, self.waiters = client, store, settings, registry, waiters

@@ -7,6 +7,7 @@ Limit: between two snapshots Slurm's state may have changed.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ class SnapshotCache(SlurmClient):
     def __init__(
         self,
         client: SlurmClient,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
         confirm: Callable[[], object] = lambda: None,
     ) -> None:
@@ -46,20 +47,18 @@ class SnapshotCache(SlurmClient):
         self._turns: dict[int, tuple[float, float]] = {}
         """What is left of the snapshots for jobs that do not exist, and when that was so, by uid."""
         self._snapshot = Snapshot(0.0)
+        self._numbers, self._kept = itertools.count(1), 0
         self._asked_of: set[int] = set()
         self._excluded: Mapping[int, tuple[str, ...]] = {}
         self._excluded_at = 0.0
 
-    def keep(self, snapshot: Snapshot) -> None:
-        """A round has taken one."""
-        with self._lock:
-            if snapshot.at >= self._snapshot.at:
-                self._snapshot = snapshot
-
     def snapshot(self) -> Snapshot:
-        """A new one, which is kept. Raises as SlurmClient.snapshot."""
+        """A new one, which is kept unless one that was asked for later is. Raises as SlurmClient.snapshot."""
+        number = next(self._numbers)
         found = self._with_excluded_nodes(self._client.snapshot())
-        self.keep(found)
+        with self._lock:
+            if number > self._kept:
+                self._kept, self._snapshot = number, found
         return found
 
     def _with_excluded_nodes(self, snapshot: Snapshot) -> Snapshot:

@@ -6,7 +6,6 @@ A cache here is only ever of rows that this process alone writes; it is changed 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -40,11 +39,6 @@ def record(kind: type[T], row: Any) -> T:
     """The record that a row holds; further columns are left out."""
     values = row._mapping
     return kind(**{name: values[name] for name in names_of(kind)})
-
-
-def now() -> float:
-    """The clock, in unix seconds."""
-    return time.time()
 
 
 def insert_or_ignore(database: Database, table: Table) -> Any:

@@ -16,9 +16,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from .. import schema
+from ..clock import steady_now
 from ..engine import Database
 from ..rows import JobRow
-from .base import StorePart, names_of, now, record, upsert
+from .base import StorePart, names_of, record, upsert
 
 ENDED_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -53,7 +54,7 @@ class Jobs(StorePart):
             with self._db.write() as connection:
                 connection.execute(upsert(self._db, schema.jobs), [_job_values(row) for row in changed])
                 for row in ended:
-                    _end_what_belongs(connection, row.job_id, now() if row.end_time is None else row.end_time)
+                    _end_what_belongs(connection, row.job_id, _not_later(row.end_time))
             for row in ended:
                 self._forget(row.job_id)
             with self._memory:
@@ -90,7 +91,7 @@ class Jobs(StorePart):
             with self._db.write() as connection:
                 if connection.execute(update(table).where(where).values(values)).rowcount == 0:
                     return
-                _end_what_belongs(connection, job_id, at)
+                _end_what_belongs(connection, job_id, _not_later(at))
             self._forget(job_id)
 
     def _forget(self, job_id: int) -> None:
@@ -127,7 +128,9 @@ class Jobs(StorePart):
             held = connection.execute(select(table.c.digest).where(table.c.job_id == job_id).order_by(newest))
             stale = list(held.scalars())[TOKENS_PER_JOB - 1 :]
             connection.execute(delete(table).where(table.c.digest.in_(stale)))
-            connection.execute(insert(table).values(digest=_digest(token), job_id=job_id, uid=uid, created=now()))
+            connection.execute(
+                insert(table).values(digest=_digest(token), job_id=job_id, uid=uid, created=steady_now())
+            )
         with self._memory:
             self._speaks = {}
         return token
@@ -182,3 +185,8 @@ def _end_what_belongs(connection: Connection, job_id: int, at: float) -> None:
         closed: dict[str, Any] = {"open_job": None, "state": state, "detail": "the job has ended"}
         closed["phases"] = [*held, [state, at]]
         connection.execute(update(resizes).where(resizes.c.open_job == job_id).values(closed))
+
+
+def _not_later(at: float | None) -> float:
+    """Slurm's time, of a host whose clock may be wrong: what lies in the future counts as now."""
+    return steady_now() if at is None else min(at, steady_now())

@@ -17,9 +17,10 @@ from slurm_elastic.protocol.messages import Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from .. import schema
+from ..clock import steady_now
 from ..engine import Database
 from ..rows import ResizeRow, pieces_in, pieces_out, shapes_in, shapes_out
-from .base import StorePart, now, record
+from .base import StorePart, record
 
 _ROWS = schema.resizes
 _LAST = select(func.coalesce(func.max(_ROWS.c.id), 0))
@@ -117,7 +118,7 @@ class ResizeStore(StorePart):
             with self._db.write() as connection:
                 row = self._load(_ROWS.c.id == resize_id, connection)
                 if row and row[0].open and row[0].state.comes_before(state):
-                    moved = row[0].come_to(state, now() if at is None else at, detail)
+                    moved = row[0].come_to(state, steady_now() if at is None else at, detail)
                     values: dict[str, Any] = {"state": state.value, "detail": detail, "phases": moved.phases}
                     if state.closed:
                         values["open_job"] = None

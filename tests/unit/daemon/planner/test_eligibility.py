@@ -28,6 +28,14 @@ def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
     assert row(world.plan(), 1).gpus_to == 4
 
 
+def test_nobody_waits_for_a_time_in_the_far_future() -> None:
+    """A resize that a wrong clock has stored: there is no cooldown until that time comes."""
+    world = World(4)
+    world.job(1, "n1 n2")
+    world.state(1, last=closed("done", NOW + 500 * 86400))
+    assert [resize.gpus for resize in world.plan().resizes] == [16]
+
+
 def test_what_was_given_up_in_vain_comes_back_without_the_cooldown() -> None:
     """The job that it was given up for did not take it."""
     world = World(4)

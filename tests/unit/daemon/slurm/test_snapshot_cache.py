@@ -67,3 +67,13 @@ def test_jobs_that_exist_cost_no_turn() -> None:
     assert world.asks(ADA) == ASKS
     listed = world.client.listed
     assert world.cache.find(job_id, ADA) is not None and world.client.listed == listed
+
+
+def test_a_job_is_found_after_the_clock_was_set_back() -> None:
+    """Which snapshot is the latest is not told from its time: a job that starts in that hour is known."""
+    world = World()
+    world.slurm.now = 1e9
+    world.cache.snapshot()
+    world.slurm.now -= 3600
+    job_id = world.slurm.submit(Component(1, 1))
+    assert world.cache.find(job_id, ADA) is not None
