@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 SECRET = "5ec2e7"
+BLOCKED = 9
+"""A port where nobody listens."""
 SCRIPT = Path(__file__).parent / "training_scripts" / "plain_train.py"
 NAMESPACE = Path(__file__).resolve().parents[2] / "packaging" / "namespace"
 Message = dict[str, Any]
@@ -85,6 +87,8 @@ class Control:
         self.hold = directory / "hold"
         self.generation = 0
         self.members: list[str] = []
+        self.blocked: set[str] = set()
+        """Workers that do not get through to a store."""
         self.said: list[tuple[str, Message]] = []
         self._connections: dict[str, socket.socket] = {}
         self._worlds: dict[int, list[str]] = {}
@@ -124,14 +128,19 @@ class Control:
         timeout_s: float = 30.0,
         bound_s: float = 0.0,
         tell: bool = True,
+        joiners: int | None = None,
     ) -> int:
         """Announce the next world to its members and to those who leave; the generation.
+
+        joiners: how many survivors wait for; None: for all.
 
         bound_s: of one communication until its first step is done; 0: the shim's own.
         """
         self.generation += 1
         leavers = [name for name in self.members if name not in members] if source == "survivor" else []
         self._worlds[self.generation] = [*members, *leavers]
+        if joiners is None:
+            joiners = len(set(members) - set(self.members)) if source == "survivor" else 0
         for rank, name in [*enumerate(members), *((-1, leaver) for leaver in leavers)]:
             self.send(
                 name,
@@ -143,6 +152,7 @@ class Control:
                     "batch": batch,
                     "leave": rank < 0,
                     "source": source,
+                    "joiners": joiners,
                     "timeout_s": timeout_s,
                     **({"forming_s": bound_s, "first_step_s": bound_s} if bound_s else {}),
                 },
@@ -235,7 +245,8 @@ class Control:
                     self._connections[name] = connection
                 if message["type"] == "store":
                     for member in self._worlds[message["generation"]]:
-                        self.send(member, message)
+                        blocked = {"port": BLOCKED} if member in self.blocked else {}
+                        self.send(member, {**message, **blocked})
                 if message["type"] == "running":
                     for member in self._worlds[message["generation"]]:
                         self.send(member, {"type": "dismiss", "generation": message["generation"]})

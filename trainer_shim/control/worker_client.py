@@ -52,6 +52,9 @@ class ComingWorld:
     """For one communication while the group forms and state is handed over."""
     first_step_s: float = 600.0
     """For one communication in the first step."""
+    joiners: int = 0
+    """How many of its members come from outside the old world."""
+    since: float = field(default_factory=time.monotonic)
     store: tuple[str, int] | None = None
     server: object = field(default=None, repr=False)
     """The store itself, where this worker is the new rank 0."""
@@ -62,7 +65,7 @@ class ComingWorld:
         return self.leave or self.store is not None
 
 
-ANNOUNCED = tuple(field.name for field in fields(ComingWorld) if field.name not in ("store", "server"))
+ANNOUNCED = tuple(field.name for field in fields(ComingWorld) if field.name not in ("since", "store", "server"))
 """What of a world a supervisor's message says."""
 
 

@@ -32,6 +32,8 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
 CONNECT_TRIES = 5
 """gloo tries this often to connect to a member that does not answer, each time for as long as its timeout."""
+ARRIVAL_S = 5.0
+"""How much later than a joiner, which knows why it does not get through, rank 0 gives up waiting for it."""
 POLL_S = 1.0
 LOOK_S = 0.02
 """Longest time between two looks at whether a member has come, and whether the world has been called off."""
@@ -138,6 +140,13 @@ class Gate:
         except RuntimeError as error:
             raise self._gone(error) from None
 
+    def arrived(self) -> int:
+        """How many have checked in. Raises WorldNotFormed when the store is gone."""
+        try:
+            return self.store.add("arrived", 0)
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
     def reached(self) -> str:
         """Of a gate that is open: an address by which other hosts reach rank 0's; "" where all are on that one."""
         return self.store.get("reached").decode() if self.store.check(["reached"]) else ""
@@ -166,9 +175,8 @@ class Gate:
             if give_up():
                 raise WorldNotFormed(f"world {self.coming.generation} was called off")
             if time.monotonic() >= deadline:
-                arrived = self.store.add("arrived", 0)
                 raise WorldNotFormed(
-                    f"world {self.coming.generation}: {arrived} of {self.coming.size} workers arrived within "
+                    f"world {self.coming.generation}: {self.arrived()} of {self.coming.size} workers arrived within "
                     f"{self.coming.timeout_s:g} s"
                 )
 

@@ -136,10 +136,32 @@ class Membership:
         if self.client is None or self.client.idle:
             return None, Vote(save=save, stop=stop, square=square) if save or stop or square else EMPTY_VOTE
         coming = self.client.held() if ready else None
+        if coming is not None and not self._joiners_are_there(coming):
+            coming = None
         if self.client.save_wanted:
             self.client.save_wanted, save = False, True
         stop = stop or self.client.ends_at is not None
         return coming, Vote(coming.generation if coming is not None else 0, save, stop, square)
+
+    def _joiners_are_there(self, coming: ComingWorld) -> bool:
+        """Rank 0 votes for a world only once all joiners have got through to its store: until then nobody leaves the
+        old one, and a joiner that does not get through costs no pause."""
+        if self.client is None or coming.server is None or not coming.joiners:
+            return True
+        patience_s = coming.timeout_s + worlds.ARRIVAL_S
+        try:
+            arrived = Gate(coming).arrived()
+            if arrived >= coming.joiners:
+                return True
+            problem = (
+                f"world {coming.generation}: {arrived} of {coming.joiners} new workers came within {patience_s:g} s"
+            )
+        except WorldNotFormed as error:
+            problem, patience_s = str(error), 0.0
+        if time.monotonic() - coming.since > patience_s:
+            self.client.taken(coming)
+            self.stayed(coming, problem)
+        return False
 
     def leave(
         self, coming: ComingWorld, position: Message, rescue: Callable[[list[int]], None], drop: Callable[[], None]

@@ -258,6 +258,7 @@ class SupervisorContext:
             "size": len(members),
             "batch": batch,
             "source": source,
+            "joiners": len(set(members) - set(self.world.members)) if self.world and source == "survivor" else 0,
             "timeout_s": self.limits.world_s,
             "forming_s": self.limits.forming_s,
             "first_step_s": self.limits.first_step_s,

@@ -163,7 +163,8 @@ class Restarts(Part):
                 context.timers.cancel(KillTimer(worker.agent))
             self._respawn_if_dead()
         elif context.joins(worker.agent):
-            context.emit(events.JoinerLost(f"worker {event.worker} ended before its first step ({_how(event)})"))
+            said = f": {worker.error}" if worker.error else ""
+            context.emit(events.JoinerLost(f"worker {event.worker} ended before its first step ({_how(event)}){said}"))
         elif context.leaves(worker) and (event.code == 0 or worker.quiesced):
             worker.quiesced = True
             context.emit(events.LeaverGone())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from waiting import wait_until
-from worker_harness import NAMESPACE, SCRIPT, Start, Zygote, alone, difference, result
+from worker_harness import BLOCKED, NAMESPACE, SCRIPT, Control, Start, Zygote, alone, difference, result
 
 from slurm_elastic.trainer_shim.checkpoint import files
 from slurm_elastic.trainer_shim.training import audit
@@ -201,16 +201,48 @@ def test_a_world_called_off_leaves_the_old_one_alone(start: Start) -> None:
 
 
 def test_a_world_that_does_not_form_lets_the_old_one_go_on(start: Start) -> None:
-    """A joiner that never arrives: after the timeout the old world trains on, undisturbed, and says so."""
+    """A member that does not arrive after the last step: after the timeout the old world trains on, and says so."""
     control = start("--hold-from", "0")
     control.start("a", "b")
-    control.world("a", "b", "z", timeout_s=1.0, tell=False)
+    control.world("a", "b", "z", timeout_s=1.0, tell=False, joiners=0)
     failed = control.wait(lambda _, message: message["type"] == "failed")
     assert failed["survived"] and "2 of 3 workers arrived" in failed["error"]
     control.resize("b", "c")
     assert control.exits("a", "b", "c") == [0, 0, 0], control.story()
     found = audit.check(control.audit, samples=1003, epochs=3)
     assert found.ok and found.worlds == 3 - 1 and found.restarts == 0, found
+
+
+def trained(control: Control) -> int:
+    """The last step that any rank has contributed to."""
+    return max((int(row["step"]) for row in audit.read(control.audit) if "indices" in row), default=0)
+
+
+def test_a_joiner_that_does_not_get_through_costs_no_pause(start: Start) -> None:
+    """Survivors leave for a world only once its joiners have reached its store: one behind a firewall says which
+    address it does not reach, one that is stuck is given up, and meanwhile training goes on."""
+    control = start("--hold-from", "0", "--pace", "0.05", "--epochs", "15")
+    control.start("a", "b")
+    control.spawn("c")
+    control.ready("c")
+    control.blocked.add("c")
+    before = trained(control)
+    blocked = control.world("a", "b", "c", timeout_s=6.0, tell=False)
+    wait_until(lambda: trained(control) > before + 10, 60, control.story)
+    assert not [message for message in control.all("failed") if message.get("survived")], "they have not stood still"
+    failed = control.wait(lambda worker, message: worker == "c" and message["type"] == "failed")
+    assert failed["generation"] == blocked
+    assert f"does not reach the store of world {blocked} at 127.0.0.1 port {BLOCKED}" in failed["error"]
+    for name in "ab":
+        control.send(name, {"type": "abort", "generation": blocked})
+    never = control.world("a", "b", "z", timeout_s=0.5, tell=False)
+    given_up = control.wait(lambda worker, message: message["type"] == "failed" and message["generation"] == never)
+    assert given_up["survived"] and "0 of 1 new workers came within" in given_up["error"]
+    assert not {message["generation"] for message in control.all("quiesced")} & {blocked, never}
+    control.resize("a", "b", "d")
+    assert control.exits("a", "b", "d") == [0, 0, 0], control.story()
+    found = audit.check(control.audit, samples=1003, epochs=15)
+    assert found.ok and found.worlds == 2, found
 
 
 def test_a_joiner_waits_for_another_world_when_its_first_is_called_off(start: Start) -> None:

@@ -45,6 +45,7 @@ def test_grow_goes_through_all_phases() -> None:
     worlds = drive.worlds(2)
     assert [worlds[name]["rank"] for name in ("10.n1.0", "11.n3.0", "11.n3.1")] == [0, 4, 5]
     assert {(m["source"], m["batch"], m["leave"]) for m in worlds.values()} == {("survivor", 96, False)}
+    assert {message["joiners"] for message in worlds.values()} == {2}, "the world waits for them"
     assert drive.context.pieces == (BASE,)
     drive.running(2, pause_s=0.2, step=9, samples=90)
     assert drive.phases(1) == ["accepted", "submitted", "granted", "ready", "running"]
