@@ -136,6 +136,11 @@ def show_job(job_id: int) -> list[str]:
     return ["scontrol", "--details", "--oneliner", "show", "job", str(job_id)]
 
 
+def show_slurms_time() -> list[str]:
+    """slurmctld's own time stands in its first lines. All else that tells a time left reckons by this host's clock."""
+    return ["sdiag"]
+
+
 def show_hostnames(expression: str) -> list[str]:
     return ["scontrol", "show", "hostnames", expression]
 

@@ -21,12 +21,15 @@ from slurm_elastic.protocol.messages import Shape
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
 from .slurm_job import SlurmJob, parse_job
-from .state_machine.events import CompanionGranted, CompanionRefused, Event
+from .state_machine.events import ClockDiffers, CompanionGranted, CompanionRefused, Event
 
 Emit = Callable[[Event], None]
 _JOB_ID = re.compile(r"job allocation (\d+)")
+_NOW = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 KILL_AFTER_S = 10.0
 CONFIGURING_S = 0.5
+CLOCKS_DIFFER_S = 60.0
+"""From here on somebody should set this host's clock."""
 SWEEP_S = 1.0
 """Pause before a sweep that failed is tried again."""
 MOST_SAID = 500
@@ -105,7 +108,22 @@ class Companions:
         except SlurmError as error:
             self._refuse(asked, f"{error} {base.err.strip()}".strip())
             return
-        command = commands.salloc(asked.shape, job, asked.resize_id, minutes_left(job.end_time, time.time()))
+        self._children.start(
+            commands.show_slurms_time(), self._env, lambda ended: self._ask_until(asked, job, self._now_of_slurm(ended))
+        )
+
+    def _now_of_slurm(self, stats: Ended) -> float:
+        """Slurm's time; this host's where Slurm does not say it."""
+        own, found = time.time(), slurms_time(stats.out)
+        if found is not None and abs(own - found) >= CLOCKS_DIFFER_S:
+            self._emit(ClockDiffers(own - found))
+        return own if found is None else found
+
+    def _ask_until(self, asked: CompanionRequest, base: SlurmJob, now: float) -> None:
+        if asked.dropped:
+            self._refuse(asked, asked.dropped)
+            return
+        command = commands.salloc(asked.shape, base, asked.resize_id, minutes_left(base.end_time, now))
         asked.process = self._children.start(command, self._env, lambda ended: self._answered(asked, ended))
 
     def _answered(self, asked: CompanionRequest, ended: Ended) -> None:
@@ -236,6 +254,12 @@ def said(answer: str) -> str:
     """All that salloc said, in one line: the limit is named in the line before the last one."""
     lines = (line.strip().removeprefix("salloc: ").removeprefix("error: ") for line in answer.splitlines())
     return "; ".join(line for line in lines if line)[:MOST_SAID]
+
+
+def slurms_time(stats: str) -> float | None:
+    """slurmctld's time from what sdiag prints; None: it does not say."""
+    found = _NOW.search(stats)
+    return float(found[1]) if found else None
 
 
 def minutes_left(end_time: str, now: float) -> int | None:

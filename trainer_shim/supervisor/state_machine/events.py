@@ -110,6 +110,13 @@ class CompanionGranted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ClockDiffers(Event):
+    """This host's clock is so many seconds ahead of Slurm's; behind it, if less than 0."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CompanionRefused(Event):
     resize_id: int
     index: int

@@ -6,17 +6,22 @@ Pure. The old world notices nothing of it.
 from __future__ import annotations
 
 from . import events
-from .actions import DropCompanions
-from .context import Handlers, Part, Stage
+from .actions import DropCompanions, Print
+from .context import Handlers, Part, Stage, SupervisorContext
 from .timers import CompanionTimer
 
 
 class WarmUp(Part):
     """The part of a resize before its new world is announced."""
 
+    def __init__(self, context: SupervisorContext) -> None:
+        super().__init__(context)
+        self._told_of_clock = False
+
     def handlers(self) -> Handlers:
         return {
             events.CompanionGranted: self._granted,
+            events.ClockDiffers: self._clock_differs,
             events.CompanionRefused: self._refused,
             events.AgentUp: self._agent_up,
             events.WorkerReady: self._ready,
@@ -77,3 +82,9 @@ class WarmUp(Part):
             context.emit(events.UndoResize(f"the new workers were not ready within {context.limits.warm_up_s:.0f} s"))
         elif resize.stage is Stage.WAITING:
             context.emit(events.UndoResize(f"Slurm granted no companion within {resize.wait_s:.0f} s", "withdrawn"))
+
+    def _clock_differs(self, event: events.ClockDiffers) -> None:
+        if not self._told_of_clock:
+            self._told_of_clock = True
+            where = f"{abs(event.seconds):.0f} s {'ahead of' if event.seconds > 0 else 'behind'} Slurm's"
+            self._context.do(Print(f"the clock of {self._context.batch_host[1]} is {where}: tell an admin"))

@@ -4,6 +4,7 @@ commands: a file for each job that "Slurm" has."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from slurm_elastic.trainer_shim.control.background_writer import BackgroundWrite
 from slurm_elastic.trainer_shim.control.event_loop import Children, Loop
 from slurm_elastic.trainer_shim.supervisor import companions as module
 from slurm_elastic.trainer_shim.supervisor.companions import Companions
-from slurm_elastic.trainer_shim.supervisor.state_machine.events import CompanionGranted, CompanionRefused
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import ClockDiffers, CompanionGranted, CompanionRefused
 
 SHAPE = Shape(1, 1)
-JOB = """JobId=%s JobName=x Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=Unknown"""
+JOB = """JobId=%s JobName=x Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s"""
 HOLDS = " Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:1"
 COMMANDS = {
-    "scontrol": f'echo "$(printf "{JOB}" "${{@: -1}}"){HOLDS}"',
+    "scontrol": f'echo "$(printf "{JOB}" "${{@: -1}}" "$(cat end 2>/dev/null || echo Unknown)"){HOLDS}"',
+    "sdiag": "[ -e now ] && echo 'sdiag output at some time or other ('$(cat now)')'",
     "salloc": """
+        echo "$@" >>asked
         id=$(($(ls jobs | sort -n | tail -1) + 1)); touch jobs/$id
         echo "salloc: Granted job allocation $id" >&2""",
     "squeue": """
@@ -61,7 +64,7 @@ class Site:
     def grow(self, resize_id: int) -> int:
         """Ask for one companion; its job id."""
         self.companions.submit(resize_id, 0, SHAPE, 600.0)
-        self.until(lambda: self.events)
+        self.until(lambda: self.events and not isinstance(self.events[-1], ClockDiffers))
         granted = self.events.pop()
         assert isinstance(granted, CompanionGranted)
         return granted.piece.slurm_job_id
@@ -125,3 +128,23 @@ def test_a_sweep_that_failed_is_not_nothing_left(site: Site, fails: str) -> None
     assert site.cancelled()[0].split()[-1] == str(known)
     assert site.jobs() == []
     assert site.companions.swept
+
+
+@pytest.mark.parametrize("ahead", [3600, -3600, 5])
+def test_a_companion_is_asked_for_by_slurms_clock(site: Site, ahead: int) -> None:
+    """This host's clock is an hour ahead of Slurm's, or behind: the companion still gets the time that its base has,
+    and the difference is told; a few seconds are not."""
+    slurm_now = int(time.time()) - ahead
+    (site.folder / "now").write_text(str(slurm_now))
+    (site.folder / "end").write_text(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(slurm_now + 1800)))
+    site.grow(1)
+    told = [event for event in site.events if isinstance(event, ClockDiffers)]
+    assert "--time=30 " in (site.folder / "asked").read_text()
+    assert [round(event.seconds / 600) for event in told] == ([] if ahead == 5 else [ahead / 600])
+
+
+def test_without_slurms_time_this_hosts_counts(site: Site) -> None:
+    """slurmctld is busy: the companion is asked for all the same."""
+    (site.folder / "end").write_text(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 7200)))
+    site.grow(1)
+    assert "--time=1 " in (site.folder / "asked").read_text() and not site.events

@@ -13,6 +13,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     DropCompanions,
     Kill,
     LaunchAgents,
+    Print,
     QuitAgent,
     ReportPhase,
     RetainJobs,
@@ -23,6 +24,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, Ru
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentLost,
     AgentUp,
+    ClockDiffers,
     CompanionGranted,
     CompanionRefused,
     JobTerminating,
@@ -507,3 +509,12 @@ def test_nothing_is_remembered_of_companions_that_were_left() -> None:
     assert {worker.agent[0] for worker in context.workers.values()} == {10}
     held = [value for part in parts for value in vars(part).values() if isinstance(value, (dict, list, set))]
     assert max(map(len, held)) <= 2, held
+
+
+def test_a_clock_that_differs_from_slurms_is_told_once() -> None:
+    """With every companion it is seen again; the job's output names the host and the difference once."""
+    drive = Drive().up()
+    for seconds in (3600.0, 3601.0, -90.0):
+        drive(ClockDiffers(seconds))
+    told = [line.text for line in drive.every(Print) if "clock" in line.text]
+    assert told == ["the clock of n1 is 3600 s ahead of Slurm's: tell an admin"]
