@@ -19,7 +19,7 @@ import bench_round
 
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.service.daemon import DECISIONS_KEEP_S
+from slurm_elastic.daemon.service.daemon import STEPS_KEEP_S
 from slurm_elastic.daemon.service.job_registry import JobRegistry
 from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm import CommandClient
@@ -41,14 +41,14 @@ def live(store: Store, piece: Piece, hours: int, resizes: int) -> None:
     for number in range(resizes):
         at = (number + 1) * hours * HOUR_S / (resizes + 1)
         for gpus in (1, 2, 3):
-            row = dataclasses.replace(decision, gpus_from=1 + number % 2, gpus_to=gpus + number % 5)
+            row = dataclasses.replace(decision, gpus_from=1 + number % 2, gpus_to=gpus + number % 5, mode="act")
             store.save_decisions(at, [row])
         order = store.begin_resize(Resize(0, job_id, (piece,), (), 4, 256, "grow_share", 60.0), at)
         detail = {"resize": order.id, "gpus": 4, "batch": 256, "reason": "grow_share"}
         for step in STEPS:
             store.advance_resize(order.id, ResizeState(step), at=at)
             store.add_event(job_id, EventKind.of(ResizeState(step)), "supervisor", detail, at)
-        store.set_in_use(job_id, number + 2, (piece,), 256, at, 0.5, "grow_share", order.id)
+        store.set_in_use(job_id, number + 2, (piece,), 256 + 64 * (number % 3), at, 0.5, "grow_share", order.id)
 
 
 def measured(store: Store, piece: Piece, hours: int) -> None:
@@ -72,7 +72,7 @@ def size(store: Store) -> float:
 
 
 def weigh(folder: Path, jobs: int, hours: int, resizes: int) -> tuple[float, float, float]:
-    """MB of a life, of one whose decisions were forgotten but for the last, of one single report."""
+    """MB of a life, of what is left of it once it is thinned, of one single report."""
     settings = Settings(state_dir=str(folder), mode="advise")
     pieces = bench_round.cluster(folder, jobs, max(1, jobs // 6), jobs // 10)
     with Store.open(settings.database_url) as store:
@@ -90,7 +90,9 @@ def weigh(folder: Path, jobs: int, hours: int, resizes: int) -> tuple[float, flo
         single = (size(store) - before) / (jobs * hours * 2)
         store.roll_up(1e12)
         whole = (size(store) - empty) / jobs
-        while store.prune_decisions(1e12):
+        for piece in pieces:
+            store.end_job(piece.slurm_job_id, "COMPLETED", hours * HOUR_S)
+        while store.prune_decisions(1e12, mode="act") or not store.thin(1e12):
             pass
         return whole, (size(store) - empty) / jobs, single
 
@@ -107,9 +109,9 @@ def main() -> None:
     at_once = args.gpus / args.gpus_per_job
     lives, kept = at_once * 365 * 24 / args.hours, Settings().reports_keep_h
     print(f"{args.gpus} GPUs, {at_once:.0f} jobs at any time, {args.hours} h and {args.resizes} resizes each")
-    month = DECISIONS_KEEP_S / (365 * 86400)
-    print(f"a life {whole * 1e3:.1f} kB, after {DECISIONS_KEEP_S / 86400:.0f} days {old * 1e3:.1f} kB")
-    print(f"{lives:,.0f} lives, a year: {lives * (month * whole + (1 - month) * old):,.0f} MB")
+    week = STEPS_KEEP_S / (365 * 86400)
+    print(f"a life {whole * 1e3:.1f} kB, after {STEPS_KEEP_S / 86400:.0f} days {old * 1e3:.1f} kB")
+    print(f"{lives:,.0f} lives, a year: {lives * (week * whole + (1 - week) * old):,.0f} MB")
     print(f"single reports, {kept:g} to {kept + 1:g} h of them: {single * at_once * (kept + 1) * HOUR_S / 5:,.0f} MB")
 
 

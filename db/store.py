@@ -16,10 +16,10 @@ from .parts.decisions import DecisionStore
 from .parts.history import History
 from .parts.jobs import Jobs
 from .parts.resizes import ResizeStore
-from .parts.retention import Retention
+from .parts.thinning import Thinning
 
 
-class Store(Jobs, Retention, DecisionStore, ResizeStore, History):
+class Store(Jobs, Thinning, DecisionStore, ResizeStore, History):
     """The database of one daemon. `Store.open(url)` creates or upgrades it; `Store(url)` wants it ready."""
 
     def __init__(self, url: str, fence: int | None = None) -> None:

@@ -291,8 +291,8 @@ class Settings:
     docs/explanation/models.md."""
 
     history_keep_days: float = number(400.0, 1, 36500)
-    """How long ended jobs and the record of actions are kept. Of a job's decisions all but the last are deleted
-    after 30 days."""
+    """How long ended jobs and the record of actions are kept. The steps of a resize and the decision behind it are
+    deleted after a week, advice after 30 days; of jobs that ended the sums of each day stay."""
 
     user_mode: bool = setting(False, "true or false", flag)
     """Whether the daemon serves only the user who runs it, as `selasticd --user` does: no privilege is needed."""

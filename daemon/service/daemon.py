@@ -20,6 +20,7 @@ from ..config.settings import Settings
 from ..slurm.model import SlurmClient
 from ..slurm.snapshot_cache import SnapshotCache
 from .controller import DaemonController
+from .database_size import expected_mb
 from .job_registry import JobRegistry
 from .rounds import Rounds
 from .scheduler import Scheduler
@@ -27,11 +28,15 @@ from .systemd import stalled
 
 log = logging.getLogger(__name__)
 
-CLEAN_UP_S = 3600.0
-"""Seconds between two clean-ups of the database, and from the start to the first one: a host that boots with a wrong
-clock has had the time to set it."""
+DAY_S = 86400.0
+CLEAN_UP_S = 600.0
+"""Seconds between two clean-ups of the database."""
+FIRST_CLEAN_UP_S = 3600.0
+"""From the start to the first one: a host that boots with a wrong clock has had the time to set it."""
 DECISIONS_KEEP_S = 30 * 86400.0
-"""How long decisions are kept with their evidence, which is most of the database. A job's last one is kept longer."""
+"""How long advice is kept with its evidence. A job's last decision is kept longer."""
+STEPS_KEEP_S = 7 * 86400.0
+"""How long each step of a resize is kept, and the decision that was acted on: most of the database."""
 
 
 class Daemon:
@@ -48,7 +53,8 @@ class Daemon:
         """confirm: called before each change to Slurm; raises unless this daemon may make it now."""
         self.settings, self.store = settings, store
         self.roles = roles
-        self._cleaned_up = time.monotonic()
+        self._cleaned_up = time.monotonic() + FIRST_CLEAN_UP_S - CLEAN_UP_S
+        self._said_size = -DAY_S
         self._round_ended = time.monotonic()
         self.waiters = Waiters()
         self.jobs = SnapshotCache(client, confirm=confirm)
@@ -85,8 +91,22 @@ class Daemon:
             self.store.roll_up(now - self.settings.reports_keep_h * 3600)
             self.store.prune(now - self.settings.history_keep_days * 86400)
             self.store.prune_decisions(now - DECISIONS_KEEP_S)
+            self.store.prune_decisions(now - STEPS_KEEP_S, mode="act")
+            self.store.thin(now - STEPS_KEEP_S)
+            if time.monotonic() - self._said_size >= DAY_S:
+                self._said_size = time.monotonic()
+                self._say_size(now)
         except StoreError as error:
             log.warning("old records are kept for now: %s", error)
+
+    def _say_size(self, now: float) -> None:
+        resizes, ended = self.store.pace(now)
+        held = self.store.size_mb()
+        expected = expected_mb(resizes, ended, STEPS_KEEP_S / DAY_S, self.settings.history_keep_days)
+        log.info(
+            "the database has %s; a year at the pace of the last day (%d resizes, %d jobs that ended) comes to %.0f MB",
+            "a size that its server knows" if held is None else f"{held:.0f} MB", resizes, ended, expected,
+        )  # fmt: skip
 
     def start(self) -> None:
         """Start the rounds; mode `off` has none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -63,12 +63,19 @@ class Retention(ReportsPart):
             for number in numbers:
                 self._forget(number)
 
-    def prune_decisions(self, before: float) -> int:
+    def prune_decisions(self, before: float, mode: str | None = None) -> int:
         """Forget decisions taken before this time, but for the last one of each job; returns how many. At most about
-        MOST_DECISIONS of them: the next call goes on."""
+        MOST_DECISIONS of them: the next call goes on. mode: those of this mode alone that follow one of it, so that
+        one of another mode still ends when it did."""
         rows, later = schema.decisions, schema.decisions.alias()
         followed = select(later.c.id).where(later.c.job_id == rows.c.job_id, later.c.id > rows.c.id).exists()
-        old, gone = select(rows.c.id).where(rows.c.at < before, followed).limit(DECISIONS), 0
+        chosen = (rows.c.at < before) & followed
+        if mode is not None:
+            earlier = schema.decisions.alias()
+            before_it = select(earlier.c.mode).where(earlier.c.job_id == rows.c.job_id, earlier.c.id < rows.c.id)
+            chosen &= rows.c.mode == mode
+            chosen &= before_it.order_by(earlier.c.id.desc()).limit(1).scalar_subquery() == mode
+        old, gone = select(rows.c.id).where(chosen).limit(DECISIONS), 0
         while gone < MOST_DECISIONS:
             with self._db.write() as connection:
                 numbers = list(connection.execute(old).scalars())
@@ -119,7 +126,7 @@ def _store_hours(connection: Connection, hour: int, jobs: list[int], rows: Seque
     where = (_ROLLUPS.c.hour == hour) & _ROLLUPS.c.job_id.in_(jobs)
     for there in connection.execute(select(_ROLLUPS).where(where)).mappings().all():
         key = tuple(there[name] for name in _KEY)
-        records[key] = _joined(records[key], there) if key in records else dict(there)
+        records[key] = joined(records[key], there) if key in records else dict(there)
     connection.execute(delete(_ROLLUPS).where(where))
     connection.execute(insert(_ROLLUPS), _youngest(records.values()))
 
@@ -145,7 +152,8 @@ def _record(hour: int, key: tuple[int, ...], members: list[RowMapping]) -> dict[
     }
 
 
-def _joined(new: dict[str, Any], old: RowMapping) -> dict[str, Any]:
+def joined(new: dict[str, Any], old: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
+    """One record of two, weighted by the number of their reports; the new one's key."""
     total = new["count"] + old["count"]
     for name in ("step_time", "samples_per_s", "noise_scale"):
         new[name] = (new[name] * new["count"] + old[name] * old["count"]) / total

@@ -27,7 +27,7 @@ FIELDS = (*_JOBS, *(column for column in _MOVES if column.name not in {known.nam
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic advise`."""
     options.add_job_filters(parser)
-    options.add_window_options(parser, "from when (default: a day ago; decisions are kept for 30 days)")
+    options.add_window_options(parser, "from when (default: a day ago; advice is kept for 30 days)")
     parser.set_defaults(starttime=DAY_AGO)
     parser.add_argument(
         "--moves", action="store_true", help=f"a row for each move; its columns: {MOVES.replace(',', ', ')}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -23,10 +24,14 @@ from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.service import listeners
 from slurm_elastic.daemon.service import scheduler as ticker_module
 from slurm_elastic.daemon.service.daemon import Daemon
+from slurm_elastic.daemon.service.database_size import expected_mb
 from slurm_elastic.daemon.service.scheduler import Scheduler
 from slurm_elastic.db.clock import steady_now
-from slurm_elastic.db.rows import JobRow
-from slurm_elastic.protocol.messages import Report
+from slurm_elastic.db.rows import DecisionRow, JobRow
+from slurm_elastic.protocol.errors import NotFound
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.messages import Piece, Report, Resize
+from slurm_elastic.protocol.resize_state import ResizeState
 
 
 @pytest.fixture
@@ -216,6 +221,36 @@ def test_a_port_that_hooks_cannot_have_stops_nothing(caplog: pytest.LogCaptureFi
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_resizes_are_thinned_after_a_week_and_a_year_is_foretold(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The steps of an old resize go and a young one's stay; once a day the log says how large the database will be."""
+    caplog.set_level(logging.INFO)
+    daemon = Daemon(Settings(), world.slurm.client(), world.store)
+    now, base = 100 * 86400.0, Piece(7, "base", ("n1",), 4)
+    world.store.upsert_job(JobRow(7, "ada", 1, "t", "l", "m", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING"))
+    for days in (9, 8, 6, 0):
+        at = now - 86400 * days
+        world.store.save_decisions(at, [DecisionRow(7, at, 4, days, 64, 64, "grow_idle", None, None, mode="act")])
+        order = world.store.begin_resize(Resize(0, 7, (base,), (), 4, 64, "grow_idle", 60.0), at)
+        world.store.advance_resize(order.id, ResizeState.DONE, at=at)
+        world.store.add_event(7, EventKind.RESIZE_DONE, "supervisor", {}, at)
+        world.store.set_in_use(7, days, (base,), 64, at, 0.5, "grow_idle", order.id)
+    for _ in range(2):
+        daemon.clean_up(now)
+    assert [now - event.at for event in world.store.events(7)] == [6 * 86400, 0.0]
+    assert [now - row.at for row in world.store.decisions(7)] == [0.0, 6 * 86400, 9 * 86400]
+    assert [row.resize for row in world.store.allocations(7)] == [1, 2, 3, 4]
+    with pytest.raises(NotFound):
+        world.store.resize(2)
+    assert caplog.text.count("a year at the pace of the last day (1 resizes, 0 jobs that ended) comes to 0 MB") == 1
+
+
+def test_a_year_of_2000_jobs_at_144_resizes_a_day_stays_below_10_gb() -> None:
+    """As many as the shipped cooldown allows; the figures are those of `make bench-history`."""
+    assert 1_000 < expected_mb(2000 * 144, 2000, 7, 400) < 10_000
 
 
 def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> None:

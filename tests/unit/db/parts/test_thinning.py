@@ -1,0 +1,140 @@
+"""What is left of resizes that are long over: the sums, and nothing of each step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import replace
+
+from store_records import BASE, DECISION, JOB, RESIZE
+
+from slurm_elastic.daemon.reports.acct import acct
+from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.event_kind import EventKind
+from slurm_elastic.protocol.messages import Piece, Report
+from slurm_elastic.protocol.resize_state import ResizeState
+
+DAY = 86400.0
+STEPS = (ResizeState.ACCEPTED, ResizeState.READY, ResizeState.RUNNING, ResizeState.DONE)
+
+
+def lives(store: Store, job_ids: Iterable[int], days: int, resizes: int) -> None:
+    """Jobs that begin at 0 and are resized so often in each day, from one size to another of three; each measured by
+    the hour."""
+    for job_id in job_ids:
+        store.upsert_job(replace(JOB, job_id=job_id))
+        pieces = [
+            (replace(BASE, slurm_job_id=job_id),),
+            (Piece(job_id, "base", ("n1",), 4),),
+            (Piece(job_id, "base", ("n3",), 1),),
+        ]
+        store.add_event(job_id, EventKind.REGISTERED, "supervisor", {}, 1.0)
+        store.set_in_use(job_id, 0, pieces[0], 64, 1.0, step=0, samples=0)
+        for number in range(1, days * resizes):
+            at = number * DAY / resizes
+            store.save_decisions(at, [replace(DECISION, job_id=job_id, at=at, gpus_to=number)])
+            order = store.begin_resize(replace(RESIZE, job_id=job_id), at)
+            for state in STEPS:
+                store.advance_resize(order.id, state, at=at)
+                store.add_event(job_id, EventKind.of(state), "supervisor", {"resize": order.id}, at)
+            held = pieces[number % 3]
+            store.set_in_use(
+                job_id, number, held, 64, at, 0.5, "grow_idle", order.id, step=number * 10, samples=number * 640
+            )
+        reports = [
+            Report(1, hour * 3600.0 + gpus, gpus, 1, 64, 16, 1, 1, 0.1, 0.1, 640.0, hour, hour * 64)
+            for hour in range(24 * days)
+            for gpus in (4, 8)
+        ]
+        store.submit_reports(job_id, reports, days * DAY).result()
+    store.roll_up(days * DAY)
+
+
+def sums(store: Store, job_id: int) -> dict[tuple[int, int], list[float]]:
+    """Of each day and size what `acct` makes of it: GPU-hours, samples, steps, pause."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for row in acct(store, Viewer(0, admin=True), 10 * DAY, job=[job_id]):
+        figures = row.gpu_hours or 0.0, row.samples or 0, row.steps or 0, row.pause_s or 0.0
+        before = found.setdefault((int((row.start or 0.0) // DAY), row.gpus), [0.0] * 4)
+        found[int((row.start or 0.0) // DAY), row.gpus] = [
+            round(a + b, 6) for a, b in zip(before, figures, strict=True)
+        ]
+    return found
+
+
+def count(store: Store, table: str) -> int:
+    with store._db.read() as connection:
+        return int(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar() or 0)
+
+
+def test_a_job_that_ended_long_ago_keeps_its_sums_by_day_and_size(store: Store) -> None:
+    """GPU-hours, samples, steps and pauses are those of before; the steps of its resizes are gone, its end is not."""
+    lives(store, [7, 8], days=3, resizes=24)
+    store.end_job(7, "COMPLETED", 3 * DAY)
+    store.add_event(7, EventKind.ENDED, "selasticd", {}, 3 * DAY)
+    before, running = sums(store, 7), sums(store, 8)
+    last = store.last_closed_resize(7)
+    assert store.thin(3 * DAY + 1)
+    assert sums(store, 7) == before and sums(store, 8) == running
+    assert len(store.allocations(7)) == 9 and len(store.allocations(8)) == 72
+    assert [event.kind for event in store.events(7)] == ["registered", "ended"]
+    assert store.last_closed_resize(7) == last and count(store, "resizes") == 2
+    assert count(store, "rollups") == 2 * 3 + 2 * 72
+    assert [(row.gpus, row.count, round(row.step_time, 9)) for row in store.observations(7)] == [
+        (4, 72, 0.1),
+        (8, 72, 0.1),
+    ]
+    assert store.thin(3 * DAY + 1) and sums(store, 7) == before
+
+
+def test_what_is_held_past_midnight_stays_as_it_is(store: Store) -> None:
+    """A day's rows lie within the day, so that a report of some days counts what was held in them."""
+    store.upsert_job(replace(JOB, job_id=7))
+    for number, at in enumerate((1.0, 100.0, 200.0, DAY - 10), 1):
+        store.set_in_use(7, number, (replace(BASE, gpus_per_node=1 + number % 2),), 64, at)
+    store.end_job(7, "COMPLETED", 5 * DAY)
+    assert store.thin(6 * DAY)
+    rows = [(row.gpus, row.start, row.end) for row in store.allocations(7)]
+    assert sorted(rows, key=lambda row: row[1]) == [
+        *((4, 1.0, DAY - 10 - 100.0), (2, DAY - 110.0, DAY - 10), (2, DAY - 10, 5 * DAY)),
+    ]
+
+
+def test_the_pace_of_the_last_day(store: Store) -> None:
+    """What the expected size is told from."""
+    lives(store, [7], days=2, resizes=24)
+    store.end_job(7, "COMPLETED", 2 * DAY - 1)
+    assert store.pace(2 * DAY) == (23, 1) and store.pace(4 * DAY) == (0, 0)
+
+
+def test_what_is_young_stays_in_full(store: Store) -> None:
+    """Thinned by age: of a job that runs on, too."""
+    lives(store, [7], days=3, resizes=24)
+    events = [event.kind for event in store.events(7) if event.at >= 2 * DAY]
+    assert store.thin(2 * DAY)
+    left = [event.kind for event in store.events(7)]
+    assert left == ["registered", *events] and "resize_done" in events
+    assert count(store, "resizes") == 24 and len(store.allocations(7)) == 72
+    assert store.thin(2 * DAY + 3600 + 1)  # a little later: what has come of age since
+    assert [event.kind for event in store.events(7)] == ["registered", *events[2 * len(STEPS) :]]
+    store.end_job(7, "COMPLETED", 3 * DAY)
+    assert store.thin(2 * DAY) and len(store.allocations(7)) == 72
+
+
+def test_a_call_stops_in_time_and_the_next_goes_on(store: Store) -> None:
+    """No round waits for years of history."""
+    lives(store, [7], days=2, resizes=24)
+    store.end_job(7, "COMPLETED", 2 * DAY)
+    assert not store.thin(3 * DAY, busy_s=0.0)
+    assert store.thin(3 * DAY) and len(store.allocations(7)) == 6
+
+
+def test_decisions_that_were_acted_on_go_sooner_and_end_no_advice_later(store: Store) -> None:
+    """Advice stands until the decision after it, so that one stays, and the last."""
+    modes = ["advise", "act", "act", "act", "advise", "act", "act"]
+    for at, mode in enumerate(modes, 1):
+        store.save_decisions(float(at), [dataclasses.replace(DECISION, gpus_to=at, mode=mode)])
+    assert store.prune_decisions(100.0, mode="act") == 2
+    assert [row.at for row in reversed(store.decisions(7))] == [1.0, 2.0, 5.0, 6.0, 7.0]
+    assert store.prune_decisions(100.0, mode="act") == 0
