@@ -248,8 +248,10 @@ class Settings:
     """How long a requeued job may wait for its new size, before selasticd looks for another size that fits."""
 
     trip_after: int = number(5, 1, 1000)
-    """After Slurm has refused the same kind of action for this many jobs in a row of an account, of a partition, or of
-    both, no more such action is tried there for a while. If neither explains it, selasticd falls back to `advise`."""
+    """After Slurm has refused the same kind of action for this many jobs of one user in a row, no more such action is
+    tried for that user for a while: in that account, partition, or both, if they have one in common. The same holds
+    for everybody after it was refused for this many users, and if neither account nor partition explains it, selasticd
+    falls back to `advise`."""
 
     trip_s: float = number(600.0, 1, 86400)
     """How long that lasts. The time doubles, up to a day, whenever the next such action is refused too."""

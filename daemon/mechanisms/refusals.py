@@ -1,9 +1,10 @@
-"""What Slurm refuses, counted where it belongs: the job, its account in its partition, either of them, or all. No I/O.
+"""What Slurm refuses, counted where it belongs: the job, its account in its partition, either of them, or all; of its
+user alone at first, then of several users. No I/O.
 
 Promise: refusals rest the smallest of these that explains them, for longer each time; what lies outside is asked as
-before, and one action that Slurm takes ends the rest of all that it belongs to. Limit: in memory; after a restart of
-the daemon one more action of each is tried. Jobs of one account and one partition are all there is to some clusters:
-there nothing wider ever rests.
+before, and one action that Slurm takes ends the rest of all that it belongs to. However many jobs one user has refused,
+nobody else's rest. Limit: in memory; after a restart of the daemon one more action of each is tried. Where few users
+have elastic jobs nothing wider than the jobs of each ever rests.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ REST_MAX_S = 86400.0
 FORGET_S = 7200.0
 """After this long without a refusal the next one counts as the first."""
 ALL = "all jobs"
+UNLISTED = "jobs that Slurm does not list"
+USERS_AGAIN = 2
+"""Users refused until what is of several rests again: after the first time it need not be as many."""
 
 
 @record(frozen=True, slots=True)
@@ -57,15 +61,27 @@ class Submitted:
     job_id: int
     account: str = ""
     partition: str = ""
+    user: str = ""
 
     @classmethod
     def of(cls, job_id: int, job: Job | None) -> Submitted:
         """Of an elastic job, by the Slurm job that is asked about; None: Slurm does not list that."""
-        return cls(job_id) if job is None else cls(job_id, job.account, job.partition)
+        return cls(job_id) if job is None else cls(job_id, job.account, job.partition, job.user)
+
+    @property
+    def own_scopes(self) -> tuple[str, ...]:
+        """What of its user's it belongs to, from narrow to wide."""
+        if not self.user:
+            return (UNLISTED,)
+        jobs = f"user {self.user}'s jobs"
+        if not (self.account and self.partition):
+            return (jobs,)
+        account, partition = f"of account {self.account}", f"in partition {self.partition}"
+        return (f"{jobs} {account} {partition}", f"{jobs} {partition}", f"{jobs} {account}", jobs)
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """What it belongs to, from narrow to wide."""
+        """What of everybody's it belongs to, from narrow to wide."""
         if not (self.account and self.partition):
             return (ALL,)
         account, partition = f"account {self.account}", f"partition {self.partition}"
@@ -80,8 +96,8 @@ class _OfJob:
 
 @dataclass(slots=True)
 class _OfScope:
-    jobs: set[int] = field(default_factory=set)
-    """Refused since the last of the scope was not."""
+    jobs: dict[int, str] = field(default_factory=dict)
+    """Refused since the last of the scope was not, with their users."""
     rests: int = 0
     refusal: Refusal | None = None
 
@@ -90,7 +106,8 @@ class Refusals:
     """Those of one daemon."""
 
     def __init__(self, backoff_s: float, trip_after: int, trip_s: float) -> None:
-        """backoff_s: after a job's first. trip_after: jobs of a scope refused in a row until it rests for trip_s."""
+        """backoff_s: after a job's first. trip_after: how many refused in a row make a scope rest for trip_s: jobs, or
+        users where it is of several."""
         self._backoff_s, self._trip_after, self._trip_s = backoff_s, trip_after, trip_s
         self._jobs: dict[tuple[EventKind, int], _OfJob] = {}
         self._scopes: dict[tuple[EventKind, str], _OfScope] = {}
@@ -102,29 +119,38 @@ class Refusals:
         count = self._jobs[key].count + 1 if key in self._jobs else 1
         own = Refusal(sentence, now + min(BACKOFF_MAX_S, self._backoff_s * 2 ** min(20, count - 1)))
         self._jobs[key] = _OfJob(count, own)
-        for number, scope in enumerate(job.scopes):
+        every = (*job.own_scopes, *job.scopes)
+        for number, scope in enumerate(every):
             of_scope = self._scopes.setdefault((kind, scope), _OfScope())
-            of_scope.jobs.add(job.job_id)
-            if len(of_scope.jobs) < (1 if of_scope.rests else self._trip_after):
+            of_scope.jobs[job.job_id] = job.user
+            if not self._rests(of_scope, shared=scope in job.scopes):
                 continue
             wait = min(REST_MAX_S, self._trip_s * 2 ** min(20, of_scope.rests))
             of_scope.rests, of_scope.refusal = of_scope.rests + 1, Refusal(sentence, now + wait, scope)
-            explained, of_scope.jobs = of_scope.jobs, set()
-            for wider in job.scopes[number + 1 :]:
+            explained, of_scope.jobs = of_scope.jobs, {}
+            for wider in every[number + 1 :]:
                 if (kind, wider) in self._scopes:
-                    self._scopes[kind, wider].jobs -= explained
+                    left = self._scopes[kind, wider].jobs
+                    self._scopes[kind, wider].jobs = {i: user for i, user in left.items() if i not in explained}
             return own, of_scope.refusal
         return own, None
+
+    def _rests(self, of_scope: _OfScope, shared: bool) -> bool:
+        """Whether so much of a scope was refused; of one that users share each user counts once."""
+        if shared:
+            users = len(set(of_scope.jobs.values()))
+            return users >= (min(USERS_AGAIN, self._trip_after) if of_scope.rests else self._trip_after)
+        return len(of_scope.jobs) >= (1 if of_scope.rests else self._trip_after)
 
     def taken(self, kind: EventKind, job: Submitted) -> None:
         """Slurm took one: nothing that the job belongs to rests any longer."""
         self._jobs.pop((kind, job.job_id), None)
-        for scope in job.scopes:
+        for scope in (*job.own_scopes, *job.scopes):
             self._scopes.pop((kind, scope), None)
 
     def wide(self, kind: EventKind, job: Submitted, now: float) -> Refusal | None:
         """Why no job like this one is asked for now; None: they are."""
-        for scope in job.scopes:
+        for scope in (*job.own_scopes, *job.scopes):
             of_scope = self._scopes.get((kind, scope))
             if of_scope is not None and of_scope.refusal is not None and now < of_scope.refusal.until:
                 return of_scope.refusal

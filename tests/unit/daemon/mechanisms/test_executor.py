@@ -152,8 +152,8 @@ def cancels(*numbers: int) -> list[Cancel]:
 
 
 def listed(*numbers: int, partition: str = "") -> dict[int, Job]:
-    """Jobs of an account and a partition each, or of a partition in common."""
-    return {n: Job(n, "RUNNING", "u", 1, account=f"a{n}", partition=partition or f"p{n}") for n in numbers}
+    """Jobs of a user, an account and a partition each, or of a partition in common."""
+    return {n: Job(n, "RUNNING", f"u{n}", n, account=f"a{n}", partition=partition or f"p{n}") for n in numbers}
 
 
 def test_refusals_that_concern_all_trip_it() -> None:
@@ -194,15 +194,15 @@ def test_jobs_that_have_ended_count_for_nothing() -> None:
 
 
 def test_it_tries_again_after_a_while_and_longer_after_each_refusal() -> None:
-    """One action is tried; refused, everything rests for twice the time; taken, all is as before."""
-    script = Script(*[SlurmRefused(f"no {n}") for n in range(4)])
+    """Two users' actions are tried; refused, everything rests for twice the time; taken, all is as before."""
+    script = Script(*[SlurmRefused(f"no {n}") for n in range(5)])
     executor = script.executor(trip_after=3, trip_s=100.0)
     executor.run(cancels(5, 6, 7), True, listed(5, 6, 7))
     assert not executor.recover()
     script.now += 101
     assert executor.recover() and executor.tripped == ""
-    executor.run(cancels(8, 9), True, listed(8, 9))
-    assert "no 3" in executor.tripped and "cancel 9" not in script.log
+    executor.run(cancels(8, 9, 11), True, listed(8, 9, 11))
+    assert "no 4" in executor.tripped and "cancel 11" not in script.log
     script.now += 101
     assert not executor.recover()
     script.now += 100

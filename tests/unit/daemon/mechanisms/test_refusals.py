@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from slurm_elastic.daemon.mechanisms.refusals import ALL, Refusals, Submitted
+from slurm_elastic.daemon.mechanisms.refusals import ALL, UNLISTED, Refusals, Submitted
 from slurm_elastic.protocol.event_kind import EventKind
 
 NOW = 1000.0
@@ -21,8 +23,13 @@ def refuse(counted: Refusals, *jobs: Submitted, now: float = NOW) -> list[str]:
     return [wide.scope for wide in found if wide is not None]
 
 
-def jobs_of(account: str, partition: str, *numbers: int) -> list[Submitted]:
-    return [Submitted(number, account, partition) for number in numbers]
+def jobs_of(account: str, partition: str, *numbers: int, user: str = "") -> list[Submitted]:
+    """Of this user, or of one each."""
+    return [Submitted(number, account, partition, user or f"u{number}") for number in numbers]
+
+
+def one_users(account: str, partition: str, *numbers: int) -> list[Submitted]:
+    return jobs_of(account, partition, *numbers, user="eve")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +42,11 @@ def jobs_of(account: str, partition: str, *numbers: int) -> list[Submitted]:
         ([*jobs_of("lab", "p", 1), *jobs_of("lab", "q", 2), *jobs_of("lab", "r", 3)], ["account lab"]),
         ([*jobs_of("a", "p", 1), *jobs_of("b", "q", 2), *jobs_of("c", "r", 3)], [ALL]),
         ([*jobs_of("a", "p", 1, 2, 3), *jobs_of("b", "p", 4, 5)], ["account a in partition p"]),
-        ([Submitted(1), Submitted(2), Submitted(3)], [ALL]),
+        ([Submitted(1), Submitted(2), Submitted(3)], [UNLISTED]),
+        (one_users("lab", "low", 1, 2, 3), ["user eve's jobs of account lab in partition low"]),
+        ([*one_users("a", "p", 1), *one_users("b", "q", 2), *one_users("c", "r", 3)], ["user eve's jobs"]),
+        ([*one_users("a", "p", 1, 2), *jobs_of("a", "p", 4)], []),
+        ([*one_users("a", "p", 1, 2), *jobs_of("a", "p", 4, 5)], ["account a in partition p"]),
     ],
     ids=[
         "one job",
@@ -46,6 +57,10 @@ def jobs_of(account: str, partition: str, *numbers: int) -> list[Submitted]:
         "of all",
         "explained",
         "unlisted",
+        "one user's",
+        "a user's in all",
+        "two users",
+        "three users",
     ],
 )
 def test_the_smallest_scope_that_explains_refusals_rests(jobs: list[Submitted], rests: list[str]) -> None:
@@ -68,25 +83,32 @@ def test_one_that_is_taken_ends_the_rest_of_all_it_belongs_to() -> None:
     """Single refusals between others that are taken never add up."""
     counted = refusals()
     for number in range(20):
-        assert refuse(counted, Submitted(number, "lab", "low")) == []
+        assert refuse(counted, *jobs_of("lab", "low", number)) == []
         counted.taken(SHRINK, Submitted(99, "lab", "low"))
     refuse(counted, *jobs_of("lab", "low", 1, 2, 3))
     counted.taken(SHRINK, Submitted(1, "lab", "low"))
     assert not counted.of(Submitted(1, "lab", "low"), NOW)
 
 
-def test_rests_double() -> None:
-    """A job's up to an hour, a scope's up to a day; when a scope's is over, the first one refused begins the next."""
-    counted, job = refusals(), Submitted(1, "lab", "low")
+@pytest.mark.parametrize(("of", "first"), [(jobs_of, 2), (one_users, 1)])
+def test_rests_double(of: Callable[..., list[Submitted]], first: int) -> None:
+    """A job's up to an hour, a scope's up to a day; when a scope's is over, the next one refused begins the next, where
+    users share it the next two users': nobody keeps others from being tried again."""
+    counted, job = refusals(), Submitted(1, "lab", "low", "u1")
     own = [counted.refused(SHRINK, job, "no", NOW)[0].until - NOW for _ in range(9)]
     assert own[:3] == [60.0, 120.0, 240.0] and own[-1] == 3600.0
     counted, now, rests = refusals(), NOW, []
-    refuse(counted, *jobs_of("lab", "low", 1, 2))
+    job = of("lab", "low", 1)[0]
+    assert refuse(counted, *of("lab", "low", 1, 2)) == []
     for number in range(3, 14):
-        _, wide = counted.refused(SHRINK, Submitted(number, "lab", "low"), "no", now)
+        wide = counted.refused(SHRINK, of("lab", "low", 100 * number)[0], "no", now)[1]
+        if number > 3 and first == 2:
+            assert wide is None
+            assert counted.refused(SHRINK, of("lab", "low", 100 * number)[0], "no", now)[1] is None
+            wide = counted.refused(SHRINK, of("lab", "low", 100 * number + 1)[0], "no", now)[1]
         assert wide is not None
         rests.append(wide.until - now)
-        assert counted.wide(SHRINK, job, wide.until) is None
+        assert counted.wide(SHRINK, job, now) and counted.wide(SHRINK, job, wide.until) is None
         now = wide.until
     assert rests[:3] == [600.0, 1200.0, 2400.0] and rests[-1] == 86400.0
 
@@ -94,7 +116,7 @@ def test_rests_double() -> None:
 def test_words_name_whom_it_concerns_and_what_slurm_said() -> None:
     """For `explain`."""
     counted = refusals()
-    own, _ = counted.refused(SHRINK, Submitted(1, "lab", "low"), "sizes are fixed", NOW)
+    own, _ = counted.refused(SHRINK, Submitted(1, "lab", "low", "u1"), "sizes are fixed", NOW)
     assert own.words == "not tried for this job for a while: sizes are fixed"
     refuse(counted, *jobs_of("lab", "low", 2, 3))
     refused = counted.of(Submitted(1, "lab", "low"), NOW)[SHRINK]

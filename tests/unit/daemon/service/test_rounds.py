@@ -250,7 +250,7 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
         comment = f"selastic:companion-of=900{number};resize=1"
         whose = {"account": f"a{number}", "partition": f"p{number}"}
         name = f"selastic-900{number}"
-        world.slurm.submit(Component(1, 1), user="games", name=name, comment=comment, batch=False, **whose)
+        world.slurm.submit(Component(1, 1), user=f"u{number}", name=name, comment=comment, batch=False, **whose)
     world.round()
     assert world.rounds.mode == "advise"
     assert [event.kind for event in world.store.events(0)] == ["tripped"]
@@ -260,6 +260,33 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
     world.round()
     assert world.rounds.mode == "act" and not world.companions()
     assert [event.kind for event in world.store.events(0)] == ["tripped", "tries_again"]
+
+
+def test_one_users_refusals_concern_nobody_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that one user has named like companions, in as many accounts and partitions as there are, cannot be
+    cancelled: everybody else's jobs are resized, and what is left of them is cancelled."""
+    cancel = world.jobs.cancel
+    fakes: set[int] = set()
+
+    def refuse_fakes(job_id: int) -> None:
+        if job_id in fakes:
+            raise SlurmRefused("Slurm refused to change the job: Access/permission denied")
+        cancel(job_id)
+
+    monkeypatch.setattr(world.jobs, "cancel", refuse_fakes)
+    for number in range(12):
+        name, comment = f"selastic-900{number}", f"selastic:companion-of=900{number};resize=1"
+        whose = {"account": f"a{number}", "partition": f"p{number}", "name": name, "comment": comment}
+        fakes.add(world.slurm.submit(Component(1, 1), user="nobody", batch=False, **whose))
+    job = world.elastic()
+    world.settle()
+    assert world.rounds.mode == "act" and job.gpus > 4
+    assert "tripped" not in [event.kind for event in world.store.events(0)]
+    rests = [event.detail["scope"] for event in world.store.events(0) if event.kind == "rests"]
+    assert rests and set(rests) == {"user nobody's jobs"}
+    job.crash()
+    world.round()
+    assert not set(world.companions()) - fakes
 
 
 def test_what_slurm_does_not_take_is_trained_on_again(world: World) -> None:
