@@ -1,6 +1,7 @@
 """One end of a control connection in an event loop: JSON lines over TCP, to an agent or a worker.
 
-Anything malformed closes this connection and nothing else. Messages arrive in order. Nothing blocks.
+Nothing that comes from a peer raises here. What is malformed closes the connection to a peer that has not proved
+itself; of one that has, it is left out, counted and told. Messages arrive in order. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from slurm_elastic.protocol.json_lines import Message
 from .event_loop import Loop
 
 MAX_BACKLOG = 16 << 20
+MAX_UNPROVEN = 16 << 10
+"""Bytes that are read of a peer before it has proved itself."""
 
 
 def keep_alive(sock: socket.socket) -> None:
@@ -28,7 +31,8 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class Connection:
-    """One peer. `received` gets each message, `closed` is called once."""
+    """One peer. `received` gets each message, and raises Malformed for one that it can't use; `closed` is called once;
+    `tell` gets a sentence for people. Whom we have called ourselves is trusted."""
 
     def __init__(
         self,
@@ -36,13 +40,18 @@ class Connection:
         sock: socket.socket,
         received: Callable[[Connection, Message], None],
         closed: Callable[[Connection], None],
+        tell: Callable[[str], None],
+        trusted: bool = True,
     ) -> None:
         self._loop, self._sock = loop, sock
-        self._received, self._closed = received, closed
+        self._received, self._closed, self._tell = received, closed, tell
         self._reader = json_lines.MessageReader()
         self._out = bytearray()
         self.open = True
-        self.trusted = False
+        self.trusted = trusted
+        self.dropped = 0
+        """Malformed messages that were left out."""
+        self._bytes = 0
         self.kind = ""
         self.name = ""
         sock.setblocking(False)
@@ -73,15 +82,24 @@ class Connection:
             if not data:
                 self.close()
                 return
+            self._bytes += len(data)
             self._reader.feed(data)
             self._hand_on()
+            if not self.trusted and self._bytes > MAX_UNPROVEN:
+                self.close()
 
     def close(self) -> None:
         if self.open:
             self.open = False
             self._loop.watch(self._sock, None)
             self._sock.close()
+            if self.dropped > 1:
+                self._tell(f"{self.dropped} messages of {self.peer()} were malformed and left out")
             self._closed(self)
+
+    def peer(self) -> str:
+        """Who is at the other end."""
+        return f"{self.kind} {self.name}" if self.kind else "the supervisor"
 
     def forget(self) -> None:
         """After a fork, in the child: drop the descriptor without sending anything to the peer."""
@@ -89,12 +107,23 @@ class Connection:
         self._sock.close()
 
     def _hand_on(self) -> None:
-        messages = self._reader.messages()
-        try:
-            while self.open and (message := next(messages, None)) is not None:
-                self._received(self, message)
-        except json_lines.Malformed:
+        while self.open:
+            try:
+                for message in self._reader.messages():
+                    self._received(self, message)
+                    if not self.open:
+                        return
+                return
+            except json_lines.Malformed as error:
+                self._malformed(error)
+
+    def _malformed(self, error: json_lines.Malformed) -> None:
+        if not self.trusted:
             self.close()
+            return
+        self.dropped += 1
+        if self.dropped == 1:
+            self._tell(f"a message of {self.peer()} was malformed and left out: {error}")
 
     def _write(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """The supervisor's control server: JSON lines over TCP from agents and workers.
 
-Only a peer that shows the job's secret in its first message is listened to. Messages of one connection arrive in order;
+Only a peer that shows the job's secret in its first message is listened to, and nothing that a peer sends raises here.
+Messages of one connection arrive in order;
 between connections there is no order.
 """
 
@@ -38,9 +39,10 @@ class ControlServer:
         hello: Callable[[str, str, Message], None],
         received: Callable[[str, str, Message], None],
         lost: Callable[[str, str], None],
+        tell: Callable[[str], None],
     ) -> None:
         self._loop, self._secret = loop, secret
-        self._hello, self._received, self._lost = hello, received, lost
+        self._hello, self._received, self._lost, self._tell = hello, received, lost, tell
         self._sock = _listen(address)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
@@ -71,7 +73,7 @@ class ControlServer:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while True:
                 sock, _ = self._sock.accept()
-                connection = Connection(self._loop, sock, self._message, self._gone)
+                connection = Connection(self._loop, sock, self._message, self._gone, self._tell, trusted=False)
                 self._loop.after(HELLO_S, lambda new=connection: None if new.trusted else new.close())  # type: ignore[misc]
 
     def _message(self, connection: Connection, message: Message) -> None:
@@ -81,7 +83,7 @@ class ControlServer:
         kind = message.get("kind")
         name = message.get(kind) if kind in ("agent", "worker") else None
         shown = message.get("secret")
-        right = isinstance(shown, str) and hmac.compare_digest(shown.encode(), self._secret.encode())
+        right = isinstance(shown, str) and hmac.compare_digest(shown.encode(errors="replace"), self._secret.encode())
         if message.get("type") != "hello" or not right or not isinstance(name, str) or not isinstance(kind, str):
             connection.close()
             return

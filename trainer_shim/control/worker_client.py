@@ -16,11 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
+from slurm_elastic.protocol.message_fields import seconds, text, whole
 
 from . import interfaces
 from .connection import Connection
@@ -65,8 +66,21 @@ class ComingWorld:
         return self.leave or self.store is not None
 
 
-ANNOUNCED = tuple(field.name for field in fields(ComingWorld) if field.name not in ("since", "store", "server"))
-"""What of a world a supervisor's message says."""
+def _world(message: Message) -> ComingWorld:
+    """What a supervisor's message says of a world."""
+    given = ComingWorld(whole(message, "generation"))
+    return ComingWorld(
+        given.generation,
+        rank=whole(message, "rank", -1, default=given.rank),
+        size=whole(message, "size", default=given.size),
+        batch=whole(message, "batch", default=given.batch),
+        leave=bool(message.get("leave")),
+        source=text(message, "source", given.source),
+        timeout_s=seconds(message, "timeout_s", given.timeout_s),
+        forming_s=seconds(message, "forming_s", given.forming_s),
+        first_step_s=seconds(message, "first_step_s", given.first_step_s),
+        joiners=whole(message, "joiners", default=given.joiners),
+    )
 
 
 class WorkerClient:
@@ -99,7 +113,7 @@ class WorkerClient:
         """Of this host, on the network that leads to the supervisor."""
         self.supervisor_address = str(self._socket.getpeername()[0])
         self._loop = Loop()
-        self._connection = Connection(self._loop, self._socket, self._take, lambda connection: self._loop.stop())
+        self._connection = Connection(self._loop, self._socket, self._take, lambda connection: self._loop.stop(), _tell)
         self.send({"type": "hello", "worker": worker, "secret": secret, "pid": os.getpid(), "kind": "worker"})
         self._thread = threading.Thread(target=self._run, name="selastic-link", daemon=True)
         self._thread.start()
@@ -217,25 +231,26 @@ class WorkerClient:
         if kind == "world":
             self._announced(message)
         elif kind == "store":
-            host = str(message["host"]) or self._host
-            self._store_known(int(message["generation"]), (host, int(message["port"])))
+            host, port = text(message, "host") or self._host, whole(message, "port", 1, 65535)
+            self._store_known(whole(message, "generation"), (host, port))
         elif kind == "abort":
-            self._aborted(int(message["generation"]), bool(message.get("lost")))
+            self._aborted(whole(message, "generation"), bool(message.get("lost")))
         elif kind == "dismiss":
+            generation = whole(message, "generation")
             with self._changed:
-                self._dismissed = int(message["generation"])
+                self._dismissed = generation
         elif kind == "report_every":
-            self.report_s = float(message.get("seconds") or 0.0)
+            self.report_s = seconds(message, "seconds", 0.0)
         elif kind in ("checkpoint", "hurry"):
             if message.get("stop"):
-                self.ends_at = time.monotonic() + float(message["deadline_s"])
+                self.ends_at = time.monotonic() + seconds(message, "deadline_s")
             self.save_wanted = True
         # Anything else is from a newer supervisor, which does not rely on it being understood.
 
     def _announced(self, message: Message) -> None:
-        coming = ComingWorld(**{name: message[name] for name in ANNOUNCED if name in message})
-        self.report_s = float(message.get("report_s") or 0.0)
-        self._end_s = float(message.get("end_s") or LOST_GRACE_S)
+        coming = _world(message)
+        report_s, end_s = seconds(message, "report_s", 0.0), seconds(message, "end_s", 0.0) or LOST_GRACE_S
+        self.report_s, self._end_s = report_s, end_s
         with self._changed:
             if coming.generation <= self._last_generation:
                 return
@@ -275,14 +290,18 @@ class WorkerClient:
             self.ends_at = min(self.ends_at or math.inf, time.monotonic() + self._end_s)
             self.lost = True
             self._changed.notify_all()
-        sys.stderr.write(f"selastic: the supervisor is gone; {self.worker} leaves after this step\n")
-        sys.stderr.flush()
+        _tell(f"the supervisor is gone; {self.worker} leaves after this step")
         deadline = time.monotonic() + LOST_GRACE_S
         while time.monotonic() < deadline and not self._closing:
             self.on_tick()
             time.sleep(min(TICK_S, LOST_GRACE_S))
         if not self._closing:
             os._exit(EXIT_LOST)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"selastic: {line}\n")
+    sys.stderr.flush()
 
 
 def leave_lost() -> NoReturn:

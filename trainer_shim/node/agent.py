@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_elastic.protocol.json_lines import Message
+from slurm_elastic.protocol.message_fields import name_of, variables, whole
 
 from ..control.connection import Connection
 from ..control.event_loop import Loop
@@ -81,7 +82,7 @@ class Agent:
         self._children: dict[int, Child] = {}
         self._quitting = self._alone = False
         self._address, sock = connect(env, CONNECT_S)
-        self._connection = Connection(self._loop, sock, self._received, self._lost)
+        self._connection = Connection(self._loop, sock, self._received, self._lost, self._tell)
 
     def run(self) -> int:
         """Serve until told to quit, or until the supervisor is gone; the exit code is 0 in the first case."""
@@ -114,11 +115,12 @@ class Agent:
     def _received(self, connection: Connection, message: Message) -> None:
         kind = message.get("type")
         if kind == "spawn":
-            self._spawn(str(message["worker"]), dict(message["env"]), bool(message.get("follow")))
+            self._spawn(name_of(message, "worker"), variables(message, "env"), bool(message.get("follow")))
         elif kind == "kill":
+            number = whole(message, "signal", 1, signal.NSIG - 1, default=signal.SIGKILL)
             for child in self._children.values():
                 if child.name == message.get("worker"):
-                    kill_group(child.pid, int(message.get("signal", signal.SIGKILL)))
+                    kill_group(child.pid, number)
         elif kind == "follow":
             for child in self._children.values():
                 child.follow = child.name == message.get("worker")
@@ -134,6 +136,9 @@ class Agent:
     def _kill_all(self) -> None:
         for child in self._children.values():
             kill_group(child.pid, signal.SIGKILL)
+
+    def _tell(self, line: str) -> None:
+        print(f"selastic: {line}", file=sys.stderr, flush=True)
 
     def _lost(self, connection: Connection) -> None:
         self._alone = True

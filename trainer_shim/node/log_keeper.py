@@ -50,7 +50,9 @@ class LogKeeper:
         self._lost: dict[str, int] = {}
 
     def begin(self, loop: Loop) -> None:
-        self._connection = Connection(loop, self._socket, lambda connection, message: None, lambda connection: None)
+        self._connection = Connection(
+            loop, self._socket, lambda connection, message: None, lambda connection: None, lambda line: None
+        )
 
     def take_own_output(self) -> None:
         """What this process writes goes to its log from here on."""

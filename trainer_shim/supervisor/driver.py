@@ -17,7 +17,8 @@ from typing import Any
 
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.errors import ElasticError
-from slurm_elastic.protocol.json_lines import Message
+from slurm_elastic.protocol.json_lines import Malformed, Message
+from slurm_elastic.protocol.message_fields import name_of, text, texts, whole
 from slurm_elastic.protocol.version import version
 
 from ..control.background_writer import BackgroundWriter
@@ -54,7 +55,7 @@ class Supervisor:
         self._disk, self._output = BackgroundWriter(), BackgroundWriter()
         self._children = Children(self._loop, self._disk)
         self._server = ControlServer(
-            self._loop, self._secret, options.listen, self._hello, self._message, self._connection_lost
+            self._loop, self._secret, options.listen, self._hello, self._message, self._connection_lost, self._print
         )
         env = {
             **options.env,
@@ -101,11 +102,11 @@ class Supervisor:
         if kind != "agent":
             return
         try:
-            key = (int(message["slurm_job_id"]), str(message["node"]))
-            gpus = tuple(str(gpu) for gpu in message["gpus"])
-        except (KeyError, TypeError, ValueError):
+            key = (whole(message, "slurm_job_id"), name_of(message, "node"))
+            gpus = texts(message, "gpus")
+        except Malformed:
             self._server.send(kind, name, {"type": "quit"})
-            return
+            raise
         self._agents[name] = key
         self._event(events.AgentUp(key, gpus))
 
@@ -115,7 +116,7 @@ class Supervisor:
         elif message.get("type") == "exit":
             self._worker_ended(message)
         elif message.get("type") == "output":
-            self._write(STDOUT, str(message.get("text", "")))
+            self._write(STDOUT, text(message, "text"))
         elif message.get("type") == "notice" and name in self._agents:
             suspends = message.get("signal") == signal.SIGTSTP
             self._event((events.NodeSuspending if suspends else events.NodeTerminating)(self._agents[name]))
@@ -131,11 +132,9 @@ class Supervisor:
 
     def _worker_ended(self, message: Message) -> None:
         """What a worker said before its end comes first, though it travels on a connection of its own."""
-        name = str(message.get("worker"))
-        tail = tuple(str(line) for line in message.get("tail", ()))
-        event = events.WorkerExit(
-            name, int(message.get("code", 1)), int(message.get("signal", 0)), bool(message.get("raised")), tail
-        )
+        name, tail = text(message, "worker"), texts(message, "tail", ())
+        code, number = whole(message, "code", 0, 255, default=1), whole(message, "signal", 0, 255, default=0)
+        event = events.WorkerExit(name, code, number, bool(message.get("raised")), tail)
         self._exits[name] = event
         if self._server.drain("worker", name):
             self._late_exit(name)
@@ -214,12 +213,12 @@ class Supervisor:
         except ElasticError as error:
             self._print(f"a report was left out: {error}")
 
-    def _print(self, text: str) -> None:
+    def _print(self, line: str) -> None:
         """From any thread."""
-        self._write(STDERR, f"selastic: {text}")
+        self._write(STDERR, f"selastic: {line}")
 
-    def _write(self, output: int, text: str) -> None:
-        self._output.append(output, f"{text}\n".encode(sys.stdout.encoding, errors="replace"))
+    def _write(self, output: int, line: str) -> None:
+        self._output.append(output, f"{line}\n".encode(sys.stdout.encoding, errors="replace"))
 
     def _exit(self, action: actions.Exit) -> None:
         self._code = action.code

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.json_lines import Message
+from slurm_elastic.protocol.message_fields import LARGEST
 from slurm_elastic.protocol.messages import Phase, Piece, Registration
 
 from . import actions, events
@@ -342,7 +343,7 @@ class SupervisorContext:
 
 
 def number(value: object) -> float:
-    """A number from a worker's message; anything else counts as 0."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and value >= 0:
+    """A number from a worker's message; anything else, and what no message of ours can hold, counts as 0."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST:
         return float(value)
     return 0.0

@@ -13,7 +13,7 @@ from slurm_elastic.protocol.messages import Piece, Resize
 
 from . import events
 from .actions import CancelCompanion, DropCompanions, Print, Send, SubmitCompanion
-from .context import Handlers, Mode, Part, RunningResize, Stage, SupervisorContext
+from .context import Handlers, Mode, Part, RunningResize, Stage, SupervisorContext, number
 from .timers import CompanionTimer, RollBackTimer
 from .workers import agents_of, kept, ranked, taken_back, without
 
@@ -214,11 +214,11 @@ class Resizes(Part):
             for job_id in {job_id for job_id, _ in dropped} - {piece.slurm_job_id for piece in resize.pieces}:
                 context.do(CancelCompanion(job_id))
         context.report_phase(resize.id, "running", resize.reason, message)
-        pause = message.get("pause_s")
+        pause = number(message.get("pause_s"))
         text = f"generation {generation}: {gpus_before} -> {len(world.members)} workers"
         if batch_before != context.batch:
             text += f", batch {batch_before} -> {context.batch}"
-        context.do(Print(text + (f", pause {pause:.2f} s" if isinstance(pause, float) else "")))
+        context.do(Print(text + (f", pause {pause:.2f} s" if "pause_s" in message else "")))
         if resize.doubt:
             context.emit(events.Restart(resize.doubt, 1))
         context.emit(events.BeginWaitingResize())

@@ -1,0 +1,276 @@
+"""Whatever comes over their sockets: a supervisor, an agent and a worker live on, and hear what comes after it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from malformed import DEEP, LINES, line
+from waiting import wait_until
+
+from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
+from slurm_elastic.trainer_shim.node.agent import Agent
+from slurm_elastic.trainer_shim.supervisor.driver import Supervisor
+from slurm_elastic.trainer_shim.supervisor.launchers import LocalLauncher, Options
+from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
+from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
+
+BASE = Piece(1, "base", ("n1",), 2)
+SURROGATE = line(type="hello", kind="worker", worker="1.n1.0", secret="\ud800")
+EXIT = line(type="exit", worker="1.n1.0", code=10**400, tail=7)
+FEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class NoAgents(LocalLauncher):
+    """The test is the agents."""
+
+    def launch(self, piece: Piece, number: int) -> None:
+        """Nothing is started."""
+
+
+class Job:
+    """A supervisor whose loop the test turns; what it raises, the test gets."""
+
+    def __init__(self, folder: Path) -> None:
+        options = Options(("train.py",), folder, "127.0.0.1", "127.0.0.1", {})
+        self.machine = Machine(SupervisorContext((BASE,), 64))
+        self.supervisor = Supervisor(options, self.machine, lambda *given: NoAgents(BASE, *given), None)
+        self.secret = self.supervisor._secret
+        self.supervisor._perform(self.machine.start(time.monotonic()))
+
+    def peer(self) -> socket.socket:
+        peer = socket.create_connection(("127.0.0.1", self.supervisor._server.port))
+        peer.setblocking(False)
+        return peer
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            self.supervisor._loop.turn(0.01)
+
+    def say(self, peer: socket.socket, data: bytes) -> None:
+        """Send all of it and be read to the end, or be cut off."""
+        for start in range(0, len(data), 1 << 14):
+            with contextlib.suppress(OSError):
+                peer.send(data[start : start + (1 << 14)])
+            self.supervisor._loop.turn(0)
+
+    def ends(self, peer: socket.socket) -> None:
+        """Nothing more is sent; the supervisor reads what was, and closes its end."""
+        with contextlib.suppress(OSError):
+            peer.shutdown(socket.SHUT_WR)
+        self.until(lambda: closed(peer))
+        peer.close()
+
+    def hello(self, kind: str, name: str) -> bytes:
+        return line(
+            type="hello", kind=kind, **{kind: name}, secret=self.secret, slurm_job_id=1, node="n1", gpus=["0", "1"]
+        )
+
+    def trains(self) -> dict[str, socket.socket]:
+        """An agent and two workers connect, and their world runs; their sockets."""
+        peers = {"agent": self.peer(), "1.n1.0": self.peer(), "1.n1.1": self.peer()}
+        self.say(peers["agent"], self.hello("agent", "1.n1"))
+        self.until(lambda: len(self.machine.context.workers) == 2)
+        for name in ("1.n1.0", "1.n1.1"):
+            self.say(peers[name], self.hello("worker", name) + line(type="ready"))
+        self.until(lambda: self.machine.context.mode is Mode.FORMING)
+        self.say(peers["1.n1.0"], line(type="store", generation=1, host="", port=1))
+        self.say(peers["1.n1.0"], line(type="running", generation=1, step=1, samples=64, batch=64))
+        self.until(lambda: self.machine.context.mode is Mode.RUNNING)
+        return peers
+
+    def answers(self) -> None:
+        """Another agent is heard, and told what to do: to quit, if there is nothing for it."""
+        peer = self.peer()
+        self.say(peer, self.hello("agent", "1.n1"))
+        self.until(lambda: b"\n" in received(peer))
+        peer.close()
+
+    def close(self) -> None:
+        self.supervisor._server.close()
+        self.supervisor._disk.close(5)
+        self.supervisor._output.close(5)
+
+
+def received(peer: socket.socket) -> bytes:
+    try:
+        return peer.recv(1 << 16, socket.MSG_PEEK)
+    except BlockingIOError:
+        return b""
+
+
+def closed(peer: socket.socket) -> bool:
+    try:
+        while peer.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@contextlib.contextmanager
+def job() -> Iterator[Job]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD,)}
+    with tempfile.TemporaryDirectory() as folder:
+        made = Job(Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()
+            made.supervisor._loop.leave_in_child()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@FEW
+@example(lines=[SURROGATE])
+@example(lines=[DEEP])
+@given(lines=st.lists(LINES, min_size=1, max_size=4))
+def test_who_has_not_proved_itself_is_cut_off(lines: list[bytes]) -> None:
+    """At its first line, whatever that is; the supervisor goes on."""
+    with job() as made:
+        for each in lines:
+            peer = made.peer()
+            made.say(peer, each)
+            made.until(lambda peer=peer: closed(peer))  # type: ignore[misc]
+            peer.close()
+        made.answers()
+        assert len(made.machine.context.agents) == 1
+
+
+@FEW
+@example(who="agent", lines=[EXIT])
+@example(who="1.n1.0", lines=[line(type="running", generation=1, batch=float("inf"))])
+@example(who="1.n1.0", lines=[DEEP])
+@given(who=st.sampled_from(["agent", "1.n1.0", "1.n1.1"]), lines=st.lists(LINES, min_size=1, max_size=8))
+def test_who_has_proved_itself_may_say_anything(who: str, lines: list[bytes]) -> None:
+    """While the job trains. What its agents and workers say is taken, or left out."""
+    with job() as made:
+        peers = made.trains()
+        made.say(peers[who], b"".join(lines))
+        made.ends(peers.pop(who))
+        made.answers()
+        for peer in peers.values():
+            peer.close()
+
+
+@FEW
+@example(fields={"slurm_job_id": float("inf"), "node": "n1", "gpus": ["0"]})
+@example(fields={"slurm_job_id": 1, "node": "n1", "gpus": 4})
+@given(fields=st.dictionaries(st.sampled_from(["slurm_job_id", "node", "gpus", "agent"]), st.none() | st.text()))
+def test_an_agent_that_says_nonsense_of_itself_is_told_to_quit(fields: dict[str, Any]) -> None:
+    """It has the secret, but says not who it is."""
+    with job() as made:
+        peer = made.peer()
+        known = {"type": "hello", "kind": "agent", "agent": "9.n9", "secret": made.secret}
+        made.say(peer, line(**{**known, **fields}))
+        made.ends(peer)
+        made.answers()
+        assert len(made.machine.context.agents) == 1
+
+
+def test_malformed_messages_are_counted_and_the_next_one_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    """A line that is far too long, one that is no JSON, one with wrong fields; the end of the connection tells."""
+    with job() as made:
+        peers = made.trains()
+        made.say(peers["agent"], b"x" * (3 << 20) + b"\n{\n" + EXIT + line(type="output", text="still heard"))
+        made.ends(peers["agent"])
+    told = capfd.readouterr()
+    assert "still heard" in told.out
+    assert "a message of agent 1.n1 was malformed and left out: a message longer than" in told.err
+    assert "3 messages of agent 1.n1 were malformed and left out" in told.err
+
+
+def test_who_has_not_proved_itself_is_not_listened_to_for_long() -> None:
+    """A first line without an end."""
+    with job() as made:
+        peer = made.peer()
+        made.say(peer, b"x" * (64 << 10))
+        made.until(lambda: closed(peer))
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[tuple[Agent, socket.socket, list[Any]]]:
+    """An agent whose loop the test turns; its supervisor's end; the types that it has taken. It starts no workers."""
+    with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryDirectory() as folder:
+        env = {
+            "SELASTIC_CONTROL": f"127.0.0.1:{server.getsockname()[1]}",
+            "SELASTIC_JOB_DIR": folder,
+            **{"SELASTIC_AGENT_JOB": "1", "SELASTIC_AGENT": "1.n1", "SELASTIC_AGENT_NODE": "n1"},
+        }
+        made, taken = Agent(["train.py"], env), []  # type: ignore[var-annotated]
+        made._spawn = lambda name, env, follow: json.dumps(env).encode()  # type: ignore[method-assign,assignment,return-value]
+        take = made._connection._received
+
+        def received(connection: Any, message: Any) -> None:
+            taken.append(message.get("marker"))
+            take(connection, message)
+
+        made._connection._received = received
+        peer, _ = server.accept()
+        yield made, peer, taken
+        made._connection.close()
+        made._logs._connection.close()  # type: ignore[union-attr]
+        peer.close()
+
+
+@FEW
+@example(lines=[line(type="kill", signal=999)])
+@example(lines=[line(type="spawn"), line(type="spawn", worker="w", env=3), line(type="kill", signal=[])])
+@given(lines=st.lists(LINES, min_size=1, max_size=8))
+def test_an_agent_takes_anything(agent: tuple[Agent, socket.socket, list[Any]], lines: list[bytes]) -> None:
+    """And goes on to what comes after it."""
+    made, peer, taken = agent
+    taken.clear()
+    peer.sendall(b"".join(lines) + line(type="follow", marker="end"))
+    deadline = time.monotonic() + 60
+    while "end" not in taken:
+        assert made._connection.open and time.monotonic() < deadline
+        made._loop.turn(0.01)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[tuple[WorkerClient, socket.socket]]:
+    """A worker's connection; its supervisor's end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        client = WorkerClient(address, "s3", "1.n1.0", lambda host: (host, 4000, object()))
+        peer, _ = server.accept()
+        threading.Thread(target=_discard, args=(peer,), daemon=True).start()
+        yield client, peer
+        client.close()
+
+
+def _discard(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while peer.recv(1 << 16):
+            pass
+
+
+@FEW
+@example(lines=[line(type="store"), line(type="abort", generation="x"), line(type="dismiss", generation=[])])
+@example(lines=[line(type="world", generation="1"), line(type="checkpoint", stop=True)])
+@given(lines=st.lists(LINES, min_size=1, max_size=8))
+def test_a_worker_takes_anything(worker: tuple[WorkerClient, socket.socket], lines: list[bytes]) -> None:
+    """And goes on to what comes after it."""
+    client, peer = worker
+    every_s = client.report_s + 1 if client.report_s < 10**6 else 0.5
+    peer.sendall(b"".join(lines) + line(type="report_every", seconds=every_s))
+    wait_until(lambda: client.report_s == every_s, 60)
+    assert not client.lost
