@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
+import pytest
 from host_training import HostTraining
+
+from slurm_elastic.daemon.sandbox import Sandbox
 
 Start = Callable[..., HostTraining]
 
 
-def test_a_job_grows_onto_another_host_and_gives_it_back(start: Start) -> None:
-    """Training on two hosts grows by a companion on a third and shrinks again: every sample once, no step twice."""
-    job = start("-N2", "--gres=gpu:1")
+def test_a_job_grows_onto_another_host_and_gives_it_back(hosts: Sandbox, start: Start) -> None:
+    """Training on two hosts grows by a companion on a third and shrinks again: every sample once, no step twice.
+
+    Where names do their work anyway, with an interface that the user has chosen.
+    """
+    chosen = {"SELASTIC_INTERFACE": "eth0"} if hosts.spec.hosts == "full" else {}
+    job = start("-N2", "--gres=gpu:1", env=chosen)
     base = job.daemon.wait_registered(120).pieces
     job.trains_past(3)
     job.daemon.order(1, job.id, base, (job.shape("n3"),), wait=120)
@@ -20,6 +28,26 @@ def test_a_job_grows_onto_another_host_and_gives_it_back(start: Start) -> None:
     job.trains_past(grown.step + 3)
     job.daemon.order(2, job.id, base)
     job.daemon.wait_phase(2, "running", 60)
+    job.go()
+    job.ends()
+    job.checked(job.samples, 1)
+
+
+def test_a_network_that_does_not_lead_to_the_supervisor_is_named(hosts: Sandbox, start: Start) -> None:
+    """A companion's agent that does not get through fails the resize with one sentence: node, address and port.
+    Training goes on meanwhile."""
+    if hosts.spec.hosts != "loopback":
+        pytest.skip("once is enough: the agent waits for half a minute")
+    job = start("-N1", "--gres=gpu:1", env={"SELASTIC_INTERFACE": "lo"})
+    base = job.daemon.wait_registered(120).pieces
+    job.trains_past(3)
+    job.daemon.order(1, job.id, base, (job.shape("n3"),), wait=120)
+    failed = job.daemon.wait_phase(1, "failed", 150)
+    expected = (
+        r"agents did not start: node n3 does not reach the supervisor at 127.0.0.1 port \d+ \(Connection refused\)"
+    )
+    assert re.search(expected, failed.detail), failed.detail
+    job.trains_past(job.trained() + 3)
     job.go()
     job.ends()
     job.checked(job.samples, 1)
