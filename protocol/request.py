@@ -98,9 +98,9 @@ class ElasticRequest:
 
 
 def find(comment: str) -> str | None:
-    """The request's text inside a job comment, prefix (in any case) included; None when the comment holds none."""
-    # ASCII: else the long s of Unicode would pass for an s here, and not in the hooks.
-    match = re.search(r"(?:^|[\s;])((?ai:elastic:)[^\s;]*)", comment)
+    """The request's text inside a job comment, prefix (in any case) included; None when the comment holds none. What
+    separates words, and what is a letter, is ASCII's: the site's rules must see every request that counts here."""
+    match = re.search(r"(?:\A|[ \t\n\r\f\v;])((?ai:elastic:)[^ \t\n\r\f\v;]*)", comment)
     return match.group(1) if match else None
 
 

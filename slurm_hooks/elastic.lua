@@ -13,6 +13,8 @@ local LARGEST = 1000000000
 local MOST_GPUS = 100000
 local MOST_GUARD = 100
 local PREFIX = "[Ee][Ll][Aa][Ss][Tt][Ii][Cc]:"
+-- The same as in protocol/request.py and elastic_request.c; %s would hang on slurmctld's locale.
+local SEPARATORS = "; \t\n\r\f\v"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
@@ -161,8 +163,8 @@ end
 
 -- The request inside a comment, prefix (in any case) included, or nil.
 function elastic.find(comment)
-	local request = "(" .. PREFIX .. "[^%s;]*)"
-	return string.match(comment or "", "^" .. request) or string.match(comment or "", "[%s;]" .. request)
+	local request = "(" .. PREFIX .. "[^" .. SEPARATORS .. "]*)"
+	return string.match(comment or "", "^" .. request) or string.match(comment or "", "[" .. SEPARATORS .. "]" .. request)
 end
 
 -- What --elastic said, where the SPANK plugin could not write it into the comment.

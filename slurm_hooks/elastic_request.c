@@ -335,8 +335,8 @@ int elastic_request_check(const char *text, char *message, size_t size)
 	return check_values(values, report);
 }
 
-/* What Python's \s matches within ASCII, and the semicolon. */
-#define SEPARATORS "; \t\n\r\f\v\x1c\x1d\x1e\x1f"
+/* The same as in protocol/request.py and elastic.lua. */
+#define SEPARATORS "; \t\n\r\f\v"
 
 static bool separates(char c)
 {

@@ -78,6 +78,8 @@ class DaemonController:
             return Grant("", False, refused.detail, interval, refused.request)
         if job_id not in roster.elastic:
             sentence = "the job has no elastic request (--comment=elastic:gpus=MIN-MAX,batch=MIN-MAX)"
+            if registration.request and not self.registry.takes_requests:
+                sentence += "; one that is not in its comment does not count here, for the site's rules do not see it"
             return Grant("", False, sentence, interval)
         text = roster.elastic[job_id].request.text()
         if self.store.job(job_id) is None:

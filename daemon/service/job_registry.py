@@ -40,6 +40,8 @@ class JobRegistry:
 
     def __init__(self, store: Store, settings: Settings, clock: Callable[[], float] = steady_now) -> None:
         self.store, self.clock = store, clock
+        self.takes_requests = settings.supervisor_requests
+        """Whether a request counts that a supervisor brings."""
         uid = os.geteuid() if settings.user_mode else None
         self.scope = Scope(partitions=settings.partitions, accounts=settings.accounts, uid=uid)
         self._lock = threading.Lock()
@@ -50,9 +52,11 @@ class JobRegistry:
         self._asked_again: set[int] = set()
 
     def set_request(self, job_id: int, request: str) -> None:
-        """The job's supervisor has sent an elastic request of its own, which replaces the one in the comment."""
-        with self._lock:
-            self._requests[job_id] = request
+        """The job's supervisor has sent an elastic request of its own, which replaces the one in the comment where the
+        site has it so."""
+        if self.takes_requests:
+            with self._lock:
+                self._requests[job_id] = request
 
     def started(self, job_id: int) -> None:
         """A supervisor has registered: a training that was over has started again."""
@@ -136,7 +140,7 @@ class JobRegistry:
     def _sort(self, snapshot: Snapshot, rows: dict[int, JobRow]) -> Roster:
         with self._lock:
             asked = dict(self._requests)
-        for job_id, row in rows.items():
+        for job_id, row in rows.items() if self.takes_requests else ():
             job = snapshot.jobs.get(job_id)
             # After a restart: a request that is in no comment came from the supervisor.
             if job is not None and row.managed and job_id not in asked and find(job.comment) is None:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 from hooks_build import HOOKS, build, remove_build
+from request_comments import COMMENTS
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.daemon.slurm import CommandClient
+from slurm_elastic.protocol.request import find
 
 Run = subprocess.CompletedProcess[str]
 GOOD = "gpus=2-32,batch=256-8192"
@@ -370,6 +373,25 @@ def test_a_rule_that_is_met_lets_the_job_through(lua_site: Site) -> None:
     )
     job = lua_site.sbatch("-p", "debug", f"--elastic={GOOD},weight=3", user=USER)
     assert lua_site.ended(job) == "COMPLETED"
+
+
+def test_what_counts_for_the_daemon_is_what_the_policy_sees(lua_site: Site) -> None:
+    """Of comments with every kind of space before a request, those that Slurm lets through are no requests to the
+    daemon as it reads them; those that are never get in."""
+    lua_site.policy(policy('partitions = { "debug" }'))
+    for comment, found in COMMENTS:
+        if found is not None and "\u00a0" in found:
+            continue  # a request that nobody can read: refused by its grammar
+        answer = lua_site.run(
+            *("sbatch", "--parsable", "-H", "-o", "/dev/null", f"--comment={comment}", "--wrap", "true"), user=USER
+        )
+        assert (answer.returncode != 0) is (found is not None), (comment, answer.stderr)
+        if found is not None:
+            assert "partition main takes no elastic jobs" in answer.stderr
+        else:
+            job = CommandClient(lua_site.sandbox.env["SLURM_CONF"]).snapshot().jobs[int(answer.stdout)]
+            assert find(job.comment) is None, job.comment
+            lua_site.run("scancel", answer.stdout.strip())
 
 
 def test_a_changed_comment_is_held_to_the_policy(lua_site: Site) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hooks_build import HOOKS, build, remove_build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from request_comments import COMMENTS
 
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.request import ENDS, KEYS, LR_RULES, MECHANISMS, find, parse
@@ -127,7 +128,7 @@ def answers(command: list[str | Path], lines: list[str]) -> list[str]:
     text = "".join(f"{line}\n" for line in lines)
     answer = subprocess.run(command, input=text.encode(), capture_output=True, timeout=60, check=False)
     assert answer.returncode == 0, answer.stderr.decode()
-    said = answer.stdout.decode().splitlines()
+    said = answer.stdout.decode().split("\n")[:-1]
     assert len(said) == len(lines)
     return said
 
@@ -250,8 +251,20 @@ def test_all_say_the_same_of_anything(ask: Ask, texts: list[str]) -> None:
     assert said == [without_hint(python_verdict(text)) for text in texts]
 
 
+def test_all_find_what_is_one_and_nothing_else(c_program: Path) -> None:
+    """The table of comments that Python and a real Slurm are held to as well."""
+    comments = [comment for comment, _ in COMMENTS]
+    expected = [found or "none" for _, found in COMMENTS]
+    assert answers([c_program, "find"], comments) == expected
+    assert lua("lua5.1", "find", comments) == expected
+    assert lua("lua5.4", "find", comments) == expected
+
+
 pieces = st.sampled_from(
-    (" ", ";", "elastic:", "ELASTIC:", "elaStic:", "ela\u017ftic:", "elastic", "gpus=1", "x", "\t", ",")
+    (
+        *(" ", ";", "elastic:", "ELASTIC:", "elaStic:", "ela\u017ftic:", "elastic", "gpus=1", "x", "\t", ","),
+        *("\v", "\f", "\x1c", "\x1f", "\x85", "\u00a0", "\u2003", "\u3000"),
+    )
 )
 
 

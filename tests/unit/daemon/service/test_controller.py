@@ -61,6 +61,35 @@ def test_a_request_of_the_supervisor_makes_the_job_elastic_for_good(world: World
     assert row is not None and row.managed
 
 
+def test_a_request_that_the_sites_rules_have_not_seen_counts_where_the_site_has_it_so(tmp_path: Path) -> None:
+    """Not in place of the comment's either, nor after a restart with the setting changed."""
+    world = World(tmp_path)
+    seen = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=4-8,batch=256")
+    unseen = world.slurm.submit(Component(1, 4), user="games")
+    before = world.slurm.submit(Component(1, 4), user="games")
+    assert register(world, before, registration(Piece(before, "base", ("n3",), 4), request=REQUEST)).managed
+    world.rounds.run()
+    world.settings = replace(world.settings, supervisor_requests=False)
+    world.boot()
+    world.rounds.run()
+    assert list(world.registry.sort(world.snapshot()).elastic) == [seen]
+    grant = register(world, unseen, registration(Piece(unseen, "base", ("n2",), 4), request=REQUEST))
+    assert not grant.managed and "not in its comment does not count here" in grant.reason
+    grant = register(world, seen, registration(Piece(seen, "base", ("n1",), 4), request=REQUEST))
+    assert grant.managed and grant.request == "elastic:gpus=4-8,batch=256"
+    world.store.close()
+
+
+@pytest.mark.parametrize("open_to", [{"partitions": ("other",)}, {"accounts": ("other",)}])
+def test_a_supervisors_request_is_held_to_the_settings(tmp_path: Path, open_to: dict[str, tuple[str, ...]]) -> None:
+    """As one in the comment is."""
+    world = World(tmp_path, **open_to)
+    job = world.slurm.submit(Component(1, 4), user="games")
+    grant = register(world, job, registration(Piece(job, "base", ("n1",), 4), request=REQUEST))
+    assert not grant.managed and "is not open to elastic jobs" in grant.reason
+    world.store.close()
+
+
 def test_a_request_that_does_not_fit_is_answered_with_its_sentence(world: World) -> None:
     """The supervisor prints it where the user looks."""
     job = world.slurm.submit(Component(1, 4), user="games", comment="elastic:gpus=8-16,batch=256")
