@@ -10,14 +10,24 @@ from __future__ import annotations
 import contextlib
 import hmac
 import socket
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 
+from slurm_elastic.protocol import open_files
 from slurm_elastic.protocol.json_lines import Message
 
 from .connection import Connection
 from .event_loop import Loop
 
 HELLO_S = 10.0
+"""How long a peer may take to prove itself."""
+MAX_UNPROVEN = 512
+MAX_UNPROVEN_OF_PEER = 128
+ACCEPTED_AT_ONCE = 64
+PAUSE_S = 0.5
+"""How long nobody is let in where no descriptor was free."""
+SWEEP_S = 1.0
 
 
 def _listen(address: str) -> socket.socket:
@@ -26,6 +36,15 @@ def _listen(address: str) -> socket.socket:
         with contextlib.suppress(OSError, ValueError):  # no IPv6 here
             return socket.create_server(("", 0), backlog=1024, family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server((address, 0), backlog=1024)
+
+
+def one_too_many(addresses: Sequence[str], of_address: int, in_all: int) -> int | None:
+    """Which of these connections, oldest first, is to end: the oldest from where most come. None: they are not too
+    many."""
+    if not addresses:
+        return None
+    [(address, count)] = Counter(addresses).most_common(1)
+    return addresses.index(address) if count > of_address or len(addresses) > in_all else None
 
 
 class ControlServer:
@@ -47,6 +66,10 @@ class ControlServer:
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
         self._peers: dict[tuple[str, str], Connection] = {}
+        self._unproven: dict[Connection, tuple[str, float]] = {}
+        """From where, since when; oldest first."""
+        self._max_unproven = min(MAX_UNPROVEN, open_files.limit() // 4)
+        self._told = self._sweeps = False
         loop.watch(self._sock, self._accept)
 
     def send(self, kind: str, name: str, message: Message) -> bool:
@@ -66,15 +89,55 @@ class ControlServer:
     def close(self) -> None:
         self._loop.watch(self._sock, None)
         self._sock.close()
-        for connection in list(self._peers.values()):
+        for connection in [*self._peers.values(), *self._unproven]:
             connection.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while True:
-                sock, _ = self._sock.accept()
-                connection = Connection(self._loop, sock, self._message, self._gone, self._tell, trusted=False)
-                self._loop.after(HELLO_S, lambda new=connection: None if new.trusted else new.close())  # type: ignore[misc]
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            if not self._sweeps:
+                self._sweeps = True
+                self._loop.after(SWEEP_S, self._sweep)
+            connection = Connection(self._loop, sock, self._message, self._gone, self._tell, trusted=False)
+            self._unproven[connection] = (str(address[0]), time.monotonic())
+            self._make_room(MAX_UNPROVEN_OF_PEER, self._max_unproven)
+
+    def _make_room(self, of_address: int, in_all: int) -> None:
+        connections = list(self._unproven)
+        surplus = one_too_many([address for address, _ in self._unproven.values()], of_address, in_all)
+        if surplus is not None:
+            connections[surplus].read()  # its proof may have come
+            if not connections[surplus].trusted:
+                connections[surplus].close()
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptor is free: the kernel holds whoever comes."""
+        self._loop.watch(self._sock, None)
+        self._loop.after(PAUSE_S, self._go_on)
+        self._make_room(0, 0)
+        if not self._told:
+            self._told = True
+            self._tell(f"connections have to wait: {error.strerror}; raise the limit of open files (ulimit -n)")
+
+    def _go_on(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock, self._accept)
+
+    def _sweep(self) -> None:
+        """End those that have not proved themselves in time."""
+        now = time.monotonic()
+        for connection, (_, since) in list(self._unproven.items()):
+            if now - since >= HELLO_S:
+                connection.close()
+        self._sweeps = bool(self._unproven)
+        if self._sweeps:
+            self._loop.after(SWEEP_S, self._sweep)
 
     def _message(self, connection: Connection, message: Message) -> None:
         if connection.trusted:
@@ -90,10 +153,12 @@ class ControlServer:
         if (old := self._peers.pop((kind, name), None)) is not None:
             old.close()
         connection.trusted, connection.kind, connection.name = True, kind, name
+        self._unproven.pop(connection, None)
         self._peers[kind, name] = connection
         self._hello(kind, name, message)
 
     def _gone(self, connection: Connection) -> None:
+        self._unproven.pop(connection, None)
         if connection.trusted and self._peers.get((connection.kind, connection.name)) is connection:
             del self._peers[connection.kind, connection.name]
             self._lost(connection.kind, connection.name)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_elastic.protocol import request
+from slurm_elastic.protocol import open_files, request
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, RequestError
 from slurm_elastic.protocol.messages import Piece
@@ -166,6 +166,7 @@ def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]
 
 
 def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]) -> int:
+    open_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     job_dir.create(options.job_dir)
     if options.audit:

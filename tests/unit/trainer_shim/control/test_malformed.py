@@ -4,138 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from malformed import DEEP, LINES, line
+from socket_job import closed, job
 from waiting import wait_until
 
-from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.control import server
 from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
 from slurm_elastic.trainer_shim.node.agent import Agent
-from slurm_elastic.trainer_shim.supervisor.driver import Supervisor
-from slurm_elastic.trainer_shim.supervisor.launchers import LocalLauncher, Options
-from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
-from slurm_elastic.trainer_shim.supervisor.state_machine.machine import Machine
 
-BASE = Piece(1, "base", ("n1",), 2)
 SURROGATE = line(type="hello", kind="worker", worker="1.n1.0", secret="\ud800")
 EXIT = line(type="exit", worker="1.n1.0", code=10**400, tail=7)
 FEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-class NoAgents(LocalLauncher):
-    """The test is the agents."""
-
-    def launch(self, piece: Piece, number: int) -> None:
-        """Nothing is started."""
-
-
-class Job:
-    """A supervisor whose loop the test turns; what it raises, the test gets."""
-
-    def __init__(self, folder: Path) -> None:
-        options = Options(("train.py",), folder, "127.0.0.1", "127.0.0.1", {})
-        self.machine = Machine(SupervisorContext((BASE,), 64))
-        self.supervisor = Supervisor(options, self.machine, lambda *given: NoAgents(BASE, *given), None)
-        self.secret = self.supervisor._secret
-        self.supervisor._perform(self.machine.start(time.monotonic()))
-
-    def peer(self) -> socket.socket:
-        peer = socket.create_connection(("127.0.0.1", self.supervisor._server.port))
-        peer.setblocking(False)
-        return peer
-
-    def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            self.supervisor._loop.turn(0.01)
-
-    def say(self, peer: socket.socket, data: bytes) -> None:
-        """Send all of it and be read to the end, or be cut off."""
-        for start in range(0, len(data), 1 << 14):
-            with contextlib.suppress(OSError):
-                peer.send(data[start : start + (1 << 14)])
-            self.supervisor._loop.turn(0)
-
-    def ends(self, peer: socket.socket) -> None:
-        """Nothing more is sent; the supervisor reads what was, and closes its end."""
-        with contextlib.suppress(OSError):
-            peer.shutdown(socket.SHUT_WR)
-        self.until(lambda: closed(peer))
-        peer.close()
-
-    def hello(self, kind: str, name: str) -> bytes:
-        return line(
-            type="hello", kind=kind, **{kind: name}, secret=self.secret, slurm_job_id=1, node="n1", gpus=["0", "1"]
-        )
-
-    def trains(self) -> dict[str, socket.socket]:
-        """An agent and two workers connect, and their world runs; their sockets."""
-        peers = {"agent": self.peer(), "1.n1.0": self.peer(), "1.n1.1": self.peer()}
-        self.say(peers["agent"], self.hello("agent", "1.n1"))
-        self.until(lambda: len(self.machine.context.workers) == 2)
-        for name in ("1.n1.0", "1.n1.1"):
-            self.say(peers[name], self.hello("worker", name) + line(type="ready"))
-        self.until(lambda: self.machine.context.mode is Mode.FORMING)
-        self.say(peers["1.n1.0"], line(type="store", generation=1, host="", port=1))
-        self.say(peers["1.n1.0"], line(type="running", generation=1, step=1, samples=64, batch=64))
-        self.until(lambda: self.machine.context.mode is Mode.RUNNING)
-        return peers
-
-    def answers(self) -> None:
-        """Another agent is heard, and told what to do: to quit, if there is nothing for it."""
-        peer = self.peer()
-        self.say(peer, self.hello("agent", "1.n1"))
-        self.until(lambda: b"\n" in received(peer))
-        peer.close()
-
-    def close(self) -> None:
-        self.supervisor._server.close()
-        self.supervisor._disk.close(5)
-        self.supervisor._output.close(5)
-
-
-def received(peer: socket.socket) -> bytes:
-    try:
-        return peer.recv(1 << 16, socket.MSG_PEEK)
-    except BlockingIOError:
-        return b""
-
-
-def closed(peer: socket.socket) -> bool:
-    try:
-        while peer.recv(1 << 16):
-            pass
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-@contextlib.contextmanager
-def job() -> Iterator[Job]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD,)}
-    with tempfile.TemporaryDirectory() as folder:
-        made = Job(Path(folder))
-        try:
-            yield made
-        finally:
-            made.close()
-            made.supervisor._loop.leave_in_child()
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @FEW
@@ -197,8 +86,9 @@ def test_malformed_messages_are_counted_and_the_next_one_is_heard(capfd: pytest.
     assert "3 messages of agent 1.n1 were malformed and left out" in told.err
 
 
-def test_who_has_not_proved_itself_is_not_listened_to_for_long() -> None:
+def test_who_has_not_proved_itself_is_not_listened_to_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first line without an end."""
+    monkeypatch.setattr(server, "HELLO_S", 3600.0)
     with job() as made:
         peer = made.peer()
         made.say(peer, b"x" * (64 << 10))
@@ -208,9 +98,9 @@ def test_who_has_not_proved_itself_is_not_listened_to_for_long() -> None:
 @pytest.fixture(scope="module")
 def agent() -> Iterator[tuple[Agent, socket.socket, list[Any]]]:
     """An agent whose loop the test turns; its supervisor's end; the types that it has taken. It starts no workers."""
-    with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryDirectory() as folder:
+    with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryDirectory() as folder:
         env = {
-            "SELASTIC_CONTROL": f"127.0.0.1:{server.getsockname()[1]}",
+            "SELASTIC_CONTROL": f"127.0.0.1:{listener.getsockname()[1]}",
             "SELASTIC_JOB_DIR": folder,
             **{"SELASTIC_AGENT_JOB": "1", "SELASTIC_AGENT": "1.n1", "SELASTIC_AGENT_NODE": "n1"},
         }
@@ -223,7 +113,7 @@ def agent() -> Iterator[tuple[Agent, socket.socket, list[Any]]]:
             take(connection, message)
 
         made._connection._received = received
-        peer, _ = server.accept()
+        peer, _ = listener.accept()
         yield made, peer, taken
         made._connection.close()
         made._logs._connection.close()  # type: ignore[union-attr]
@@ -248,10 +138,10 @@ def test_an_agent_takes_anything(agent: tuple[Agent, socket.socket, list[Any]], 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[tuple[WorkerClient, socket.socket]]:
     """A worker's connection; its supervisor's end."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         client = WorkerClient(address, "s3", "1.n1.0", lambda host: (host, 4000, object()))
-        peer, _ = server.accept()
+        peer, _ = listener.accept()
         threading.Thread(target=_discard, args=(peer,), daemon=True).start()
         yield client, peer
         client.close()
