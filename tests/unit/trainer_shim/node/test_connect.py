@@ -47,6 +47,7 @@ def test_an_agent_without_its_supervisor_says_one_sentence(tmp_path: Path) -> No
         "PYTHONPATH": str(NAMESPACE),
         "SELASTIC_CONTROL": "127.0.0.1:9",
         "SELASTIC_AGENT_NODE": "n7",
+        "SELASTIC_JOB_DIR": str(tmp_path),
         "SELASTIC_INTERFACE": "lo",
     }
     program = (
