@@ -13,8 +13,10 @@ TORCH ?= torch==2.13.0
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-demo: ready slurm  ## the main job: elastic training on a private real Slurm, with a check of every sample and step
-	$(BIN)/python examples/demo/demo.py
+HOSTS ?= 0
+NAMES ?= full
+demo: ready slurm  ## the main job: elastic training on a private real Slurm, with a check of every sample and step (HOSTS= NAMES=)
+	$(BIN)/python examples/demo/demo.py --hosts $(HOSTS) --names $(NAMES)
 
 # Three runs side by side: they mostly wait, for Slurm and for each other's processes. The others begin as these are
 # done. Each prints when it is done; what any of them installs is there before.

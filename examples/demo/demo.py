@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from typing import Any
 
 from slurm_elastic.daemon.reports.history import one_line
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
+from slurm_elastic.daemon.sandbox.hosts.names import KINDS
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.api.client import Client
@@ -44,7 +46,7 @@ SHORT_EPOCHS = {"chars": 14, "digits": (4, 5)}
 """Without a daemon there is less to show after step 2."""
 SETTINGS = """\
 mode = "act"
-listen = "127.0.0.1:0"
+listen = "{address}:0"
 state_dir = "{state}"
 slurm_conf = "{slurm_conf}"
 # A demo is over in minutes; a site's cooldowns and horizon are minutes to hours (see docs/reference/settings.md).
@@ -120,7 +122,9 @@ class Demo:
         state.mkdir(exist_ok=True)
         (state / "client.json").unlink(missing_ok=True)
         config = self.dir / "selasticd.toml"
-        config.write_text(SETTINGS.format(state=state, slurm_conf=self.cluster.env["SLURM_CONF"]))
+        config.write_text(
+            SETTINGS.format(state=state, slurm_conf=self.cluster.env["SLURM_CONF"], address=self.cluster.layout.address)
+        )
         with open(self.dir / "selasticd.log", "ab") as log:
             self.daemon = subprocess.Popen(
                 [BIN / "selasticd", "--config", config], env=self.env, stdout=log, stderr=log, cwd=self.dir
@@ -170,9 +174,13 @@ class Demo:
         """What selasticd recorded of the job so far, oldest first; nothing while it does not answer."""
         return list((self.ask(f"/v1/jobs/{job.job_id}/events") or {}).get("events", []))
 
-    def shrunk_in_place(self, job: Elastic) -> bool:
-        """Whether a Slurm job of the elastic job has given up some of its nodes and keeps others."""
-        return any(event["kind"] == EventKind.SHRINK for event in self.events(job))
+    def shrunk(self, job: Elastic) -> bool:
+        """Whether a Slurm job of the elastic job has given up some of its nodes and keeps others.
+
+        On large nodes: or whether one of its companions was given back, for each may be on one node.
+        """
+        kinds = {EventKind.SHRINK} | ({EventKind.CANCEL} if self.cluster.spec.hosts else set())
+        return any(event["kind"] in kinds for event in self.events(job))
 
     def settled(self) -> bool:
         """Whether every job trains on what the last decision wants it to have; so while the daemon is gone."""
@@ -191,7 +199,11 @@ class Demo:
         return None
 
     def wait(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for a condition, telling meanwhile what happens to the jobs."""
+        """Wait for a condition, telling meanwhile what happens to the jobs.
+
+        Four times as long on several hosts, where more workers start at a time.
+        """
+        timeout_s *= 4 if self.cluster.spec.hosts else 1
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.tell()
@@ -264,7 +276,7 @@ def run(demo: Demo, kill: str) -> None:
     demo.chapter("2. two more elastic jobs arrive; each is given its share")
     digits = [demo.submit_elastic("digits.sbatch", EPOCHS=count, MS=32) for count in epochs["digits"]]
     demo.wait("the two to train on more than they asked for", lambda: all(demo.gpus(job) > 4 for job in digits), 120)
-    demo.wait("the first to shrink in place", lambda: demo.shrunk_in_place(chars), 60)
+    demo.wait("the first to shrink", lambda: demo.shrunk(chars), 60)
     demo.selastic("status", "-a")
     print(flush=True)
     if kill:
@@ -286,11 +298,12 @@ def run(demo: Demo, kill: str) -> None:
         gave = [job for job in demo.jobs if demo.gave_way(job)]
         demo.selastic("explain", str((gave or demo.jobs)[0].job_id))
         print(flush=True)
-        held = sum(demo.gpus(job) for job in demo.jobs)
+        held = {job.job_id: demo.gpus(job) for job in demo.jobs}
         demo.wait("the ordinary job to end", lambda: rigid not in demo.squeue(), 60)
         demo.holds(f"rigid ({rigid})", 0)
         demo.say(f"  rigid ({rigid}) has ended")
-        demo.wait("its nodes to be taken back", lambda: sum(demo.gpus(job) for job in demo.jobs) > held, 60)
+        grown = lambda: any(demo.gpus(job) > held[job.job_id] for job in demo.jobs)  # noqa: E731
+        demo.wait("its nodes to be taken back", grown, 60)
 
     demo.chapter("4. the jobs finish, one by one; those that are left grow")
     demo.wait("all to finish", lambda: not {job.job_id for job in demo.jobs} & set(demo.squeue()), 240)
@@ -356,13 +369,15 @@ def workplace() -> Path:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kill-daemon", choices=("restart", "forever"), default="", help="SIGKILL selasticd midway")
+    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="on N hosts and slurmctld's, in place of one")
+    parser.add_argument("--names", choices=KINDS, default="full", help="which names hosts know, if there are several")
     parser.add_argument("--keep", action="store_true", help="keep logs, checkpoints and the database")
     parser.add_argument("--record", type=Path, help="write who trained on how many GPUs when; figure.py draws it")
     args = parser.parse_args(argv)
     path = workplace()
     wrong = ["it did not come to its end"]
     try:
-        wrong = tell_all(path, args.kill_daemon, args.record)
+        wrong = tell_all(path, spec_of(args.hosts, args.names), args.kill_daemon, args.record)
     except (ElasticError, subprocess.SubprocessError) as error:
         wrong = [str(error)]
     finally:
@@ -374,11 +389,20 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def tell_all(path: Path, kill: str, record: Path | None) -> list[str]:
+def spec_of(hosts: int, names: str) -> SandboxSpec:
+    """Eight nodes of this host with four GPUs each; or as many GPUs and a few more, on several hosts."""
+    if not hosts:
+        return SandboxSpec()
+    gpus = 4 * math.ceil(8 / hosts)
+    return SandboxSpec(nodes=hosts, hosts=names, gpus_per_node=gpus, cpus_per_node=4 * gpus, mem_mb=65536)
+
+
+def tell_all(path: Path, spec: SandboxSpec, kill: str, record: Path | None) -> list[str]:
     """The whole story on a private Slurm; what does not hold at its end."""
-    with Sandbox.up(SandboxSpec()) as cluster:
-        demo = Demo(cluster, path)
-        demo.say("a private Slurm is up: 8 nodes, 4 fake GPUs each")
+    with Sandbox.up(spec) as cluster, cluster.network():
+        demo = Demo(cluster, shutil.copytree(path, cluster.home / path.name) if spec.hosts else path)
+        where = f"{spec.nodes} {'hosts' if spec.hosts else 'nodes'}, {spec.gpus_per_node} fake GPUs each"
+        demo.say(f"a private Slurm is up: {where}")
         try:
             demo.start_daemon()
             run(demo, kill)
@@ -391,6 +415,8 @@ def tell_all(path: Path, kill: str, record: Path | None) -> list[str]:
             if demo.daemon:
                 demo.daemon.terminate()
                 demo.daemon.wait(timeout=20)
+            if demo.dir != path:
+                shutil.copytree(demo.dir, path, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":
