@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from .json_lines import Malformed, Message
 
 LARGEST = 10**15
+LONGEST_S = 10**9
+"""Python's timers and timedeltas take no number of seconds that is much larger."""
 MAX_ITEMS = 4096
 
 
@@ -24,8 +26,8 @@ def whole(message: Message, name: str, low: int = 0, high: int = LARGEST, defaul
 def seconds(message: Message, name: str, default: float | None = None) -> float:
     """A time that can be waited for."""
     value = message.get(name, default)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= LARGEST:
-        raise Malformed(f"{name} is not a number of seconds")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= LONGEST_S:
+        raise Malformed(f"{name} is not a number of seconds up to {LONGEST_S}")
     return float(value)
 
 
