@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import hmac
 import os
 import re
 from dataclasses import dataclass
@@ -99,6 +100,21 @@ def decode(credential: str, socket: str | None = None) -> Credential:
 def bind(method: str, target: str, body: bytes) -> bytes:
     """The payload that ties a credential to one HTTP request: stolen on its way, it is good for nothing else."""
     return f"selastic/1 {method} {target} {hashlib.sha256(body).hexdigest()}".encode()
+
+
+def with_key(bound: bytes, key: bytes) -> bytes:
+    """The same, with a key for the daemon alone (give its uid to `encode`): see api/answer_proof.py."""
+    return bound + b" " + key.hex().encode()
+
+
+def key_in(payload: bytes, bound: bytes) -> bytes | None:
+    """The key in a payload that is bound to this request, b"" if it has none; None: it is bound to another one."""
+    if not hmac.compare_digest(payload[: len(bound)], bound):
+        return None
+    try:
+        return bytes.fromhex(payload[len(bound) :].decode("ascii"))
+    except ValueError:
+        return None
 
 
 def default_socket(slurm_conf: str | None = None) -> str | None:

@@ -103,8 +103,10 @@ class Api:
     def _served(self, route: Route, handler: Handler) -> guard.Handler:
         async def serve(request: Request) -> Response:
             try:
-                found = await handler(await self.callers.admit(route, request))
+                call = await self.callers.admit(route, request)
+                found = await handler(call)
                 response = found if isinstance(found, Response) else guard.reply(found, route.status)
+                guard.prove(request, call.viewer.key, response)
             except Exception as raised:  # the one place where a request ends badly
                 response = guard.answer(await self._noted(route, raised))
             self.prometheus.requests.labels(response.status_code).inc()
@@ -152,7 +154,9 @@ class Api:
                 release=version(),
             )
 
-        return await run_sync(store)
+        granted = await run_sync(store)
+        self.callers.remember_key(granted.token, viewer.key)
+        return granted
 
     async def reports(self, call: Call[NoQuery, Reports]) -> object:
         """Reports are on the disk when this answers 202."""

@@ -7,7 +7,6 @@ once.
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 from pathlib import Path
@@ -61,28 +60,29 @@ class Authenticator:
                 self._proofs.check(value, munge.bind(method, target, body))
             except NotAllowed as error:
                 raise Unauthenticated(str(error)) from None
-            return self.viewer(os.geteuid())
+            return self.viewer(os.geteuid(), str(self._secret).encode())
         if scheme != "MUNGE":
             raise Unauthenticated("the request does not say who sends it; accepted: Authorization: MUNGE <credential>")
         try:
             caller = munge.decode(value, self.munge_socket)
         except munge.CredentialRefused as error:
             raise Unauthenticated(str(error)) from None
-        if not hmac.compare_digest(caller.payload, munge.bind(method, target, body)):
+        key = munge.key_in(caller.payload, munge.bind(method, target, body))
+        if key is None:
             raise Unauthenticated("the credential was made for another request; make one for each")
-        return self.local(caller.uid)
+        return self.local(caller.uid, key)
 
-    def local(self, uid: int) -> Viewer:
+    def local(self, uid: int, key: bytes = b"") -> Viewer:
         """A caller whose uid is known: MUNGE has proven it, or the kernel. Raises NotAllowed."""
         if self._only_uid is not None and uid != self._only_uid:
             raise NotAllowed(f"this selasticd serves uid {self._only_uid} only, who started it; you are uid {uid}")
-        return self.viewer(uid)
+        return self.viewer(uid, key)
 
-    def viewer(self, uid: int) -> Viewer:
+    def viewer(self, uid: int, key: bytes = b"") -> Viewer:
         """What this uid may see."""
         admin = uid in self._admins or uid in self._roles.uids
         private = self._private_here if self._roles.private is None else self._roles.private
-        return Viewer(uid, admin, not admin and private)
+        return Viewer(uid, admin, not admin and private, key)
 
     def client_values(self, url: str) -> dict[str, Any]:
         """What client.json has to hold for callers to reach and to trust this daemon.

@@ -6,7 +6,7 @@ and within their bounds. Limit: the handler checks whose job it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from anyio.to_thread import run_sync
@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api.answer_proof import NONCE
 from slurm_elastic.protocol.api.routes import Caller, Route
 from slurm_elastic.protocol.errors import NotAllowed
 
@@ -28,6 +29,8 @@ REPORTS_PER_INTERVAL = 4
 """Reports of one job that are taken in the time of one: what was kept while selasticd was away is made up for."""
 REPORTS_AT_ONCE = 1000
 """As many as a supervisor keeps."""
+MAX_KEYS = 20_000
+"""More jobs than run at a time; one that is forgotten registers again."""
 Q_co = TypeVar("Q_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
 
@@ -58,6 +61,7 @@ class Callers:
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         per_s = REPORTS_PER_INTERVAL / settings.report_interval_s
         self.report_limit = guard.RateLimit(per_s, REPORTS_AT_ONCE, "reports of this job")
+        self._keys: dict[str, bytes] = {}
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self._user_limit = guard.RateLimit(settings.requests_per_s * 10)
 
@@ -67,7 +71,7 @@ class Callers:
         guard.check_names(route, request)
         job_id, viewer, body = await self._number(guard.job_name(route, request)), NOBODY, b""
         if route.caller is Caller.JOB:
-            await self._speaks_for(job_id, request)
+            viewer = await self._speaks_for(job_id, request)
         if route.message is not None:
             body = await guard.body(request)
         if route.caller is Caller.USER:
@@ -100,11 +104,21 @@ class Callers:
         self._user_limit.take(viewer.uid)
         return viewer
 
-    async def _speaks_for(self, job_id: int, request: Request) -> None:
+    def remember_key(self, token: str, key: bytes) -> None:
+        """What answers to whoever shows this token are proven with: the key of the caller that it was given to."""
+        self._keys[token] = key
+        while len(self._keys) > MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
+
+    async def _speaks_for(self, job_id: int, request: Request) -> Viewer:
         token = bearer(request.headers.get("authorization"))
         speaks = self._store.remembered_token(token) or await run_sync(self._store.token_job, token)
         if speaks is None:
             raise Unauthenticated(f"the token is not known, or job {job_id} has ended; register the job again")
         if speaks != job_id:
             raise NotAllowed(f"the token is of job {speaks}; it does not speak for job {job_id}")
+        key = self._keys.get(token, b"")
+        if not key and NONCE in request.headers:
+            raise Unauthenticated(f"selasticd was started after job {job_id} registered; register the job again")
         self.job_limit.take(job_id)
+        return replace(NOBODY, key=key)

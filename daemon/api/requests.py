@@ -19,6 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api import answer_proof
+from slurm_elastic.protocol.api.answer_proof import NONCE, PROOF
 from slurm_elastic.protocol.api.routes import MAX_JOB_ID, MAX_JOBS, Caller, Route
 from slurm_elastic.protocol.codec import MAX_BODY, Within
 from slurm_elastic.protocol.errors import ElasticError, NotAllowed, NotFound, SlurmError, StoreError, TooOften
@@ -229,6 +231,14 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 async def on_error(_request: Request, exception: Exception) -> Response:
     """Starlette's handler for all exceptions."""
     return answer(exception)
+
+
+def prove(request: Request, key: bytes, response: Response) -> None:
+    """Show the caller, if it asks for that, that the answer is the daemon's."""
+    nonce = request.headers.get(NONCE, "")
+    if key and nonce:
+        proof = answer_proof.prove(key, nonce[:64], target(request), response.status_code, bytes(response.body))
+        response.headers[PROOF] = proof
 
 
 def reply(value: Any, status: int = 200) -> Response:

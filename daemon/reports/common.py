@@ -8,7 +8,7 @@ Limit: the viewer is taken at its word; the API says who it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
@@ -68,6 +68,8 @@ class Viewer:
     admin: bool = False
     private: bool = False
     """Others' jobs are hidden altogether, as Slurm's PrivateData=jobs has it."""
+    key: bytes = field(default=b"", compare=False, repr=False)
+    """What the answer to them is proven with; empty: nothing."""
 
 
 def may_see(viewer: Viewer, job: JobRow) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import secrets
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,8 +19,10 @@ from urllib.parse import urlsplit
 from .. import munge, shared_secret
 from ..codec import to_json
 from ..errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
-from .connections import UnixConnection, connection_to
-from .routes import Route
+from . import answer_proof
+from .answer_proof import NONCE, PROOF
+from .connections import TlsConnection, UnixConnection, connection_to
+from .routes import ROUTES, Route
 
 SITE_FILE = "/etc/slurm-elastic/client.json"
 USER_FILE = "~/.slurm-elastic/client.json"
@@ -56,6 +59,7 @@ class Client:
         self._munge_socket = munge_socket
         self._timeout = timeout
         self._kept = threading.local()
+        self._key = secrets.token_bytes(32)
 
     def call(
         self,
@@ -69,17 +73,17 @@ class Client:
         """The answer of an address of the table: its JSON, None when there is nothing new (204). `query` and `message`
         are of the route's types. Raises as the module's exceptions say."""
         body = to_json(message) if message is not None else b""
-        return self._send(route.method, route.target(job_id, query), body, token, timeout)
+        return self._send(route.method, route.target(job_id, query), body, token, timeout, route.proven)
 
     def get(self, path: str, token: str | None = None, timeout: float | None = None) -> dict[str, Any] | None:
         """The answer's JSON; None when there is nothing (204). Raises as the module's exceptions say."""
-        return self._send("GET", path, b"", token, timeout)
+        return self._send("GET", path, b"", token, timeout, proven=token is None and path not in _OPEN)
 
     def post(
         self, path: str, body: bytes = b"", token: str | None = None, timeout: float | None = None
     ) -> dict[str, Any] | None:
         """Like `get`, with a JSON body."""
-        return self._send("POST", path, body, token, timeout)
+        return self._send("POST", path, body, token, timeout, proven=token is None and path not in _OPEN)
 
     @property
     def url(self) -> str:
@@ -95,12 +99,12 @@ class Client:
         return url, values
 
     def _send(
-        self, method: str, path: str, body: bytes, token: str | None, timeout: float | None
+        self, method: str, path: str, body: bytes, token: str | None, timeout: float | None, proven: bool
     ) -> dict[str, Any] | None:
         url, values = self._place()
         timeout = self._timeout if timeout is None else timeout
         try:
-            status, headers, text = self._exchange(method, path, body, token, (url, values), timeout)
+            status, headers, text = self._exchange(method, path, body, token, (url, values), timeout, proven)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise DaemonUnreachable(f"selasticd at {url} does not answer ({reason}); is it running?") from None
@@ -114,13 +118,25 @@ class Client:
             raise DaemonUnreachable(f"what answers at {url} is not selasticd (its answer is not JSON)") from None
 
     def _exchange(
-        self, method: str, path: str, body: bytes, token: str | None, place: tuple[str, dict[str, Any]], timeout: float
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        token: str | None,
+        place: tuple[str, dict[str, Any]],
+        timeout: float,
+        proven: bool,
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Status, headers and body of the answer. Raises OSError or HTTPException."""
+        """Status, headers and body of the answer. Raises OSError or HTTPException, and DaemonUnreachable where somebody
+        else than the daemon answers."""
         url, values = place
+        target, nonce = urlsplit(url).path + path, answer_proof.new_nonce()
         while True:
             connection, used = self._connection(url, values, timeout)
             headers = {"Accept": "application/json"}
+            anybody = not isinstance(connection, (UnixConnection, TlsConnection))  # could be at the other end
+            if anybody:
+                headers[NONCE] = nonce
             # One for each try: a credential counts once.
             if token is not None:
                 authorization = f"Bearer {token}"
@@ -133,7 +149,7 @@ class Client:
             if method == "POST":
                 headers["Content-Type"] = "application/json"
             try:
-                connection.request(method, urlsplit(url).path + path, body if method == "POST" else None, headers)
+                connection.request(method, target, body if method == "POST" else None, headers)
                 answer = connection.getresponse()
                 text = answer.read(MAX_ANSWER + 1)
             except (ConnectionError, http.client.BadStatusLine):
@@ -146,6 +162,8 @@ class Client:
                 raise
             if answer.will_close or len(text) > MAX_ANSWER:
                 self.close()
+            if proven and anybody and text and 200 <= answer.status < 300:
+                self._check(answer, nonce, target, text, place)
             return answer.status, answer.headers, text
 
     def _connection(self, url: str, values: dict[str, Any], timeout: float) -> tuple[http.client.HTTPConnection, bool]:
@@ -175,7 +193,23 @@ class Client:
     def _proof(self, request: bytes, values: dict[str, Any]) -> str:
         if "secret" in values:
             return f"Secret {shared_secret.prove(str(values['secret']), request)}"
-        return f"MUNGE {munge.encode(request, self._munge_socket, only_uid=values.get('uid'))}"
+        payload = munge.with_key(request, self._key)
+        return f"MUNGE {munge.encode(payload, self._munge_socket, only_uid=values.get('uid'))}"
+
+    def _check(
+        self,
+        answer: http.client.HTTPResponse,
+        nonce: str,
+        target: str,
+        text: bytes,
+        place: tuple[str, dict[str, Any]],
+    ) -> None:
+        url, values = place
+        key = str(values["secret"]).encode() if "secret" in values else self._key
+        if not answer_proof.proven(answer.headers.get(PROOF, ""), key, nonce, target, answer.status, text):
+            self.close()
+            whose = "this user's" if "secret" in values else f"uid {values['uid']}'s" if "uid" in values else "any"
+            raise DaemonUnreachable(f"what answers at {url} does not prove to be {whose} selasticd; is that running?")
 
 
 def _is_address(url: str) -> bool:
@@ -211,6 +245,7 @@ def _file() -> dict[str, Any]:
     )
 
 
+_OPEN = frozenset(route.path for route in ROUTES if not route.proven)
 _FORM = '{"url": "http://HOST:PORT"}'
 
 

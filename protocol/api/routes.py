@@ -98,6 +98,8 @@ class Route:
     message: type[Any] | None = None
     """The request's body."""
     status: int = 200
+    proven: bool = True
+    """A client takes only an answer that the daemon has proven to be its own: see answer_proof.py."""
     may_be_empty: bool = False
     """204 where there is nothing new."""
     first_job: int = 1
@@ -124,15 +126,15 @@ def _text(value: object) -> str:
 
 REPORTS = Route(
     "reports", "POST", "/v1/jobs/{job_id}/reports", "Throughput; on the disk when answered",
-    caller=Caller.JOB, message=messages.Reports, status=202,
+    caller=Caller.JOB, message=messages.Reports, status=202, proven=False,
 )  # fmt: skip
 RESIZE = Route(
     "resize", "GET", "/v1/jobs/{job_id}/resize", "Wait for a resize",
     caller=Caller.JOB, query=ResizeQuery, may_be_empty=True,
 )  # fmt: skip
-HEALTH = Route("health", "GET", "/v1/health", "Whether selasticd is there", caller=Caller.ANYONE)
-OPENAPI = Route("openapi", "GET", "/v1/openapi.json", "This document", caller=Caller.ANYONE)
-METRICS = Route("metrics", "GET", "/metrics", "Prometheus metrics", caller=Caller.ANYONE_OR_USER)
+HEALTH = Route("health", "GET", "/v1/health", "Whether selasticd is there", caller=Caller.ANYONE, proven=False)
+OPENAPI = Route("openapi", "GET", "/v1/openapi.json", "This document", caller=Caller.ANYONE, proven=False)
+METRICS = Route("metrics", "GET", "/metrics", "Prometheus metrics", caller=Caller.ANYONE_OR_USER, proven=False)
 REGISTER = Route(
     "register", "POST", "/v1/jobs/{job_id}/register", "Register a job's supervisor", message=messages.Registration
 )

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from waiting import wait_until
 
 from slurm_elastic.protocol import codec
+from slurm_elastic.protocol.api import answer_proof
 from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Report, Reports, Resize, Shape
 
 
@@ -139,6 +140,9 @@ class FakeDaemon:
         with contextlib.suppress(ConnectionError):  # who asked has gone
             request.send_response(code)
             request.send_header("Content-Length", str(len(answer)))
+            nonce = request.headers.get(answer_proof.NONCE, "")
+            proof = answer_proof.prove(b"s", nonce, request.path, code, answer)
+            request.send_header(answer_proof.PROOF, proof)
             request.end_headers()
             request.wfile.write(answer)
 

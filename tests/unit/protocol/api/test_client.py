@@ -19,6 +19,8 @@ import pytest
 
 from slurm_elastic.protocol import munge, shared_secret
 from slurm_elastic.protocol.api import client as client_module
+from slurm_elastic.protocol.api import routes
+from slurm_elastic.protocol.api.answer_proof import NONCE, PROOF, prove, proven
 from slurm_elastic.protocol.api.client import Busy, Client, TokenRefused
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed, NotFound
 
@@ -29,6 +31,8 @@ class Daemon:
     def __init__(self) -> None:
         self.status, self.body, self.headers = 200, b"{}", {}
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.key: bytes | None = None
+        """What answers are proven with; None: what the request's credential says, as only the daemon can open it."""
         daemon = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,6 +42,12 @@ class Daemon:
                 self.send_response(daemon.status)
                 for name, value in daemon.headers.items():
                     self.send_header(name, value)
+                credential = self.headers.get("Authorization", "").partition("|")[0]
+                key = daemon.key
+                if key is None:
+                    key = bytes.fromhex(credential.rpartition(" ")[2]) if credential.startswith("MUNGE ") else b""
+                proof = prove(key, self.headers.get(NONCE, ""), self.path, daemon.status, daemon.body)
+                self.send_header(PROOF, proof)
                 self.end_headers()
                 self.wfile.write(daemon.body)
 
@@ -78,9 +88,31 @@ def test_a_credential_is_made_for_the_request(daemon: Daemon) -> None:
     daemon.says(200, {"a": 1})
     assert Client(daemon.url).post("/v1/jobs/7/pin?x=1", b"{}") == {"a": 1}
     method, path, headers, body = daemon.asked[0]
-    bound = munge.bind("POST", "/v1/jobs/7/pin?x=1", b"{}").decode()
+    bound = munge.bind("POST", "/v1/jobs/7/pin?x=1", b"{}")
     assert (method, path, body) == ("POST", "/v1/jobs/7/pin?x=1", b"{}")
-    assert headers["Authorization"] == f"MUNGE {bound}|{{'only_uid': None}}"
+    payload, _, options = headers["Authorization"].removeprefix("MUNGE ").partition("|")
+    assert len(munge.key_in(payload.encode(), bound) or b"") == 32 and options == "{'only_uid': None}"
+
+
+@pytest.mark.parametrize("key", [b"", b"guessed"])
+def test_who_took_the_daemons_port_is_not_believed(daemon: Daemon, key: bytes) -> None:
+    """A stranger can't open the credential, so the answer, a token among them, is none; nor is an earlier one again."""
+    job, client = 7, Client(daemon.url)
+    daemon.key = key
+    for route, token in ((routes.REGISTER, None), (routes.RESIZE, "t"), (routes.STATUS, None)):
+        daemon.says(200, {"token": "t"})
+        with pytest.raises(DaemonUnreachable, match="does not prove to be any selasticd"):
+            client.call(route, job if "{job_id}" in route.path else None, token=token)
+
+
+def test_an_answer_is_proven_for_one_request() -> None:
+    """One that was right for another nonce, address, status or body is not taken."""
+    right = prove(b"k", "n", "/a", 200, b"{}")
+    assert proven(right, b"k", "n", "/a", 200, b"{}")
+    for other in ((b"j", "n", "/a", 200, b"{}"), (b"k", "m", "/a", 200, b"{}"), (b"k", "n", "/b", 200, b"{}"),
+                  (b"k", "n", "/a", 202, b"{}"), (b"k", "n", "/a", 200, b"{ }")):  # fmt: skip
+        assert not proven(right, *other)
+    assert not proven("\xff", b"k", "n", "/a", 200, b"{}")
 
 
 def test_a_token_is_sent_as_it_is(daemon: Daemon) -> None:
@@ -181,6 +213,7 @@ def test_the_file_may_say_who_the_daemon_is(daemon: Daemon, monkeypatch: pytest.
     path.write_text(json.dumps({"url": daemon.url, "uid": 64030}))
     Client().get("/x")
     assert daemon.asked[0][2]["Authorization"].endswith("{'only_uid': 64030}")
+    daemon.key = b"s3"
     path.write_text(json.dumps({"url": daemon.url, "uid": 64030, "secret": "s3"}))
     Client().get("/x")
     scheme, proof = daemon.asked[1][2]["Authorization"].split()
