@@ -2,7 +2,8 @@
 
 Promise: httptools parses every request. A message of reports is taken where its last byte is parsed, without a task, an
 ASGI scope or a route; uvicorn answers all others, and requests of a connection are answered one after the other. A
-caller that sends nothing, too little or too much costs one file descriptor for MESSAGE_S and MAX_HEAD bytes. The uid of
+caller that sends nothing, too little or too much costs one file descriptor for MESSAGE_S and MAX_HEAD bytes, and has
+no more of them than connection_limits.py allows. The uid of
 a caller on the Unix socket comes from the kernel, and such a caller needs no TLS.
 Limit: made for uvicorn 0.30 to 0.54, the oldest and the newest that the tests were run with; setup.cfg names the same
 bounds, and test_http_server.py fails where one of the internals is gone. Reports whose head arrives before their body
@@ -23,11 +24,13 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from slurm_elastic.protocol import open_files
 from slurm_elastic.protocol.api.connections import peer_uid
 from slurm_elastic.protocol.codec import MAX_BODY
 
 from ..config.settings import Settings
 from .app import Application
+from .connection_limits import ConnectionLimits
 from .report_intake import Headers, Intake
 from .requests import UID_PREFIX
 
@@ -136,10 +139,14 @@ class ReportsProtocol(HttpToolsProtocol):
 
 
 class BoundedProtocol(ReportsProtocol):
-    """A connection that ends when a request is too long or takes too long to arrive."""
+    """A connection that ends when a request is too long or takes too long to arrive, and at once when it is one too
+    many."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **named: Any) -> None:
         super().__init__(*args, **named)
+        self._limits = limits
+        self._peer: str | None = None
+        """Whose connection this counts as; None: it does not count."""
         self._deadline: asyncio.TimerHandle | None = None
         self._begun = self._in_head = False
         """A request has begun to arrive; its head is not complete yet."""
@@ -148,6 +155,11 @@ class BoundedProtocol(ReportsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A new connection, which has MESSAGE_S for its first request."""
         super().connection_made(transport)
+        peer = self.client[0] if self.client else ""
+        if not self._limits.admit(peer):
+            transport.abort()
+            return
+        self._peer = peer
         self._deadline = self.loop.call_later(MESSAGE_S, self._expired)
 
     def data_received(self, data: bytes) -> None:
@@ -180,6 +192,9 @@ class BoundedProtocol(ReportsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The end of a connection."""
         self._cancel_deadline()
+        if self._peer is not None:
+            self._limits.release(self._peer)
+            self._peer = None
         super().connection_lost(exc)
 
     def _cancel_deadline(self) -> None:
@@ -197,9 +212,10 @@ class BoundedProtocol(ReportsProtocol):
 
 def server_config(app: Application, settings: Settings) -> uvicorn.Config:
     """How the API is served."""
+    limits = ConnectionLimits(open_files.limit())
     return uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, intake=app.intake),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(BoundedProtocol, intake=app.intake, limits=limits),  # type: ignore[arg-type]  # uvicorn only calls it
         # Else a WebSocket library that happens to be installed would take connections out of BoundedProtocol's hands.
         ws="none",
         ssl_certfile=settings.tls_cert or None,

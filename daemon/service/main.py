@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.store import Store
+from slurm_elastic.protocol import open_files
 from slurm_elastic.protocol.errors import ConfigError, ElasticError, SlurmError
 from slurm_elastic.protocol.event_kind import EventKind
 
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT."""
+    open_files.raise_limit()
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)
     if settings.user_mode:
         make_local_folder(settings.database_url)
