@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
-.PHONY: test-packages test-browser test-api test-kills test-torch test-python test-main-job
+.PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs soak-training soak-cluster test-matrix
 
@@ -116,6 +116,11 @@ test-python:  ## the daemon's and the command line's tests on the oldest Python 
 		'scipy>=1.15' 'scikit-learn>=1.4' 'shtab>=1.7' 'argparse-manpage>=4.6' 'PyMySQL>=1.1' 'tomli>=2'
 	$(OLD_DAEMON_VENV)/bin/python -m pytest --confcutdir=tests/unit -o pythonpath="packaging/namespace tests/support" \
 		--ignore=$(SHIM_TESTS) tests/unit
+
+EXAMPLES ?= 3000
+fuzz: ready  ## malformed messages to supervisors, agents and workers, EXAMPLES of each kind
+	MAKEFLAGS= HYPOTHESIS_PROFILE=fuzz SELASTIC_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 --timeout=3600 \
+		$(SHIM_TESTS)/control/test_malformed.py $(SHIM_TESTS)/supervisor/state_machine/test_malformed_messages.py
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
 	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/daemon/api/test_openapi.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 # How long an example takes is the machine's business, and whatever else runs on it.
 settings.register_profile("selastic", deadline=None)
-settings.load_profile("selastic")
+settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("SELASTIC_FUZZ_EXAMPLES", "3000")))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "selastic"))
 
 
 @pytest.fixture(scope="session")
