@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
-.PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs soak-training soak-cluster test-matrix
+.PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -57,6 +57,14 @@ test-main-job: ready slurm  ## the main job, end to end on a private real Slurm,
 	MAKEFLAGS= $(BIN)/python -m pytest tests/end_to_end
 
 soak: soak-training soak-cluster  ## hundreds of kills at random points of resizes, and the proof that nothing was lost
+
+# How many of each, and minutes for each: 10,000 take hours.
+RESIZES ?= 10000
+JOBS ?= 10000
+MINUTES ?= 100000
+soak-growth: ready  ## what grows while one training is resized, and short jobs pass through one daemon (RESIZES= JOBS= MINUTES=)
+	$(BIN)/python tests/support/growth_soak.py --resizes $(RESIZES) --minutes $(MINUTES)
+	$(BIN)/python tests/support/jobs_soak.py --jobs $(JOBS) --minutes $(MINUTES)
 
 # SOAK_ARGS: --resizes, --kills, --seed.
 soak-training: ready  ## of which: a training alone, its parameters replayed

@@ -46,6 +46,8 @@ for epoch in job.epochs(1_000_000_000):
         time.sleep(0.05)
 """
 Sample = dict[str, float]
+Slopes = dict[str, tuple[float, float, float]]
+"""Of each measure: its value at the end, its growth per unit behind the warm-up, and the growth's standard error."""
 
 
 class GrowthSoak:
@@ -56,8 +58,11 @@ class GrowthSoak:
         self.samples: list[Sample] = []
         self._ids = itertools.count(1)
 
-    def run(self, resizes: int) -> None:
-        """So many resizes, every second one a grow; a sample after each shrink."""
+    def run(self, cycles: int, batches: int = 0, minutes: float = 1e9) -> None:
+        """In each cycle a worker joins, the batch changes so many times, and the worker leaves; then a sample. Fewer
+        cycles where the time is over before."""
+        end = time.monotonic() + 60 * minutes
+        self._resizes_in_one = 2 + batches
         (self.folder / "train.py").write_text(SCRIPT)
         (self.folder / "tmp").mkdir()
         with FakeDaemon() as self.daemon:
@@ -68,25 +73,22 @@ class GrowthSoak:
                 self._base = base[0]
                 self._wait(lambda: self.daemon.phases, "the first world")
                 self._shm = names(Path("/dev/shm"))
-                for _ in range(resizes // 2):
-                    self._resize(base, (Shape(1, 1),))
-                    self._resize(base, ())
+                for _ in range(cycles):
+                    grown = self._resize(base, (Shape(1, 1),))
+                    for number in range(batches):
+                        self._resize(grown, batch=48 if number % 2 else 32)
+                    self._resize(base)
                     self._wait(self._alone, "the end of who has left")
                     self.samples.append(self._sample())
+                    if time.monotonic() > end:
+                        break
             finally:
                 self.process.process.terminate()
                 self.process.process.wait(60)
                 self.process.out.close()
 
-    def slopes(self, unit: int = 2) -> dict[str, tuple[float, float, float]]:
-        """Of each measure: the value at the end, growth per resize behind the warm-up, and its standard error."""
-        kept = self.samples[int(len(self.samples) * WARM_UP) :]
-        found = {}
-        for name in kept[-1]:
-            values = [sample[name] for sample in kept]
-            slope, error = line(values)
-            found[name] = (values[-1], slope / unit, error / unit)
-        return found
+    def slopes(self) -> Slopes:
+        return slopes(self.samples, self._resizes_in_one)
 
     def left_in_tmp(self) -> list[str]:
         """What the training has left in TMPDIR."""
@@ -96,13 +98,14 @@ class GrowthSoak:
         """The base's."""
         return self._base.nodes[0]
 
-    def _resize(self, keep: tuple[Piece, ...], add: tuple[Shape, ...]) -> None:
+    def _resize(self, keep: tuple[Piece, ...], add: tuple[Shape, ...] = (), batch: int = 0) -> tuple[Piece, ...]:
         number = next(self._ids)
-        self.daemon.order(number, 0, keep, add)
+        self.daemon.order(number, 0, keep, add, batch)
         ended = self._wait(lambda: self._ended(number), f"resize {number}")
         assert ended.phase == "running", (ended, self.process.text()[-3000:])
         # The daemon of this test would remember what it was told.
         self.daemon.phases[:-1], self.daemon.reports[:] = [], []
+        return ended.pieces
 
     def _ended(self, number: int) -> Phase | None:
         said = [phase for phase in list(self.daemon.phases) if phase.resize == number]
@@ -178,19 +181,37 @@ def line(values: list[float]) -> tuple[float, float]:
     return slope, (rest / max(1, count - 2) / spread) ** 0.5
 
 
+def slopes(samples: list[Sample], units: int) -> Slopes:
+    """units: resizes, or jobs, between two samples."""
+    kept = samples[int(len(samples) * WARM_UP) :]
+    found = {}
+    for name in kept[-1]:
+        values = [sample[name] for sample in kept]
+        slope, error = line(values)
+        found[name] = (values[-1], slope / units, error / units)
+    return found
+
+
+def print_slopes(found: Slopes, unit: str) -> None:
+    print(f"| what | at the end | {unit} | standard error |\n|---|---|---|---|")
+    for name, (value, slope, error) in found.items():
+        print(f"| {name} | {value:.0f} | {slope:.4f} | {error:.4f} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resizes", type=int, default=10_000)
+    parser.add_argument("--batches", type=int, default=8, help="changes of the batch between a grow and a shrink")
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after these, however many there were")
     parser.add_argument("--loader-workers", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="selastic-growth-") as folder:
         soak = GrowthSoak(Path(folder), args.loader_workers)
         begun = time.monotonic()
-        soak.run(args.resizes)
-        print(f"{args.resizes} resizes of one training in {time.monotonic() - begun:.0f} s\n")
-        print("| what | at the end | per resize | standard error |\n|---|---|---|---|")
-        for name, (value, slope, error) in soak.slopes().items():
-            print(f"| {name} | {value:.0f} | {slope:.4f} | {error:.4f} |")
+        soak.run(args.resizes // (2 + args.batches), args.batches, args.minutes)
+        resizes = len(soak.samples) * (2 + args.batches)
+        print(f"{resizes} resizes of one training in {time.monotonic() - begun:.0f} s\n")
+        print_slopes(soak.slopes(), "per resize")
         left = soak.left_in_tmp()
     print(f"\nleft in TMPDIR at the end: {', '.join(left) or 'nothing'}")
     return 0

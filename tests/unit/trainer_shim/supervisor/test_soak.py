@@ -23,7 +23,7 @@ def test_loader_workers_that_are_killed_leave_nothing_in_tmpdir(tmp_path: Path) 
     """A worker joins with two loader workers and leaves, twice: what they had in TMPDIR goes with it. Its log has
     what it wrote; its agent wrote nothing, and has none."""
     soak = GrowthSoak(tmp_path, loader_workers=2)
-    soak.run(resizes=4)
+    soak.run(cycles=2)
     assert [name for name in soak.left_in_tmp() if name.startswith("pymp-")] == []
     assert [sample["loader workers: processes"] for sample in soak.samples] == [2, 2]
     logs = sorted(path.name for path in (soak.process.job_dir / "logs").iterdir())
