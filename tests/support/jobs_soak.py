@@ -41,6 +41,8 @@ def run(folder: Path, jobs: int, minutes: float = 1e9) -> tuple[list[Sample], in
             supervisor.end()
         world.supervisors.clear()
         world.round()
+        for held in (world.slurm._ended, world.slurm._components):  # the Slurm of this soak never forgets
+            held.clear()
         if number % EVERY == EVERY - 1:
             gc.collect()
             samples.append(
