@@ -42,8 +42,12 @@ class EventKind(Explained):
     FINISHED = "finished", "the training has ended; the detail has the exit code"
     ENDED = "ended", "the Slurm job has ended"
     STARTED = "started", "selasticd leads from now on (job 0)"
-    RESTS = "rests", "Slurm refused several jobs of an account or a partition: no more are asked for a while (job 0)"
-    TRIPPED = "tripped", "jobs of several accounts and partitions were refused: selasticd only advises (job 0)"
+    RESTS = (
+        "rests",
+        "Slurm refused several jobs of one user, or of several users in an account or a partition: no more of them are "
+        "asked for a while (job 0)",
+    )
+    TRIPPED = "tripped", "jobs of several users, accounts and partitions were refused: selasticd only advises (job 0)"
     TRIES_AGAIN = "tries_again", "selasticd acts again (job 0)"
 
     @classmethod
