@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api.shared_secret import Verifier
 from slurm_elastic.protocol.errors import ConfigError, NotAllowed
-from slurm_elastic.protocol.shared_secret import Verifier
 
 from ..config.settings import Settings
 from ..reports.common import Viewer

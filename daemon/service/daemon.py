@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from slurm_elastic.db.clock import steady_now
+from slurm_elastic.db.expected_size import expected_mb
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
@@ -20,7 +21,6 @@ from ..config.settings import Settings
 from ..slurm.model import SlurmClient
 from ..slurm.snapshot_cache import SnapshotCache
 from .controller import DaemonController
-from .database_size import expected_mb
 from .job_registry import JobRegistry
 from .rounds import Rounds
 from .scheduler import Scheduler

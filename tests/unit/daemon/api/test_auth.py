@@ -11,8 +11,8 @@ from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated, bearer
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.protocol import munge
+from slurm_elastic.protocol.api.shared_secret import MAX_AGE_S, Verifier, prove
 from slurm_elastic.protocol.errors import NotAllowed
-from slurm_elastic.protocol.shared_secret import MAX_AGE_S, Verifier, prove
 
 
 def test_admins_are_root_slurms_user_and_those_named(tmp_path: Path) -> None:

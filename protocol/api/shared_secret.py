@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from .errors import NotAllowed
+from ..errors import NotAllowed
 
 MAX_AGE_S = 300.0
 _FORM = re.compile(r"([0-9]{1,12}\.[0-9]{3}\.[0-9a-f]{16})\.([0-9a-f]{64})", re.ASCII)
