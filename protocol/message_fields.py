@@ -64,7 +64,13 @@ def variables(message: Message, name: str) -> dict[str, str]:
 
 
 def _in_environment(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value and _text(value, "") == value
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode(errors="surrogateescape")  # how Python holds bytes that are no text in the locale
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(value: object, name: str) -> str:

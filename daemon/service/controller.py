@@ -99,6 +99,7 @@ class DaemonController:
             held=held,
             refusal=registration.refusal,
         )
+        self.registry.registered(job_id)
         self.wake("registered")
         return Grant("", True, "", interval, text)
 
@@ -186,6 +187,9 @@ class DaemonController:
         """A supervisor asks for a resize after its last one. NotAllowed: the database is older than that, and what the
         supervisor trains on is known when it has registered again."""
         self.store.heard_of_resize(last_resize)
+        stale = self.store.resize_of(job_id)
+        if stale is not None and stale.id < last_resize and stale.state == ResizeState.ISSUED:
+            self.store.advance_resize(stale.id, ResizeState.WITHDRAWN, "its supervisor knows later ones", self.clock())
         if not self.registry.heard(job_id, last_resize):
             raise NotAllowed(f"resize {last_resize} of job {job_id} is not in the database; accepted: register again")
 

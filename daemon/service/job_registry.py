@@ -62,6 +62,10 @@ class JobRegistry:
         """A supervisor has registered: a training that was over has started again."""
         with self._lock:
             self._finished.pop(job_id, None)
+
+    def registered(self, job_id: int) -> None:
+        """What the supervisor trains on is in the store."""
+        with self._lock:
             self._heard.add(job_id)
 
     def heard(self, job_id: int, last_resize: int) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import threading
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_elastic.protocol.json_lines import Malformed
-from slurm_elastic.protocol.message_fields import seconds
+from slurm_elastic.protocol.message_fields import seconds, variables
 
 
 @given(st.floats() | st.integers())
@@ -23,3 +24,16 @@ def test_every_accepted_time_can_be_waited_for(value: float) -> None:
         return
     assert datetime.timedelta(seconds=time_s).total_seconds() >= 0
     assert time_s <= threading.TIMEOUT_MAX
+
+
+@pytest.mark.parametrize("value", ["träin.py", "tr\udcc3\udca4in.py", ""])
+def test_a_variable_may_hold_what_is_no_text_in_the_locale(value: str) -> None:
+    """Python holds such bytes as lone surrogates of one range."""
+    assert variables({"env": {"A": value}}, "env") == {"A": value}
+
+
+@pytest.mark.parametrize("value", ["\ud800", "a\0b", 3])
+def test_a_variable_that_no_environment_takes_is_malformed(value: object) -> None:
+    """Setting it would raise in the agent."""
+    with pytest.raises(Malformed):
+        variables({"env": {"A": value}}, "env")

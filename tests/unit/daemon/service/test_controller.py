@@ -302,6 +302,19 @@ def test_a_supervisor_that_knows_later_resizes_hears_of_the_next_one(world: Worl
     assert told is not None and told.id == 501
 
 
+def test_a_resize_with_a_number_that_its_supervisor_knows_is_withdrawn(world: World) -> None:
+    """It was begun before the first supervisor spoke; nobody would ever take it."""
+    job = world.elastic()
+    job.step()
+    world.rounds.run()
+    begun = world.store.resize_of(job.job_id)
+    assert begun is not None
+    with pytest.raises(NotAllowed):
+        world.controller.heard(job.job_id, begun.id + 5)
+    assert world.store.resize(begun.id).state == ResizeState.WITHDRAWN
+    assert world.store.resize_of(job.job_id) is None
+
+
 def test_a_resize_already_seen_is_waited_past(world: World) -> None:
     """Nothing new within the time: no answer. Its withdrawal is new."""
     job = world.elastic()
