@@ -25,6 +25,8 @@ from waiting import wait_until
 
 from slurm_elastic.trainer_shim.training import audit
 
+MORE = 3
+"""Times as many rounds, at most, until what a campaign is about has come up."""
 FILLED = 5
 """Nodes taken by a job that stays; the campaign happens on the other three, 12 GPUs."""
 SAMPLES = 9000
@@ -302,9 +304,12 @@ class Campaign:
         self.counts.rounds_after.clear()
 
     def run(self, rounds: int, kills: int, jobs: int) -> Counts:
-        """`rounds` rounds of up to `kills` kills each, always with `jobs` jobs; then let them come to their ends."""
+        """`rounds` rounds of up to `kills` kills each, more until it is `enough`, always with `jobs` jobs; then let
+        them come to their ends."""
         self.begin(jobs)
-        for number in range(rounds):
+        for number in range(MORE * rounds):
+            if number >= rounds and self.enough():
+                break
             while len(self.jobs) < jobs:
                 self.submit()
             chosen = self.chance.sample(self.kinds, k=min(kills, len(self.kinds)))
@@ -324,6 +329,10 @@ class Campaign:
             print(f"  right again after {self.counts.settle_s[-1]:.1f} s", flush=True)
         self.end()
         return self.counts
+
+    def enough(self) -> bool:
+        """Whether what the campaign is about has come up in the rounds so far."""
+        return True
 
     def after_kills(self) -> None:
         """Take away what would rightly keep things from settling."""

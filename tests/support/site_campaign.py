@@ -51,6 +51,9 @@ class SiteCampaign(Campaign):
     def after_kills(self) -> None:
         self.site.allow()
 
+    def enough(self) -> bool:
+        return sum(self.interference().values()) > 0
+
     def slurmctld_log(self) -> str:
         return (self.sandbox.dir / "log" / "slurmctld.log").read_text()
 
