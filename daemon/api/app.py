@@ -155,7 +155,7 @@ class Api:
             )
 
         granted = await run_sync(store)
-        self.callers.remember_key(granted.token, viewer.key)
+        self.callers.remember_key(job_id, granted.token, viewer.key)
         return granted
 
     async def reports(self, call: Call[NoQuery, Reports]) -> object:

@@ -29,8 +29,8 @@ REPORTS_PER_INTERVAL = 4
 """Reports of one job that are taken in the time of one: what was kept while selasticd was away is made up for."""
 REPORTS_AT_ONCE = 1000
 """As many as a supervisor keeps."""
-MAX_KEYS = 20_000
-"""More jobs than run at a time; one that is forgotten registers again."""
+KEYS_OF_JOB, MAX_JOBS = 4, 20_000
+"""Keys that are remembered; whose key is forgotten registers again."""
 Q_co = TypeVar("Q_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
 
@@ -61,7 +61,7 @@ class Callers:
         self.job_limit = guard.RateLimit(settings.requests_per_s)
         per_s = REPORTS_PER_INTERVAL / settings.report_interval_s
         self.report_limit = guard.RateLimit(per_s, REPORTS_AT_ONCE, "reports of this job")
-        self._keys: dict[str, bytes] = {}
+        self._keys: dict[int, dict[str, bytes]] = {}
         # A user may have hundreds of jobs, which all register when the daemon comes back.
         self._user_limit = guard.RateLimit(settings.requests_per_s * 10)
 
@@ -104,10 +104,11 @@ class Callers:
         self._user_limit.take(viewer.uid)
         return viewer
 
-    def remember_key(self, token: str, key: bytes) -> None:
-        """What answers to whoever shows this token are proven with: the key of the caller that it was given to."""
-        self._keys[token] = key
-        while len(self._keys) > MAX_KEYS:
+    def remember_key(self, job_id: int, token: str, key: bytes) -> None:
+        """What answers to whoever shows this token of a job are proven with: the key of the caller that got it."""
+        newest = [*self._keys.pop(job_id, {}).items(), (token, key)][-KEYS_OF_JOB:]
+        self._keys[job_id] = dict(newest)
+        if len(self._keys) > MAX_JOBS:
             del self._keys[next(iter(self._keys))]
 
     async def _speaks_for(self, job_id: int, request: Request) -> Viewer:
@@ -117,7 +118,7 @@ class Callers:
             raise Unauthenticated(f"the token is not known, or job {job_id} has ended; register the job again")
         if speaks != job_id:
             raise NotAllowed(f"the token is of job {speaks}; it does not speak for job {job_id}")
-        key = self._keys.get(token, b"")
+        key = self._keys.get(job_id, {}).get(token, b"")
         if not key and NONCE in request.headers:
             raise Unauthenticated(f"selasticd was started after job {job_id} registered; register the job again")
         self.job_limit.take(job_id)

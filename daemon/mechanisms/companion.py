@@ -78,11 +78,11 @@ def _unfollowed(job: ElasticJob) -> str:
     base = job.base
     if base.reservation not in ("", reservation_of(base.job_id)):
         return f"it runs in reservation {base.reservation}, and a companion would leave it"
-    if job.constraint is None and held_to(base.features, ()) is None:
+    if job.constraint is not None:
+        return ""
+    if held_to(base.features, ()) is None:
         return f"a companion cannot be held to --constraint={base.features}"
-    if job.constraint is None:
-        return f"its nodes have no alternative of --constraint={base.features} in common any more"
-    return ""
+    return f"its nodes have no alternative of --constraint={base.features} in common any more"
 
 
 def _near(job: ResizableJob, keep: Iterable[Piece], free: FreeNodes) -> set[str]:

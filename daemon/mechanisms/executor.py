@@ -117,8 +117,10 @@ class Executor:
         detail: dict[str, object] = {"resize": action.resize, "state": action.state, "detail": action.detail}
         self.store.add_event(action.job_id, EventKind.of(action.state), "selasticd", detail, now)
         self.store.advance_resize(action.resize, action.state, action.detail, at=now)
-        about = {"JOB": action.job_id, "RESIZE": action.resize}
-        log.info("job %d: resize %d %s%s", *about.values(), action.state, _because(action.detail), extra=about)
+        log.info(
+            "job %d: resize %d %s%s", action.job_id, action.resize, action.state, _because(action.detail),
+            extra={"JOB": action.job_id, "RESIZE": action.resize},
+        )  # fmt: skip
 
     def _ask(self, action: Act, jobs: Mapping[int, Job]) -> bool:
         key, now, whose = action.question(), self.clock(), _whose(action, jobs)

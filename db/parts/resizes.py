@@ -6,6 +6,7 @@ forward, and what is closed stays closed. Limit: which resize is wanted, and whe
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ class ResizeStore(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._closed: dict[int, ResizeRow | None] | None = None
+        self._hearing = threading.Lock()
         self._heard_of = 0
 
     def heard_of_resize(self, resize_id: int) -> None:
@@ -43,9 +45,11 @@ class ResizeStore(StorePart):
         """
         if resize_id <= self._heard_of:
             return
-        with self._db.lock, self._db.read() as connection:
-            if resize_id <= max(self._heard_of, connection.execute(_LAST).scalar_one()) + FAR_AHEAD:
-                self._heard_of = resize_id
+        with self._db.read() as connection:
+            last = connection.execute(_LAST).scalar_one()
+        with self._hearing:
+            if resize_id <= max(self._heard_of, last) + FAR_AHEAD:
+                self._heard_of = max(self._heard_of, resize_id)
 
     def begin_resize(self, resize: Resize, at: float) -> ResizeRow:
         """Store a resize; the given id is not looked at. Raises StoreError when the job has one open."""
@@ -60,7 +64,8 @@ class ResizeStore(StorePart):
             values |= {"state": ResizeState.ISSUED.value, "phases": [[ResizeState.ISSUED.value, at]]}
             values["id"] = max(connection.execute(_LAST).scalar_one(), self._heard_of) + 1
             connection.execute(insert(_ROWS).values(values))
-        self._heard_of = values["id"]
+        with self._hearing:
+            self._heard_of = max(self._heard_of, values["id"])
         return self.resize(values["id"])
 
     def open_resizes(self) -> list[ResizeRow]:

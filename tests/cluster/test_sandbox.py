@@ -15,25 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sandbox_command import NAMESPACE, sandbox_command
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec, processes, registry
 from slurm_elastic.protocol.errors import SandboxError
 
 SMALL = SandboxSpec(nodes=2, gpus_per_node=2)
-NAMESPACE = Path(__file__).parents[2] / "packaging" / "namespace"
-
-
-def sandbox_command(*words: str) -> subprocess.CompletedProcess[str]:
-    """`selastic sandbox …` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "slurm_elastic.daemon.cli.main", "sandbox", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(NAMESPACE)},
-        check=False,
-    )
 
 
 def nothing_left_of(entry: registry.Entry) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+from sandbox_command import sandbox_command
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, processes, registry
@@ -14,7 +14,6 @@ from slurm_elastic.daemon.sandbox.hosts.links import CUT, Link, Links
 from slurm_elastic.daemon.sandbox.hosts.names import address
 
 NODES = ["n1", "n2", "n3"]
-NAMESPACE = Path(__file__).parents[3] / "packaging" / "namespace"
 
 
 def resolved(hosts: Sandbox, on: str, name: str) -> str:
@@ -100,37 +99,25 @@ def test_packets_get_lost_and_late_one_way_and_both(hosts: Sandbox) -> None:
     wait_until(lambda: takes() >= 0.3, 30, "there and back takes twice the delay")
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """`selastic sandbox …`."""
-    return subprocess.run(
-        [sys.executable, "-m", "slurm_elastic.daemon.cli.main", "sandbox", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(NAMESPACE)},
-        check=False,
-    )
-
-
 def test_the_command_line_brings_hosts_up_and_takes_them_down(can_run_slurm: None) -> None:
     """`up --hosts`, `exec` and `network` do what they say, and `down` leaves no process, folder or device."""
     name = f"cli-hosts-{os.getpid()}"
     flag = ("--name", name)
     devices = set(Path("/sys/class/net").iterdir())
     try:
-        up = command("up", *flag, "--hosts", "2", "--names", "loopback", "--no-accounting", "--delay", "5ms")
+        up = sandbox_command("up", *flag, "--hosts", "2", "--names", "loopback", "--no-accounting", "--delay", "5ms")
         assert up.returncode == 0, up.stderr
-        ran = command("exec", *flag, "--on", "n2", "srun", "-N2", "hostname")
+        ran = sandbox_command("exec", *flag, "--on", "n2", "srun", "-N2", "hostname")
         assert sorted(ran.stdout.split()) == ["n1", "n2"], ran.stderr
-        told = command("network", *flag, "--apart", "n1", "--loss", "1%", "--to", "n2")
+        told = sandbox_command("network", *flag, "--apart", "n1", "--loss", "1%", "--to", "n2")
         assert "others: 5 ms, 0.00% lost" in told.stdout, told.stderr
         assert "head>n2: 5 ms, 1.00% lost" in told.stdout
         assert "n1>n2: 0 ms, 100.00% lost" in told.stdout
-        refused = command("network", *flag, "--loss", "5")
+        refused = sandbox_command("network", *flag, "--loss", "5")
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
         entry = registry.find(name)
     finally:
-        down = command("down", *flag)
+        down = sandbox_command("down", *flag)
     assert down.returncode == 0, down.stderr
     assert entry is not None
     assert not processes.members(Path(entry.dir), entry.id)
