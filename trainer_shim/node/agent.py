@@ -219,9 +219,9 @@ class Agent:
         if child.partial:
             self._lines(child, b"\n")
         self._loop.watch(child.output, None)
-        raised = False
+        verdict = b""
         with contextlib.suppress(BlockingIOError):
-            raised = bool(os.read(child.verdict, 1))
+            verdict = os.read(child.verdict, 1 << 16)
         child.close()
         child.remove_sockets()
         self._logs.end_log(child.name)
@@ -232,7 +232,8 @@ class Agent:
                 "worker": child.name,
                 "code": max(code, 0),
                 "signal": max(-code, 0),
-                "raised": raised,
+                "raised": bool(verdict),
+                "error": verdict[1:].decode(errors="replace"),
                 "tail": list(child.tail),
             }
         )

@@ -25,8 +25,9 @@ PR_SET_PDEATHSIG = 1
 def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, sockets: str) -> NoReturn:
     """Run `script args...` or `-m module args...` in this process and end it with the script's exit code.
 
-    A byte is written to `verdict` when an error, not the script's own sys.exit, ends it. sockets: a folder for those of
-    this process and its loader workers, which else make one each and leave it behind when they are killed.
+    A byte and the error's origin are written to `verdict` when an error, not the script's own sys.exit, ends it.
+    sockets: a folder for those of this process and its loader workers, which else make one each and leave it behind
+    when they are killed.
     """
     _leave_parent(output)
     if sockets:
@@ -41,7 +42,7 @@ def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, so
         code = _exit_code(stop)
     except BaseException as error:
         _print_error(error)
-        os.write(verdict, b"!")
+        os.write(verdict, b"!" + origin(error).encode(errors="replace"))
     finally:
         leave(code)
 
@@ -106,6 +107,17 @@ def _exit_code(stop: SystemExit) -> int:
         return stop.code & 0xFF
     print(stop.code, file=sys.stderr)
     return 1
+
+
+def origin(error: BaseException) -> str:
+    """The error's type and where it was raised; its text may hold a step or an address.
+
+    Empty for what may not come again at the same place: files and connections that failed.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, OSError) or not frames:
+        return ""
+    return f"{type(error).__qualname__} at {frames[-1].filename}:{frames[-1].lineno}"
 
 
 def _print_error(error: BaseException) -> None:

@@ -134,7 +134,7 @@ class Supervisor:
         """What a worker said before its end comes first, though it travels on a connection of its own."""
         name, tail = text(message, "worker"), texts(message, "tail", ())
         code, number = whole(message, "code", 0, 255, default=1), whole(message, "signal", 0, 255, default=0)
-        event = events.WorkerExit(name, code, number, bool(message.get("raised")), tail)
+        event = events.WorkerExit(name, code, number, bool(message.get("raised")), text(message, "error"), tail)
         self._exits[name] = event
         if self._server.drain("worker", name):
             self._late_exit(name)

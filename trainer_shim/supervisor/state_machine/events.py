@@ -81,12 +81,14 @@ class WorkerLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit(Event):
-    """A worker process has ended; `signal` is 0 when it exited by itself, `raised` says that an error ended it."""
+    """A worker process has ended; `signal` is 0 when it exited by itself, `raised` says that an error ended it, `error`
+    what and where (empty: nothing that has to come again)."""
 
     worker: str
     code: int
     signal: int = 0
     raised: bool = False
+    error: str = ""
     tail: tuple[str, ...] = ()
 
 
@@ -255,10 +257,13 @@ class StartAgents:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Begin a new generation from the last checkpoint; `code` is the job's exit code if it cannot be tried again."""
+    """Begin a new generation from the last checkpoint; `code` is the job's exit code if it cannot be tried again.
+
+    error: what a worker's script raised, and where; empty: it did not."""
 
     why: str
     code: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

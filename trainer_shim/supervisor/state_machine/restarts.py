@@ -32,6 +32,8 @@ class Restarts(Part):
         self._failures = 0
         self._failed_at: int | None = None
         """The newest checkpoint's step at the last failure; -1: there was none."""
+        self._error = ""
+        """What the script raised at the last failure, and where."""
         self._broken = ""
         """Why a world broke, while the end that explains it is awaited."""
 
@@ -104,19 +106,28 @@ class Restarts(Part):
             context.emit(events.UndoResize(event.why))
             context.emit(event)
             return
-        saved = context.saved_step
-        progressed = saved is not None and (self._failed_at is None or saved > self._failed_at)
-        self._failures = 1 if progressed else self._failures + 1
-        self._failed_at = saved if saved is not None else -1
+        same_error = self._count(event)
         if context.stop_code is not None:
             if not self._last_state_comes():
                 context.end(context.stop_code)
         elif self._failures >= context.limits.failures:
             context.do(Print(f"{event.why}; {self._failures} failures without progress, giving up"))
             context.end(event.code)
+        elif same_error:
+            context.do(Print(f"{event.why}; the same error as before, {event.error}, without progress, giving up"))
+            context.end(event.code)
         else:
             context.do(Print(f"{event.why}; starting again from {context.origin()}"))
             self._begin_again()
+
+    def _count(self, event: events.Restart) -> bool:
+        """Count this failure; whether the script has raised the same error as the time before, without progress."""
+        saved = -1 if (step := self._context.saved_step) is None else step
+        progressed = self._failed_at is None or saved >= self._failed_at + self._context.limits.progress_steps
+        same_error = not progressed and event.error != "" and event.error == self._error
+        self._failures = 1 if progressed else self._failures + 1
+        self._failed_at, self._error = saved, event.error
+        return same_error
 
     def _last_state_comes(self) -> bool:
         """Whether rank 0, which writes what it has without the others, is still there and has time for it."""
@@ -192,7 +203,7 @@ class Restarts(Part):
             context.do(Print(why))
             context.end(code)
         else:
-            self._restart(events.Restart(why, code))
+            self._restart(events.Restart(why, code, event.error))
 
     def _disconnected(self, event: events.WorkerLost) -> None:
         """A worker that nothing can be sent to any more has to end, unless it is about to anyway."""

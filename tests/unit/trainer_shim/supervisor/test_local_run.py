@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fake_daemon import FakeDaemon
 from free_ports import free_port
 from local_run import Run, children
@@ -132,14 +133,24 @@ def test_failing_script_gives_its_code_and_last_lines(start: Callable[..., Run],
     assert "No such file or directory: 'nothing-there'" in again.text()
 
 
-def test_failure_that_repeats_is_given_up(start: Callable[..., Run], tmp_path: Path) -> None:
-    """An error that comes back at the same place ends the job after three attempts, with the script's code."""
-    script = TRAIN.replace("else nap)", "else nap); assert job.rank == 0 or job.global_step < 3, 'broken'")
-    (tmp_path / "train.py").write_text(script)
+@pytest.mark.parametrize(
+    ("fails", "attempts", "says"),
+    [
+        ("assert job.rank == 0 or job.global_step < 3, 'broken'", 2, "the same error as before, AssertionError at "),
+        ("job.rank == 0 or job.global_step < 3 or open('/dev/null/broken')", 3, "3 failures without progress"),
+    ],
+    ids=["an error", "a file that fails"],
+)
+def test_failure_that_repeats_is_given_up(
+    start: Callable[..., Run], tmp_path: Path, fails: str, attempts: int, says: str
+) -> None:
+    """An error that comes back ends the job with the script's code: at its second time, or at a file's third."""
+    (tmp_path / "train.py").write_text(TRAIN.replace("else nap)", f"else nap); {fails}"))
     run = start("--nproc", "2", "--no-daemon", "train.py", "400", "1", "0")
     assert run.wait() == 1, run.text()
-    assert run.text().count("starting again") == 2
-    assert run.text().count("AssertionError: broken") == 3
+    assert run.text().count("starting again") == attempts - 1
+    assert run.text().count("Error: ") == attempts
+    assert says in run.text()
 
 
 def test_exit_on_purpose_is_the_end(start: Callable[..., Run], tmp_path: Path) -> None:

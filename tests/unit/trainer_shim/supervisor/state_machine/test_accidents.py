@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from supervisor_harness import BASE, Drive
 
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
@@ -83,6 +84,34 @@ def test_failures_without_progress_are_bounded_and_progress_resets_them() -> Non
         drive.running(drive.context.generation)
     assert drive.exits() == [3]
     assert failure == 4
+
+
+@pytest.mark.parametrize(
+    ("errors", "steps", "ends_at"),
+    [
+        (("ValueError at t.py:3",) * 4, (10, 11, 12, 13), 2),
+        (("ValueError at t.py:3",) * 4, (10, 15, 20, 25), None),
+        (("ValueError at t.py:3", "ValueError at t.py:4") * 2, (10, 11, 12, 13), 3),
+        (("",) * 4, (10, 11, 12, 13), 3),
+        (("ValueError at t.py:3",) * 4, (10, 15, 16, 30), 3),
+    ],
+    ids=["the same", "with progress", "two in turn", "files that fail", "progress, then none"],
+)
+def test_the_same_error_twice_without_progress_ends_the_job(
+    errors: tuple[str, ...], steps: tuple[int, ...], ends_at: int | None
+) -> None:
+    """A step or two that got into a checkpoint are no progress: such a job was started again for ever."""
+    drive = Drive().up()
+    for failure, (error, step) in enumerate(zip(errors, steps, strict=True), start=1):
+        drive.say(drive.members()[0], "saved", step=step, samples=1, path="p")
+        drive(WorkerExit(drive.members()[0], 3, raised=True, error=error))
+        if drive.exits():
+            assert (failure, drive.exits()) == (ends_at, [3])
+            return
+        drive.die_when_killed()
+        drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
+        drive.running(drive.context.generation)
+    assert ends_at is None
 
 
 def test_the_worker_that_only_noticed_does_not_hide_the_culprit() -> None:
