@@ -109,7 +109,7 @@ class Job(JobProperties):
         optimizer, scheduler: one or a sequence. Schedulers are advanced by the job, one step per base batch of
         samples; ReduceLROnPlateau and those stepped by epoch belong to keep(). scaler: a torch.amp.GradScaler.
         strategy: "ddp" keeps a replica on every rank, "fsdp" shards it (fully_shard). options: passed on to
-        DistributedDataParallel, e.g. find_unused_parameters; or shard=function(model) that calls fully_shard;
+        DistributedDataParallel, e.g. find_unused_parameters; or shard=function(model, mesh) that calls fully_shard;
         parallelize= what cuts up the model within a unit, a plan of parallelize_module or function(model, mesh).
         Returns what is called like the model; the model itself stays as it is, state_dict included.
         """

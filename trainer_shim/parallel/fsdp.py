@@ -8,6 +8,7 @@ submodules become new objects (the root stays the same object).
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..world.mesh import (
     PLACES,
     REPLICAS,
     DeviceMesh,
+    check_sharded_over,
     clip,
     fully_shard,
     local_of,
@@ -46,9 +48,8 @@ class Sharded(Strategy):
         self, module: nn.Module, optimizers: list[Any], options: dict[str, Any], unit: int | None, replicas_shard: bool
     ) -> None:
         options = dict(options)
-        self._shard: Callable[[nn.Module], Any] | None = options.pop("shard", self._shard_blocks)
-        if not replicas_shard:
-            self._shard = None
+        own = check_shard(options.pop("shard", None)) if replicas_shard else None
+        self._shard = (own or shard_blocks) if replicas_shard else None
         if replicas_shard and (unit or 1) > 1 and not CUTS_TWICE:
             raise TrainingError(
                 f"job.wrap(strategy='fsdp') with join(unit={{'tp': {unit}}}) needs torch 2.5, and this is "
@@ -81,11 +82,13 @@ class Sharded(Strategy):
         if world.unit > 1:
             self._parallelize(self.module, self.mesh[PLACES])
         if self._shard is not None:
-            self._shard(self.module)
+            replicas = self.mesh[REPLICAS] if self.mesh.ndim > 1 else self.mesh
+            self._shard(self.module, replicas)
+            check_sharded_over(self.module, replicas)
         self._swap()
 
     def rehearse(self, rank: int, size: int) -> None:
-        if self._shard == self._shard_blocks and not self._units:
+        if self._shard is shard_blocks and not self._units:
             rehearse(rank, size, self._device, self._blank.parameters())
 
     def disconnect(self) -> None:
@@ -118,11 +121,6 @@ class Sharded(Strategy):
                 for old, new in zip(before, group["params"], strict=True):
                     if old is not new and old in optimizer.state:
                         optimizer.state[new] = optimizer.state.pop(old)
-
-    def _shard_blocks(self, model: nn.Module) -> None:
-        mesh = self.mesh
-        if mesh is not None:
-            shard_blocks(model, mesh[REPLICAS] if mesh.ndim > 1 else mesh)
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -188,6 +186,20 @@ def shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
             done.add(id(block))
             fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def check_shard(given: Any) -> Callable[[nn.Module, DeviceMesh], Any] | None:
+    """The script's own function that shards a model. Raises TrainingError where it takes no model and mesh."""
+    if given is None:
+        return None
+    try:
+        inspect.signature(given).bind(None, None)
+    except (TypeError, ValueError):
+        raise TrainingError(
+            f"job.wrap(shard={getattr(given, '__name__', given)}) is not accepted; accepted: function(model, mesh), "
+            "which calls fully_shard(..., mesh=mesh)"
+        ) from None
+    return given  # type: ignore[no-any-return]
 
 
 def _parallelizer(given: Any, unit: int | None) -> Callable[[nn.Module, DeviceMesh], Any]:

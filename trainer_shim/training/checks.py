@@ -23,6 +23,12 @@ def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedule
         raise TrainingError(f"job.wrap() was given a {type(model).__name__}; accepted: a torch.nn.Module")
     if type(model).__name__ in WRAPPERS:
         raise TrainingError(f"job.wrap() was given a {type(model).__name__}; give it the model inside, unwrapped")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise TrainingError(
+                f"job.wrap() was given a model whose parameter {name} is on the meta device; accepted: one whose "
+                "parameters have their values, e.g. by model.to_empty(device=job.device) and its own initialization"
+            )
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):

@@ -31,6 +31,8 @@ try:
 except ImportError:  # where torch 2.4 and 2.5 have it
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
+from slurm_elastic.protocol.errors import TrainingError
+
 from .process_group import World
 from .resharding import Cut
 
@@ -69,16 +71,31 @@ def release(mesh: DeviceMesh, module: torch.nn.Module) -> None:
     """
     found = [mesh]
     for part in module.modules():
-        state = getattr(part, "_get_fsdp_state", lambda: None)()
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for info in [
-            getattr(group, name, None) for group in groups for name in ("mesh_info", "post_forward_mesh_info")
-        ]:
-            held = vars(info) if info is not None else {}
+        for info in _mesh_infos(part, "mesh_info", "post_forward_mesh_info"):
+            held = vars(info)
             found += [value for value in held.values() if isinstance(value, DeviceMesh)]
             held.update({name: None for name, value in held.items() if isinstance(value, dist.ProcessGroup)})
     for one in found:
         getattr(one, "_pg_registry", {}).clear()
+
+
+def check_sharded_over(module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    """Raises TrainingError for a submodule that fully_shard has cut up over another mesh: nobody resizes that one."""
+    for name, part in module.named_modules():
+        for info in _mesh_infos(part, "mesh_info"):
+            if info.mesh is not mesh:
+                raise TrainingError(
+                    f"{name or 'the model'} is sharded over a mesh of the script's own; accepted: job.wrap(shard=...) "
+                    "with a function(model, mesh) that calls fully_shard(..., mesh=mesh)"
+                )
+
+
+def _mesh_infos(part: torch.nn.Module, *names: str) -> list[Any]:
+    """What fully_shard knows of the meshes of one module, where it has been called on that."""
+    state = getattr(part, "_get_fsdp_state", lambda: None)()
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    infos = [getattr(group, name, None) for group in groups for name in names]
+    return [info for info in infos if info is not None]
 
 
 def cuts_of(tensor: torch.Tensor) -> tuple[Cut, ...]:

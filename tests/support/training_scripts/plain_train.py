@@ -30,6 +30,7 @@ parser.add_argument("--every", type=float, default=600.0)
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
 parser.add_argument("--strategy", default="ddp")
+parser.add_argument("--own-shard", choices=["mesh", "no mesh"], help="shard by a function of the script's own")
 parser.add_argument("--tp", type=int, help="ranks of one replica")
 parser.add_argument("--clip", type=float)
 parser.add_argument("--deterministic", type=int, default=0, help="shards of a step")
@@ -163,6 +164,16 @@ if args.tp:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     options["parallelize"] = {"body.0": ColwiseParallel(), "body.2": RowwiseParallel()}
+if args.own_shard:
+    from slurm_elastic.trainer_shim.world.mesh import fully_shard
+
+    def shard(model: Net, mesh: object) -> None:
+        given = {"mesh": mesh} if args.own_shard == "mesh" else {}
+        for part in (*model.body, model):
+            if any(True for _ in part.parameters()):
+                fully_shard(part, reshard_after_forward=False, **given)
+
+    options["shard"] = shard
 net = job.wrap(model, optimizer, schedule, strategy=args.strategy, **options)
 average = Average()
 job.keep(average=average)

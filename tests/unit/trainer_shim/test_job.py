@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from worker_harness import NAMESPACE
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.parallel.fsdp import check_shard
 from slurm_elastic.trainer_shim.training.checks import check_wrap
 from slurm_elastic.trainer_shim.world import mesh
 
@@ -237,6 +238,11 @@ def test_what_a_stranger_tries_first(made: list[elastic.Job]) -> None:
         with refused(r"is not known; accepted: strategy, .*find_unused_parameters"):
             job.wrap(model, optimizer, **options)
     net = job.wrap(model, optimizer)
+    with refused("parameter weight is on the meta device"), torch.device("meta"):
+        check_wrap(torch.nn.Linear(3, 1), [optimizer], [])
+    for shard in (lambda model: None, "layers"):
+        with refused(r"job.wrap\(shard=.*accepted: function\(model, mesh\)"):
+            check_shard(shard)
     with refused("what an earlier job.wrap"):
         check_wrap(net, [optimizer], [])
     for _ in job.epochs(1):

@@ -361,6 +361,29 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
 
 
 @cuts
+def test_a_script_shards_by_itself(zygote: Zygote, start: Start, tmp_path: Path) -> None:
+    """A shard= of one's own, with options of fully_shard, grows and shrinks on the mesh that it is given."""
+    control = start("--hold-from", "0", "--strategy", "fsdp", "--own-shard", "mesh")
+    control.start("a", "b")
+    for names in ("abcd", "bd"):
+        control.resize(*names)
+    assert control.exits(*"abcd") == [0] * 4, control.story()
+    assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
+
+
+@cuts
+def test_a_mesh_of_the_scripts_own_is_refused(start: Start) -> None:
+    """It stays as it is at a resize: gloo aborts, and NCCL waits for ever."""
+    control = start("--strategy", "fsdp", "--own-shard", "no mesh")
+    control.spawn("a", "b")
+    control.ready("a", "b")
+    control.world("a", "b", source="fresh")
+    assert control.exits("a", "b") == [1, 1], control.story()
+    said = control.story()
+    assert "sharded over a mesh of the script's own; accepted: job.wrap(shard=" in said
+
+
+@cuts
 def test_a_switch_of_shards_has_a_checkpoint_ahead_of_it(start: Start) -> None:
     """Before each switch of a sharded training the parts are on disk, and verify, beside the steps that go on; also
     where ranks have changed places in a world of the same size."""
