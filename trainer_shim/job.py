@@ -28,7 +28,7 @@ from .training.epoch_loop import EpochLoop
 from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
-from .training.once import on_rank_0
+from .training.once import on_rank_0, write_state
 from .training.optimizer_step import OptimizerSteps
 from .training.session import Session
 from .world.rendezvous import Membership
@@ -240,6 +240,21 @@ class Job(JobProperties):
             self._session.snapshots.save()
         self._session.reporting.meter.resume()
         return result
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model's state_dict to a file, as torch.save does, with whole tensors where the model is sharded.
+
+        Every rank calls it, and rank 0 writes, as with once().
+        """
+        self.once(write_state, self._session, path)
+
+    def full_state(self) -> dict[str, Any]:
+        """The model's state_dict with whole tensors in host memory on rank 0; empty on the other ranks.
+
+        Between two passes over the data call it in a function that once() is given, not by itself: code there runs
+        again on a worker that joins.
+        """
+        return self._session.model().full_state(keep=self.rank == 0)
 
     def close(self) -> None:
         """Take leave of the group and of the supervisor; also called at exit."""

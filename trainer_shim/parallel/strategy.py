@@ -75,6 +75,18 @@ class Strategy(ABC):
     @abstractmethod
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None: ...
 
+    def full_state(self, keep: bool) -> dict[str, Any]:
+        """The model's state_dict with whole tensors, in host memory; nothing where it is not kept.
+
+        Every rank of a sharded model calls this.
+        """
+        found = {}
+        for name, value in self.module.state_dict().items():
+            whole = value.full_tensor() if is_part(value) else value
+            if keep:
+                found[name] = whole.detach().to("cpu", copy=True) if isinstance(whole, torch.Tensor) else whole
+        return found
+
     def clip(self, limit: float) -> None:
         """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
@@ -91,6 +103,11 @@ class Strategy(ABC):
         """Of the step just measured: |g|^2 of this rank's own mean gradient (one rank: of its first micro batch's),
         and of the mean over all. Both are as the loss was scaled; None when not measured."""
         return None
+
+
+def is_part(value: Any) -> bool:
+    """Whether a value is a rank's part of a tensor (DTensor, whose module costs an import)."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
 
 
 class Wrapped:

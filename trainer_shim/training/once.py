@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..parallel.strategy import is_part
 from ..world import process_group as worlds
 from .session import Session
 
@@ -17,6 +23,11 @@ def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, .
 
     Raises what the function raised on this rank, and TrainingError where it failed on rank 0.
     """
+    if any(is_part(leaf) for leaf in tree_leaves((args, kwargs))):
+        raise TrainingError(
+            f"job.once({_name(function)}) was given parts of a sharded model, each rank its own; accepted: "
+            "job.save(path), or job.full_state() inside the function"
+        )
     outcome: tuple[bool, Any] = (False, None)
     error: Exception | None = None
     if session.rank == 0 or session.model().sharded:
@@ -31,6 +42,15 @@ def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, .
     if not worked:
         raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
     return result
+
+
+def write_state(session: Session, path: str | os.PathLike[str]) -> None:
+    """Rank 0 writes the model's whole state; the file is as before or whole."""
+    state = session.model().full_state(keep=session.rank == 0)
+    if session.rank == 0:
+        partial = Path(f"{os.fspath(path)}.partial")
+        torch.save(state, partial)
+        partial.replace(path)
 
 
 def share(session: Session, value: Any) -> Any:

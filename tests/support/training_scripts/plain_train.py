@@ -31,6 +31,7 @@ parser.add_argument("--dtype", default="float64")
 parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
 parser.add_argument("--strategy", default="ddp")
 parser.add_argument("--own-shard", choices=["mesh", "no mesh"], help="shard by a function of the script's own")
+parser.add_argument("--save", action="store_true", help="the model after each epoch")
 parser.add_argument("--tp", type=int, help="ranks of one replica")
 parser.add_argument("--clip", type=float)
 parser.add_argument("--deterministic", type=int, default=0, help="shards of a step")
@@ -165,7 +166,11 @@ if args.tp:
 
     options["parallelize"] = {"body.0": ColwiseParallel(), "body.2": RowwiseParallel()}
 if args.own_shard:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
     from slurm_elastic.trainer_shim.world.mesh import fully_shard
+
+    model.body = checkpoint_wrapper(model.body)
 
     def shard(model: Net, mesh: object) -> None:
         given = {"mesh": mesh} if args.own_shard == "mesh" else {}
@@ -213,6 +218,8 @@ for epoch in job.epochs(args.epochs):
         break
     if args.evaluate >= 0:
         job.log("evaluated", epoch, job.once(evaluate))
+    if args.save:
+        job.save(Path(args.out) / "saved.pt")
 
 whole = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
 if job.rank == 0:

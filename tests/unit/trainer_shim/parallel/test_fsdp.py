@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from local_jobs import refused
 from torch import nn
 
 from slurm_elastic.trainer_shim.parallel import local_optimizer_step
 from slurm_elastic.trainer_shim.parallel.fsdp import Sharded
+from slurm_elastic.trainer_shim.training.once import on_rank_0
 from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS, DTensor
 from slurm_elastic.trainer_shim.world.process_group import World
@@ -107,6 +109,14 @@ def test_what_looks_at_its_parameters_gets_parts_of_tensors(of_two: World) -> No
     hooked.register_step_pre_hook(lambda own, *_: seen.append(own.param_groups[0]["params"][0]))
     local_optimizer_step.step(hooked)
     assert isinstance(seen[0], DTensor)
+
+
+def test_parts_are_not_handed_to_once(of_two: World) -> None:
+    """`job.once(torch.save, model.state_dict(), path)` would write one rank's parts, from all ranks to one file."""
+    sharded, _ = cut(of_two, torch.optim.SGD, {"lr": 0.1})
+    session: Any = None
+    with refused(r"job.once\(save\) was given parts of a sharded model.*job.save\(path\)"):
+        on_rank_0(session, torch.save, ({"epoch": 1, "model": sharded.module.state_dict()}, "path"), {})
 
 
 def test_a_rehearsed_world_finds_everything_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:

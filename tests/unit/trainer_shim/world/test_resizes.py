@@ -362,13 +362,18 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
 
 @cuts
 def test_a_script_shards_by_itself(zygote: Zygote, start: Start, tmp_path: Path) -> None:
-    """A shard= of one's own, with options of fully_shard, grows and shrinks on the mesh that it is given."""
-    control = start("--hold-from", "0", "--strategy", "fsdp", "--own-shard", "mesh")
+    """A shard= of one's own, with options of fully_shard, grows and shrinks on the mesh that it is given; job.save
+    writes whole tensors."""
+    control = start("--hold-from", "0", "--strategy", "fsdp", "--own-shard", "mesh", "--save")
     control.start("a", "b")
     for names in ("abcd", "bd"):
         control.resize(*names)
     assert control.exits(*"abcd") == [0] * 4, control.story()
-    assert difference(result(tmp_path), alone(zygote, tmp_path)) < 1e-12
+    ours = result(tmp_path)
+    assert difference(ours, alone(zygote, tmp_path)) < 1e-12
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+    assert saved.keys() == ours["model"].keys()
+    assert all(torch.equal(value, ours["model"][name]) for name, value in saved.items())
 
 
 @cuts
