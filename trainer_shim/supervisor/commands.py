@@ -101,6 +101,11 @@ def worth_again(tail: Sequence[str]) -> bool:
     return any(any(word in line for word in _NO_STEP) and any(word in line for word in _FOR_NOW) for line in tail[-2:])
 
 
+def unanswered(said: str) -> bool:
+    """Whether a command, by what it said, had no answer of slurmctld."""
+    return any(word in said for word in ("contact slurm controller", "timed out", "ero bytes"))
+
+
 def salloc(shape: Shape, base: SlurmJob, resize_id: int, minutes: int | None) -> list[str]:
     """Ask for a companion: an allocation that no process holds. `minutes`: rest of the base's time; None: no limit."""
     words = [

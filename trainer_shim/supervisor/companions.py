@@ -30,6 +30,7 @@ KILL_AFTER_S = 10.0
 CONFIGURING_S = 0.5
 CLOCKS_DIFFER_S = 60.0
 """From here on somebody should set this host's clock."""
+CANCEL_AGAIN_S = 5.0
 SWEEP_S = 1.0
 """Pause before a sweep that failed is tried again."""
 MOST_SAID = 500
@@ -83,8 +84,13 @@ class Companions:
             self._take_back(asked, "no longer wanted")
 
     def cancel(self, job_id: int) -> None:
-        """Give back one that was granted."""
-        self._children.start(commands.scancel([job_id]), self._env, lambda ended: None)
+        """Give back one that was granted. While slurmctld does not answer it is tried again."""
+
+        def ended(how: Ended) -> None:
+            if how.code != 0 and commands.unanswered(how.err):
+                self._loop.after(CANCEL_AGAIN_S, lambda: self.cancel(job_id))
+
+        self._children.start(commands.scancel([job_id]), self._env, ended)
 
     def retain(self, job_ids: Set[int]) -> None:
         """Forget the companions that were granted and are none of these: the job uses them no more."""

@@ -202,6 +202,9 @@ class Nodes(Part):
             replace(piece, nodes=tuple(node for node in piece.nodes if (piece.slurm_job_id, node) in stay))
             for piece in context.pieces
         ]
+        for piece in parts:
+            if piece.kind == "companion" and not piece.nodes:  # perhaps it is only cut off: nobody else ends it soon
+                context.do(CancelCompanion(piece.slurm_job_id))
         context.pieces = tuple(piece for piece in parts if piece.nodes)
 
     def _terminating(self, event: events.NodeTerminating) -> None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "scancel": """
         echo "$@" >>cancelled
         if [ -e mute ]; then rm mute; exit 1; fi
+        if [ -e alone ]; then rm alone; echo "Unable to contact slurm controller" >&2; exit 1; fi
         for id in "$@"; do rm -f jobs/$id; done""",
 }
 
@@ -86,6 +87,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(module, "SWEEP_S", 0.01)
+    monkeypatch.setattr(module, "CANCEL_AGAIN_S", 0.01)
     loop = Loop()
     yield Site(tmp_path, loop)
     loop.leave_in_child()
@@ -101,6 +103,21 @@ def test_one_scancel_at_the_end_for_what_slurm_still_has(site: Site) -> None:
     assert site.cancelled() == [" ".join(map(str, [1000, *ids[-2:]]))]
     assert site.jobs() == []
     assert site.companions.swept
+
+
+def test_a_companion_is_given_back_when_slurmctld_answers_again(site: Site) -> None:
+    """As after a partition between the two; what slurmctld refuses is not asked again."""
+    job_id = site.grow(1)
+    (site.folder / "alone").touch()
+    site.companions.cancel(job_id)
+    site.until(lambda: str(job_id) not in site.jobs())
+    assert site.cancelled() == [str(job_id)] * 2
+    (site.folder / "mute").touch()
+    site.companions.cancel(job_id)
+    site.until(lambda: len(site.cancelled()) == 3)
+    for _ in range(5):
+        site.loop.turn(0.05)
+    assert len(site.cancelled()) == 3
 
 
 def test_companions_that_the_job_has_left_are_forgotten(site: Site) -> None:

@@ -6,6 +6,7 @@ import pytest
 from supervisor_harness import BASE, Drive
 
 from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+    CancelCompanion,
     Kill,
     LaunchAgents,
     Print,
@@ -37,9 +38,11 @@ def test_killed_worker_restarts_everybody_once() -> None:
 
 
 def test_lost_companion_without_notice() -> None:
-    """Its workers are gone with it: a new generation on what is left."""
+    """Its workers are gone with it: a new generation on what is left. It is given back at once: its node may be only
+    cut off, and hold it for nothing."""
     drive = Drive().up().grown()
     drive(AgentLost((11, "n3")))
+    assert CancelCompanion(11) in drive.fresh
     assert drive.context.mode is Mode.RESTARTING
     drive.die_when_killed()
     drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
