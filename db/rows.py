@@ -66,6 +66,21 @@ class InUse:
         return sum(piece.gpus for piece in self.pieces)
 
 
+@record(frozen=True, slots=True)
+class HostPair:
+    """Two hosts that did not reach each other, in the order of their names."""
+
+    user: str
+    """Whose jobs found out."""
+    host: str
+    other: str
+    address: str
+    """Which of them did not answer, and where: n3 at 10.0.0.3."""
+    failures: int
+    """Resizes that failed because of it, one after the other."""
+    last_at: float
+
+
 @dataclass(frozen=True, slots=True)
 class AllocationRow:
     """One size a job has had, from `start` to `end` (None: it has it now)."""

@@ -243,6 +243,18 @@ events = Table(
 Index(None, events.c.job_id, events.c.id)
 Index(None, events.c.at)
 
+# Hosts that did not reach each other, in the order of their names.
+host_pairs = Table(
+    "host_pairs",
+    metadata,
+    Column("user", String(255), primary_key=True),
+    Column("host", String(255), primary_key=True),
+    Column("other", String(255), primary_key=True),
+    Column("address", Text, nullable=False),
+    Column("failures", BigInteger, nullable=False),
+    Column("last_at", Double, nullable=False),
+)
+
 # What a job ran and on which kind of GPU, so that the next run of it need not start from nothing.
 programs = Table(
     "programs",

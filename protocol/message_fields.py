@@ -52,6 +52,14 @@ def texts(message: Message, name: str, default: Sequence[str] | None = None) -> 
     return tuple(_text(item, name) for item in value)
 
 
+def records(message: Message, name: str) -> tuple[Message, ...]:
+    """A list of objects."""
+    value = message.get(name)
+    if not isinstance(value, list) or len(value) > MAX_ITEMS or not all(isinstance(item, dict) for item in value):
+        raise Malformed(f"{name} is not a list of at most {MAX_ITEMS} objects")
+    return tuple(value)
+
+
 def variables(message: Message, name: str) -> dict[str, str]:
     """Variables for the environment of a process."""
     value = message.get(name)

@@ -171,6 +171,17 @@ PHASES = (
 """What a supervisor may say."""
 
 
+@record(frozen=True, slots=True)
+class Unreached:
+    """Two hosts of a job between which the network carries no connection."""
+
+    host: str
+    """Who tried."""
+    other: str
+    address: str
+    """Of the other, without the port."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """How far a resize has come. `pieces` are those whose GPUs train now; with `running` they are the new ones."""
@@ -192,6 +203,8 @@ class Phase:
     detail: str = ""
     exit_code: int = 0
     """With `finished`: what the supervisor is about to exit with; 128 + N after signal N."""
+    unreached: tuple[Unreached, ...] = ()
+    """With `failed`: the hosts that it failed for."""
     version: int = VERSION
 
 

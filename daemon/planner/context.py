@@ -7,11 +7,11 @@ Limit: made for one plan and thrown away; it knows nothing of the round before b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from slurm_elastic.db.rows import Mark
+from slurm_elastic.db.rows import HostPair, Mark
 from slurm_elastic.protocol.messages import Shape
 
 from ..capacity.companion_limits import CompanionLimits
@@ -53,6 +53,8 @@ class Inputs:
     """Of the decisions that stand, by job id: one like that is made without evidence, for it is not stored again."""
     unlisted_before: Mapping[str, int] = field(default_factory=dict)
     """By node, the GPUs in use that no job held when jobs last waited."""
+    host_pairs: Sequence[HostPair] = ()
+    """Hosts that did not reach each other."""
     solver: Solver = plan_pools
     """What shares GPUs out."""
 

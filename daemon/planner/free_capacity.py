@@ -13,7 +13,7 @@ from math import inf
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..capacity.constraints import meets
+from ..capacity.constraints import apart, meets, out_of_reach
 from ..capacity.ledger import Amount, Ledger, Pool
 from ..capacity.placement import take
 from ..capacity.requeue_placement import can_restart, comes_back_at, put_back
@@ -59,7 +59,8 @@ def reachable(
     inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]
 ) -> dict[int, frozenset[str]]:
     """Nodes of each job's pool that its own partition reaches, that are what the job asked for, and that nobody has
-    reserved for a time before its end: Slurm would start no companion there. Alike ones share a set."""
+    reserved for a time before its end: Slurm would start no companion there. Nor those that do not reach the job's own.
+    Alike ones share a set."""
     snapshot = inputs.snapshot
     coming = [kept for kept in inputs.site.reservations if kept.end > snapshot.at]
     known: dict[tuple[object, ...], frozenset[str]] = {}
@@ -68,7 +69,7 @@ def reachable(
         base = running_jobs[job_id].job.base
         ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
         closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
-        closed = closed.union(base.excluded_nodes)
+        closed = closed.union(base.excluded_nodes, _out_of_reach(inputs, running_jobs[job_id]))
         partition = base.partition.split(",")[0]
         constraint = running_jobs[job_id].job.constraint
         whole = base.gpus_per_node if base.exclusive else 0
@@ -79,6 +80,16 @@ def reachable(
             known[key] = frozenset(node.name for node in fits)
         found[job_id] = known[key]
     return found
+
+
+def _out_of_reach(inputs: Inputs, running: RunningJob) -> frozenset[str]:
+    pairs = apart(inputs.host_pairs, running.job.base.user, inputs.now) if inputs.host_pairs else ()
+    if not pairs:
+        return frozenset()
+    own = {node for piece in running.pieces for node in piece.nodes}
+    concerned = (inputs.snapshot.nodes.get(name) for both in pairs for name in both)
+    free = {node.name for node in concerned if node is not None and node.gpus > node.gpus_used}
+    return out_of_reach(own, free, pairs)
 
 
 def asleep(snapshot: Snapshot, nodes: Mapping[int, frozenset[str]]) -> dict[int, int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
+from ..capacity.constraints import apart, left_out_until
 from .common import Viewer, reason_text, visible_job
 from .evidence import Alternative, Evidence
 from .record import about, made_from, read, read_all, record
@@ -20,7 +21,7 @@ from .status import JobStatus, job_row
 from .visibility import seen
 
 if TYPE_CHECKING:
-    from slurm_elastic.db.rows import DecisionRow, ObservationRow, ResizeRow
+    from slurm_elastic.db.rows import DecisionRow, JobRow, ObservationRow, ResizeRow
     from slurm_elastic.db.store import Store
 
 R = TypeVar("R")
@@ -113,6 +114,17 @@ class Refused:
 
 
 @record
+class HostsApart:
+    """A host of the job's and another one that do not reach each other: the job is not put on both."""
+
+    host: str
+    other: str
+    address: str = about("which of them did not answer, and where")
+    failures: int = about("resizes in a row that failed because of it")
+    again_at: float = about("when it is tried again")
+
+
+@record
 class Measurement:
     """All reports of the job at one configuration."""
 
@@ -148,6 +160,7 @@ class Explain:
     last_closed_resize: ResizeProgress | None = about("the last one that ended")
     refused: Refused | None = about("what Slurm refuses now")
     not_understood: str = about("what its supervisor and selasticd do not understand of each other", default="")
+    hosts_apart: tuple[HostsApart, ...] = about("hosts that do not reach its own", default=())
     observations: tuple[Measurement, ...]
     mean_pause_s: float | None
 
@@ -171,6 +184,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         last_closed_resize=None if closed is None else _resize(ResizeProgress, closed),
         refused=_refused(store, job_id, now),
         not_understood=_not_understood(store, job_id),
+        hosts_apart=_hosts_apart(store, job, now),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
     )
@@ -240,6 +254,14 @@ def _not_understood(store: Store, job_id: int) -> str:
         return use.refusal
     last = store.events(job_id, limit=1)
     return str(last[0].detail.get("detail", "")) if last and last[0].kind == EventKind.NOT_UNDERSTOOD else ""
+
+
+def _hosts_apart(store: Store, job: JobRow, now: float) -> tuple[HostsApart, ...]:
+    use, pairs = store.in_use(job.job_id), store.host_pairs()
+    own = {node for piece in use.pieces for node in piece.nodes} if use is not None else set()
+    out = {both for both in apart(pairs, job.user, now) if not own.isdisjoint(both)} if pairs else set()
+    rows = {(pair.host, pair.other): pair for pair in sorted(pairs, key=lambda pair: pair.user == job.user)}
+    return tuple(made_from(HostsApart, rows[both], again_at=left_out_until(rows[both])) for both in sorted(out))
 
 
 def _behind(resize: ResizeRow, decisions: _Decisions) -> Decision | None:

@@ -22,6 +22,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.version import version
 
 from ..api.waiters import Waiters
+from ..capacity.constraints import left_out_until
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..reports.answers import Health, ModelsInUse
@@ -143,11 +144,27 @@ class DaemonController:
                 self.store.note_progress(job_id, phase.generation, phase.step, phase.samples)
             self.store.clear_in_use(job_id, at)
             self.registry.finished(job_id, phase.exit_code)
+        self._note_reach(job_id, phase, now)
         if resize is not None and phase.phase != FINISHED:
             self.store.advance_resize(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
         if phase.phase in (ResizeState.SAVED, ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED):
             self.wake(phase.phase)
+
+    def _note_reach(self, job_id: int, phase: Phase, now: float) -> None:
+        """What the job has found out about the network between its hosts counts for its user's jobs."""
+        job = self.store.job(job_id)
+        if job is None:
+            return
+        if phase.phase == ResizeState.RUNNING:
+            self.store.note_reached(job.user, {node for piece in phase.pieces for node in piece.nodes})
+        elif phase.phase == ResizeState.FAILED and phase.unreached:
+            nodes = self.jobs.latest().nodes
+            known = [pair for pair in phase.unreached if pair.host in nodes and pair.other in nodes]
+            for pair in self.store.note_unreached(job.user, known, now):
+                if until := left_out_until(pair):
+                    words = "hosts %s and %s do not reach each other (%s): no job of %s is put on both for %.0f s"
+                    log.warning(words, pair.host, pair.other, pair.address, pair.user, until - now)
 
     def resize(self, job_id: int) -> Resize | None:
         """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""

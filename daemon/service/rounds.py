@@ -277,6 +277,7 @@ class Rounds:
                 back,
                 marks,
                 self._unlisted,
+                self.store.host_pairs(),
             )
         )
 

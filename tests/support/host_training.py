@@ -37,11 +37,11 @@ class HostTraining(TrainingJob):
 
     samples = SAMPLES
 
-    def __init__(self, hosts: Sandbox, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, hosts: Sandbox, folder: Path, *options: str, words: str, env: dict[str, str]) -> None:
         folder.mkdir()
         self.daemon = FakeDaemon(host=address(HEAD))
-        variables = {**self.daemon.env(folder), **(env or {})}
-        super().__init__(hosts, folder, " ".join(options), "train.py", variables, train=TRAIN)
+        variables = {**self.daemon.env(folder), **env}
+        super().__init__(hosts, folder, " ".join(options), f"{words} train.py", variables, train=TRAIN)
 
     def shape(self, node: str, gpus: int = 1) -> Shape:
         """A companion on this node."""
@@ -57,12 +57,12 @@ class HostTraining(TrainingJob):
 
 @pytest.fixture
 def start(hosts: Sandbox) -> Iterator[Callable[..., HostTraining]]:
-    """start("-N2", "--gres=gpu:1") -> a submitted job, whose folder every host sees."""
+    """start("-N2", "--gres=gpu:1") -> a submitted job, whose folder every host sees. words: more options of `run`."""
     jobs: list[HostTraining] = []
 
-    def submit(*options: str, env: dict[str, str] | None = None) -> HostTraining:
+    def submit(*options: str, words: str = "", env: dict[str, str] | None = None) -> HostTraining:
         folder = hosts.home / f"training{len(list(hosts.home.iterdir()))}"
-        jobs.append(HostTraining(hosts, folder, *options, env=env))
+        jobs.append(HostTraining(hosts, folder, *options, words=words, env=env or {}))
         return jobs[-1]
 
     yield submit

@@ -16,7 +16,7 @@ from slurm_elastic.daemon.models.cache import observations
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.planner import Inputs, JobState, Plan, plan_round
 from slurm_elastic.daemon.planner.memory import Memory
-from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ObservationRow, ResizeRow
+from slurm_elastic.db.rows import DecisionRow, HostPair, InUse, Mark, ObservationRow, ResizeRow
 from slurm_elastic.protocol.messages import Resize
 
 REQUEST = "elastic:gpus=2-16,batch=240-256"
@@ -84,6 +84,7 @@ class World:
         memory: Memory | None = None,
         marks: Mapping[int, Mark] | None = None,
         unlisted_before: Mapping[str, int] | None = None,
+        host_pairs: Sequence[HostPair] = (),
     ) -> Plan:
         snapshot = self.cluster.snapshot()
         roster = sort_jobs(snapshot, accepted=set(self.states))
@@ -100,6 +101,7 @@ class World:
                 *(snapshot, roster, states, self.settings, NOW, passed, kept),
                 marks=marks,
                 unlisted_before=unlisted_before or {},
+                host_pairs=host_pairs,
             )
         )
 

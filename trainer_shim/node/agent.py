@@ -20,16 +20,17 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import name_of, variables, whole
+from slurm_elastic.protocol.message_fields import name_of, records, variables, whole
 
 from ..control.connection import Connection
 from ..control.event_loop import Loop
 from . import worker_process
 from .log_keeper import LogKeeper
+from .reach import SUPERVISOR, Listener, Reach
 
 CONNECT_S = 30.0
 ORPHAN_S = 30.0
@@ -76,12 +77,15 @@ class Agent:
     def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
         self._arguments = arguments
         self._env = env
-        self._logs = LogKeeper(Path(env["SELASTIC_JOB_DIR"], "logs"), f"agents-{env['SELASTIC_AGENT_JOB']}")
+        logs, own = Path(env["SELASTIC_JOB_DIR"], "logs"), f"agents-{env['SELASTIC_AGENT_JOB']}"
+        self._logs = LogKeeper(logs, own, env.get("SELASTIC_MARK", ""))
         self._loop = Loop()
-        self._logs.begin(self._loop)
+        self._logs.begin(self._loop, lambda: self._connection.send({"type": "unshared"}))
         self._children: dict[int, Child] = {}
         self._quitting = self._alone = False
         self._address, sock = connect(env, CONNECT_S)
+        self._own_address = str(sock.getsockname()[0])
+        self._reach = Reach(self._loop, self._own_address)
         self._connection = Connection(self._loop, sock, self._received, self._lost, self._tell)
 
     def run(self) -> int:
@@ -110,6 +114,8 @@ class Agent:
             "slurm_job_id": int(self._env.get("SELASTIC_AGENT_JOB", "0")),
             "node": self._env["SELASTIC_AGENT_NODE"],
             "gpus": gpus(self._env),
+            "address": self._own_address,
+            "port": self._reach.port,
         }
 
     def _received(self, connection: Connection, message: Message) -> None:
@@ -124,10 +130,17 @@ class Agent:
         elif kind == "follow":
             for child in self._children.values():
                 child.follow = child.name == message.get("worker")
+        elif kind == "reach":
+            self._reach.try_all([Listener.of(other) for other in records(message, "others")], self._reached)
         elif kind == "quit":
             self._quitting = True
             self._quit_when_empty()
             self._loop.after(5.0, self._kill_all)
+
+    def _reached(self, problems: list[tuple[Listener, str]]) -> None:
+        """The answer to `reach`: who does not answer here."""
+        told = [{**asdict(other), "problem": problem} for other, problem in problems]
+        self._connection.send({"type": "reached", "unreached": told})
 
     def _quit_when_empty(self) -> None:
         if (self._quitting or self._alone) and not self._children:
@@ -177,6 +190,7 @@ class Agent:
             self._loop.leave_in_child()
             self._connection.forget()
             self._logs.forget()
+            self._reach.forget()
             for child in self._children.values():
                 child.close()
             host, port = self._address
@@ -319,7 +333,7 @@ def main() -> int:
         agent = Agent(sys.argv[1:], env)
     except OSError as error:
         node = env["SELASTIC_AGENT_NODE"]
-        print(f"selastic: node {node} does not reach the supervisor at {error}; see --interface", file=sys.stderr)
+        print(f"selastic: {SUPERVISOR.format(node, error)}; see --interface", file=sys.stderr)
         return 1
     return agent.run()
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..control.connection import Connection
@@ -24,6 +25,8 @@ from ..control.guarded_output import TOO_SLOW, GuardedOutput, lines_in
 MAX_WAITING = 4 << 20
 LAST_LINES_S = 3.0
 """How long the agent's end waits for the last lines to be written."""
+MARK_S = 5.0
+"""How long a shared file system may take to show what another node has written."""
 PROCESS_NAME = b"selastic-log"
 PR_SET_NAME = 15
 
@@ -31,8 +34,9 @@ PR_SET_NAME = 15
 class LogKeeper:
     """The agent's side. Made before anything else of the agent, for the keeper keeps what is open then."""
 
-    def __init__(self, folder: Path, own: str) -> None:
-        """own: name of the log that takes what the agent itself writes after `take_own_output`."""
+    def __init__(self, folder: Path, own: str, mark: str = "") -> None:
+        """own: name of the log that takes what the agent itself writes after `take_own_output`. mark: of the job
+        directory, which the folder is in; "" where it has none."""
         here, there = socket.socketpair()
         reading, self._own = os.pipe()
         self._pid = os.fork()
@@ -40,7 +44,7 @@ class LogKeeper:
             try:
                 here.close()
                 os.close(self._own)
-                _keep(folder, there, reading, own)
+                _keep(folder, there, reading, own, mark)
             finally:
                 os._exit(0)
         there.close()
@@ -49,9 +53,10 @@ class LogKeeper:
         self._connection: Connection | None = None
         self._lost: dict[str, int] = {}
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: Loop, unmarked: Callable[[], None]) -> None:
+        """unmarked: called when the job directory lacks the mark, so is another one than the supervisor's."""
         self._connection = Connection(
-            loop, self._socket, lambda connection, message: None, lambda connection: None, lambda line: None
+            loop, self._socket, lambda connection, message: unmarked(), lambda connection: None, lambda line: None
         )
 
     def take_own_output(self) -> None:
@@ -99,7 +104,7 @@ class LogKeeper:
                 time.sleep(0.01)
 
 
-def _keep(folder: Path, source: socket.socket, own_output: int, own: str) -> None:
+def _keep(folder: Path, source: socket.socket, own_output: int, own: str, mark: str) -> None:
     """The keeper: write what comes until nothing more can come."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Slurm's go to every process of a step
@@ -109,6 +114,8 @@ def _keep(folder: Path, source: socket.socket, own_output: int, own: str) -> Non
         os.dup2(null, descriptor)
     reader = threading.Thread(target=_keep_own, args=(own_output, GuardedOutput(folder / f"{own}.log")))
     reader.start()
+    if mark:
+        threading.Thread(target=_look_for, args=(folder.parent / mark, source), daemon=True).start()
     outputs: dict[str, GuardedOutput] = {}
     for line in source.makefile("rb"):
         message = json.loads(line)
@@ -123,6 +130,17 @@ def _keep(folder: Path, source: socket.socket, own_output: int, own: str) -> Non
     for output in outputs.values():
         output.close()
     reader.join()
+
+
+def _look_for(mark: Path, agent: socket.socket) -> None:
+    """The other end hears something when the mark is not there."""
+    deadline = time.monotonic() + MARK_S
+    while not mark.exists():
+        if time.monotonic() >= deadline:
+            with contextlib.suppress(OSError):
+                agent.sendall(b"{}\n")
+            return
+        time.sleep(0.2)
 
 
 def _keep_own(source: int, output: GuardedOutput) -> None:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_elastic.protocol import open_files, request
@@ -169,6 +170,7 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
     open_files.raise_limit()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader of our output that has gone away is no reason to end
     job_dir.create(options.job_dir)
+    options = replace(options, env={**options.env, "SELASTIC_MARK": job_dir.mark(options.job_dir)})
     if options.audit:
         Path(options.audit).mkdir(parents=True, exist_ok=True)
     earlier = job_dir.read(options.job_dir)

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,12 +19,13 @@ from typing import Any
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.json_lines import Malformed, Message
-from slurm_elastic.protocol.message_fields import name_of, text, texts, whole
+from slurm_elastic.protocol.message_fields import name_of, records, text, texts, whole
 from slurm_elastic.protocol.version import version
 
 from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
+from ..node.reach import Listener
 from . import job_dir, left_logs
 from .daemon_client import Connect
 from .launchers import Options, StartLauncher
@@ -77,6 +79,7 @@ class Supervisor:
         self._agents: dict[str, events.AgentKey] = {}
         self._exits: dict[str, events.WorkerExit] = {}
         self._code: int | None = None
+        self._told_unshared = False
         self._armed: float | None = None
 
     def run(self) -> int:
@@ -104,11 +107,12 @@ class Supervisor:
         try:
             key = (whole(message, "slurm_job_id"), name_of(message, "node"))
             gpus = texts(message, "gpus")
+            listens = text(message, "address", ""), whole(message, "port", 0, 65535, default=0)
         except Malformed:
             self._server.send(kind, name, {"type": "quit"})
             raise
         self._agents[name] = key
-        self._event(events.AgentUp(key, gpus))
+        self._event(events.AgentUp(key, gpus, listens))
 
     def _message(self, kind: str, name: str, message: Message) -> None:
         if kind == "worker":
@@ -117,9 +121,23 @@ class Supervisor:
             self._worker_ended(message)
         elif message.get("type") == "output":
             self._write(STDOUT, text(message, "text"))
+        elif message.get("type") == "reached" and name in self._agents:
+            told = [(Listener.of(one), text(one, "problem")) for one in records(message, "unreached")]
+            self._event(events.ReachTried(self._agents[name], tuple(told)))
+        elif message.get("type") == "unshared" and name in self._agents:
+            self._unshared(self._agents[name][1])
         elif message.get("type") == "notice" and name in self._agents:
             suspends = message.get("signal") == signal.SIGTSTP
             self._event((events.NodeSuspending if suspends else events.NodeTerminating)(self._agents[name]))
+
+    def _unshared(self, node: str) -> None:
+        """Said once: the first node is enough to see it."""
+        if not self._told_unshared:
+            self._told_unshared = True
+            self._print(
+                f"the job directory {self._options.job_dir} on {node} is not the one on {socket.gethostname()}: logs, "
+                "and a checkpoint's parts, stay there; accepted: --job-dir on a file system that all nodes share"
+            )
 
     def _connection_lost(self, kind: str, name: str) -> None:
         if kind == "agent":
@@ -248,6 +266,9 @@ def program(command: Sequence[str]) -> str:
 _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     actions.LaunchAgents: lambda self, action: self._launcher.launch(action.piece, action.number),
     actions.DetachAgents: lambda self, action: self._launcher.detach(action.number),
+    actions.TryReach: lambda self, action: self._to_agent(
+        action.agent, {"type": "reach", "others": [dataclasses.asdict(other) for other in action.others]}
+    ),
     actions.QuitAgent: lambda self, action: self._to_agent(action.agent, {"type": "quit"}),
     actions.Spawn: Supervisor._spawn,
     actions.Kill: lambda self, action: self._to_agent(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import ConfigError
 
 RECORD = "run.json"
+MARK = ".mark-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,19 @@ def create(place: Path) -> None:
             f"the job directory {place} cannot be made ({error.strerror}); "
             "accepted: --job-dir on a file system that all nodes share and you can write to"
         ) from None
+
+
+def mark(place: Path) -> str:
+    """Leave a file of a name that was never used before, by which other nodes see that the directory is the same there;
+    "" when that is not possible."""
+    try:
+        for old in place.glob(f"{MARK}*"):
+            old.unlink(missing_ok=True)
+        name = MARK + secrets.token_hex(8)
+        (place / name).touch()
+    except OSError:
+        return ""
+    return name
 
 
 def read(place: Path) -> Run | None:

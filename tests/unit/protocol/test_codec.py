@@ -140,7 +140,7 @@ def test_a_phase_without_an_exit_code_is_one_of_zero() -> None:
     """Supervisors that do not know the field yet are understood; a code that is no whole number from 0 is refused."""
     phase = messages.Phase(0, "finished", 3, (), 64, 1.5, exit_code=143)
     assert codec.from_json(messages.Phase, codec.to_json(phase)) == phase
-    data = dataclasses.asdict(phase) | {"pieces": []}
+    data = dataclasses.asdict(phase) | {"pieces": [], "unreached": []}
     del data["exit_code"]
     assert codec.decode(messages.Phase, data).exit_code == 0
     for wrong in (-15, 1.5, "1", None):

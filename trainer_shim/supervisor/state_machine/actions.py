@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Phase, Piece, Registration, Shape
 
+from ...node.reach import Listener
 from .events import AgentKey
 
 
@@ -29,6 +30,14 @@ class DetachAgents(Action):
     """All agents of this launch are there: from now on they need no process of the batch job."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TryReach(Action):
+    """Have an agent connect to other hosts' agents; ReachTried follows."""
+
+    agent: AgentKey
+    others: tuple[Listener, ...]
 
 
 @dataclass(frozen=True, slots=True)

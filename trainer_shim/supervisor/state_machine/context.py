@@ -14,7 +14,7 @@ from typing import Any
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import LARGEST
-from slurm_elastic.protocol.messages import Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Phase, Piece, Registration, Unreached
 
 from . import actions, events
 from .timers import KillTimer, Timers
@@ -93,6 +93,8 @@ class RunningResize:
     """Companions asked for."""
     agents: set[events.AgentKey] = field(default_factory=set)
     """Of what is added, as far as they have connected."""
+    reaching: set[events.AgentKey] = field(default_factory=set)
+    """Those of them that still try whether they reach the other hosts."""
     world: WorkerGroup | None = None
     """The coming one, once it is announced."""
     agreed: bool = False
@@ -311,7 +313,13 @@ class SupervisorContext:
     # --- the daemon, and the end ------------------------------------------------------------------------------
 
     def report_phase(
-        self, resize_id: int, phase: str, detail: str = "", counters: Message | None = None, exit_code: int = 0
+        self,
+        resize_id: int,
+        phase: str,
+        detail: str = "",
+        counters: Message | None = None,
+        exit_code: int = 0,
+        unreached: tuple[Unreached, ...] = (),
     ) -> None:
         """A phase for the daemon, with what trains now."""
         counters = counters or {}
@@ -329,6 +337,7 @@ class SupervisorContext:
                     samples=int(number(counters.get("samples"))),
                     detail=detail,
                     exit_code=exit_code,
+                    unreached=unreached,
                 )
             )
         )

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import Piece, Resize
+from slurm_elastic.protocol.messages import Piece, Resize, Unreached
+
+from ...node.reach import Listener
 
 AgentKey = tuple[int, str]
 """(Slurm job id, node name); the job id is 0 without Slurm."""
@@ -30,6 +32,8 @@ class AgentUp(Event):
 
     agent: AgentKey
     gpus: tuple[str, ...]
+    listens: tuple[str, int] = ("", 0)
+    """Address and port at which agents of other hosts can reach it; port 0: at none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,14 @@ class AgentLost(Event):
     """An agent's connection is gone, and with it every worker on that node."""
 
     agent: AgentKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReachTried(Event):
+    """An agent has connected to the others; those that did not answer: their listeners, each with the problem."""
+
+    agent: AgentKey
+    unreached: tuple[tuple[Listener, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +284,7 @@ class UndoResize:
 
     detail: str
     phase: str = "failed"
+    unreached: tuple[Unreached, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from slurm_elastic.protocol.messages import Piece
 
+from ...node.reach import supervisor_unreached
 from .. import commands
 from . import events
 from .actions import CancelCompanion, DetachAgents, LaunchAgents, Print, QuitAgent
@@ -102,7 +103,7 @@ class Nodes(Part):
             context.do(QuitAgent(key))
             return
         self._forget(key)  # one that was quitting: its connection has given way to this one
-        context.agents[key] = ConnectedAgent(event.gpus)
+        context.agents[key] = ConnectedAgent(event.gpus, event.listens)
         if joins:
             self._detach_if_complete(key)
             return
@@ -169,7 +170,8 @@ class Nodes(Part):
         if context.joiner_awaited(keys):
             why = next((line for line in reversed(event.tail) if line.startswith("selastic: ")), "")
             said = why.removeprefix("selastic: ") or f"exit code {event.code}"
-            context.emit(events.UndoResize(f"the companion's agents did not start: {said}"))
+            unreached = supervisor_unreached(said, context.batch_host[1])
+            context.emit(events.UndoResize(f"the companion's agents did not start: {said}", unreached=unreached))
         if missing := context.awaited & keys:
             for line in event.tail:
                 context.do(Print(f"  agent| {line}"))

@@ -9,7 +9,7 @@ left here; selasticd gives them back to Slurm.
 from __future__ import annotations
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import Piece, Resize
+from slurm_elastic.protocol.messages import Piece, Resize, Unreached
 
 from . import events
 from .actions import CancelCompanion, DropCompanions, Print, Send, SubmitCompanion
@@ -39,7 +39,7 @@ class Resizes(Part):
             events.FirstStepDone: lambda event: self._running(event.generation, event.message),
             events.TrainingOver: self._training_over,
             events.JobTerminating: self._job_terminating,
-            events.UndoResize: lambda event: self._undo(event.detail, event.phase),
+            events.UndoResize: lambda event: self._undo(event.detail, event.phase, event.unreached),
             events.ResizeRolledBack: self._rolled_back,
             events.Restarting: lambda event: self._called_off.clear(),
             events.EndJob: lambda event: self._undo("the job is ending", "withdrawn"),
@@ -256,7 +256,7 @@ class Resizes(Part):
         self._called_off.pop(event.generation, None)
         self._begin_waiting()
 
-    def _undo(self, detail: str, phase: str = "failed") -> None:
+    def _undo(self, detail: str, phase: str = "failed", unreached: tuple[Unreached, ...] = ()) -> None:
         """Undo the resize under way, if there is one: the job goes on with the old pieces."""
         context, resize = self._context, self._context.resize
         if resize is None:
@@ -271,7 +271,7 @@ class Resizes(Part):
             context.do(DropCompanions(resize.id))
         context.forget_left()
         if resize.id:
-            context.report_phase(resize.id, phase, detail)
+            context.report_phase(resize.id, phase, detail, unreached=unreached)
             context.do(Print(f"resize {resize.id} {phase}: {detail}"))
         if resize.world is not None and resize.agreed:
             context.emit(events.Restart(detail, 1))

@@ -5,10 +5,18 @@ Pure. The old world notices nothing of it.
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.messages import Unreached
+
+from ...node.reach import Listener
 from . import events
-from .actions import DropCompanions, Print
+from .actions import DropCompanions, Print, TryReach
 from .context import Handlers, Part, Stage, SupervisorContext
 from .timers import CompanionTimer
+from .workers import agents_of
+
+MOST_PAIRS = 64
+"""That one failure is told of."""
+MOST_SAID = 3
 
 
 class WarmUp(Part):
@@ -24,7 +32,8 @@ class WarmUp(Part):
             events.ClockDiffers: self._clock_differs,
             events.CompanionRefused: self._refused,
             events.AgentUp: self._agent_up,
-            events.WorkerReady: self._ready,
+            events.WorkerReady: lambda event: self._begin_if_ready(),
+            events.ReachTried: self._reach_tried,
             CompanionTimer: self._timed_out,
         }
 
@@ -53,6 +62,7 @@ class WarmUp(Part):
         context, resize, (job_id, node) = self._context, self._context.resize, event.agent
         if resize is None or not context.joins(event.agent) or event.agent in resize.agents:
             return
+        self._try_reach(event)
         resize.agents.add(event.agent)
         piece = next(piece for piece in resize.added.values() if piece.slurm_job_id == job_id)
         found = len(context.agents[event.agent].gpus)
@@ -62,10 +72,35 @@ class WarmUp(Part):
             shown = f"node {node} of job {job_id} shows {found} GPUs instead of {piece.gpus_per_node}"
             context.emit(events.UndoResize(shown))
 
-    def _ready(self, event: events.WorkerReady) -> None:
-        """With the last joiner warm the worlds can change."""
+    def _try_reach(self, event: events.AgentUp) -> None:
+        """Before anybody waits for it in vain: whether it reaches the hosts that train, and those that have joined."""
         context, resize = self._context, self._context.resize
-        if resize is None or resize.stage is not Stage.WARMING:
+        assert resize is not None
+        known = [*agents_of(context.pieces), *resize.agents]
+        there = [(key[1], *context.agents[key].listens) for key in known if key in context.agents]
+        others = tuple(Listener(*one) for one in there if one[2] and one[0] != event.agent[1])
+        if others and event.listens[1]:
+            resize.reaching.add(event.agent)
+            context.do(TryReach(event.agent, others))
+
+    def _reach_tried(self, event: events.ReachTried) -> None:
+        context, resize, host = self._context, self._context.resize, event.agent[1]
+        if resize is None or event.agent not in resize.reaching:
+            return
+        resize.reaching.discard(event.agent)
+        if not event.unreached:
+            self._begin_if_ready()
+            return
+        said = [f"{one.node} at {one.address} port {one.port} ({problem})" for one, problem in event.unreached]
+        pairs = tuple(Unreached(host, one.node, one.address) for one, _ in event.unreached[:MOST_PAIRS])
+        rest = f", and {len(said) - MOST_SAID} more" if len(said) > MOST_SAID else ""
+        detail = f"{host} does not reach {', nor '.join(said[:MOST_SAID])}{rest}; see --interface"
+        context.emit(events.UndoResize(detail, unreached=pairs))
+
+    def _begin_if_ready(self) -> None:
+        """With the last joiner warm, and all hosts within reach, the worlds can change."""
+        context, resize = self._context, self._context.resize
+        if resize is None or resize.stage is not Stage.WARMING or resize.reaching:
             return
         joiners = context.workers_on(resize.agents)
         if len(joiners) == sum(piece.gpus for piece in resize.added.values()) and all(j.ready for j in joiners):

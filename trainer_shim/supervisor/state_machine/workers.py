@@ -20,6 +20,8 @@ class ConnectedAgent:
     """One node of one piece."""
 
     gpus: tuple[str, ...]
+    listens: tuple[str, int] = ("", 0)
+    """Address and port for the agents of other hosts; port 0: none."""
     quitting: bool = False
 
 

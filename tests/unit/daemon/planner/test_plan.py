@@ -13,7 +13,7 @@ from slurm_elastic.daemon.mechanisms.refusals import Refusal
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.eligibility import slow_nodes
 from slurm_elastic.daemon.text.reasons import Reason
-from slurm_elastic.db.rows import InUse
+from slurm_elastic.db.rows import HostPair, InUse
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.messages import Piece, Report, Resize, Shape
 
@@ -78,6 +78,21 @@ def test_a_job_grows_onto_idle_gpus() -> None:
     decision = row(plan, 1)
     assert (decision.gpus_from, decision.gpus_to, decision.reason) == (4, 16, Reason.GROW_IDLE.value)
     assert decision.mechanism == "companion" and decision.gain is not None and decision.gain > 0
+
+
+def test_no_world_has_both_of_two_hosts_that_do_not_reach_each_other() -> None:
+    """What a job grows onto reaches all that it has and gets; another user's failures do not count."""
+    world = World(4)
+    world.job(1, "n1")
+    user = world.cluster.snapshot().jobs[1].user
+
+    def grown(*pairs: HostPair) -> list[str]:
+        return [name for shape in order(world.plan(host_pairs=pairs), 1).add for name in shape.node_list]
+
+    apart = HostPair(user, "n1", "n3", "n3 at 10.0.0.3", 3, NOW - 10)
+    assert grown(apart) == ["n2", "n4"]
+    assert len({*grown(replace(apart, host="n2")), "n2", "n3"}) == 3, "one of the two"
+    assert grown(replace(apart, user="somebody else")) == grown(replace(apart, failures=2)) == ["n2", "n3", "n4"]
 
 
 def test_idle_gpus_are_spread_evenly_before_sizes_are_known() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from daemon_harness import REQUEST, World
 
+from slurm_elastic.daemon.cli.explanation.sections import next_steps
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.explain import explain
 from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration
+from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Resize, Unreached
 from slurm_elastic.protocol.resize_state import ResizeState
 
 
@@ -356,3 +357,33 @@ def test_what_a_job_trains_on_is_not_looked_up(world: World) -> None:
         world.controller.registered(job.job_id, registration(*pieces))
         world.controller.phase(job.job_id, Phase(0, "running", generation, pieces, 240, world.slurm.now))
     assert not asked
+
+
+def test_hosts_that_fail_a_job_three_times_are_not_put_together_again(world: World) -> None:
+    """`explain` names both, the address and until when; a job that trains on both ends it. Of hosts that Slurm does not
+    know nothing is kept."""
+    job = world.elastic()
+    job.step()
+    world.rounds.run()
+    piece, now = job.pieces, world.slurm.now
+    own = piece[0].nodes[0]
+    far = next(name for name in sorted(world.snapshot().nodes) if name != own)
+    for number in range(3):
+        order = Resize(0, job.job_id, piece, (), 4, 240, "grow_idle", 60.0)
+        resize = world.store.resize_of(job.job_id) or world.store.begin_resize(order, now)
+        unreached = (Unreached(far, own, "10.0.0.1"), Unreached("no-such-host", own, "10.0.0.9"))
+        failed = Phase(resize.id, "failed", 0, piece, 240, now, detail="no way", unreached=unreached)
+        assert explain(world.store, job.job_id, Viewer(0, admin=True), now).hosts_apart == (), number
+        world.controller.phase(job.job_id, failed)
+    [apart] = explain(world.store, job.job_id, Viewer(0, admin=True), now).hosts_apart
+    assert ({apart.host, apart.other}, apart.address, apart.failures) == ({own, far}, f"{own} at 10.0.0.1", 3)
+    assert apart.again_at == now + 3600
+    said = next_steps(explain(world.store, job.job_id, Viewer(0, admin=True), now))
+    assert any(f"do not reach each other ({own} at 10.0.0.1): not put on both before" in line for line in said), said
+    world.slurm.now += 700  # the time after a failure is over
+    world.rounds.run()
+    begun = world.store.resize_of(job.job_id)
+    assert begun is not None and all(far not in shape.node_list for shape in begun.add)
+    both = (*piece, Piece(job.job_id, "companion", (far,), 4))
+    world.controller.phase(job.job_id, Phase(0, "running", 1, both, 240, world.slurm.now))
+    assert world.store.host_pairs() == ()

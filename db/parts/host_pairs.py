@@ -1,0 +1,87 @@
+"""Pairs of hosts that did not reach each other in resizes, by the user whose jobs found out.
+
+A pair that has trained in one world since is forgotten, and so is one of which nothing was heard for FORGET_S. Limit:
+what follows from it is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from slurm_elastic.protocol.messages import Unreached
+
+from .. import schema
+from ..engine import Database
+from ..rows import HostPair
+from .base import StorePart, record
+
+FORGET_S = 7 * 86400.0
+MOST = 1000
+"""Pairs of one user: the oldest go."""
+_PAIRS = schema.host_pairs
+
+
+class HostPairs(StorePart):
+    """See the module."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._pairs: tuple[HostPair, ...] | None = None
+
+    def host_pairs(self) -> tuple[HostPair, ...]:
+        """All of them."""
+        with self._db.lock:
+            if self._pairs is None:
+                with self._db.read() as connection:
+                    self._pairs = tuple(record(HostPair, row) for row in connection.execute(_IN_ORDER))
+            return self._pairs
+
+    def note_unreached(self, user: str, pairs: Iterable[Unreached], at: float) -> list[HostPair]:
+        """A resize of this user's has failed because of these; returns what is known of them now."""
+        found = []
+        with self._db.lock:
+            with self._db.write() as connection:
+                connection.execute(delete(_PAIRS).where(_PAIRS.c.last_at < at - FORGET_S))
+                for pair in pairs:
+                    found.append(_counted(connection, user, pair, at))
+                kept = select(_PAIRS.c.last_at).where(_PAIRS.c.user == user).order_by(_PAIRS.c.last_at.desc())
+                surplus = connection.execute(kept.offset(MOST).limit(1)).scalar()
+                if surplus is not None:
+                    connection.execute(delete(_PAIRS).where(_PAIRS.c.user == user, _PAIRS.c.last_at <= surplus))
+            self._pairs = None
+        return found
+
+    def note_reached(self, user: str, hosts: Collection[str]) -> None:
+        """These train in one world of this user's: each reaches the others."""
+        done = [p for p in self.host_pairs() if p.user == user and p.host in hosts and p.other in hosts]
+        if not done:
+            return
+        with self._db.lock:
+            with self._db.write() as connection:
+                for pair in done:
+                    connection.execute(delete(_PAIRS).where(_is(user, pair.host, pair.other)))
+            self._pairs = None
+
+
+_IN_ORDER = select(_PAIRS).order_by(_PAIRS.c.user, _PAIRS.c.host, _PAIRS.c.other)
+
+
+def _counted(connection: Connection, user: str, pair: Unreached, at: float) -> HostPair:
+    """One more failure of this pair; whoever of the two tried, it is the same pair."""
+    host, other = sorted((pair.host, pair.other))
+    this = _is(user, host, other)
+    before = connection.execute(select(_PAIRS.c.failures).where(this)).scalar()
+    found = HostPair(user, host, other, f"{pair.other} at {pair.address}", (before or 0) + 1, at)
+    values = {"address": found.address, "failures": found.failures, "last_at": at}
+    if before is None:
+        connection.execute(insert(_PAIRS).values(user=user, host=host, other=other, **values))
+    else:
+        connection.execute(update(_PAIRS).where(this).values(**values))
+    return found
+
+
+def _is(user: str, host: str, other: str) -> Any:
+    return (_PAIRS.c.user == user) & (_PAIRS.c.host == host) & (_PAIRS.c.other == other)

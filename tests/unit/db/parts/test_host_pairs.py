@@ -1,0 +1,38 @@
+"""Which hosts did not reach each other is kept by user, across restarts of the daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_elastic.db.parts.host_pairs import FORGET_S
+from slurm_elastic.db.rows import HostPair
+from slurm_elastic.db.store import Store
+from slurm_elastic.protocol.messages import Unreached
+
+
+def test_failures_of_a_pair_are_counted_whoever_tried(tmp_path: Path) -> None:
+    """Until both train in one world; each user's for themselves; one that nothing was heard of is forgotten."""
+    url = f"sqlite:///{tmp_path}/elastic.db"
+    with Store.open(url) as store:
+        assert store.host_pairs() == ()
+        store.note_unreached("ada", [Unreached("n3", "n2", "10.0.0.2")], 10.0)
+        store.note_unreached("ada", [Unreached("n2", "n3", "10.0.0.3"), Unreached("n2", "n4", "10.0.0.4")], 20.0)
+        [bobs] = store.note_unreached("bob", [Unreached("n2", "n3", "10.0.0.3")], 30.0)
+        assert bobs.failures == 1
+    n3 = HostPair("ada", "n2", "n3", "n3 at 10.0.0.3", 2, 20.0)
+    n4 = HostPair("ada", "n2", "n4", "n4 at 10.0.0.4", 1, 20.0)
+    with Store.open(url) as store:
+        assert store.host_pairs() == (n3, n4, bobs)
+        store.note_reached("ada", {"n1", "n2", "n3"})
+        assert store.host_pairs() == (n4, bobs)
+        store.note_unreached("ada", [], 20.0 + FORGET_S + 1)
+        assert store.host_pairs() == (bobs,)
+
+
+def test_one_user_cannot_fill_the_table(tmp_path: Path) -> None:
+    """The oldest of too many go."""
+    with Store.open(f"sqlite:///{tmp_path}/elastic.db") as store:
+        for round in range(3):
+            store.note_unreached("eve", [Unreached("a", f"b{round}.{i}", "x") for i in range(500)], 10.0 + round)
+        kept = store.host_pairs()
+        assert len(kept) == 1000 and min(pair.last_at for pair in kept) == 11.0
