@@ -19,13 +19,15 @@ from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUn
 from .. import arguments
 from ..commands import DEFAULT_PATH, CommandClient, says_no_answer
 from ..model import Snapshot
-from .process import WORKER, PySlurmProcess, WorkerEnded
+from .process import WORKER, NoReply, PySlurmProcess
 from .worker import NOT_IMPORTABLE, UNPARSABLE, UNTRACKED
 
 log = logging.getLogger(__name__)
 
 _JOB_ERRORS = range(2000, 4000)
 """Errnos with which slurmctld itself answers (ESLURM_…); around them lie sockets, the protocol and credentials."""
+GIVE_UP = 2
+"""Calls of a kind in a row that pyslurm hangs or crashes in before commands do all of the kind."""
 T = TypeVar("T")
 
 
@@ -52,7 +54,9 @@ class PySlurmClient(CommandClient):
     ) -> None:
         super().__init__(slurm_conf, timeout_s=timeout_s, prefix=prefix, path=path)
         self._worker = PySlurmProcess(worker, slurm_conf, timeout_s, self._accept)
-        self._usable = self._lists = True
+        self._usable = self._lists = self._changes = True
+        self._no_listing = self._no_change = 0
+        """How many times in a row the worker has hung or crashed in one."""
         self._unread = ""
         """Why commands gave the last listing in place of pyslurm; empty: they did not."""
         self.version = ""
@@ -68,18 +72,24 @@ class PySlurmClient(CommandClient):
 
     def about(self) -> str:
         """What goes through pyslurm, in words."""
-        if not self._usable:
+        if not self._usable or not (self._lists or self._changes):
             return "Slurm's commands"
-        return f"pyslurm {self.version}" + ("" if self._lists else " for changes, Slurm's commands for listings")
+        if self._lists and self._changes:
+            return f"pyslurm {self.version}"
+        does, others = ("listings", "changes") if self._lists else ("changes", "listings")
+        return f"pyslurm {self.version} for {does}, Slurm's commands for {others}"
 
     def snapshot(self) -> Snapshot:
         """When pyslurm cannot read a job, commands are used for the whole listing."""
         if not self._lists:
             return super().snapshot()
         try:
-            found, why = self._through(super().snapshot, "snapshot"), ""
-        except (SlurmUnparsable, WorkerEnded) as error:
-            found, why = super().snapshot(), str(error)
+            found, why, self._no_listing = self._through(super().snapshot, "snapshot"), "", 0
+        except (SlurmUnparsable, NoReply) as error:
+            found, why = super().snapshot(), str(error)  # which fails too where it is slurmctld that does not answer
+            if isinstance(error, NoReply):
+                self._no_listing += 1
+                self._lists = self._no_listing < GIVE_UP or self._given_up("listings", error)
         if why and why != self._unread:
             log.warning("Slurm's commands are used for listings as long as pyslurm cannot read them: %s", why)
         self._unread = why
@@ -99,10 +109,31 @@ class PySlurmClient(CommandClient):
 
     def requeue(self, job_id: int) -> None:
         number = arguments.job_number(job_id)
-        self._through(partial(super().requeue, job_id), "requeue", number, doing=f"requeue job {job_id}")
+        self._change(partial(super().requeue, job_id), "requeue", number, doing=f"requeue job {job_id}")
 
     def _modify(self, otherwise: Callable[[], None], job_id: int, changes: dict[str, Any]) -> None:
-        self._through(otherwise, "modify", arguments.job_number(job_id), changes, doing=f"change job {job_id}")
+        self._change(otherwise, "modify", arguments.job_number(job_id), changes, doing=f"change job {job_id}")
+
+    def _change(self, otherwise: Callable[[], None], name: str, *values: Any, doing: str) -> None:
+        """What has ended without an answer is not done again: it may have been done."""
+        if not self._changes:
+            otherwise()
+            return
+        try:
+            self._through(otherwise, name, *values, doing=doing)
+        except NoReply as error:
+            self._no_change += 1
+            self._changes = self._no_change < GIVE_UP or self._given_up("changes", error)
+            raise
+        except SlurmRefused:
+            self._no_change = 0
+            raise
+        self._no_change = 0
+
+    def _given_up(self, kind: str, error: NoReply) -> bool:
+        words = "Slurm's commands are used for %s from now on, until selasticd is started again: %s"
+        log.warning(words, kind, error)
+        return False
 
     def _through(self, otherwise: Callable[[], T], name: str, *values: Any, doing: str = "") -> T:
         """The worker's answer, or the commands' where pyslurm turns out to be unable."""

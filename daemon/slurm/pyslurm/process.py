@@ -7,6 +7,7 @@ Limit: whether a call that ended in SlurmUnreachable had an effect is not known.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,8 +23,12 @@ _MAIN = "import sys; from slurm_elastic.daemon.slurm.pyslurm import worker; work
 WORKER = (sys.executable, "-c", _MAIN)
 
 
-class WorkerEnded(SlurmUnreachable):
-    """The process ended instead of answering."""
+EXIT_S = 2.0
+"""How long a process that has closed its connection may take to end."""
+
+
+class NoReply(SlurmUnreachable):
+    """The process ended instead of answering, or did not answer in time."""
 
 
 class PySlurmProcess:
@@ -45,7 +50,7 @@ class PySlurmProcess:
         self._connection: Connection | None = None
 
     def call(self, *request: Any) -> Any:
-        """The worker's reply. WorkerEnded or SlurmUnreachable when there is none within timeout_s."""
+        """The worker's reply. NoReply without one within timeout_s, SlurmUnreachable when others kept it busy."""
         by = time.monotonic() + self._timeout_s
         if not self._lock.acquire(timeout=self._timeout_s):
             raise SlurmUnreachable(f"pyslurm has been busy with another call for {self._timeout_s:g} s.")
@@ -54,10 +59,11 @@ class PySlurmProcess:
             return self._exchange(connection, request, by)
         except TimeoutError as error:
             self._end()
-            raise SlurmUnreachable(f"pyslurm gave no answer: {error}.") from None
+            raise NoReply(f"pyslurm gave no answer: {error}.") from None
         except (EOFError, OSError):
+            how = self._how_it_ended()
             self._end()
-            raise WorkerEnded("pyslurm gave no answer: its process ended.") from None
+            raise NoReply(f"pyslurm gave no answer: its process ended{how}.") from None
         finally:
             self._lock.release()
 
@@ -87,6 +93,18 @@ class PySlurmProcess:
         if not connection.poll(max(0.0, by - time.monotonic())):
             raise TimeoutError(f"nothing within {self._timeout_s:g} s")
         return connection.recv()
+
+    def _how_it_ended(self) -> str:
+        if self._process is None:
+            return ""
+        try:
+            status = self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        if status >= 0:
+            return f" with status {status}"
+        known = status in {-number for number in signal.Signals}
+        return f" by signal {-status}" + (f" ({signal.Signals(-status).name})" if known else "")
 
     def _end(self) -> None:
         if self._connection is not None:

@@ -176,7 +176,7 @@ def test_slurms_errno_tells_refused_from_unreachable(
 def test_a_worker_that_dies_is_an_unknown_outcome_and_another_one_works_on(bench: Bench) -> None:
     """libslurm ends its process at what it calls fatal: the daemon lives, says unreachable, and starts a new one."""
     client = bench.client(then=f"os.path.exists({str(bench.folder / 'well')!r}) or os._exit(1)")
-    with pytest.raises(SlurmUnreachable, match="its process ended"):
+    with pytest.raises(SlurmUnreachable, match=r"its process ended with status 1\."):
         client.shrink(7, ["n1"])
     (bench.folder / "well").touch()
     client.shrink(7, ["n1"])
@@ -197,6 +197,44 @@ def test_a_job_that_pyslurm_cannot_read_hides_nobody(
     listing = ['["squeue"', '["sinfo"']
     assert [call.split(",")[0] for call in bench.calls()] == [*listing, *listing, '["modify"']
     assert sum("cannot read them" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("os.kill(os.getpid(), 11)", "its process ended by signal 11 (SIGSEGV)"),
+        ("time.sleep(600)", "nothing within 3 s"),
+    ],
+    ids=["crashes", "hangs"],
+)
+def test_pyslurm_that_fails_in_listings_is_given_up_after_two(
+    bench: Bench, listed: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Commands give what it does not, at once; after the second time it is not asked again. Changes still are."""
+    client = bench.client(timeout_s=3, listed=listed)
+    for _ in range(3):
+        assert client.snapshot().jobs == {}
+    told = [line for line in caplog.messages if "used for listings from now on" in line]
+    assert len(told) == 1 and said in told[0], caplog.messages
+    client.shrink(7, ["n1"])
+    assert bench.calls()[-1].startswith('["modify"')
+    assert client.about() == "pyslurm 25.11.2 for changes, Slurm's commands for listings"
+
+
+def test_pyslurm_that_crashes_in_changes_is_given_up_after_two(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Two in a row: neither is done again by itself, for it may have been done; the next one goes through commands. One
+    that pyslurm answers, if only by a refusal, begins the count anew."""
+    refuses = bench.folder / "refuses"
+    client = bench.client(then=f"os.path.exists({str(refuses)!r}) or os._exit(3); raise RPCError(2017, 'no')")
+    for crashes in (True, False, True, True):
+        refuses.unlink(missing_ok=True) if crashes else refuses.touch()
+        with pytest.raises(SlurmUnreachable if crashes else SlurmRefused):
+            client.shrink(7, ["n1"])
+    assert sum("used for changes from now on" in line for line in caplog.messages) == 1
+    client.requeue(7)
+    assert [call.split(",")[0] for call in bench.calls()] == ['["modify"'] * 4 + ['["scontrol"']
+    assert client.snapshot().jobs == {}
+    assert client.about() == "pyslurm 25.11.2 for listings, Slurm's commands for changes"
 
 
 def test_a_slurmctld_that_does_not_answer_is_looked_for_anew(bench: Bench) -> None:
