@@ -28,19 +28,21 @@ CUT = Link(loss=1.0)
 
 @dataclass(frozen=True)
 class Links:
-    """Every direction between two hosts: those named "n1>n2", and `others`."""
+    """Every direction between two hosts: those named "n1>n2", "n1>n2@ib0" on one of their networks, and `others`."""
 
     others: Link = Link()
     named: dict[str, Link] = field(default_factory=dict)
 
-    def between(self, sender: str, receiver: str) -> Link:
-        return self.named.get(f"{sender}>{receiver}", self.others)
+    def between(self, sender: str, receiver: str, interface: str = "") -> Link:
+        both = f"{sender}>{receiver}"
+        return self.named.get(f"{both}@{interface}") or self.named.get(both, self.others)
 
-    def with_one_way(self, sender: str, receiver: str, link: Link) -> Links:
-        return replace(self, named={**self.named, f"{sender}>{receiver}": link})
+    def with_one_way(self, sender: str, receiver: str, link: Link, interface: str = "") -> Links:
+        """interface: of the one network that it is about; "" is all of them."""
+        return replace(self, named={**self.named, f"{sender}>{receiver}" + (f"@{interface}" * bool(interface)): link})
 
-    def with_both_ways(self, one: str, other: str, link: Link) -> Links:
-        return self.with_one_way(one, other, link).with_one_way(other, one, link)
+    def with_both_ways(self, one: str, other: str, link: Link, interface: str = "") -> Links:
+        return self.with_one_way(one, other, link, interface).with_one_way(other, one, link, interface)
 
     def changed(
         self, hosts: list[str], sender: str | None, receiver: str | None, delay_s: float | None, loss: float | None

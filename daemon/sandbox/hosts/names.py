@@ -12,11 +12,20 @@ KINDS = {
 }
 _NETWORK = "10.77.0"
 PREFIX_LENGTH = 24
+_SECOND_NETWORK = "fd77"
+SECOND_PREFIX_LENGTH = 64
+FIRST, SECOND = "eth0", "ib0"
+"""The interfaces of every host, as Ethernet and InfiniBand are called."""
 
 
 def address(host: str) -> str:
     """The address of head, n1, n2, …; it means something inside the sandbox only."""
     return f"{_NETWORK}.{254 if host == HEAD else int(host.removeprefix('n'))}"
+
+
+def second_address(host: str) -> str:
+    """Its address on the second network, which speaks IPv6 alone and has no names."""
+    return f"{_SECOND_NETWORK}::{address(host).rpartition('.')[2]}"
 
 
 def node_addr(nodes: int, kind: str) -> str:

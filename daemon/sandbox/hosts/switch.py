@@ -1,14 +1,16 @@
 """Carries packets between the hosts of a sandbox: `python -m slurm_elastic.daemon.sandbox.hosts.switch DIR`.
 
-One TUN device per host, all held here; so delay and loss need nothing of the kernel (netem is missing in many). DIR
-holds `links.json` (see links) and a file per host under `plugged` with the pid of its process 1; both are looked at
-often, so a host that was started again is plugged in again. Limit: IPv4, and what one processor can copy.
+Two TUN devices per host, one for each network, all held here; so delay and loss need nothing of the kernel (netem is
+missing in many). DIR holds `links.json` (see links) and a file per host under `plugged` with the pid of its process 1;
+both are looked at often, so a host that was started again is plugged in again. Limits: what one processor can copy;
+without IPv6 in the kernel there is no second network.
 """
 
 from __future__ import annotations
 
 import fcntl
 import heapq
+import ipaddress
 import itertools
 import os
 import random
@@ -24,6 +26,8 @@ from . import links, names, namespaces
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 MTU = 9000
 LOOK_S = 0.05
+Port = tuple[str, str]
+"""A host, and one of its interfaces."""
 
 
 class Switch:
@@ -34,10 +38,10 @@ class Switch:
         self._links, self._read_at = links.Links(), 0
         self._tried: dict[str, int] = {}
         """Host -> pid of the process 1 that was plugged in last."""
-        self._ports: dict[str, int] = {}
-        self._host_of: dict[int, str] = {}
-        self._port_to: dict[bytes, str] = {}
-        self._late: list[tuple[float, int, str, bytes]] = []
+        self._ports: dict[Port, int] = {}
+        self._port_of: dict[int, Port] = {}
+        self._port_to: dict[bytes, Port] = {}
+        self._late: list[tuple[float, int, Port, bytes]] = []
         self._count = itertools.count()
         self._poll = select.epoll()
 
@@ -63,42 +67,50 @@ class Switch:
             pid = int(plugged.read_text() or 0)
             if pid and self._tried.get(plugged.name) != pid:
                 self._tried[plugged.name] = pid
-                self._unplug(plugged.name)
-                self._plug(plugged.name, pid)
+                first, second = names.address(plugged.name), names.second_address(plugged.name)
+                self._plug((plugged.name, names.FIRST), pid, first, names.PREFIX_LENGTH)
+                if Path(f"/proc/{pid}/net/if_inet6").exists():
+                    self._plug((plugged.name, names.SECOND), pid, second, names.SECOND_PREFIX_LENGTH)
 
-    def _plug(self, host: str, pid: int) -> None:
-        """A device for the host, moved into its network under the name eth0."""
+    def _plug(self, port: Port, pid: int, address: str, length: int) -> None:
+        """A device for the host, moved into its network under the interface's name."""
+        self._unplug(port)
+        host, interface = port
         device = f"se{os.getpid()}-{next(self._count)}"[:15]
         descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH14x", device.encode(), IFF_TUN | IFF_NO_PI))
         try:
-            _ip("link", "set", device, "netns", str(pid), "name", "eth0")
+            _ip("link", "set", device, "netns", str(pid), "name", interface)
             inside = namespaces.command_in_network(pid, ["ip"])
-            address = names.address(host)
-            _ip("addr", "add", f"{address}/{names.PREFIX_LENGTH}", "dev", "eth0", prefix=inside)
-            _ip("link", "set", "eth0", "mtu", str(MTU), "txqueuelen", "5000", "up", prefix=inside)
+            _ip("addr", "add", f"{address}/{length}", "dev", interface, prefix=inside)
+            _ip("link", "set", interface, "mtu", str(MTU), "txqueuelen", "5000", "up", prefix=inside)
         except subprocess.CalledProcessError as error:  # the host died just now
             print(f"{host}: {error.stderr}", file=sys.stderr, flush=True)
             os.close(descriptor)
             return
-        self._ports[host] = descriptor
-        self._host_of[descriptor] = host
-        self._port_to[bytes(int(part) for part in address.split("."))] = host
+        self._ports[port] = descriptor
+        self._port_of[descriptor] = port
+        self._port_to[ipaddress.ip_address(address).packed] = port
         self._poll.register(descriptor, select.EPOLLIN)
 
     def _forward(self, descriptor: int) -> None:
-        sender = self._host_of.get(descriptor, "")
+        port = self._port_of.get(descriptor)
+        if port is None:
+            return
+        sender, interface = port
         for _ in range(256):
             try:
                 packet = os.read(descriptor, 65535)
             except BlockingIOError:
                 return
             except OSError:  # the host is gone, and its device with it
-                self._unplug(sender)
+                self._unplug(port)
                 return
-            receiver = self._port_to.get(packet[16:20], "") if packet[0] >> 4 == 4 else ""
-            link = self._links.between(sender, receiver)
-            if not receiver or (link.loss and random.random() < link.loss):
+            receiver = self._port_to.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
+            if receiver is None or receiver[1] != interface:
+                continue
+            link = self._links.between(sender, receiver[0], interface)
+            if link.loss and random.random() < link.loss:
                 continue
             if link.delay_s:
                 heapq.heappush(self._late, (time.monotonic() + link.delay_s, next(self._count), receiver, packet))
@@ -111,7 +123,7 @@ class Switch:
             _, _, receiver, packet = heapq.heappop(self._late)
             self._deliver(receiver, packet)
 
-    def _deliver(self, receiver: str, packet: bytes) -> None:
+    def _deliver(self, receiver: Port, packet: bytes) -> None:
         descriptor = self._ports.get(receiver)
         if descriptor is None:
             return
@@ -122,11 +134,11 @@ class Switch:
         except OSError:
             self._unplug(receiver)
 
-    def _unplug(self, host: str) -> None:
-        descriptor = self._ports.pop(host, None)
+    def _unplug(self, port: Port) -> None:
+        descriptor = self._ports.pop(port, None)
         if descriptor is not None:
             self._poll.unregister(descriptor)
-            del self._host_of[descriptor]
+            del self._port_of[descriptor]
             os.close(descriptor)
 
 

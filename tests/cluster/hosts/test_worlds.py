@@ -10,7 +10,7 @@ from host_training import HostTraining
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.sandbox.hosts.links import CUT, Links
-from slurm_elastic.daemon.sandbox.hosts.names import address
+from slurm_elastic.daemon.sandbox.hosts.names import FIRST, SECOND, address
 from slurm_elastic.protocol.messages import Unreached
 
 Start = Callable[..., HostTraining]
@@ -19,9 +19,13 @@ Start = Callable[..., HostTraining]
 def test_a_job_grows_onto_another_host_and_gives_it_back(hosts: Sandbox, start: Start) -> None:
     """Training on two hosts grows by a companion on a third and shrinks again: every sample once, no step twice.
 
-    Where names do their work anyway, with an interface that the user has chosen.
+    Where names do their work anyway, on a second network of IPv6 addresses alone, which the user has chosen: the first
+    one does not lead from one worker to the other.
     """
-    chosen = {"SELASTIC_INTERFACE": "eth0"} if hosts.spec.hosts == "full" else {}
+    chosen = {}
+    if hosts.spec.hosts == "full":
+        chosen = {"SELASTIC_INTERFACE": SECOND}
+        hosts.links = Links().with_both_ways("n2", "n3", CUT, FIRST)
     job = start("-N2", "--gres=gpu:1", env=chosen)
     base = job.daemon.wait_registered(120).pieces
     job.trains_past(3)

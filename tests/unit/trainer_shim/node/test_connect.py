@@ -31,6 +31,18 @@ def test_the_address_srun_was_called_on_comes_before_the_name() -> None:
         assert host == "localhost", "what does not answer is no obstacle"
 
 
+def test_an_address_of_ipv6_is_reached() -> None:
+    """Bare or in brackets: the port is what follows the last colon."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as supervisor:
+        port = supervisor.getsockname()[1]
+        for host in ("::1", "[::1]"):
+            (found, _), sock = connect({"SELASTIC_CONTROL": f"{host}:{port}", "SELASTIC_INTERFACE": "ib0"}, 5)
+            sock.close()
+            assert found == "::1"
+
+
 def test_every_address_that_was_tried_is_named() -> None:
     """An admin who reads it knows which address and port the network does not carry."""
     with socket.create_server(("127.0.0.1", 0)) as closed:

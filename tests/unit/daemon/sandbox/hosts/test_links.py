@@ -27,6 +27,14 @@ def test_a_host_apart_reaches_nobody() -> None:
     assert cut == {("n1", "head"), ("head", "n1"), ("n1", "n2"), ("n2", "n1")}
 
 
+def test_one_network_can_be_disturbed_alone() -> None:
+    """What is said of two hosts is said of all their networks, unless it names one."""
+    given = Links().with_both_ways("n1", "n2", CUT, "eth0")
+    assert given.between("n1", "n2", "eth0") == given.between("n2", "n1", "eth0") == CUT
+    assert given.between("n1", "n2", "ib0") == Link()
+    assert Links().apart("n1", HOSTS).between("n2", "n1", "ib0") == CUT
+
+
 def test_a_change_keeps_what_it_does_not_name() -> None:
     """Loss set after a delay keeps the delay; from one host means to every other one."""
     given = Links(Link(delay_s=0.02)).changed(HOSTS, "n1", None, None, 0.5)
