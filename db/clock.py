@@ -1,8 +1,8 @@
 """The daemon's clock: what it stores and measures is by this one, which never jumps, whatever happens to the host's.
 
-It shows the host's time. Where that is set, it follows slowly, at twice or half the speed of time, so that no duration
-is wrong by more than that and nothing that was stored lies in the future. Limit: until it has caught up, the times
-shown are not those of the host; a clock that was set by days is only believed by the next start.
+It shows Slurm's time, which is mostly that of the host. Where that is set, it follows slowly, at twice or half the
+speed of time, so that no duration is wrong by more than that and nothing that was stored lies in the future. Limit:
+until it has caught up, the times shown are others; a clock that was set by days is only believed by the next start.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ def boot_time() -> float:
 class SteadyClock:
     """Called for the time, in unix seconds; thread-safe."""
 
-    def __init__(self, host: Callable[[], float] = time.time, ticks: Callable[[], float] = boot_time) -> None:
-        self._host, self._ticks = host, ticks
+    def __init__(self, followed: Callable[[], float] = time.time, ticks: Callable[[], float] = boot_time) -> None:
+        self._followed, self._ticks = followed, ticks
         self._lock = threading.Lock()
-        self._at, self._tick = host(), ticks()
+        self._at, self._tick = followed(), ticks()
 
     def __call__(self) -> float:
         with self._lock:
             tick = self._ticks()
             passed = max(0.0, tick - self._tick)
-            behind = self._host() - (self._at + passed)
+            behind = self._followed() - (self._at + passed)
             self._at += passed + min(max(behind, -SLOWER * passed), FASTER * passed)
             self._tick = tick
             return self._at
 
-    def begin(self, newest: float) -> None:
-        """Begin at the host's time; where something was stored a little later than that, at that time."""
+    def begin(self, newest: float, followed: Callable[[], float] | None = None) -> None:
+        """Begin at the time of the clock to follow (None: the one so far); where something was stored a little later
+        than that, at that time."""
         with self._lock:
-            self._at, self._tick = self._host(), self._ticks()
+            self._followed = followed or self._followed
+            self._at, self._tick = self._followed(), self._ticks()
             if self._at < newest < self._at + BELIEVED_S:
                 self._at = newest
 

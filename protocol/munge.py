@@ -26,6 +26,9 @@ MAX_CREDENTIAL = 16_384
 _SUCCESS, _SOCKET, _TIMEOUT = 0, 6, 7
 _SNAFU, _NO_MEMORY = 1, 5
 _EXPIRED, _REWOUND = 15, 16
+_CLOCKS = "do the clocks of the two hosts differ?"
+_SLURM_SAYS = re.compile(r"zero bytes were transmitted|credential expired|(expired|rewound) credential", re.IGNORECASE)
+"""What Slurm's commands say where MUNGE has refused a credential for its time; of the first they do not know why."""
 _OPT_TTL, _OPT_SOCKET, _OPT_UID_RESTRICTION = 4, 8, 9
 
 
@@ -173,7 +176,12 @@ class _Context:
 def _why(library: Any, context: ctypes.c_void_p, code: int) -> str:
     text = library.munge_ctx_strerror(context) or library.munge_strerror(code) or b"unknown error"
     said = str(text.decode(errors="replace"))
-    return f"{said}: do the clocks of the two hosts differ?" if code in (_EXPIRED, _REWOUND) else said
+    return f"{said}: {_CLOCKS}" if code in (_EXPIRED, _REWOUND) else said
+
+
+def with_cause(said: str) -> str:
+    """What one of Slurm's commands said, with the likely cause where that is a clock."""
+    return f"{said} ({_CLOCKS})" if _SLURM_SAYS.search(said) and _CLOCKS not in said else said
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from ..api.slurm_roles import SlurmRoles
 from ..api.waiters import Waiters
 from ..config.settings import Settings
 from ..slurm.model import SlurmClient
+from ..slurm.slurms_clock import SlurmsClock
 from ..slurm.snapshot_cache import SnapshotCache
 from .controller import DaemonController
 from .job_registry import JobRegistry
@@ -49,15 +50,17 @@ class Daemon:
         store: Store,
         confirm: Callable[[], object] = lambda: None,
         roles: SlurmRoles | None = None,
+        slurms_clock: SlurmsClock | None = None,
     ) -> None:
         """confirm: called before each change to Slurm; raises unless this daemon may make it now."""
         self.settings, self.store = settings, store
+        self._slurms_clock = slurms_clock or SlurmsClock(client.slurms_time)
         self.roles = roles
         self._cleaned_up = time.monotonic() + FIRST_CLEAN_UP_S - CLEAN_UP_S
         self._said_size = -DAY_S
         self._round_ended = time.monotonic()
         self.waiters = Waiters()
-        self.jobs = SnapshotCache(client, confirm=confirm)
+        self.jobs = SnapshotCache(client, confirm=confirm, slurms_clock=self._slurms_clock)
         self.registry = JobRegistry(store, settings)
         self.rounds = Rounds(self.jobs, store, settings, self.registry, self.waiters)
         self.scheduler = Scheduler(self._work, settings.round_interval_s, settings.min_round_gap_s)
@@ -73,7 +76,9 @@ class Daemon:
             self.roles.refresh()
         if time.monotonic() - self._cleaned_up >= CLEAN_UP_S:
             self._cleaned_up = time.monotonic()
-            self.clean_up(steady_now())
+            slurms = self._slurms_clock.said()
+            if slurms is not None:
+                self.clean_up(min(slurms, steady_now()))
 
     @property
     def hangs(self) -> bool:

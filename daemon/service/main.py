@@ -30,6 +30,7 @@ from ..config.log import handler
 from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
 from ..slurm import CommandClient, choose
+from ..slurm.slurms_clock import SlurmsClock
 from .daemon import Daemon
 from .leader import Leader, instance_lock, leading
 from .listeners import hook_listener, public_url, tcp_listener, unix_listener, write_client_file
@@ -39,8 +40,8 @@ from .systemd import Notifier
 
 log = logging.getLogger(__name__)
 
-EPILOG_S = 10.0
-"""How long to wait for slurm.conf's Epilog at the start."""
+ASKED_S = 10.0
+"""How long to wait for what Slurm is asked beside the rounds: its time, and slurm.conf's Epilog."""
 SWITCH_S = 0.0005
 """How long a round may go on computing once a request waits for the interpreter. Python's own 5 ms come several times
 in one answer."""
@@ -107,11 +108,14 @@ def _lead(
 ) -> None:
     """Be the daemon, until a signal or the loss of the lease."""
     store, (authenticator, roles) = Store.open(settings.database_url, leader.lease.fence), callers
-    steady_now.begin(store.newest())
     client, which = choose(settings.slurm_client, settings.slurm_conf)
     log.info("talks to Slurm through %s", which)
-    _tell_of_epilog(settings)
-    daemon = Daemon(settings, client, store, confirm=lambda: leader.confirm(store), roles=roles)
+    briefly = CommandClient(settings.slurm_conf, timeout_s=ASKED_S)
+    slurms_clock = SlurmsClock(briefly.slurms_time)
+    slurms_clock.look()
+    steady_now.begin(store.newest(), slurms_clock)
+    _tell_of_epilog(settings, briefly)
+    daemon = Daemon(settings, client, store, lambda: leader.confirm(store), roles, slurms_clock)
     try:
         app = create_app(store, daemon.controller, settings, authenticator)
         for each in sockets:
@@ -132,10 +136,10 @@ def _lead(
         client.close()
 
 
-def _tell_of_epilog(settings: Settings) -> None:
+def _tell_of_epilog(settings: Settings, client: CommandClient) -> None:
     """Warn of an Epilog that the next job would not wait for, if slurmctld answers."""
     with contextlib.suppress(SlurmError):
-        told = about_epilog(settings, CommandClient(settings.slurm_conf, timeout_s=EPILOG_S).epilog())
+        told = about_epilog(settings, client.epilog())
         if told and settings.mode == "act":
             log.warning("%s", told)
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
+from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 from . import arguments, parse, pending_resize, site
@@ -106,6 +107,9 @@ class CommandClient(SlurmClient):
             switches = site.switches(self._shown("show", "topology"))
         saves, interval = site.saves_power(config), site.bf_interval_s(config)
         return Site(at, tuple(limits), parents, kept, switches, saves, bf_interval_s=interval)
+
+    def slurms_time(self) -> float:
+        return parse.slurms_time(self._printed("sdiag"))
 
     def partition_qos(self) -> dict[str, str]:
         return site.partition_qos(self._shown("-a", "-o", "show", "partition"))
@@ -335,7 +339,7 @@ def _refusal(done: subprocess.CompletedProcess[str], what: str) -> SlurmRefused 
 
 
 def _no_answer(done: subprocess.CompletedProcess[str], who: str) -> SlurmUnreachable:
-    return SlurmUnreachable(f"No answer from {who}: {_said(done)}")
+    return SlurmUnreachable(f"No answer from {who}: {munge.with_cause(_said(done))}")
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

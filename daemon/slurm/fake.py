@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,8 @@ class FakeSlurm:
         now: float = 1_000_000.0,
     ) -> None:
         self.now = now
+        self.behind = 0.0
+        """Seconds that slurmctld's clock is behind this host's."""
         self.reachable = True
         self.vetoed: Collection[str] = ()
         """Partitions in which the site's job_submit plugin refuses to shrink a job."""
@@ -223,6 +226,10 @@ class FakeClient(SlurmClient):
         with self._slurm.answering() as slurm:
             kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in slurm._reserved.items())
             return Site(slurm.now, slurm.limits, {}, tuple(kept))
+
+    def slurms_time(self) -> float:
+        with self._slurm.answering() as slurm:
+            return time.time() - slurm.behind
 
     def partition_qos(self) -> Mapping[str, str]:
         return {}

@@ -223,6 +223,9 @@ class SlurmClient(Protocol):
     def site(self) -> Site:
         """Limits and reservations. They change rarely, and reading them costs as much as a snapshot."""
 
+    def slurms_time(self) -> float:
+        """slurmctld's clock, in whole unix seconds."""
+
     def partition_qos(self) -> Mapping[str, str]:
         """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
 

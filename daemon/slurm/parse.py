@@ -37,6 +37,7 @@ _BEHIND = "Nodes required for job are DOWN, DRAINED or reserved"
 """What squeue prints for Resources where a job of another partition comes first on the same nodes."""
 _ABSENT = frozenset({"", "N/A", "n/a", "(null)", "None", "Unknown", "NONE"})
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_STATS_AT = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[a-z]?")
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _GRES = re.compile(r"gpu(?::(?P<type>\(null\)|[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^)]*\))?")
@@ -49,6 +50,14 @@ T = TypeVar("T")
 def format_of(fields: Sequence[str], separator: str) -> str:
     """The argument of -O: every field at its full length and ended by the separator, the last one by two of them."""
     return ",".join(f"{name}:0{separator}" for name in fields) + separator
+
+
+def slurms_time(stats: str) -> float:
+    """slurmctld's time from what sdiag prints."""
+    found = _STATS_AT.search(stats)
+    if found is None:
+        raise SlurmUnparsable(f"sdiag does not say when: {stats[:100]!r}.")
+    return float(found[1])
 
 
 def records(output: str, fields: Sequence[str], separator: str, what: str) -> Iterator[dict[str, str]]:

@@ -17,6 +17,7 @@ from slurm_elastic.protocol.errors import TooOften
 
 from .model import Job, Size, SlurmClient, Snapshot
 from .site import Site
+from .slurms_clock import SlurmsClock
 
 EXCLUDED_S = 60.0
 """How old the excluded nodes of waiting jobs may be: their users may change them."""
@@ -40,7 +41,10 @@ class SnapshotCache(SlurmClient):
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
         confirm: Callable[[], object] = lambda: None,
+        slurms_clock: SlurmsClock | None = None,
     ) -> None:
+        """slurms_clock: by which the time of a snapshot is Slurm's."""
+        self._slurms_clock = slurms_clock or SlurmsClock(client.slurms_time)
         self._client, self._clock, self._pause, self._confirm = client, clock, pause, confirm
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._asked = 0.0
@@ -55,7 +59,9 @@ class SnapshotCache(SlurmClient):
     def snapshot(self) -> Snapshot:
         """A new one, which is kept unless one that was asked for later is. Raises as SlurmClient.snapshot."""
         number = next(self._numbers)
+        self._slurms_clock.look()
         found = self._with_excluded_nodes(self._client.snapshot())
+        found = replace(found, at=found.at - self._slurms_clock.ahead())
         with self._lock:
             if number > self._kept:
                 self._kept, self._snapshot = number, found
@@ -76,7 +82,11 @@ class SnapshotCache(SlurmClient):
 
     def site(self) -> Site:
         found = self._client.site()
+        found = replace(found, at=found.at - self._slurms_clock.ahead())
         return replace(found, partition_qos=self._client.partition_qos()) if found.limits else found
+
+    def slurms_time(self) -> float:
+        return self._client.slurms_time()
 
     def partition_qos(self) -> Mapping[str, str]:
         return self._client.partition_qos()

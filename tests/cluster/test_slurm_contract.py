@@ -5,6 +5,7 @@ The real one is spoken to through its commands and, where it is installed, throu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,6 +40,12 @@ def test_waiting_job_is_seen_with_all_it_asks_for(cluster: Cluster) -> None:
     assert (job.state, job.nodes, job.batch_host, job.start_time) == ("PENDING", (), "", None)
     assert (job.num_nodes, job.gpus, job.gpus_per_node) == (2, 8, 4)
     assert not job.active
+
+
+def test_slurm_says_its_time(cluster: Cluster) -> None:
+    """slurmctld is on this host, so its time lies between two looks at the clock here."""
+    before = int(time.time())
+    assert before <= cluster.client().slurms_time() <= time.time()
 
 
 def test_nodes_tell_used_gpus(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.errors import SlurmError
 from slurm_elastic.protocol.messages import Shape
 
@@ -230,7 +231,7 @@ class Companions:
         self._forget(asked)
         if not asked.reported:
             asked.reported = True
-            self._emit(CompanionRefused(asked.resize_id, asked.index, why))
+            self._emit(CompanionRefused(asked.resize_id, asked.index, munge.with_cause(why)))
 
     def _expand(self, expression: str) -> tuple[str, ...]:
         return expand(expression, self._env)

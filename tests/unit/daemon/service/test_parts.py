@@ -21,6 +21,7 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.api.waiters import Waiters
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.service import daemon as service_daemon
 from slurm_elastic.daemon.service import listeners
 from slurm_elastic.daemon.service import scheduler as ticker_module
 from slurm_elastic.daemon.service.daemon import Daemon
@@ -272,3 +273,20 @@ def test_old_reports_are_rolled_up_and_ended_jobs_forgotten(world: World) -> Non
     assert [report.at for report in kept_reports(world.store, 7)] == [now - 60.0]
     assert sum(seen.count for seen in world.store.observations(7)) == 2
     assert (world.store.job(8) is None, world.store.job(9) is None) == (True, False)
+
+
+@pytest.mark.parametrize("which", ["its own", "Slurm's", "Slurm says none"])
+def test_nothing_is_deleted_by_a_clock_that_is_wrong(world: World, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """What one of both clocks, 500 days ahead, takes for old stays, and all of it while Slurm has not said its time."""
+    now, wrong = time.time(), 500 * 86400.0
+    monkeypatch.setattr(service_daemon, "FIRST_CLEAN_UP_S", 0.0)
+    monkeypatch.setattr(service_daemon, "steady_now", lambda: now + (wrong if which == "its own" else 0))
+    world.slurm.behind = -wrong if which == "Slurm's" else 0.0
+    world.slurm.reachable = which != "Slurm says none"
+    job = JobRow(7, "ada", 1000, "t", "lab", "main", REQUEST, True, "", "", 1.0, 2.0, None, "RUNNING")
+    world.store.upsert_jobs([job, replace(job, job_id=8)])
+    world.store.end_job(7, "COMPLETED", now - 500 * 86400)
+    world.store.end_job(8, "COMPLETED", now - 86400)
+    Daemon(Settings(history_keep_days=30.0), world.slurm.client(), world.store)._work()
+    assert (world.store.job(7) is None) == (which != "Slurm says none")
+    assert world.store.job(8) is not None

@@ -165,3 +165,14 @@ def test_without_slurms_time_this_hosts_counts(site: Site) -> None:
     (site.folder / "end").write_text(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 7200)))
     site.grow(1)
     assert "--time=1 " in (site.folder / "asked").read_text() and not site.events
+
+
+def test_a_refusal_that_a_clock_may_be_the_cause_of_asks_for_it(site: Site) -> None:
+    """MUNGE refuses what a host an hour off says, and Slurm's commands know nothing of clocks."""
+    said = "slurm_load_jobs error: Zero Bytes were transmitted or received"
+    (site.folder / "bin" / "scontrol").write_text(f"#!/bin/bash\necho '{said}' >&2; exit 1\n")
+    site.companions.submit(1, 0, SHAPE, 600.0)
+    site.until(lambda: site.events)
+    refused = site.events.pop()
+    assert isinstance(refused, CompanionRefused)
+    assert refused.detail.endswith(f"{said} (do the clocks of the two hosts differ?)")

@@ -1,0 +1,43 @@
+"""A clock that a test sets, for running programs: what they ask for the time of day is answered by host_clock.c.
+
+Limit: it holds for the programs that are started with its `env`, and for what these start. MUNGE's and Slurm's daemons
+have the machine's clock unless they are among them.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).with_name("host_clock.c")
+
+
+class HostClock:
+    """A host's clock, so many seconds ahead of the machine's. A program sees each change at once."""
+
+    def __init__(self, file: Path, library: Path) -> None:
+        """library: where the programs find it."""
+        self.file = file
+        self.env = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(file)}
+        self.file.write_bytes(struct.pack("d", 0.0))
+
+    def set(self, ahead: float) -> None:
+        with self.file.open("r+b") as file:
+            file.write(struct.pack("d", ahead))
+
+
+def build(folder: Path) -> Path:
+    """The library that is preloaded."""
+    library = folder / "host_clock.so"
+    command = ["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(library), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.fixture
+def host_clock(tmp_path: Path) -> HostClock:
+    """The clock of the programs that a test starts with its environment."""
+    return HostClock(tmp_path / "clock", build(tmp_path))
