@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import tempfile
@@ -12,7 +13,9 @@ from pathlib import Path
 
 from malformed import line
 
+from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.trainer_shim.control import handshake
 from slurm_elastic.trainer_shim.supervisor.driver import Supervisor
 from slurm_elastic.trainer_shim.supervisor.launchers import LocalLauncher, Options
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, SupervisorContext
@@ -35,7 +38,6 @@ class Job:
         options = Options(("train.py",), folder, "127.0.0.1", "127.0.0.1", {})
         self.machine = Machine(SupervisorContext((BASE,), 64))
         self.supervisor = Supervisor(options, self.machine, lambda *given: NoAgents(BASE, *given), None)
-        self.secret = self.supervisor._secret
         self.supervisor._perform(self.machine.start(time.monotonic()))
 
     def peer(self) -> socket.socket:
@@ -63,18 +65,21 @@ class Job:
         self.until(lambda: closed(peer))
         peer.close()
 
-    def hello(self, kind: str, name: str) -> bytes:
-        return line(
-            type="hello", kind=kind, **{kind: name}, secret=self.secret, slurm_job_id=1, node="n1", gpus=["0", "1"]
-        )
+    def hello(self, peer: socket.socket, kind: str, name: str) -> bytes:
+        return self.proven(peer, {"kind": kind, kind: name, "slurm_job_id": 1, "node": "n1", "gpus": ["0", "1"]})
+
+    def proven(self, peer: socket.socket, fields: Message) -> bytes:
+        """A hello that answers the challenge of this connection."""
+        self.until(lambda: b"\n" in received(peer))
+        return line(**handshake.hello(self.supervisor._key, json.loads(peer.recv(1 << 12)), fields))
 
     def trains(self) -> dict[str, socket.socket]:
         """An agent and two workers connect, and their world runs; their sockets."""
         peers = {"agent": self.peer(), "1.n1.0": self.peer(), "1.n1.1": self.peer()}
-        self.say(peers["agent"], self.hello("agent", "1.n1"))
+        self.say(peers["agent"], self.hello(peers["agent"], "agent", "1.n1"))
         self.until(lambda: len(self.machine.context.workers) == 2)
         for name in ("1.n1.0", "1.n1.1"):
-            self.say(peers[name], self.hello("worker", name) + line(type="ready"))
+            self.say(peers[name], self.hello(peers[name], "worker", name) + line(type="ready"))
         self.until(lambda: self.machine.context.mode is Mode.FORMING)
         self.say(peers["1.n1.0"], line(type="store", generation=1, host="", port=1))
         self.say(peers["1.n1.0"], line(type="running", generation=1, step=1, samples=64, batch=64))
@@ -84,8 +89,8 @@ class Job:
     def answers(self) -> None:
         """Another agent is heard, and told what to do: to quit, if there is nothing for it."""
         peer = self.peer()
-        self.say(peer, self.hello("agent", "1.n1"))
-        self.until(lambda: b"\n" in received(peer))
+        self.say(peer, self.hello(peer, "agent", "1.n1"))
+        self.until(lambda: received(peer).count(b"\n") > 1)
         peer.close()
 
     def close(self) -> None:

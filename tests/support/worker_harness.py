@@ -19,7 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SECRET = "5ec2e7"
+from control_peer import KEY, challenged
+
+from slurm_elastic.trainer_shim.control import job_key
+
 BLOCKED = 9
 """A port where nobody listens."""
 SCRIPT = Path(__file__).parent / "training_scripts" / "plain_train.py"
@@ -105,7 +108,7 @@ class Control:
         for name in names:
             variables = {
                 "SELASTIC_CONTROL": f"{host}:{port}",
-                "SELASTIC_SECRET": SECRET,
+                job_key.VARIABLE: KEY,
                 "SELASTIC_WORKER": name,
                 "SELASTIC_LOCAL_RANK": "0",
                 "SELASTIC_JOB_DIR": str(self.directory / "job"),
@@ -235,14 +238,11 @@ class Control:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        name = "?"
         with contextlib.suppress(OSError), connection, connection.makefile("r") as lines:
+            name = challenged(connection)["worker"]
+            self._connections[name] = connection
             for line in lines:
                 message = json.loads(line)
-                if message["type"] == "hello":
-                    assert message["secret"] == SECRET
-                    name = message["worker"]
-                    self._connections[name] = connection
                 if message["type"] == "store":
                     for member in self._worlds[message["generation"]]:
                         blocked = {"port": BLOCKED} if member in self.blocked else {}

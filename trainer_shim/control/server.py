@@ -1,22 +1,22 @@
 """The supervisor's control server: JSON lines over TCP from agents and workers.
 
-Only a peer that shows the job's secret in its first message is listened to, and nothing that a peer sends raises here.
-Messages of one connection arrive in order;
-between connections there is no order.
+Only a peer that proves, in its first message, to have the job's key is listened to, and nothing that a peer sends
+raises here. Messages of one connection arrive in order; between connections there is no order.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from slurm_elastic.protocol import open_files
 from slurm_elastic.protocol.json_lines import Message
 
+from . import handshake
 from .connection import Connection
 from .event_loop import Loop
 
@@ -47,27 +47,36 @@ def one_too_many(addresses: Sequence[str], of_address: int, in_all: int) -> int 
     return addresses.index(address) if count > of_address or len(addresses) > in_all else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Unproven:
+    """What is known of a peer that has not proved itself."""
+
+    address: str
+    challenge: Message
+    since: float = field(default_factory=time.monotonic)
+
+
 class ControlServer:
     """Listens, authenticates, and hands on messages as (kind, name, message)."""
 
     def __init__(
         self,
         loop: Loop,
-        secret: str,
+        key: str,
         address: str,
         hello: Callable[[str, str, Message], None],
         received: Callable[[str, str, Message], None],
         lost: Callable[[str, str], None],
         tell: Callable[[str], None],
     ) -> None:
-        self._loop, self._secret = loop, secret
+        self._loop, self._key = loop, key
         self._hello, self._received, self._lost, self._tell = hello, received, lost, tell
         self._sock = _listen(address)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
         self._peers: dict[tuple[str, str], Connection] = {}
-        self._unproven: dict[Connection, tuple[str, float]] = {}
-        """From where, since when; oldest first."""
+        self._unproven: dict[Connection, _Unproven] = {}
+        """Oldest first."""
         self._max_unproven = min(MAX_UNPROVEN, open_files.limit() // 4)
         self._told = self._sweeps = False
         loop.watch(self._sock, self._accept)
@@ -105,12 +114,13 @@ class ControlServer:
                 self._sweeps = True
                 self._loop.after(SWEEP_S, self._sweep)
             connection = Connection(self._loop, sock, self._message, self._gone, self._tell, trusted=False)
-            self._unproven[connection] = (str(address[0]), time.monotonic())
+            self._unproven[connection] = unproven = _Unproven(str(address[0]), handshake.challenge())
+            connection.send(unproven.challenge)
             self._make_room(MAX_UNPROVEN_OF_PEER, self._max_unproven)
 
     def _make_room(self, of_address: int, in_all: int) -> None:
         connections = list(self._unproven)
-        surplus = one_too_many([address for address, _ in self._unproven.values()], of_address, in_all)
+        surplus = one_too_many([peer.address for peer in self._unproven.values()], of_address, in_all)
         if surplus is not None:
             connections[surplus].read()  # its proof may have come
             if not connections[surplus].trusted:
@@ -132,8 +142,8 @@ class ControlServer:
     def _sweep(self) -> None:
         """End those that have not proved themselves in time."""
         now = time.monotonic()
-        for connection, (_, since) in list(self._unproven.items()):
-            if now - since >= HELLO_S:
+        for connection, peer in list(self._unproven.items()):
+            if now - peer.since >= HELLO_S:
                 connection.close()
         self._sweeps = bool(self._unproven)
         if self._sweeps:
@@ -145,11 +155,12 @@ class ControlServer:
             return
         kind = message.get("kind")
         name = message.get(kind) if kind in ("agent", "worker") else None
-        shown = message.get("secret")
-        right = isinstance(shown, str) and hmac.compare_digest(shown.encode(errors="replace"), self._secret.encode())
-        if message.get("type") != "hello" or not right or not isinstance(name, str) or not isinstance(kind, str):
+        peer = self._unproven.get(connection)
+        proven = peer is not None and handshake.proves(self._key, peer.challenge, message)
+        if not proven or not isinstance(name, str) or not isinstance(kind, str):
             connection.close()
             return
+        connection.send(handshake.welcome(self._key, message))
         if (old := self._peers.pop((kind, name), None)) is not None:
             old.close()
         connection.trusted, connection.kind, connection.name = True, kind, name

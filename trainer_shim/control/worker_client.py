@@ -23,7 +23,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import seconds, text, whole
 
-from . import interfaces
+from . import handshake, interfaces
 from .connection import Connection
 from .event_loop import Loop
 
@@ -31,6 +31,7 @@ EXIT_LOST = 75
 """EX_TEMPFAIL: try again. Also the code of a worker whose world did not form."""
 LOST_GRACE_S = 30.0
 CONNECT_S = 30.0
+PROOF_S = 10.0
 MAX_REPORTS = 64
 TICK_S = 0.25
 
@@ -86,7 +87,7 @@ def _world(message: Message) -> ComingWorld:
 class WorkerClient:
     """See the module. Methods may be called from any thread."""
 
-    def __init__(self, address: str, secret: str, worker: str, open_store: OpenStore) -> None:
+    def __init__(self, address: str, key: str, worker: str, open_store: OpenStore) -> None:
         self.worker = worker
         self.on_tick: Callable[[], None] = lambda: None
         host, _, port = address.rpartition(":")
@@ -108,13 +109,13 @@ class WorkerClient:
         self._closing = False
         self._out: deque[Message] = deque()
         self._reports: deque[Message] = deque(maxlen=MAX_REPORTS)
-        self._socket = _connect(self._host, int(port))
+        hello = {"kind": "worker", "worker": worker, "pid": os.getpid()}
+        self._socket = _connect(self._host, int(port), key, hello)
         self.own_address = str(self._socket.getsockname()[0])
         """Of this host, on the network that leads to the supervisor."""
         self.supervisor_address = str(self._socket.getpeername()[0])
         self._loop = Loop()
         self._connection = Connection(self._loop, self._socket, self._take, lambda connection: self._loop.stop(), _tell)
-        self.send({"type": "hello", "worker": worker, "secret": secret, "pid": os.getpid(), "kind": "worker"})
         self._thread = threading.Thread(target=self._run, name="selastic-link", daemon=True)
         self._thread.start()
 
@@ -310,10 +311,25 @@ def leave_lost() -> NoReturn:
     os._exit(EXIT_LOST)
 
 
-def _connect(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_connection((host, port), timeout=CONNECT_S)
-    except OSError as error:
-        raise TrainingError(
-            f"SELASTIC_CONTROL={host}:{port} cannot be reached ({error}); it has to name the running supervisor"
-        ) from None
+def _connect(host: str, port: int, key: str, hello: Message) -> socket.socket:
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            sock = socket.create_connection((host, port), timeout=CONNECT_S)
+        except OSError as error:
+            raise _unreached(host, port, error) from None
+        try:
+            handshake.introduce(sock, key, hello, PROOF_S)
+            return sock
+        except OSError as error:  # too many may have called at once
+            sock.close()
+            if time.monotonic() >= deadline:
+                raise _unreached(host, port, error) from None
+        time.sleep(0.2)
+
+
+def _unreached(host: str, port: int, error: OSError) -> TrainingError:
+    return TrainingError(
+        f"SELASTIC_CONTROL={host}:{port} cannot be reached ({error.strerror or error}); it has to name the running "
+        "supervisor"
+    )

@@ -20,12 +20,14 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import name_of, records, variables, whole
 
+from ..control import handshake, job_key
 from ..control.connection import Connection
 from ..control.event_loop import Loop
 from . import worker_process
@@ -33,6 +35,7 @@ from .log_keeper import LogKeeper
 from .reach import SUPERVISOR, Listener, Reach
 
 CONNECT_S = 30.0
+PROOF_S = 10.0
 ORPHAN_S = 30.0
 LEAVE_S = 35.0
 """How long workers may take to write what they have trained once the supervisor is gone; they leave before that."""
@@ -83,9 +86,8 @@ class Agent:
         self._logs.begin(self._loop, lambda: self._connection.send({"type": "unshared"}))
         self._children: dict[int, Child] = {}
         self._quitting = self._alone = False
-        self._address, sock = connect(env, CONNECT_S)
-        self._own_address = str(sock.getsockname()[0])
-        self._reach = Reach(self._loop, self._own_address)
+        self._key = job_key.take(env)
+        self._address, sock = connect(env, CONNECT_S, self._introduce)
         self._connection = Connection(self._loop, sock, self._received, self._lost, self._tell)
 
     def run(self) -> int:
@@ -94,7 +96,6 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGTSTP):
             self._loop.on_signal(number, functools.partial(self._notice, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._connection.send(self._hello())
         self._logs.take_own_output()  # whoever started it may be killed any time, and nobody reads it then
         preimport(tuple(filter(None, self._env.get("SELASTIC_PRELOAD", "").split(","))))
         self._loop.run()
@@ -105,17 +106,24 @@ class Agent:
             self._end_companion()
         return 1
 
-    def _hello(self) -> Message:
+    def _introduce(self, sock: socket.socket) -> None:
+        address = str(sock.getsockname()[0])
+        self._reach = Reach(self._loop, address)
+        try:
+            handshake.introduce(sock, self._key, self._hello(address, self._reach.port), PROOF_S)
+        except OSError:
+            self._reach.close()
+            raise
+
+    def _hello(self, address: str, port: int) -> Message:
         return {
-            "type": "hello",
             "kind": "agent",
             "agent": self._env["SELASTIC_AGENT"],
-            "secret": self._env["SELASTIC_SECRET"],
             "slurm_job_id": int(self._env.get("SELASTIC_AGENT_JOB", "0")),
             "node": self._env["SELASTIC_AGENT_NODE"],
             "gpus": gpus(self._env),
-            "address": self._own_address,
-            "port": self._reach.port,
+            "address": address,
+            "port": port,
         }
 
     def _received(self, connection: Connection, message: Message) -> None:
@@ -257,8 +265,7 @@ class Agent:
     def _end_companion(self) -> None:
         """Give the companion back, unless the supervisor is still there: then this is its decision."""
         try:
-            _, sock = connect(self._env, float(self._env.get("SELASTIC_ORPHAN_S", ORPHAN_S)))
-            sock.close()
+            connect(self._env, float(self._env.get("SELASTIC_ORPHAN_S", ORPHAN_S)), lambda sock: sock.close())
         except OSError:
             subprocess.run(["scancel", self._env["SELASTIC_AGENT_JOB"]], check=False, timeout=60)
 
@@ -272,8 +279,10 @@ def preimport(more: tuple[str, ...] = ()) -> None:
     gc.freeze()  # the workers share these pages until they write to them
 
 
-def connect(env: dict[str, str], seconds: float) -> tuple[tuple[str, int], socket.socket]:
-    """The supervisor's address as it could be reached, and the connection.
+def connect(
+    env: dict[str, str], seconds: float, introduce: Callable[[socket.socket], None]
+) -> tuple[tuple[str, int], socket.socket]:
+    """The supervisor's address as it could be reached, and the connection, which `introduce` has taken without OSError.
 
     The address that srun was started from (SLURM_LAUNCH_NODE_IPADDR) comes first: a host's name may mean nothing, or
     its loopback, on another node. Where an interface was chosen, its address is the only one. Raises OSError, which
@@ -287,7 +296,13 @@ def connect(env: dict[str, str], seconds: float) -> tuple[tuple[str, int], socke
         problems = []
         for host in hosts:
             try:
-                return (host, int(port)), socket.create_connection((host, int(port)), timeout=5)
+                sock = socket.create_connection((host, int(port)), timeout=5)
+                try:
+                    introduce(sock)
+                except OSError:
+                    sock.close()
+                    raise
+                return (host, int(port)), sock
             except OSError as error:
                 problems.append(f"{host} port {port} ({error.strerror or error})")
         if time.monotonic() >= deadline:
@@ -326,6 +341,7 @@ def kill_group(pid: int, number: int) -> None:
 
 def main() -> int:
     env = dict(os.environ)
+    job_key.take(os.environ)
     env.setdefault("SELASTIC_AGENT_JOB", env.get("SLURM_JOB_ID", "0"))
     env.setdefault("SELASTIC_AGENT_NODE", env.get("SLURMD_NODENAME", "") or socket.gethostname().partition(".")[0])
     env.setdefault("SELASTIC_AGENT", f"{env['SELASTIC_AGENT_JOB']}.{env['SELASTIC_AGENT_NODE']}")

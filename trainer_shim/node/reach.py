@@ -77,6 +77,11 @@ class Reach:
         for other in tuple(waiting):
             self._try(other, functools.partial(ended, other))
 
+    def close(self) -> None:
+        if self._sock is not None:
+            self._loop.watch(self._sock, None)
+            self._sock.close()
+
     def forget(self) -> None:
         """After a fork, in the child."""
         if self._sock is not None:

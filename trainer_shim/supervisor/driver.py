@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from slurm_elastic.protocol.json_lines import Malformed, Message
 from slurm_elastic.protocol.message_fields import name_of, records, text, texts, whole
 from slurm_elastic.protocol.version import version
 
+from ..control import job_key
 from ..control.background_writer import BackgroundWriter
 from ..control.event_loop import Children, Loop
 from ..control.server import ControlServer
@@ -53,16 +53,16 @@ class Supervisor:
     ) -> None:
         self._options, self._machine = options, machine
         self._loop = Loop()
-        self._secret = secrets.token_hex(16)
+        self._key = job_key.make()
         self._disk, self._output = BackgroundWriter(), BackgroundWriter()
         self._children = Children(self._loop, self._disk)
         self._server = ControlServer(
-            self._loop, self._secret, options.listen, self._hello, self._message, self._connection_lost, self._print
+            self._loop, self._key, options.listen, self._hello, self._message, self._connection_lost, self._print
         )
         env = {
             **options.env,
             "SELASTIC_CONTROL": f"{options.host}:{self._server.port}",
-            "SELASTIC_SECRET": self._secret,
+            job_key.VARIABLE: self._key,
             "SELASTIC_JOB_DIR": str(options.job_dir),
             "SELASTIC_NPROC": str(options.nproc or ""),
         }
@@ -179,7 +179,6 @@ class Supervisor:
 
     def _spawn(self, action: actions.Spawn) -> None:
         env = {
-            "SELASTIC_SECRET": self._secret,
             "SELASTIC_WORKER": action.worker,
             "SELASTIC_LOCAL_RANK": str(action.index),
             "SELASTIC_JOB_DIR": str(self._options.job_dir),

@@ -20,6 +20,7 @@ from pathlib import Path
 from slurm_elastic.protocol.errors import ConfigError, SlurmError
 from slurm_elastic.protocol.messages import Piece, Shape
 
+from ..control import job_key
 from ..control.event_loop import Children, Ended, Loop
 from . import commands
 from .companions import Companions, Emit, answer_to, expand
@@ -52,7 +53,7 @@ class SlurmLauncher(Companions):
     def __init__(
         self, jobs: tuple[SlurmJob, ...], loop: Loop, children: Children, options: Options, emit: Emit
     ) -> None:
-        super().__init__(loop, children, options.env, jobs[0].job_id, options.nproc, emit)
+        super().__init__(loop, children, job_key.without(options.env), jobs[0].job_id, options.nproc, emit)
         self._options = options
         self._jobs |= {job.job_id: job for job in jobs}
         self._sruns: dict[int, subprocess.Popen[bytes]] = {}

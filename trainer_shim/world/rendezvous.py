@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from slurm_elastic.protocol.errors import TrainingError
 from slurm_elastic.protocol.json_lines import Message
 
-from ..control import interfaces
+from ..control import interfaces, job_key
 from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_lost
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
@@ -55,7 +55,7 @@ BROKEN_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken
 class Membership:
     """See the module."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, unit: int = 1) -> None:
+    def __init__(self, environ: MutableMapping[str, str] = os.environ, unit: int = 1) -> None:
         """unit: ranks that hold one replica together. Raises TrainingError when a fixed world is no multiple of it."""
         self.unit = unit
         self.worker = environ.get("SELASTIC_WORKER", f"rank{environ.get('RANK', '0')}")
@@ -70,7 +70,7 @@ class Membership:
         control = environ.get("SELASTIC_CONTROL")
         self.world: World | None = None
         if control:
-            self.client = WorkerClient(control, environ.get("SELASTIC_SECRET", ""), self.worker, worlds.open_store)
+            self.client = WorkerClient(control, job_key.take(environ), self.worker, worlds.open_store)
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:

@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from control_peer import KEY, meet
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from malformed import DEEP, LINES, line
 from socket_job import closed, job
 from waiting import wait_until
 
-from slurm_elastic.trainer_shim.control import server
+from slurm_elastic.trainer_shim.control import job_key, server
 from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
 from slurm_elastic.trainer_shim.node.agent import Agent
 
-SURROGATE = line(type="hello", kind="worker", worker="1.n1.0", secret="\ud800")
+SURROGATE = line(type="hello", kind="worker", worker="1.n1.0", nonce="\ud800", proof="\ud800")
 EXIT = line(type="exit", worker="1.n1.0", code=10**400, tail=7)
 FEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -67,8 +68,7 @@ def test_an_agent_that_says_nonsense_of_itself_is_told_to_quit(fields: dict[str,
     """It has the secret, but says not who it is."""
     with job() as made:
         peer = made.peer()
-        known = {"type": "hello", "kind": "agent", "agent": "9.n9", "secret": made.secret}
-        made.say(peer, line(**{**known, **fields}))
+        made.say(peer, made.proven(peer, {"kind": "agent", "agent": "9.n9", **fields}))
         made.ends(peer)
         made.answers()
         assert len(made.machine.context.agents) == 1
@@ -102,9 +102,11 @@ def agent() -> Iterator[tuple[Agent, socket.socket, list[Any]]]:
         env = {
             "SELASTIC_CONTROL": f"127.0.0.1:{listener.getsockname()[1]}",
             "SELASTIC_JOB_DIR": folder,
+            job_key.VARIABLE: KEY,
             **{"SELASTIC_AGENT_JOB": "1", "SELASTIC_AGENT": "1.n1", "SELASTIC_AGENT_NODE": "n1"},
         }
-        made, taken = Agent(["train.py"], env), []  # type: ignore[var-annotated]
+        taken: list[Any] = []
+        made, peer, _ = meet(listener, lambda: Agent(["train.py"], env))
         made._spawn = lambda name, env, follow: json.dumps(env).encode()  # type: ignore[method-assign,assignment,return-value]
         take = made._connection._received
 
@@ -113,7 +115,6 @@ def agent() -> Iterator[tuple[Agent, socket.socket, list[Any]]]:
             take(connection, message)
 
         made._connection._received = received
-        peer, _ = listener.accept()
         yield made, peer, taken
         made._connection.close()
         made._logs._connection.close()  # type: ignore[union-attr]
@@ -140,8 +141,9 @@ def worker() -> Iterator[tuple[WorkerClient, socket.socket]]:
     """A worker's connection; its supervisor's end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        client = WorkerClient(address, "s3", "1.n1.0", lambda host: (host, 4000, object()))
-        peer, _ = listener.accept()
+        client, peer, _ = meet(
+            listener, lambda: WorkerClient(address, KEY, "1.n1.0", lambda host: (host, 4000, object()))
+        )
         threading.Thread(target=_discard, args=(peer,), daemon=True).start()
         yield client, peer
         client.close()

@@ -6,6 +6,7 @@ import contextlib
 import resource
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from socket_job import closed, job
 from slurm_elastic.protocol import open_files
 from slurm_elastic.trainer_shim.control import server
 from slurm_elastic.trainer_shim.control.server import MAX_UNPROVEN_OF_PEER, one_too_many
+from slurm_elastic.trainer_shim.control.worker_client import _connect
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +56,18 @@ def test_idle_connections_take_no_place_from_honest_ones(monkeypatch: pytest.Mon
 
 
 def test_all_honest_ones_that_come_at_once_are_heard() -> None:
-    """More than may be unproven: their proof is looked for before one is ended."""
+    """More than may be unproven: who is cut off before its proof has come calls again."""
     open_files.raise_limit()
-    with job() as made, contextlib.ExitStack() as held:
+    with job() as made:
+        port, key = made.supervisor._server.port, made.supervisor._key
         names = [f"w{number}" for number in range(2 * MAX_UNPROVEN_OF_PEER)]
-        for name in names:
-            held.enter_context(made.peer()).send(made.hello("worker", name))
-        made.until(lambda: len(made.supervisor._server._peers) == len(names))
+        with ThreadPoolExecutor(len(names)) as pool:
+            hellos = [{"kind": "worker", "worker": name} for name in names]
+            calls = [pool.submit(_connect, "127.0.0.1", port, key, hello) for hello in hellos]
+            made.until(lambda: all(call.done() for call in calls))
+        assert len(made.supervisor._server._peers) == len(names)
+        for call in calls:
+            call.result().close()
 
 
 def test_who_says_nothing_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +83,11 @@ def test_who_says_nothing_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_supervisor_without_a_free_descriptor_goes_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Who comes waits in the kernel, and is heard when descriptors are free again."""
+    """Who comes is heard when descriptors are free again."""
     monkeypatch.setattr(server, "PAUSE_S", 0.01)
     with job() as made, contextlib.ExitStack() as held:
-        peers: list[socket.socket] = [held.enter_context(made.peer()) for _ in range(9)]
-        peers[-1].send(made.hello("agent", "1.n1"))
+        for _ in range(9):
+            held.enter_context(made.peer())
         highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         spare = [held.enter_context(socket.socket()) for _ in range(highest)]  # no gaps below the limit
@@ -88,5 +95,5 @@ def test_a_supervisor_without_a_free_descriptor_goes_on(
         made.until(lambda: made.supervisor._server._told)
         for each in spare:
             each.close()
-        made.until(lambda: made.machine.context.agents)
+        made.answers()
     assert "connections have to wait: Too many open files" in capfd.readouterr().err

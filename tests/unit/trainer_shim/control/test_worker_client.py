@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from control_peer import KEY, meet
 from waiting import wait_until
 
 from slurm_elastic.protocol.errors import TrainingError
@@ -21,8 +22,10 @@ class Peer:
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
         self.opened: list[str] = []
-        self.link = WorkerClient(f"127.0.0.1:{self.server.getsockname()[1]}", "s3", "w1", self.open_store)
-        self.connection, _ = self.server.accept()
+        address = f"127.0.0.1:{self.server.getsockname()[1]}"
+        self.link, self.connection, self.said = meet(
+            self.server, lambda: WorkerClient(address, KEY, "w1", self.open_store)
+        )
         self.connection.settimeout(20)
         self.lines = self.connection.makefile("r")
 
@@ -63,9 +66,9 @@ def test_the_interval_of_reports_is_the_supervisors(peer: Peer) -> None:
 
 
 def test_it_introduces_itself(peer: Peer) -> None:
-    """The first message carries name, secret and process."""
-    hello = peer.read()
-    assert (hello["type"], hello["worker"], hello["secret"], hello["kind"]) == ("hello", "w1", "s3", "worker")
+    """The first message carries name and process, and not the key."""
+    assert (peer.said["type"], peer.said["worker"], peer.said["kind"]) == ("hello", "w1", "worker")
+    assert KEY not in json.dumps(peer.said)
 
 
 def test_a_world_is_held_with_its_store_only(peer: Peer) -> None:
@@ -91,7 +94,6 @@ def test_a_world_is_held_with_its_store_only(peer: Peer) -> None:
 
 def test_the_new_rank_0_opens_the_store_at_once(peer: Peer) -> None:
     """It answers that its store is on the supervisor's host: others reach that by an address that it need not know."""
-    peer.read()
     peer.world(2, rank=0)
     assert peer.read() == {"type": "store", "generation": 2, "host": "", "port": 4001}
     assert peer.held().server is not None
@@ -121,7 +123,6 @@ def test_a_world_called_off_or_outdated_is_forgotten(peer: Peer) -> None:
 def test_a_world_left_for_is_called_off_only_for_a_lost_member(peer: Peer) -> None:
     """An abort is answered where this worker has not left for the world yet; after that it counts only when the world
     cannot come."""
-    peer.read()
     for generation in (2, 3):
         peer.world(generation)
         peer.send(type="store", generation=generation, host="h", port=2)

@@ -15,18 +15,22 @@ from slurm_elastic.trainer_shim.node.agent import connect
 NAMESPACE = Path(__file__).resolve().parents[4] / "packaging" / "namespace"
 
 
+def trust(sock: socket.socket) -> None:
+    """Whoever listens is taken for the supervisor."""
+
+
 def test_the_address_srun_was_called_on_comes_before_the_name() -> None:
     """On a host that calls itself 127.0.1.1, or that others do not know by name, the name leads astray."""
     with socket.create_server(("127.0.0.1", 0)) as supervisor, socket.create_server(("127.0.1.1", 0)):
         port = supervisor.getsockname()[1]
         env = {"SELASTIC_CONTROL": f"localhost:{port}", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
-        (host, _), sock = connect(env, 5)
+        (host, _), sock = connect(env, 5, trust)
         sock.close()
         assert host == "127.0.0.1"
-        (host, _), sock = connect({**env, "SELASTIC_INTERFACE": "ib0"}, 5)
+        (host, _), sock = connect({**env, "SELASTIC_INTERFACE": "ib0"}, 5, trust)
         sock.close()
         assert host == "localhost", "an interface that was chosen is the only one"
-        (host, _), sock = connect({**env, "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.9"}, 5)
+        (host, _), sock = connect({**env, "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.9"}, 5, trust)
         sock.close()
         assert host == "localhost", "what does not answer is no obstacle"
 
@@ -49,7 +53,7 @@ def test_every_address_that_was_tried_is_named() -> None:
         port = closed.getsockname()[1]
     env = {"SELASTIC_CONTROL": f"no-such-host.invalid:{port}", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
     with pytest.raises(OSError, match=rf"^127.0.0.1 port {port} \(.*\), nor no-such-host.invalid port {port} \(.*\)$"):
-        connect(env, 0)
+        connect(env, 0, trust)
 
 
 def test_an_agent_without_its_supervisor_says_one_sentence(tmp_path: Path) -> None:
