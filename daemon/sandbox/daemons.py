@@ -65,7 +65,7 @@ class Daemons:
     def start(self, name: str) -> None:
         """Start a daemon; does nothing when it runs."""
         if not self.pid(name):
-            self.spawn(name, self._command(name))
+            self.spawn(name, self.command(name))
 
     def spawn(self, name: str, command: list[str]) -> None:
         """Run a program of the sandbox in the background, its output in log/<name>.out."""
@@ -136,7 +136,8 @@ class Daemons:
             return ""
         return host if program in ("munged", "slurmd") and host else names.HEAD
 
-    def _command(self, name: str) -> list[str]:
+    def command(self, name: str) -> list[str]:
+        """How a daemon is started, on its host."""
         at = self._at
         program, _, which = name.partition("-")
         python = [sys.executable, "-m", f"{__package__}.hosts.init"]

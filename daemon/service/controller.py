@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 WITHDRAWAL_S = 60.0
 """How long a withdrawn resize is still given to the supervisor that took it."""
 SKEW_S = 300.0
-"""Times of a supervisor whose clock differs by more are replaced by the daemon's."""
+"""Times of a supervisor whose clock is further behind, or ahead at all, are replaced by the daemon's."""
 
 
 class DaemonController:
@@ -123,7 +123,7 @@ class DaemonController:
     def phase(self, job_id: int, phase: Phase) -> None:
         """A resize has reached a phase, or the training has changed without one (resize 0)."""
         now = self.clock()
-        at = phase.at if abs(phase.at - now) < SKEW_S else now
+        at = phase.at if now - SKEW_S < phase.at <= now else now
         resize = self.store.resize(phase.resize) if phase.resize else None
         held: tuple[Piece, ...] = ()
         if phase.phase == ResizeState.RUNNING and phase.pieces:

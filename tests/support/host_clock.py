@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from slurm_elastic.daemon.sandbox import Sandbox
 
 SOURCE = Path(__file__).with_name("host_clock.c")
 
@@ -18,10 +22,10 @@ SOURCE = Path(__file__).with_name("host_clock.c")
 class HostClock:
     """A host's clock, so many seconds ahead of the machine's. A program sees each change at once."""
 
-    def __init__(self, file: Path, library: Path) -> None:
-        """library: where the programs find it."""
+    def __init__(self, file: Path, library: Path, seen: str = "") -> None:
+        """library: where the programs find it. seen: where they find the file, if they run on a host of their own."""
         self.file = file
-        self.env = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(file)}
+        self.env = {"LD_PRELOAD": str(library), "CLOCK_FILE": seen or str(file)}
         self.file.write_bytes(struct.pack("d", 0.0))
 
     def set(self, ahead: float) -> None:
@@ -35,6 +39,27 @@ def build(folder: Path) -> Path:
     command = ["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(library), str(SOURCE), "-ldl"]
     subprocess.run(command, check=True)
     return library
+
+
+@contextmanager
+def clock_of(hosts: Sandbox, name: str) -> Iterator[HostClock]:
+    """The clock of one of a sandbox's hosts, its munged and slurmd included; jobs there need its environment."""
+    seen = "/run/clock"  # each host has a /run of its own: on the others the programs find none
+    inside = Path(f"/proc/{hosts.daemons.pid(f'host-{name}')}/root{seen}")
+    clock = HostClock(inside, build(hosts.home), seen)
+    words = ["env", *(f"{key}={value}" for key, value in clock.env.items())]
+    both = (f"munged-{name}", f"slurmd-{name}")
+    try:
+        for each in both:
+            hosts.daemons.stop(each)
+            hosts.daemons.spawn(each, [*words, *hosts.daemons.command(each)])
+            hosts.start_daemon(each)
+        yield clock
+    finally:
+        clock.set(0)
+        for each in both:
+            hosts.daemons.stop(each)
+            hosts.start_daemon(each)
 
 
 @pytest.fixture

@@ -110,6 +110,9 @@ class Companions:
         if asked.dropped:
             self._refuse(asked, asked.dropped)
             return
+        if base.code != 0:
+            self._refuse(asked, f"Slurm does not show job {self._base}: {said(base.err)}")
+            return
         try:
             job = parse_job(base.out, self._base, self._expand)
         except SlurmError as error:

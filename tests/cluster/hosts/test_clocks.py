@@ -1,0 +1,65 @@
+"""Hosts whose clocks differ: what Slurm takes of it, and what is said where it does not."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from host_clock import clock_of
+from host_training import HostTraining
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
+
+Start = Callable[..., HostTraining]
+DIFFER = "do the clocks of the two hosts differ?"
+
+
+def test_a_node_whose_clock_is_wrong_is_resized_as_long_as_munge_takes_it(hosts: Sandbox, start: Start) -> None:
+    """The batch host is 90 s ahead, then 4 minutes behind in the middle of a resize, then an hour ahead, then right.
+
+    Each companion has the time that its base has, the difference is told once, the hour is told as one of clocks, and
+    no step is lost or done twice."""
+    if hosts.spec.hosts != "loopback":
+        pytest.skip("names change nothing about clocks")
+    with clock_of(hosts, "n1") as clock:
+        clock.set(90)
+        job = start("-N1", "--gres=gpu:1", "-w", "n1", "--time=30", env=clock.env)
+        base = job.daemon.wait_registered(120).pieces
+        job.trains_past(3)
+        job.daemon.order(1, job.id, base, (job.shape("n3"),), wait=120)
+        granted = job.daemon.wait_phase(1, "granted", 120)
+        assert granted.at > time.time() + 60, "the job has that clock"
+        clock.set(-240)
+        grown = job.daemon.wait_phase(1, "running", 150)
+        told = hosts.run(["squeue", "-h", "-j", f"{grown.pieces[-1].slurm_job_id}", "-o", "%S %l"]).stdout.split()
+        left = minutes_left(job.field("EndTime"), moment(told[0]))
+        assert left is not None and left <= minutes(told[1]) <= left + 1, told
+        job.trains_past(grown.step + 3)
+        job.daemon.order(2, job.id, base)
+        job.daemon.wait_phase(2, "running", 60)
+        clock.set(3600)
+        job.daemon.order(3, job.id, base, (job.shape("n3"),), wait=120)
+        refused = wait_until(lambda: [p for p in list(job.daemon.phases) if p.resize == 3 and p.detail], 120, job.text)
+        assert DIFFER in refused[0].detail, refused
+        job.trains_past(job.trained() + 3)
+        clock.set(0)
+        job.daemon.order(4, job.id, base, (job.shape("n2"),), wait=120)
+        job.daemon.wait_phase(4, "running", 150)
+        job.go()
+        job.ends()
+        assert re.findall("clock of n1 is (\\d+) s ahead", job.text()) in (["89"], ["90"], ["91"]), job.text()
+        job.checked(job.samples, 1)
+
+
+def moment(text: str) -> float:
+    """A time as Slurm writes it."""
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+
+
+def minutes(text: str) -> int:
+    """A time limit of less than an hour as squeue writes it, 29:00."""
+    return int(text.partition(":")[0])
