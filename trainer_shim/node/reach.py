@@ -21,7 +21,7 @@ from slurm_elastic.protocol.messages import Unreached
 from ..control import interfaces
 from ..control.event_loop import Loop
 
-REACH_S = 12.0
+REACH_S = 8.0
 """How long a connection may take: three lost packets are made up for by then."""
 SUPERVISOR = "node {} does not reach the supervisor at {}"
 _SUPERVISOR = re.compile(SUPERVISOR.format(r"(\S+)", r"(\S+) port"))

@@ -6,6 +6,7 @@ their defaults from a job that has changed since, or is not the one meant.
 
 from __future__ import annotations
 
+import re
 import site
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ TIME_MIN = 5
 STEP_S = 5
 """Seconds that srun waits for Slurm to create a step. Left to itself it waits for slurmctld's word, which a slurmctld
 that was started again meanwhile does not owe it, and asks again only after SlurmctldTimeout."""
+_LAUNCH = re.compile(r"Task launch for \S+ failed on node ([^\s:]+): (.+?)\s*$")
 _NO_STEP = ("Unable to create step", "Unable to confirm allocation")
 _FOR_NOW = ("busy", "prolog", "temporarily", "contact slurm controller", "timed out", "Zero Bytes")
 
@@ -99,6 +101,16 @@ def srun(piece: Piece, job: SlurmJob, command: Sequence[str]) -> list[str]:
 def worth_again(tail: Sequence[str]) -> bool:
     """Whether srun, by its last lines, ended because Slurm could not create the step just then."""
     return any(any(word in line for word in _NO_STEP) and any(word in line for word in _FOR_NOW) for line in tail[-2:])
+
+
+def launch_failures(tail: Sequence[str]) -> list[tuple[str, str]]:
+    """The nodes on which srun, by its last lines, could start nothing, each with the reason."""
+    return [(found[1], found[2]) for line in tail if (found := _LAUNCH.search(line))]
+
+
+def no_network(reason: str) -> bool:
+    """Whether such a reason is that the node was not reached."""
+    return any(word in reason.lower() for word in ("communication", "connect", "timed out", "no route"))
 
 
 def unanswered(said: str) -> bool:

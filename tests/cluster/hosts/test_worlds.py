@@ -10,8 +10,7 @@ from host_training import HostTraining
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.sandbox.hosts.links import CUT, Links
-from slurm_elastic.daemon.sandbox.hosts.names import FIRST, SECOND, address
-from slurm_elastic.protocol.messages import Unreached
+from slurm_elastic.daemon.sandbox.hosts.names import FIRST, SECOND
 
 Start = Callable[..., HostTraining]
 
@@ -55,30 +54,6 @@ def test_a_network_that_does_not_lead_to_the_supervisor_is_named(hosts: Sandbox,
     )
     assert re.search(expected, failed.detail), failed.detail
     job.trains_past(job.trained() + 3)
-    job.go()
-    job.ends()
-    job.checked(job.samples, 1)
-
-
-def test_two_hosts_that_do_not_reach_each_other_are_named_and_cost_no_pause(hosts: Sandbox, start: Start) -> None:
-    """A joining host that reaches the supervisor's, but not another one that trains, fails the resize with a sentence.
-    Nobody has left the old world for it; when the network is whole the job grows there."""
-    if hosts.spec.hosts != "private":
-        pytest.skip("once is enough")
-    job = start("-N2", "--gres=gpu:1")
-    base = job.daemon.wait_registered(120).pieces
-    job.trains_past(3)
-    hosts.links = Links().with_both_ways("n2", "n3", CUT)
-    job.daemon.order(1, job.id, base, (job.shape("n3"),), wait=120)
-    failed = job.daemon.wait_phase(1, "failed", 150)
-    assert failed.unreached == (Unreached("n3", "n2", address("n2")),), failed.detail
-    assert re.fullmatch(
-        rf"n3 does not reach n2 at {address('n2')} port \d+ \(no answer within 12 s\); see --interface", failed.detail
-    )
-    assert failed.generation == 1
-    hosts.links = Links()
-    job.daemon.order(2, job.id, base, (job.shape("n3"),), wait=120)
-    job.daemon.wait_phase(2, "running", 150)
     job.go()
     job.ends()
     job.checked(job.samples, 1)

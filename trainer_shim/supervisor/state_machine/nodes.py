@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.messages import Piece, Unreached
 
 from ...node.reach import supervisor_unreached
 from .. import commands
@@ -168,9 +168,13 @@ class Nodes(Part):
             return
         self._pieces.pop(event.number, None)
         if context.joiner_awaited(keys):
+            host, failures = context.batch_host[1], commands.launch_failures(event.tail)
             why = next((line for line in reversed(event.tail) if line.startswith("selastic: ")), "")
-            said = why.removeprefix("selastic: ") or f"exit code {event.code}"
-            unreached = supervisor_unreached(said, context.batch_host[1])
+            launches = "; ".join(f"srun on {host} starts nothing on {node}: {problem}" for node, problem in failures)
+            said = why.removeprefix("selastic: ") or launches or f"exit code {event.code}"
+            unreached = supervisor_unreached(said, host) or tuple(
+                Unreached(host, node, "its NodeAddr") for node, problem in failures if commands.no_network(problem)
+            )
             context.emit(events.UndoResize(f"the companion's agents did not start: {said}", unreached=unreached))
         if missing := context.awaited & keys:
             for line in event.tail:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from supervisor_harness import BASE, COMPANION, SHAPE, Drive
 
 from slurm_elastic.protocol.messages import Unreached
 from slurm_elastic.trainer_shim.node.reach import Listener
-from slurm_elastic.trainer_shim.supervisor.state_machine.actions import DropCompanions, ReportPhase, Spawn, TryReach
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
+    DropCompanions,
+    LaunchAgents,
+    ReportPhase,
+    Spawn,
+    TryReach,
+)
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
     AgentUp,
@@ -47,10 +54,10 @@ def test_hosts_that_do_not_reach_each_other_end_the_resize_and_cost_no_pause() -
     """The failure names both hosts and the address; the old world has not been asked to leave."""
     drive, workers = joining()
     drive.ready(workers)
-    drive(ReachTried((11, "n3"), ((N2, "no answer within 12 s"),)))
+    drive(ReachTried((11, "n3"), ((N2, "no answer within 8 s"),)))
     [failed] = [action.phase for action in drive.every(ReportPhase) if action.phase.phase == "failed"]
     assert failed.unreached == (Unreached("n3", "n2", "10.0.0.2"),)
-    assert failed.detail == "n3 does not reach n2 at 10.0.0.2 port 4002 (no answer within 12 s); see --interface"
+    assert failed.detail == "n3 does not reach n2 at 10.0.0.2 port 4002 (no answer within 8 s); see --interface"
     assert DropCompanions(1) in drive.done
     assert drive.context.mode is Mode.RUNNING and not drive.worlds(2)
 
@@ -60,11 +67,31 @@ def test_an_agent_that_does_not_reach_the_supervisor_names_two_hosts() -> None:
     drive = Drive().up()
     drive.order(1, (BASE,), (SHAPE,))
     drive(CompanionGranted(1, 0, COMPANION))
-    number = drive.context.timers and max(action.number for action in drive.done if hasattr(action, "piece"))
+    number = drive.every(LaunchAgents)[-1].number
     said = "selastic: node n3 does not reach the supervisor at 10.0.0.1 port 400 (timed out); see --interface"
     drive(StepEnded(number, 1, (said,)))
     failed = drive.every(ReportPhase)[-1].phase
     assert (failed.phase, failed.unreached) == ("failed", (Unreached("n3", "n1", "10.0.0.1"),))
+
+
+@pytest.mark.parametrize(
+    ("reason", "pairs"),
+    [
+        ("Communication connection failure", (Unreached("n1", "n3", "its NodeAddr"),)),
+        ("Invalid job credential", ()),
+    ],
+)
+def test_a_node_that_srun_does_not_reach_is_named(reason: str, pairs: tuple[Unreached, ...]) -> None:
+    """In srun's words; what is no matter of the network says nothing of it."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    number = drive.every(LaunchAgents)[-1].number
+    said = f"srun: error: Task launch for StepId=2.0 failed on node n3: {reason}", "srun: Job step aborted"
+    drive(StepEnded(number, 233, said))
+    failed = drive.every(ReportPhase)[-1].phase
+    assert failed.detail == f"the companion's agents did not start: srun on n1 starts nothing on n3: {reason}"
+    assert (failed.phase, failed.unreached) == ("failed", pairs)
 
 
 def test_companions_on_one_node_need_no_network() -> None:
