@@ -1,9 +1,14 @@
-"""Which version of slurm-elastic this is."""
+"""Which slurm-elastic this is: the release, and what exactly lies on the disk of what runs in a job."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from pathlib import Path
+
+IN_A_JOB = ("protocol", "trainer_shim")
 
 
 def version() -> str:
@@ -12,3 +17,17 @@ def version() -> str:
         return installed("slurm-elastic")
     except PackageNotFoundError:
         return "(source tree, not installed)"
+
+
+@functools.cache
+def build() -> str:
+    """The one that this process runs: call it before somebody can put another one in its place."""
+    return build_on_disk()
+
+
+def build_on_disk() -> str:
+    """The release, and a digest of the sources: a process that starts now runs these."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(file for folder in IN_A_JOB for file in (root / folder).rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return f"{version()}, build {digest.hexdigest()[:8]}"

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import name_of, records, variables, whole
+from slurm_elastic.protocol.version import build
 
 from ..control import handshake, job_key
 from ..control.connection import Connection
@@ -124,6 +125,7 @@ class Agent:
             "gpus": gpus(self._env),
             "address": address,
             "port": port,
+            "build": build(),
         }
 
     def _received(self, connection: Connection, message: Message) -> None:
@@ -340,6 +342,7 @@ def kill_group(pid: int, number: int) -> None:
 
 
 def main() -> int:
+    build()
     env = dict(os.environ)
     job_key.take(os.environ)
     env.setdefault("SELASTIC_AGENT_JOB", env.get("SLURM_JOB_ID", "0"))

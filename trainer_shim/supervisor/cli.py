@@ -72,9 +72,12 @@ def run(args: argparse.Namespace) -> int:
     """Run to the end; the exit code is the training's."""
     if args.dry_run:
         return _run(args)
+    again = [sys.executable, *sys.orig_argv[1:]]
     if "SLURM_JOB_ID" not in os.environ and not args.job_dir:  # else it would be another one each time
         args.job_dir = str(job_dir.choose(os.environ, _command(args), None))
-    return Parent().run(lambda: _run(args))
+        script = len(again) - 1 - len(args.arguments)
+        again[script:script] = ["--job-dir", args.job_dir]
+    return Parent().run(lambda: _run(args), again)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.errors import ElasticError
 from slurm_elastic.protocol.json_lines import Malformed, Message
 from slurm_elastic.protocol.message_fields import name_of, records, text, texts, whole
-from slurm_elastic.protocol.version import version
+from slurm_elastic.protocol.version import build, version
 
 from ..control import job_key
 from ..control.background_writer import BackgroundWriter
@@ -108,11 +108,12 @@ class Supervisor:
             key = (whole(message, "slurm_job_id"), name_of(message, "node"))
             gpus = texts(message, "gpus")
             listens = text(message, "address", ""), whole(message, "port", 0, 65535, default=0)
+            its = text(message, "build", "unknown")
         except Malformed:
             self._server.send(kind, name, {"type": "quit"})
             raise
         self._agents[name] = key
-        self._event(events.AgentUp(key, gpus, listens))
+        self._event(events.AgentUp(key, gpus, listens, its if its != build() else ""))
 
     def _message(self, kind: str, name: str, message: Message) -> None:
         if kind == "worker":
@@ -237,6 +238,12 @@ class Supervisor:
     def _write(self, output: int, line: str) -> None:
         self._output.append(output, f"{line}\n".encode(sys.stdout.encoding, errors="replace"))
 
+    def _start_over(self, action: actions.StartOver) -> None:
+        """As after any kill: workers write what they have trained, and the parent starts another supervisor."""
+        self._print(f"{action.why}; starting over with it")
+        self._output.close(LAST_LINES_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def _exit(self, action: actions.Exit) -> None:
         self._code = action.code
         self._launcher.close(self._wait_for_steps)
@@ -288,5 +295,6 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     actions.ReportPhase: Supervisor._report_phase,
     actions.ForwardReport: Supervisor._forward_report,
     actions.Print: lambda self, action: self._print(action.text),
+    actions.StartOver: Supervisor._start_over,
     actions.Exit: Supervisor._exit,
 }

@@ -2,8 +2,8 @@
 
 Slurm calls a job FAILED whose batch script a signal has ended (out of memory, say), and never requeues it. The next
 supervisor begins as that of a requeued job does: from what Slurm says and from the job directory. It begins when what
-the one before has left behind is over: workers write what they have trained, and leave. Limit: not where the whole
-batch script is killed.
+the one before has left behind is over: workers write what they have trained, and leave. Where slurm-elastic
+was upgraded meanwhile it is of the new build, and so is the parent. Limit: not where the whole batch script is killed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from slurm_elastic.protocol.version import build, build_on_disk
 
 from ..node.agent import LEAVE_S
 
@@ -31,7 +33,9 @@ class Parent:
         self._child = 0
         self._ending = False
 
-    def run(self, supervise: Callable[[], int]) -> int:
+    def run(self, supervise: Callable[[], int], again: list[str]) -> int:
+        """again: the command that does the same from the beginning."""
+        build()
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a supervisor leaves behind becomes ours
         strangers = children()
@@ -53,6 +57,8 @@ class Parent:
             with contextlib.suppress(OSError):  # a full disk, say
                 os.write(2, f"selastic: the supervisor was killed by signal {-code}; starting it again\n".encode())
             outlast(strangers)
+            if build_on_disk() != build():  # agents that start now would be of that one
+                os.execv(again[0], again)
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, number: int, frame: object) -> None:

@@ -144,3 +144,10 @@ class Print(Action):
 @dataclass(frozen=True, slots=True)
 class Exit(Action):
     code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartOver(Action):
+    """Give way to a supervisor of the slurm-elastic that lies on the disk now."""
+
+    why: str

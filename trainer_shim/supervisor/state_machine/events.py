@@ -34,6 +34,8 @@ class AgentUp(Event):
     gpus: tuple[str, ...]
     listens: tuple[str, int] = ("", 0)
     """Address and port at which agents of other hosts can reach it; port 0: at none."""
+    other_build: str = ""
+    """Which slurm-elastic it runs, if that is another one than the supervisor's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from slurm_elastic.protocol.messages import Piece, Unreached
 from ...node.reach import supervisor_unreached
 from .. import commands
 from . import events
-from .actions import CancelCompanion, DetachAgents, LaunchAgents, Print, QuitAgent
+from .actions import CancelCompanion, DetachAgents, LaunchAgents, Print, QuitAgent, StartOver
 from .context import Handlers, Mode, Part, SupervisorContext
 from .timers import AgentsTimer, DisconnectedTimer, KillTimer, LaunchTimer, SuspendedTimer
 from .workers import ConnectedAgent, Worker, agents_of
@@ -102,6 +102,9 @@ class Nodes(Part):
         if not (joins or key in context.awaited) or context.available(key):
             context.do(QuitAgent(key))
             return
+        if event.other_build:
+            self._turn_away(key, event.other_build, joins)
+            return
         self._forget(key)  # one that was quitting: its connection has given way to this one
         context.agents[key] = ConnectedAgent(event.gpus, event.listens)
         if joins:
@@ -111,6 +114,19 @@ class Nodes(Part):
         if context.mode is Mode.STARTING:
             context.spawn_on([key])
         context.emit(events.AgentsSettled())
+
+    def _turn_away(self, key: events.AgentKey, build: str, joins: bool) -> None:
+        """It was upgraded under the job: workers of two builds may not understand each other, nor may this supervisor
+        and it. On the batch host the next supervisor is of that build too."""
+        context = self._context
+        why = f"node {key[1]} has another slurm-elastic ({build}) than this job runs"
+        context.do(QuitAgent(key))
+        if joins:
+            context.emit(events.UndoResize(f"{why}; start the job again, or put that one back"))
+        elif key == context.batch_host:
+            context.do(StartOver(why))
+        else:
+            self._give_up_on({key}, why)
 
     def _detach_if_complete(self, key: events.AgentKey) -> None:
         """Slurm's SIGTERM for the base job reaches each srun in its batch script, and one of another job's step answers

@@ -60,7 +60,7 @@ class WarmUp(Part):
     def _agent_up(self, event: events.AgentUp) -> None:
         """An agent of a companion is there: start its workers."""
         context, resize, (job_id, node) = self._context, self._context.resize, event.agent
-        if resize is None or not context.joins(event.agent) or event.agent in resize.agents:
+        if resize is None or not context.joins(event.agent) or event.agent in resize.agents or event.other_build:
             return
         self._try_reach(event)
         resize.agents.add(event.agent)

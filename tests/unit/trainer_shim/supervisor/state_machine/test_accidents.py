@@ -13,6 +13,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.actions import (
     QuitAgent,
     ReportPhase,
     Spawn,
+    StartOver,
 )
 from slurm_elastic.trainer_shim.supervisor.state_machine.context import Mode, RunLimits
 from slurm_elastic.trainer_shim.supervisor.state_machine.events import (
@@ -60,6 +61,16 @@ def test_lost_agent_of_the_batch_host_is_launched_again() -> None:
     assert drive.context.mode is Mode.RESTARTING
     drive(AgentUp((10, "n1"), ("0", "1")))
     assert len(drive.new(Spawn)) == 4
+
+
+def test_an_agent_of_another_build_on_the_batch_host_starts_over() -> None:
+    """slurm-elastic was upgraded under the job, and its first agent lost: the next supervisor is of that build too."""
+    drive = Drive().up()
+    drive(AgentLost((10, "n1")))
+    drive.die_when_killed()
+    drive(AgentUp((10, "n1"), ("0", "1"), other_build="9.9, build 1234"))
+    why = "node n1 has another slurm-elastic (9.9, build 1234) than this job runs"
+    assert drive.new(StartOver) == [StartOver(why)] and not drive.new(Spawn)
 
 
 def test_the_end_of_an_old_launch_says_nothing_about_the_new_one() -> None:

@@ -54,7 +54,7 @@ class FromWorker:
 
 
 EVENTS = st.one_of(
-    st.builds(AgentUp, st.sampled_from(KEYS), st.just(("0", "1"))),
+    st.builds(AgentUp, st.sampled_from(KEYS), st.just(("0", "1")), other_build=st.sampled_from(["", "", "9.9"])),
     st.builds(AgentLost, st.sampled_from(KEYS)),
     st.builds(StepEnded, st.integers(1, 4), st.integers(0, 1)),
     st.builds(NodeTerminating, st.sampled_from(KEYS)),

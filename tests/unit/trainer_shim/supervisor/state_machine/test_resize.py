@@ -518,3 +518,16 @@ def test_a_clock_that_differs_from_slurms_is_told_once() -> None:
         drive(ClockDiffers(seconds))
     told = [line.text for line in drive.every(Print) if "clock" in line.text]
     assert told == ["the clock of n1 is 3600 s ahead of Slurm's: tell an admin"]
+
+
+def test_a_companion_of_another_build_is_turned_away() -> None:
+    """slurm-elastic was upgraded under the job: one sentence, and training goes on as it is."""
+    drive = Drive().up()
+    drive.order(1, (BASE,), (SHAPE,))
+    drive(CompanionGranted(1, 0, COMPANION))
+    drive(AgentUp((11, "n3"), ("0", "1"), other_build="9.9, build 1234"))
+    failed = drive.every(ReportPhase)[-1].phase
+    assert failed.phase == "failed"
+    assert failed.detail.startswith("node n3 has another slurm-elastic (9.9, build 1234) than this job runs")
+    assert DropCompanions(1) in drive.fresh and QuitAgent((11, "n3")) in drive.fresh
+    assert drive.context.mode is Mode.RUNNING
