@@ -49,6 +49,7 @@ class Reach:
         itself, the supervisor's own host, needs no port: who joins has reached the supervisor."""
         self._loop = loop
         self._sock: socket.socket | None = None
+        self._tries: set[socket.socket] = set()
         if not interfaces.is_loopback(address):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             self._sock = socket.create_server((address, 0), family=family)
@@ -84,8 +85,9 @@ class Reach:
 
     def forget(self) -> None:
         """After a fork, in the child."""
-        if self._sock is not None:
-            self._sock.close()
+        for sock in (self._sock, *self._tries):
+            if sock is not None:
+                sock.close()
 
     def _accept(self) -> None:
         assert self._sock is not None
@@ -101,11 +103,12 @@ class Reach:
             self._loop.call(functools.partial(ended, str(error.strerror)))
             return
         sock.setblocking(False)
-        open_ = [sock]
+        self._tries.add(sock)
 
         def end(problem: str) -> None:
-            if open_:
-                self._loop.watch(open_.pop(), None)
+            if sock in self._tries:
+                self._tries.discard(sock)
+                self._loop.watch(sock, None)
                 sock.close()
                 ended(problem)
 

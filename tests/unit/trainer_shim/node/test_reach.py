@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,17 @@ def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             sock.close()
     assert found == {"n3": "Connection refused", "n4": "no answer within 0.5 s"}
     assert tried(loop, there) == {}
+
+
+def test_a_worker_keeps_none_of_its_agents_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is forked while the tries may still be under way."""
+    monkeypatch.setattr(reach.interfaces, "is_loopback", lambda address: False)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    own = Reach(loop := Loop(), "127.0.0.1")
+    own.try_all([Listener("n2", "127.0.0.1", own.port), Listener("n3", "127.0.0.1", own.port)], lambda problems: None)
+    own.forget()
+    loop.leave_in_child()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_on_one_machine_there_is_no_port() -> None:
