@@ -1,9 +1,11 @@
 """What grows while one training is resized again and again: `make soak-growth` prints a table of slopes.
 
-Promise: everything that a training of weeks could fill up is measured after each resize, in every process that lives on
-(supervisor, agent, its log keeper, rank 0 and its loader workers), in the job directory, TMPDIR and /dev/shm; the slope
-is the least-squares line behind a warm-up, with its standard error. Limit: `selastic run` without Slurm, so companions
-are processes of this machine; memory is what a process has for itself (Private), in kB.
+Promise: everything that a training of weeks could fill up is measured, in every process that lives on (supervisor,
+agent, its log keeper, rank 0 and its loader workers), in the job directory, TMPDIR and /dev/shm; the slope is the
+least-squares line behind a warm-up, with its standard error. Memory is a process's anonymous pages, those included that
+it still shares with who forked it: what is private to it grows on both sides as either of them writes to such pages.
+Of rank 0 it is also counted what Python and malloc have given out. Limit: `selastic run` without Slurm, so companions
+are processes of this machine. torch's flight recorder keeps the last 2,000 communications, which take 3 MB in time.
 """
 
 from __future__ import annotations
@@ -30,8 +32,23 @@ PATIENCE_S = 180.0
 WARM_UP = 0.3
 """This part of the resizes is not counted."""
 SCRIPT = """
-import sys, time, torch
+import ctypes, gc, os, sys, time, torch
 import slurm_elastic.trainer_shim as elastic
+
+class Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+        "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+mallinfo2 = ctypes.CDLL(None).mallinfo2
+mallinfo2.restype = Mallinfo2
+
+def count():
+    gc.collect()
+    given_out = mallinfo2().uordblks // 1024
+    with open("counted.partial", "w") as file:
+        print(len(gc.get_objects()), sys.getallocatedblocks(), given_out, file=file)
+    os.remove("count")
+    os.rename("counted.partial", "counted")
 
 job = elastic.join(batch=24, max_batch=64, lr="none")
 torch.manual_seed(0)
@@ -43,8 +60,11 @@ print("a worker begins", flush=True)
 for epoch in job.epochs(1_000_000_000):
     for a, in job.loader(data, num_workers=int(sys.argv[1])):
         job.step((net(a) ** 2).mean())
-        time.sleep(0.05)
+        if os.path.exists("count") and os.environ["SELASTIC_WORKER"].startswith("0."):
+            count()
+        time.sleep(0.005)
 """
+COUNTED = ("rank 0: Python objects", "rank 0: Python blocks", "rank 0: malloc, kB")
 Sample = dict[str, float]
 Slopes = dict[str, tuple[float, float, float]]
 """Of each measure: its value at the end, its growth per unit behind the warm-up, and the growth's standard error."""
@@ -58,15 +78,15 @@ class GrowthSoak:
         self.samples: list[Sample] = []
         self._ids = itertools.count(1)
 
-    def run(self, cycles: int, batches: int = 0, minutes: float = 1e9) -> None:
+    def run(self, cycles: int, batches: int = 0, minutes: float = 1e9, **env: str) -> None:
         """In each cycle a worker joins, the batch changes so many times, and the worker leaves; then a sample. Fewer
-        cycles where the time is over before."""
+        cycles where the time is over before. env: of the training."""
         end = time.monotonic() + 60 * minutes
         self._resizes_in_one = 2 + batches
         (self.folder / "train.py").write_text(SCRIPT)
         (self.folder / "tmp").mkdir()
         with FakeDaemon() as self.daemon:
-            env = {**self.daemon.env(self.folder), "TMPDIR": str(self.folder / "tmp")}
+            env = {**self.daemon.env(self.folder), "TMPDIR": str(self.folder / "tmp"), **env}
             self.process = Run(self.folder, "--nproc", "1", "train.py", str(self.loader_workers), env=env)
             try:
                 base = self.daemon.wait_registered(PATIENCE_S).pieces
@@ -129,15 +149,24 @@ class GrowthSoak:
         processes["loader workers"] = children(rank_0)
         sample: Sample = {}
         for name, pids in processes.items():
-            sample[f"{name}: memory, kB"] = sum(map(private_kb, pids))
+            sample[f"{name}: memory, kB"] = sum(map(anonymous_kb, pids))
             sample[f"{name}: descriptors"] = sum(len(names(Path(f"/proc/{pid}/fd"))) for pid in pids)
             sample[f"{name}: threads"] = sum(len(names(Path(f"/proc/{pid}/task"))) for pid in pids)
+        sample.update(zip(COUNTED, self._counted(), strict=True))
         sample["loader workers: processes"] = len(processes["loader workers"])
         job_dir = [path for path in self.process.job_dir.rglob("*") if "checkpoints" not in path.parts]
         sample["job directory: files"] = len(job_dir)
         sample["TMPDIR: files"] = len([*(self.folder / "tmp").rglob("*")])
         sample["/dev/shm: files"] = len(names(Path("/dev/shm")) - self._shm)
         return sample
+
+    def _counted(self) -> list[int]:
+        """What rank 0 counts in itself after its next step."""
+        counted = self.folder / "counted"
+        counted.unlink(missing_ok=True)
+        (self.folder / "count").touch()
+        self._wait(counted.exists, "what rank 0 counts")
+        return [int(word) for word in counted.read_text().split()]
 
     def _wait(self, predicate: Callable[[], T], what: str) -> T:
         def looked() -> T:
@@ -162,13 +191,13 @@ def names(folder: Path) -> set[str]:
         return set()
 
 
-def private_kb(pid: int) -> int:
-    """What this process alone has in memory."""
+def anonymous_kb(pid: int) -> int:
+    """What this process has in memory that is of no file."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
 def line(values: list[float]) -> tuple[float, float]:
@@ -201,7 +230,7 @@ def print_slopes(found: Slopes, unit: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resizes", type=int, default=10_000)
-    parser.add_argument("--batches", type=int, default=8, help="changes of the batch between a grow and a shrink")
+    parser.add_argument("--batches", type=int, default=48, help="changes of the batch between a grow and a shrink")
     parser.add_argument("--minutes", type=float, default=1e9, help="end after these, however many there were")
     parser.add_argument("--loader-workers", type=int, default=2)
     args = parser.parse_args()
