@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -93,7 +94,8 @@ def add_output_options(parser: argparse.ArgumentParser, fields: Sequence[tables.
         "-o",
         "--format",
         metavar="FIELD[%WIDTH],...",
-        help=f"columns to print, a negative width aligns to the left (default: {listed})",
+        help=f"columns to print, a negative width aligns to the left (default: {listed}; on a terminal that is too "
+        "narrow some are left out)",
     )
     group.add_argument(
         "--helpformat", nargs=0, action=_HelpFormat, const=tuple(fields), help="list the fields for --format"
@@ -171,13 +173,26 @@ def check_format(args: argparse.Namespace, fields: Sequence[tables.Field], defau
     return tables.choose(fields, default, args.format)
 
 
+def terminal_width() -> int:
+    """Columns of the terminal that is printed on; 0: it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
 def print_table(
-    columns: Sequence[tables.Field], rows: Sequence[object], args: argparse.Namespace, rule: bool = False
+    columns: Sequence[tables.Field],
+    rows: Sequence[object],
+    args: argparse.Namespace,
+    rule: bool = False,
+    spare: Sequence[str] = (),
 ) -> None:
-    """Print in the form that the output options ask for."""
+    """Print in the form that the output options ask for. A terminal's width is kept to where they name no columns, by
+    leaving out those in `spare` first."""
     style = "parsable" if args.parsable else "parsable2" if args.parsable2 else "table"
-    for line in tables.lines(columns, rows, header=not args.noheader, style=style, rule=rule):
-        print(line)
+    terminal = 0 if args.format is not None else terminal_width()
+    shown = tables.lines(
+        columns, rows, header=not args.noheader, style=style, rule=rule, terminal=terminal, spare=spare
+    )
+    print("".join(f"{line}\n" for line in shown), end="")
 
 
 def print_answer(
@@ -187,13 +202,14 @@ def print_answer(
     args: argparse.Namespace,
     *,
     rule: bool = False,
+    spare: Sequence[str] = (),
     below: Sequence[str] = (),
 ) -> None:
     """The answer as JSON, or its rows as a table; `below`: sentences for people, under a table with a header."""
     if args.json:
         print_json(answer)
         return
-    print_table(columns, rows, args, rule)
+    print_table(columns, rows, args, rule, spare)
     if not (args.noheader or args.parsable or args.parsable2):
         for line in below:
             print(tables.clean(line))

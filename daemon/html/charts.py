@@ -13,11 +13,11 @@ from datetime import datetime
 from typing import Any
 
 WIDTH = 1080
-LEFT, RIGHT = 130, 20
+LEFT, RIGHT = 160, 20
 BELOW = 26
 """Room for the labels of the horizontal axis."""
 COLOURS = 8
-"""Colours of style.css, c0 to c7 (areas) and s0 to s7 (lines); jobs take turns."""
+"""Colours of style.css, c0 to c7 (areas), s0 to s7 (lines) and i0 to i7 (texts on areas); jobs take turns."""
 _TIME_STEPS = (
     1,
     2,
@@ -89,6 +89,11 @@ def colour(index: int) -> str:
     return f"c{index % COLOURS}"
 
 
+def ink(index: int) -> str:
+    """The class of a text on an area of that colour."""
+    return f"i{index % COLOURS}"
+
+
 def path(kind: str, d: str, title: str = "", **attributes: Any) -> Mark:
     """A path of SVG's own path data."""
     return Mark("path", {"class": kind, "d": d, **attributes}, title)
@@ -98,6 +103,11 @@ def rect(kind: str, x: float, y: float, width: float, height: float, title: str,
     """A bar."""
     place = {"x": x, "y": round(y, 1), "width": round(width, 1), "height": round(height, 1)}
     return Mark("rect", {"class": kind, **place, **attributes}, title)
+
+
+def sample(index: int, name: str) -> Chart:
+    """A colour, for a key."""
+    return Chart(20, 10, name, [Mark("rect", {"class": colour(index), "width": 20, "height": 10})])
 
 
 def dot(index: int, x: float, y: float, radius: float, title: str) -> Mark:

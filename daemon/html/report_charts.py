@@ -9,6 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..reports.usage import CapacityPoint, CurvePoint, UsageJob
+from ..text.cells import folded
+from ..text.tables import cut
 from .charts import (
     BELOW,
     COLOURS,
@@ -22,6 +24,7 @@ from .charts import (
     colour,
     dot,
     horizontal,
+    ink,
     label,
     line,
     path,
@@ -34,8 +37,8 @@ from .charts import (
 from .stretches import Stretch
 
 LANE = 44
-NAME = 18
-"""Characters of a job's name beside its lane."""
+NAME = 17
+"""Of a job's name beside its lane, in the widths of a narrow letter."""
 
 
 def timeline(rows: Sequence[Stretch], names: Mapping[int, str], start: float, end: float) -> Chart:
@@ -47,7 +50,7 @@ def timeline(rows: Sequence[Stretch], names: Mapping[int, str], start: float, en
     for index, job in enumerate(jobs):
         floor = LANE * (index + 1)
         full = names[job]
-        short = full if len(full) <= NAME else full[: NAME - 1] + "…"
+        short = cut(full, NAME, "…")
         marks.append(path("grid", f"M{LEFT} {floor}H{WIDTH - RIGHT}"))
         marks.append(Mark("g", {}, full, children=(label(LEFT - 8, floor - 18, short, "end", "name"),)))
         marks.append(label(LEFT - 8, floor - 5, str(job), "end"))
@@ -59,12 +62,13 @@ def _held(row: Stretch, x: Axis, floor: float, top: int, index: int) -> list[Mar
     left, right = x.at(row.start), x.at(row.end)
     tall, width = max(4.0, (LANE - 8) * row.gpus / max(1, top)), max(0.8, right - left)
     held = row.allocation
-    title = f"{held.gpus} GPUs on {held.node_list}, batch {held.batch}, {held.steps} steps: {held.reason_text}"
+    where = folded(held.node_list or "")
+    title = f"{held.gpus} GPUs on {where}, batch {held.batch}, {held.steps} steps: {held.reason_text}"
     marks = [rect(f"{colour(index)} held", left, floor - tall, width, tall, title)]
     if width > 10 + 7 * len(str(row.gpus)):
         inside = tall > 15
         place = floor - tall + 12 if inside else floor - tall - 3
-        marks.append(label(left + 4, place, str(row.gpus), kind="in" if inside else None))
+        marks.append(label(left + 4, place, str(row.gpus), kind=ink(index) if inside else None))
     if row.pause_s and x.low < row.start:
         marks.append(path("pause", f"M{left:.1f} {floor + 5}v-5", f"paused for {row.pause_s:.2f} s"))
     return marks

@@ -1,6 +1,7 @@
 """The page of `selastic report --html`: key figures, charts and a table of how jobs have gone over a window.
 
-Promise: pure; no script, no link, nothing fetched: the page opens anywhere, years later. Limit: the charts show the
+Promise: pure; no link, nothing fetched: the page opens anywhere, years later, and says the same without its one
+script, which sorts the table. Limit: the charts show the
 MOST_JOBS jobs with the most GPU-hours, the figures and the table count all.
 """
 
@@ -14,7 +15,7 @@ from ..reports.usage import CapacityPoint, Usage, UsageJob
 from ..text.tables import clean, number
 from ..text.times import elapsed, span
 from . import report_charts as charts
-from .charts import Chart
+from .charts import Chart, sample
 from .render import render
 from .stretches import Stretch, clipped, used
 
@@ -49,6 +50,10 @@ def page(usage: Usage) -> str:
         drawn=len(shown),
         timeline=charts.timeline(drawn, {job: clean(jobs[job].name or "") for job in shown}, start, end),
         stacked=charts.stacked(rows, shown, usage.capacity, start, end),
+        key=[
+            (f"{job} {clean(jobs[job].name or '')}", sample(index, f"job {job}"))
+            for index, job in enumerate(dict.fromkeys(row.job_id for row in drawn))
+        ],
         curves=curves,
         more_curves=more_curves,
         pauses=charts.pauses(drawn, start, end),
@@ -94,16 +99,21 @@ def _curves(jobs: Sequence[UsageJob], hours: Mapping[int, float]) -> tuple[list[
     return [each for job, each in made if job in first], [each for job, each in made if job not in first]
 
 
-def _job(job: UsageJob, rows: Sequence[Stretch]) -> list[str]:
+def _job(job: UsageJob, rows: Sequence[Stretch]) -> list[str | tuple[str, float]]:
+    """A row of the table; a number with the value that it is sorted by."""
     pauses = [row.pause_s for row in rows if row.pause_s]
     seconds, hours = sum(row.seconds for row in rows), sum(row.gpu_hours for row in rows)
     samples = sum(row.samples for row in rows)
+    rate = samples / seconds if seconds else None
     sizes = [str(gpus) for gpus, _ in groupby(row.gpus for row in rows)]
+    shown = " → ".join(sizes[:3] + ["…"] * (len(sizes) > 6) + sizes[max(3, len(sizes) - 3) :])
     return [
-        str(job.job_id), clean(job.name or ""), clean(job.user or ""), job.state, elapsed(seconds),
-        " → ".join(sizes[:3] + ["…"] * (len(sizes) > 6) + sizes[max(3, len(sizes) - 3):]),
-        number(hours), f"{samples:,.0f}", number(samples / seconds if seconds else None), str(len(pauses)),
-        span(sum(pauses)) if pauses else "",
+        (str(job.job_id), job.job_id), clean(job.name or ""), clean(job.user or ""), job.state,
+        (elapsed(seconds), round(seconds)),
+        (shown, max((row.gpus for row in rows), default=0)),
+        (number(hours), round(hours, 4)), (f"{samples:,.0f}", samples),
+        (number(rate), round(rate or 0.0, 4)), (str(len(pauses)), len(pauses)),
+        (span(sum(pauses)) if pauses else "", round(sum(pauses), 3)),
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from ..text.cells import moment, number
+from ..text.cells import folded, moment, number
 from ..text.times import elapsed
 from .common import JobRecord, Viewer, may_see, reason_text
 from .record import Column, about, made_from, record, redacted
@@ -45,7 +45,7 @@ class Allocation(JobRecord):
     )
     gpus: int = about("GPUs", Column("GPUs"), public=True)
     nodes: int | None = about("nodes", Column("Nodes", "NNodes"))
-    node_list: str | None = about("names of the nodes", Column("NodeList"))
+    node_list: str | None = about("names of the nodes", Column("NodeList", form=folded))
     batch: int | None = about("global batch, in samples", Column("Batch"))
     steps: int | None = about("optimizer steps done at this size", Column("Steps"))
     samples: int | None = about("samples trained on at this size", Column("Samples"))

@@ -14,7 +14,7 @@ from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import RequestError
 from slurm_elastic.protocol.messages import Report
 
-from ..text.cells import bounds, moment, number, share
+from ..text.cells import bounds, folded, moment, number, share
 from ..text.reasons import bottleneck_text
 from ..text.times import elapsed
 from .common import JobRecord, Viewer, known_job, may_see, reason_text, visible_job
@@ -131,7 +131,7 @@ class JobStatus(JobRecord):
     managed: bool | None = about("yes or no", Column("Managed", form=lambda managed: "yes" if managed else "no"))
     mode: str | None = about("mode of the last decision: off, observe, advise or act", Column("Mode"))
     reported_at: float | None = about("time of the last report", Column("Reported", form=moment))
-    node_list: str | None = about("names of its nodes", Column("NodeList"))
+    node_list: str | None = about("names of its nodes", Column("NodeList", form=folded))
     pieces: tuple[HeldPiece, ...] | None = about("the Slurm jobs that it trains on")
     request: str | None = about("elastic request as given", Column("Request"))
     reason: str | None = about("why it has what it has, as a code", Column("Reason"))

@@ -1,8 +1,9 @@
 """Tables in the forms of squeue and sacct: aligned, `a|b|c|` (--parsable), `a|b|c` (--parsable2), with chosen fields.
 
 Promise: one list of fields per command gives its columns, --format and --helpformat; what is unknown is a dash in a
-table and empty in the parsable forms. Limit: text only, no colour, one line per row; a `|` in a value is not escaped,
-as in Slurm. Control characters, which a job's name may hold, never reach the terminal.
+table and empty in the parsable forms. Control characters, which a job's name may hold, never reach the terminal.
+Limit: text only, no colour; one line per row, but on a terminal that is too narrow for a sentence in the last cell; a
+`|` in a value is not escaped, as in Slurm.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from slurm_elastic.protocol.errors import ConfigError
+
+from . import fitting
 
 Row = Any
 """Any object that the columns know how to read."""
@@ -75,9 +78,20 @@ def helpformat(fields: Sequence[Field]) -> list[str]:
 
 
 def lines(
-    columns: Sequence[Field], rows: Iterable[Row], *, header: bool = True, style: str = "table", rule: bool = False
+    columns: Sequence[Field],
+    rows: Iterable[Row],
+    *,
+    header: bool = True,
+    style: str = "table",
+    rule: bool = False,
+    terminal: int = 0,
+    spare: Sequence[str] = (),
 ) -> list[str]:
-    """The printed lines. `style`: table, parsable (trailing `|`) or parsable2; `rule`: dashes under the header."""
+    """The printed lines. `style`: table, parsable (trailing `|`) or parsable2; `rule`: dashes under the header.
+
+    terminal: its width, which a table is made to fit (0: as wide as it is); spare: names of columns to be left out
+    first for that, in this order.
+    """
     cells = [[clean(column.text(row)) for column in columns] for row in rows]
     heads = [column.header for column in columns]
     if style != "table":
@@ -89,9 +103,25 @@ def lines(
         column.width or max((columns_of(line[index]) for line in shown), default=0)
         for index, column in enumerate(columns)
     ]
+    if terminal:
+        last = len(columns) - 1
+        least = [
+            fitting.least_width(width, column.left, index == last)
+            for index, (column, width) in enumerate(zip(columns, widths, strict=True))
+        ]
+        stay = fitting.kept([column.name for column in columns], least, terminal, spare)
+        columns = [columns[index] for index in stay]
+        widths = fitting.narrowed([widths[index] for index in stay], [least[index] for index in stay], terminal)
+        shown = [part for line in shown for part in _wrapped([line[index] for index in stay], widths)]
     if header and rule:
         shown.insert(1, ["-" * width for width in widths])
     return [_aligned(columns, widths, line) for line in shown]
+
+
+def _wrapped(line: list[str], widths: Sequence[int]) -> list[list[str]]:
+    """The row, in several lines where its last cell is a sentence that needs them."""
+    first, *rest = fitting.wrapped(line[-1], widths[-1])
+    return [[*line[:-1], first], *([*([""] * (len(line) - 1)), part] for part in rest)]
 
 
 def _aligned(columns: Sequence[Field], widths: Sequence[int], line: Sequence[str]) -> str:
@@ -111,14 +141,14 @@ def columns_of(text: str) -> int:
     return sum(0 if unicodedata.combining(letter) else 1 + (_width(letter) in "WF") for letter in text)
 
 
-def cut(text: str, width: int) -> str:
-    """The text, or as much of it as fits so many columns with a `+` behind it."""
+def cut(text: str, width: int, mark: str = "+") -> str:
+    """The text, or as much of it as fits so many columns with the mark behind it."""
     if columns_of(text) <= width:
         return text
     kept = text[: width - 1]
     while columns_of(kept) > width - 1:
         kept = kept[:-1]
-    return kept + "+"
+    return kept + mark
 
 
 def clean(text: str) -> str:

@@ -85,8 +85,8 @@ def test_every_chart_is_drawn_within_the_page(html: str, tmp_path: Path) -> None
     """All pictures have a size, nothing sticks out, bars stand in time order in their job's colour, and a name that is
     a script is a name."""
     seen = looked_at(html, tmp_path, 1200)
-    assert len(seen["pictures"]) == 6 and all(right - left > 200 and bottom - top > 100
-                                              for left, top, right, bottom in seen["pictures"])  # fmt: skip
+    sizes = [(right - left, bottom - top) for left, top, right, bottom in seen["pictures"]]
+    assert len([size for size in sizes if size[0] > 200 and size[1] > 100]) == 6 and len(sizes) == 6 + 3  # and the key
     assert seen["outside"] == [] and seen["overflow"] <= seen["width"]
     assert len(seen["held"]) == 10 and len({colour for *_, colour in seen["held"]}) == 3
     chars = [bar for bar in seen["held"] if bar[4] == seen["held"][0][4]]
@@ -94,7 +94,25 @@ def test_every_chart_is_drawn_within_the_page(html: str, tmp_path: Path) -> None
     heights = [bottom - top for _, top, _, bottom, _ in chars]
     assert heights[1] == max(heights) and heights[0] == min(heights)
     assert len(seen["dots"]) == 9 and "rgb(0, 0, 0)" not in seen["dots"]
-    assert seen["scripts"] == 1 and seen["names"][1] == sample_history.HOSTILE[:17] + "…"
+    assert seen["scripts"] == 2 and seen["names"][1] == sample_history.HOSTILE[:16] + "…"
+
+
+def test_a_click_on_a_heading_sorts_by_it(html: str, tmp_path: Path) -> None:
+    """Numbers as numbers, however they are written, the largest first; a second click turns the order round."""
+    clicks = """<script>
+    const heads = [...document.querySelectorAll('.jobs th')];
+    const column = n => [...document.querySelectorAll('.jobs tbody tr')].map(r => Number(r.cells[n].dataset.value));
+    const sorted = [];
+    for (const n of [7, 7, 4]) { heads[n].click(); sorted.push([n, column(n)]); }
+    const out = document.createElement('pre'); out.id = 'sorted'; out.textContent = JSON.stringify(sorted);
+    document.body.append(out);
+    </script></body>"""
+    copy = tmp_path / "page.html"
+    copy.write_text(html.replace("</body>", clicks), encoding="utf-8")
+    found = re.search(r'<pre id="sorted">(.*?)</pre>', chromium("--dump-dom", copy.as_uri()), re.DOTALL)
+    assert found
+    (_, down), (_, up), (_, times) = json.loads(unescape(found[1]))
+    assert len(set(up)) == 3 and up == sorted(up) and down == up[::-1] and times == sorted(times, reverse=True)
 
 
 def test_it_fits_a_telephone(html: str, tmp_path: Path) -> None:

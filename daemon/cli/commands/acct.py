@@ -15,6 +15,8 @@ from ...reports.record import columns
 from .. import options
 
 DEFAULT = "JobID,Name,User,State,Start,Elapsed,GPUs,Nodes,Batch,Steps,Samples,Samples/s,GPUHours,Pause,Reason"
+SPARE = ("Samples", "Steps", "Nodes", "Pause", "Name", "Batch", "State", "User")
+"""Left out first, in this order, where a terminal is too narrow."""
 FIELDS = columns(Allocation)
 
 
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     rows = options.matching(found, args)
     if args.allocations:
         rows = per_job(rows)
-    options.print_answer(Accounting(allocations=tuple(rows)), chosen, rows, args, rule=True)
+    options.print_answer(Accounting(allocations=tuple(rows)), chosen, rows, args, rule=True, spare=SPARE)
     options.refuse(unknown)
     return 0
 

@@ -11,6 +11,8 @@ from ...reports.status import JobStatus, StatusTable
 from .. import options
 
 DEFAULT = "JobID,Partition,Name,User,ST,Time,Nodes,GPUs,Target,Min-Max,Batch,Samples/s,Speedup,Reason"
+SPARE = ("Speedup", "Nodes", "Partition", "Batch", "Min-Max", "User")
+"""Left out first, in this order, where a terminal is too narrow."""
 FIELDS = columns(JobStatus, capitals=True)
 
 
@@ -25,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     known ends, after the rows of the others, with exit status 1."""
     chosen = options.check_format(args, FIELDS, DEFAULT)
     rows, unknown = current(args)
-    options.print_answer(StatusTable(jobs=tuple(rows)), chosen, rows, args)
+    options.print_answer(StatusTable(jobs=tuple(rows)), chosen, rows, args, spare=SPARE)
     options.refuse(unknown)
     return 0
 

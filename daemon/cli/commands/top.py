@@ -19,7 +19,7 @@ from ...reports.status import JobStatus
 from ...text import tables
 from ...text.times import format_time
 from .. import options
-from .status import DEFAULT, FIELDS, current
+from .status import DEFAULT, FIELDS, SPARE, current
 
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Refresh until Ctrl-C, which is a clean end; with --once print and end."""
     if args.once:
-        totals, *rest = picture(_rows(args), options.clock())
+        totals, *rest = picture(_rows(args), options.clock(), options.terminal_width())
         print("\n".join([options.bold(totals), *rest]))
         return 0
     try:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def _refresh(args: argparse.Namespace) -> None:
     size = shutil.get_terminal_size()
     try:
-        shown = picture(_rows(args), options.clock())
+        shown = picture(_rows(args), options.clock(), options.terminal_width())
     except DaemonUnreachable as error:
         shown = [f"{format_time(options.clock(), options.clock())}  {error}"]
     if not sys.stdout.isatty():
@@ -86,8 +86,8 @@ def _rows(args: argparse.Namespace) -> list[JobStatus]:
     return rows
 
 
-def picture(rows: Sequence[JobStatus], now: float) -> list[str]:
-    """Totals, an empty line, the status table; plain text."""
+def picture(rows: Sequence[JobStatus], now: float, terminal: int = 0) -> list[str]:
+    """Totals, an empty line, the status table; plain text. terminal: its width, 0: it is none."""
     running = [row for row in rows if row.state == "RUNNING"]
     waiting = sum(row.state == "PENDING" for row in rows)
     gpus = sum(row.gpus or 0 for row in running)
@@ -97,4 +97,5 @@ def picture(rows: Sequence[JobStatus], now: float) -> list[str]:
     totals = (
         f"{format_time(now, now)}  {len(running)} running on {gpus} GPUs, {waiting} waiting, {moving} resizing, {rate}"
     )
-    return [totals, "", *tables.lines(tables.choose(FIELDS, DEFAULT, None), rows)]
+    table = tables.lines(tables.choose(FIELDS, DEFAULT, None), rows, terminal=terminal, spare=SPARE)
+    return [totals, "", *table]

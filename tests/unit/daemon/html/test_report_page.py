@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -37,13 +39,42 @@ def report(store: Store, viewer: Callable[..., Any]) -> Usage:
 
 
 def test_the_page_is_well_formed_and_fetches_nothing(report: Usage) -> None:
-    """HTML and SVG are XML to the last tag, whatever a job is called; no script, no link, no picture from elsewhere."""
+    """HTML and SVG are XML to the last tag, whatever a job is called; no link, no picture from elsewhere; a script that
+    sorts, and only one."""
     text = page(report)
     root = ElementTree.fromstring(text)
-    assert len(list(root.iter(f"{SVG}svg"))) == 6
-    assert not {element.tag.rpartition("}")[2] for element in root.iter()} & {"script", "link", "img", "iframe", "a"}
+    assert len(list(root.iter(f"{SVG}svg"))) == 6 + 3  # and the key's samples
+    assert not {element.tag.rpartition("}")[2] for element in root.iter()} & {"link", "img", "iframe", "a"}
+    assert len(list(root.iter("script"))) == 1
     assert not re.search(r"url\(|@import|\son\w+=|https?://(?!www\.w3\.org)", text)
     assert sample_history.HOSTILE in {cell.text for cell in root.iter("td")}
+
+
+def test_texts_on_colours_can_be_read_and_colours_told_apart() -> None:
+    """WCAG's contrast of 4.5 between each colour and the text on it; no two colours look the same to a deuteranope."""
+    css = (Path(report_page.__file__).parent / "style.css").read_text()
+
+    def linear(colour: str) -> list[float]:
+        digits = colour if len(colour) == 6 else "".join(2 * digit for digit in colour)
+        shares = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        return [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+
+    def luminance(colour: str) -> float:
+        red, green, blue = linear(colour)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    found = re.findall(r"\.c(\d) \{ fill: #(\w+); \} \.s\1 \{ stroke: #\2; \} \.i\1 \{ fill: #(\w+); \}", css)
+    assert [int(index) for index, *_ in found] == list(range(charts.COLOURS))
+    for _, colour, ink in found:
+        dark, light = sorted((luminance(colour), luminance(ink)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, colour
+
+    def seen(colour: str) -> list[float]:  # Machado, Oliveira and Fernandes 2009, deuteranopia
+        rows = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+        return [max(0.0, sum(a * b for a, b in zip(row, linear(colour), strict=True))) ** (1 / 2.4) for row in rows]
+
+    views = [seen(colour) for _, colour, _ in found]
+    assert min(math.dist(a, b) for i, a in enumerate(views) for b in views[:i]) > 0.1
 
 
 def test_the_page_draws_what_is_recorded(report: Usage) -> None:
@@ -74,7 +105,7 @@ def test_many_jobs_are_all_counted_and_few_drawn(report: Usage, monkeypatch: pyt
     assert min(heights) == pytest.approx(axis.at(24 + 8 + 0), abs=0.1)
     assert len([e for d in root.iter("details") for e in d.iter("figure")]) == 1
     lane = next(group for group in root.iter(f"{SVG}g") if "…" in "".join(group.itertext()))
-    assert "".join(lane.itertext()) == sample_history.HOSTILE + sample_history.HOSTILE[:17] + "…"
+    assert "".join(lane.itertext()) == sample_history.HOSTILE + sample_history.HOSTILE[:16] + "…"
     assert f"times in {datetime.fromtimestamp(report.end).astimezone().tzname()}" in text
 
 

@@ -39,6 +39,21 @@ def test_parsable_forms_differ_in_the_last_delimiter() -> None:
     assert tables.lines(FIELDS, ROWS, style="parsable2") == ["JOBID|NAME|GPUS", "7|train|4", "1207||"]
 
 
+def test_a_narrow_terminal_leaves_out_what_can_be_spared_and_cuts_names() -> None:
+    """Numbers are whole, the last column stays, and its sentences go on in the next line."""
+    fields = (*FIELDS, Field("Why", "WHY", lambda row: row["why"], "why", left=True))
+    rows = [{"id": 7, "name": "training-a-language-model", "gpus": 4, "why": "waiting jobs come first"}]
+    wide = tables.lines(fields, rows)
+    assert tables.lines(fields, rows, terminal=len(wide[1])) == wide
+    for terminal in (60, 50, 45, 40, 34):
+        shown = tables.lines(fields, rows, terminal=terminal)
+        assert max(len(line) for line in shown) <= terminal
+        assert " ".join(line[shown[0].index("WHY") :] for line in shown[1:]).split() == rows[0]["why"].split()
+    spared = tables.lines(fields, rows, terminal=30, spare=("GPUs", "Name"))
+    assert "GPUS" not in spared[0] and "NAME" in spared[0]
+    assert max(len(line) for line in spared) <= 30
+
+
 def test_format_chooses_orders_and_sizes_columns() -> None:
     """name%width aligns right, a negative width left, names are found in any case, longer text is cut with a +."""
     columns = tables.choose(FIELDS, "JobID", "name%3,JOBID%-6,gpus")
