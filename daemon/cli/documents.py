@@ -21,12 +21,23 @@ from typing import Any
 from slurm_elastic.protocol.errors import ConfigError
 from slurm_elastic.protocol.version import version
 
+from . import manual
 from . import parser as selastic
 
 SHELLS = {"bash": "{}.bash", "zsh": "_{}", "fish": "{}.fish"}
 """Shells, and the file name that each looks for."""
 FILES = ("script", "arguments", "words", "trace")
 """Arguments that are files, besides those that are called FILE."""
+_ASKED = {"JOB": "_selastic_jobs", "ID,...": "_selastic_jobs", "PART,...": "_selastic_partitions"}
+"""Values that are asked for when they are completed, by metavar, and the shell's function for it."""
+_BASH = """
+_selastic_jobs() { compgen -W "$(selastic status -nP -o JobID 2>/dev/null)" -- "$1"; }
+_selastic_partitions() { compgen -W "$(sinfo -h -o %R 2>/dev/null)" -- "$1"; }
+"""
+_ZSH = """
+_selastic_jobs() { compadd -- ${(f)"$(selastic status -nP -o JobID 2>/dev/null)"} }
+_selastic_partitions() { compadd -- ${(f)"$(sinfo -h -o %R 2>/dev/null)"} }
+"""
 PROGRAMS = {
     "selastic": (1, "User Commands", "see, explain and steer elastic deep-learning jobs on Slurm"),
     "selasticd": (8, "System Administration", "decide what elastic jobs on Slurm get, and see to it"),
@@ -55,6 +66,8 @@ def man_page(program: str) -> str:
     page = str(_tool("argparse_manpage.manpage").Manpage(parser_of(program), _data=data)).rstrip()
     # A usage of several lines keeps them.
     page = re.sub(r"^usage: .*\n(?: +.*\n)*", r".nf\n\g<0>.fi\n", page, flags=re.MULTILINE)
+    if program == "selastic":
+        page = "\n".join([page, *manual.sections()])
     others = [f".BR {name} ({PROGRAMS[name][0]})," for name in PROGRAMS if name != program]
     return "\n".join([page, ".SH SEE ALSO", *others, ".BR selasticd.toml (5)"]) + "\n"
 
@@ -71,7 +84,8 @@ def completion(shell: str, program: str = "selastic") -> str:
     """The completion script for bash, zsh or fish. Raises ConfigError for another shell."""
     if shell not in SHELLS:
         raise ConfigError(f"no completion for shell '{shell}'; accepted: {', '.join(SHELLS)}")
-    return str(_tool("shtab").complete(_completing(parser_of(program)), shell=shell))
+    preamble = {"bash": _BASH, "zsh": _ZSH}
+    return str(_tool("shtab").complete(_completing(parser_of(program)), shell=shell, preamble=preamble))
 
 
 def _completing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -82,6 +96,14 @@ def _completing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         elif action.metavar in ("FILE", "[FILE]") or action.dest in FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar in _ASKED:
+            name = _ASKED[action.metavar]
+            action.complete = {"bash": name, "zsh": name}  # type: ignore[attr-defined]
+        elif action.metavar in manual.VALUES:
+            action.choices = manual.VALUES[action.metavar]
+        elif action.metavar == "FIELD[%WIDTH],...":
+            listed = next(each for each in parser._actions if each.dest == "helpformat").const
+            action.choices = [field.name for field in listed]
         if isinstance(action, argparse._SubParsersAction):
             for listed in action._choices_actions:
                 child = action.choices[listed.dest]

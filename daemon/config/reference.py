@@ -57,7 +57,7 @@ def markdown() -> str:
     for name, words in explanations().items():
         if name not in HIDDEN:
             lines += ["", f"## `{name}`", "", f"Default `{default(name)}`; accepted: {accepted(name)}.", ""]
-            lines += _wrapped(words, 118)
+            lines += wrapped(words, 118)
             meanings = [f"- `{word}`: {said}" for word, said in FIELDS[name].metadata["words"].items() if said]
             lines += [""] * bool(meanings) + meanings
     return "\n".join(lines) + "\n"
@@ -70,7 +70,7 @@ def sample() -> str:
         if name not in HIDDEN:
             lines.append("")
             for paragraph in (words, f"Accepted: {accepted(name)}."):
-                lines += _wrapped(paragraph, 118, "# ")
+                lines += wrapped(paragraph, 118, "# ")
             lines.append(f"#{name} = {default(name)}")
     return "\n".join(lines) + "\n"
 
@@ -82,7 +82,7 @@ def roff(date: str, version: str) -> str:
         ".SH NAME",
         "selasticd.toml \\- settings of selasticd",
         ".SH DESCRIPTION",
-        f"One TOML file, {_roff(str(schema.DEFAULT_FILE))} unless \\-\\-config names another.",
+        f"One TOML file, {escaped(str(schema.DEFAULT_FILE))} unless \\-\\-config names another.",
         "Every setting is optional; a change takes effect when selasticd is started again.",
         ".B selasticd \\-\\-check",
         "says what is wrong with the file.",
@@ -90,23 +90,23 @@ def roff(date: str, version: str) -> str:
     ]
     for name, words in explanations().items():
         if name not in HIDDEN:
-            lines += [".TP", f'.BR {_roff(name)} " = {_roff(default(name)).replace(chr(34), chr(92) + "(dq")}"']
-            lines += _wrapped(_roff(words), 100)
-            lines += [".br", f"Accepted: {_roff(accepted(name))}."]
-    lines += [".SH FILES", f".I {_roff(str(schema.DEFAULT_FILE))}", ".SH SEE ALSO", ".BR selasticd (8),"]
+            lines += [".TP", f'.BR {escaped(name)} " = {escaped(default(name)).replace(chr(34), chr(92) + "(dq")}"']
+            lines += wrapped(escaped(words), 100)
+            lines += [".br", f"Accepted: {escaped(accepted(name))}."]
+    lines += [".SH FILES", f".I {escaped(str(schema.DEFAULT_FILE))}", ".SH SEE ALSO", ".BR selasticd (8),"]
     return "\n".join([*lines, ".BR selastic (1)"]) + "\n"
 
 
-def _wrapped(text: str, width: int, before: str = "") -> list[str]:
+def wrapped(text: str, width: int, before: str = "") -> list[str]:
     """Lines of whole words, each with this before it."""
     wrapper = textwrap.TextWrapper(width, before, before, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(text)
 
 
-def _roff(text: str) -> str:
+def escaped(text: str) -> str:
     """Text as roff takes it: backslashes and hyphens escaped, no line that begins with a request."""
-    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "")
-    return "\\&" + escaped if escaped.startswith((".", "'")) else escaped
+    plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "")
+    return "\\&" + plain if plain.startswith((".", "'")) else plain
 
 
 def main(arguments: list[str] | None = None) -> None:

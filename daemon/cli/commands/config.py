@@ -77,17 +77,18 @@ def slurm_client(settings: Settings) -> str:
 
 
 def in_use() -> list[str]:
-    """What the daemon that answers here starts its throughput models from, as comments; nothing when none answers."""
+    """As comments: the mode of the daemon that answers here, whose settings may be others (a user's own), and what
+    it starts its throughput models from; nothing when none answers."""
     from slurm_elastic.protocol.api.client import Client
 
     client = Client(timeout=ASK_S)
     try:
-        models = read(Health, client.call(routes.HEALTH)).models
-        url = client.url
+        health = read(Health, client.call(routes.HEALTH))
     except ElasticError:
         return []
+    models, runs = health.models, f"# selasticd at {client.url} runs in mode {health.mode}."
     if models is None:
-        return []
+        return [runs]
     when = f", learned {format_time(models.learned_at, 0.0)}" if models.learned_at else ""
     own = f"; programs with one of their own: {models.programs}" if models.programs else ""
-    return [f"# selasticd at {url} models what was not measured from {models.prior}{when}{own}."]
+    return [runs, f"# It models what was not measured from {models.prior}{when}{own}."]

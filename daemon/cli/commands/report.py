@@ -1,7 +1,7 @@
 """`selastic report`: one self-contained HTML page of how jobs have gone: what each had and when, GPUs in training,
 throughput against GPUs with the fitted curve and its measurements, pauses, GPU-hours.
 
-Promise: one file, no script, nothing fetched; written whole or not at all. Limit: jobs that you may see in full.
+Promise: one file, nothing fetched; written whole or not at all. Limit: jobs that you may see in full.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.daemon.cli import documents, main, parser
+from slurm_elastic.daemon.cli import documents, main, manual, parser
 from slurm_elastic.daemon.config import reference, settings
-from slurm_elastic.protocol import errors, munge
+from slurm_elastic.daemon.text.reasons import Reason
+from slurm_elastic.protocol import errors, munge, request
 
 LOOK_UPS = [
     *(["--help"], ["--version"], ["status", "--helpformat"], ["acct", "--helpformat"], ["events", "--helpformat"]),
@@ -126,6 +127,19 @@ def test_the_man_page_has_every_command(generated: Path) -> None:
         assert option in text
 
 
+def test_the_man_page_explains_requests_fields_and_reasons(generated: Path) -> None:
+    """Every key of an elastic request, every column, every reason, and examples that the parser takes."""
+    text = (generated / "man" / "selastic.1").read_text().replace("\\-", "-")
+    assert set(manual.REQUEST) == set(request.KEYS)
+    for section in ("ELASTIC REQUEST", "FIELDS", "REASONS", "EXAMPLES"):
+        assert f"\n.SH {section}\n" in text
+    for word in (*request.KEYS, *(reason.value for reason in Reason), "Samples/s", "GPUHours"):
+        assert f"\n.B {word}\n" in text
+    for command, _ in manual.EXAMPLES:
+        name, *words = command.split()
+        assert name == "selastic" and parser.parse(words).command == words[0]
+
+
 def test_the_daemons_pages_say_what_its_parser_and_settings_say(generated: Path) -> None:
     """selasticd(8) has every option and the exit status; selasticd.toml(5) every setting with default and bounds."""
     page = (generated / "man" / "selasticd.8").read_text().replace("\\-", "-")
@@ -188,6 +202,30 @@ def test_bash_completes_a_file(generated: Path, words: str) -> None:
     shell = f"compopt() {{ :; }}; source {script}; {typed}; _shtab_selastic; echo ${{COMPREPLY[@]}}"
     ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.split() == ["pyproject.toml"], ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("status -s PEND", ["PENDING"]),
+        ("acct --format GPUH", ["GPUHours"]),
+        ("explain 12", ["1207", "1208"]),
+        ("status -r gp", ["gpu"]),
+    ],
+)
+def test_bash_completes_values(generated: Path, tmp_path: Path, words: str, offered: list[str]) -> None:
+    """States and columns, and what selastic and sinfo know: jobs and partitions."""
+    for name, lines in (("selastic", "1207\n1208\n77"), ("sinfo", "gpu\ncpu")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{lines}'\n")
+        (tmp_path / name).chmod(0o755)
+    script = generated / "completions" / documents.SHELLS["bash"].format("selastic")
+    typed = f"COMP_WORDS=(selastic {words}); COMP_CWORD={len(words.split())}"
+    shell = f"compopt() {{ :; }}; source {script}; {typed}; _shtab_selastic; echo ${{COMPREPLY[@]}}"
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(
+        ["bash", "-c", shell], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.split() == offered, ended.stderr
 
 
 def test_help_keeps_a_date_in_one_piece() -> None:
