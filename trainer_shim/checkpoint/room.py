@@ -34,19 +34,28 @@ def said(error: BaseException) -> str:
 
 
 def missing(directory: Path, size: int) -> str:
-    """A sentence about room that is missing for checkpoints of this size; "" if there is enough."""
-    place = directory
-    while not place.exists():
-        place = place.parent
-    disk = os.statvfs(place)
-    files = (path for kept in directory.glob("step-*") for path in kept.rglob("*"))
-    free = disk.f_bavail * disk.f_frsize + sum(path.stat().st_size for path in files)
+    """A sentence about room that is missing for checkpoints of this size; "" if there is enough, or the disk does not
+    say: what cannot be written is told then."""
+    try:
+        free = _free(directory)
+    except OSError:
+        return ""
     if free >= NEEDED * size:
         return ""
     return (
         f"a checkpoint takes {in_words(size)}, and {directory} has room for {free / max(size, 1):.1f} of them; "
         f"{NEEDED} are needed: two are kept while the next one is written"
     )
+
+
+def _free(directory: Path) -> int:
+    """Bytes, what is kept there included."""
+    place = directory
+    while not place.exists():
+        place = place.parent
+    disk = os.statvfs(place)
+    files = (path for kept in directory.glob("step-*") for path in kept.rglob("*"))
+    return disk.f_bavail * disk.f_frsize + sum(path.stat().st_size for path in files)
 
 
 def in_words(size: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,16 @@ def test_missing_room_is_told(tmp_path: Path) -> None:
         disk.fill(but=SIZE // 2)
         told = room.missing(disk.path, SIZE)
         assert told.startswith("a checkpoint takes 1.05 MB") and "has room for 1.5 of them; 3 are needed" in told
+
+
+def test_a_disk_that_does_not_say_its_room_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale handle of a file server, at the moment when the training looks."""
+
+    def stale(path: Path) -> os.statvfs_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "statvfs", stale)
+    assert room.missing(tmp_path, SIZE) == ""
 
 
 def test_a_checkpoint_that_is_skipped_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from broken_disk import BrokenDisk
 from fake_daemon import FakeDaemon
 from local_run import Run
 from small_disk import small_disk
@@ -104,3 +107,41 @@ def test_a_last_checkpoint_that_cannot_be_written_is_no_success(start: Callable[
         assert again.wait() == 0, again.text()
         assert f"at step {step}" in again.text()
     assert audit.check(tmp_path / "audit", 3200, 1).ok
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.ESTALE], ids=errno.errorcode.get)
+def test_a_quota_or_a_stale_handle_costs_checkpoints_and_lines_and_nothing_else(
+    start: Callable[..., Run], tmp_path: Path, number: int
+) -> None:
+    """The job directory and the job's output are on a file server that refuses what is written: the training goes on,
+    through a resize too, says why there is no checkpoint, and writes one when it can again."""
+    (tmp_path / "train.py").write_text(TALKING)
+    disk = BrokenDisk(tmp_path / "job", tmp_path)
+    with FakeDaemon() as daemon:
+        words = ("--nproc", "2", "--checkpoint-every", "2", "--audit", str(tmp_path / "audit"), "train.py", "6400", "1")
+        run = start(*words, "0.05", env={**daemon.env(tmp_path), **disk.env}, out="job/out.txt")
+        base = daemon.wait_registered().pieces
+        run.says("generation 1: 2 workers")
+        disk.breaks(number)
+        kept = newest(run)
+        daemon.order(1, 0, base, batch=48)
+        resized = daemon.wait_phase(1, "running")
+        wait_until(lambda: any(report.step > resized.step + 50 for report in daemon.reports), 90, "steps")
+        assert newest(run) <= kept
+        disk.breaks(0)
+        before = newest(run)
+        run.says(f"could not be written here ({os.strerror(number)})")
+        wait_until(lambda: newest(run) > before, 60, run.text)
+        (tmp_path / "go").touch()
+        assert run.wait() == 0, run.text()
+        assert "starting again" not in run.text()
+        logs = "".join(path.read_text() for path in run.job_dir.glob("logs/*.log"))
+        assert f"could not be written here ({os.strerror(number)})" in logs
+        assert not list(run.job_dir.glob("checkpoints/.step-*"))
+    assert audit.check(tmp_path / "audit", 6400, 1).ok
+
+
+def newest(run: Run) -> int:
+    """The step of the newest checkpoint; 0: there is none."""
+    found = run.job_dir.glob("checkpoints/step-*/checkpoint.json")
+    return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
