@@ -14,6 +14,7 @@ class EventKind(Explained):
 
     MANAGED = "managed", "the job is resized from now on"
     NOT_MANAGED = "not_managed", "the job is not resized; the detail says why"
+    REQUEST = "request", "the elastic request is another one from now on; the detail has the one before"
     REGISTERED = "registered", "the job's supervisor has registered"
     NOT_UNDERSTOOD = (
         "not_understood",

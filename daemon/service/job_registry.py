@@ -153,8 +153,11 @@ class JobRegistry:
         return sort_jobs(snapshot, self.scope, asked, accepted)
 
     def _record_change(self, row: JobRow, before: JobRow | None) -> None:
-        """Store an event when it is managed, or not, or for another reason than before."""
+        """Store an event when it is managed, or not, or for another reason than before, or asks for something else."""
         if before is not None and (before.managed, before.detail) == (row.managed, row.detail):
+            if row.managed and row.request != before.request:
+                changed = {"request": row.request, "before": before.request}
+                self.store.add_event(row.job_id, EventKind.REQUEST, row.user, changed, self.clock())
             return
         kind = EventKind.MANAGED if row.managed else EventKind.NOT_MANAGED
         detail = {"request": row.request, "reason": row.reason, "detail": row.detail}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from daemon_harness import REQUEST, World
+from daemon_harness import REQUEST, USER, World
 
 from slurm_elastic.daemon.cli.explanation.sections import next_steps
 from slurm_elastic.daemon.reports.common import Viewer
@@ -151,6 +151,21 @@ def test_a_job_that_could_not_register_says_so_once(world: World) -> None:
     assert kinds.count("not_understood") == 1
     told = explain(world.store, job, Viewer(0, admin=True), world.slurm.now)
     assert told.not_understood.startswith("Registration: version 1")
+
+
+def test_a_request_that_is_changed_is_told(world: World) -> None:
+    """By `scontrol update comment=`, while the job runs."""
+    job = world.elastic()
+    world.rounds.run()
+    before = world.store.job(job.job_id)
+    world.slurm.client(USER).set_comment(job.job_id, "elastic:gpus=4-8,batch=64-128")
+    for _ in range(2):
+        world.rounds.run()
+    [event] = [event for event in world.store.events(job.job_id) if event.kind == "request"]
+    assert before is not None and event.detail == {
+        "request": "elastic:gpus=4-8,batch=64-128",
+        "before": before.request,
+    }
 
 
 def test_a_phase_told_twice_changes_nothing(world: World) -> None:
