@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from past_resizes import DAY, count, lives, sums
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.db.engine import Database
@@ -48,6 +49,21 @@ def test_the_store_keeps_on_a_server_what_it_keeps_in_a_file(url: str) -> None:
         assert decision is not None and decision.gpus_to == 8
         assert last is not None and (last.state, last.message) == ("done", ordered.message)
         assert store.roll_up(1e9) == 1
+
+
+def test_what_is_old_is_thinned_on_a_server_as_in_a_file(url: str) -> None:
+    """Of resizes that are long over the sums stay, the steps go; advice, single reports and jobs go by their age."""
+    with Store.open(url) as store:
+        lives(store, [7, 8], days=2, resizes=24)
+        store.end_job(7, "COMPLETED", 2 * DAY)
+        before, running = sums(store, 7), sums(store, 8)
+        assert store.thin(2 * DAY + 1)
+        assert (sums(store, 7), sums(store, 8)) == (before, running)
+        assert (len(store.allocations(7)), len(store.allocations(8))) == (6, 48)
+        assert (count(store, "resizes"), count(store, "rollups")) == (2, 2 * 2 + 2 * 48)
+        assert store.prune_decisions(2 * DAY) == 2 * 46
+        assert store.prune(2 * DAY + 1) == 1 and count(store, "allocations") == 48
+        assert store.thin(2 * DAY + 1) and sums(store, 8) == running
 
 
 def test_hosts_that_share_a_server_take_turns(url: str) -> None:
