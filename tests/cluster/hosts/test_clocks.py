@@ -9,9 +9,11 @@ from collections.abc import Callable
 import pytest
 from host_clock import clock_of
 from host_training import HostTraining
+from live_daemon import live_daemon
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
 from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
 
 Start = Callable[..., HostTraining]
@@ -63,3 +65,26 @@ def moment(text: str) -> float:
 def minutes(text: str) -> int:
     """A time limit of less than an hour as squeue writes it, 29:00."""
     return int(text.partition(":")[0])
+
+
+def test_a_refusal_of_munge_is_told_once_as_one_of_clocks(
+    hosts: Sandbox, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job on a host that is an hour ahead cannot register: it says so once, trains on, and is managed when the clock
+    is right."""
+    if hosts.spec.hosts != "loopback":
+        pytest.skip("names change nothing about clocks")
+    with clock_of(hosts, "n1") as clock, live_daemon(hosts, monkeypatch, host=address(HEAD)) as daemon:
+        seen = hosts.home / "client.json"
+        seen.write_bytes((daemon.state / "client.json").read_bytes())
+        daemon.kill()
+        env = {**clock.env, "SELASTIC_CLIENT_CONF": str(seen)}
+        job = start("-N1", "--gres=gpu:1", "-w", "n1", "--comment=elastic:gpus=1-2,batch=16-64", env=env)
+        job.trains_past(3)
+        clock.set(3600)
+        daemon.start()
+        job.says(DIFFER)
+        job.trains_past(job.trained() + 50)
+        assert job.text().count(DIFFER) == 1, job.text()
+        clock.set(0)
+        job.says("selasticd manages this job")
