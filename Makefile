@@ -41,16 +41,16 @@ SHIM_TESTS = tests/unit/trainer_shim
 test-unit: ready  ## the tests that need neither Slurm nor torch
 	MAKEFLAGS= $(BIN)/python -m pytest -n 2 --durations=12 --ignore=$(SHIM_TESTS) tests/unit tests/packaging
 
-test-shim: ready  ## the trainer shim and its supervisor, in real worlds of torch
+test-shim: ready hooks-deps  ## the trainer shim and its supervisor, in real worlds of torch
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 $(SHIM_TESTS)
 
-test-cluster: ready slurm  ## the tests on a private real Slurm
+test-cluster: ready slurm hooks-deps  ## the tests on a private real Slurm
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 --ignore=tests/cluster/sites --ignore=tests/cluster/hosts tests/cluster
 
 test-sites: ready slurm  ## the tests on a private real Slurm as sites configure it: limits, vetoes, preemption, epilogs
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster/sites
 
-test-hosts: ready slurm  ## the tests on a private real Slurm with several hosts, each with its own network, /tmp and names
+test-hosts: ready slurm hooks-deps  ## the tests on a private real Slurm with several hosts, each with its own network, /tmp and names
 	MAKEFLAGS= $(BIN)/python -m pytest --durations=12 tests/cluster/hosts
 
 test-main-job: ready slurm  ## the main job, end to end on a private real Slurm, with selasticd killed in the middle
@@ -108,7 +108,7 @@ OLD_PYTHON ?= python3.10
 OLD_TORCH ?= torch==2.4.0
 OLD_VENV ?= build/$(subst =,,$(OLD_TORCH))
 OLD_DAEMON_VENV ?= build/$(OLD_PYTHON)-daemon
-test-torch:  ## the shim's tests on the oldest torch and Python that are promised (OLD_TORCH= OLD_PYTHON= OLD_VENV=)
+test-torch: hooks-deps  ## the shim's tests on the oldest torch and Python that are promised (OLD_TORCH= OLD_PYTHON= OLD_VENV=)
 	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
 	$(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_TORCH)' 'numpy<2.3' \
 		'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100'
