@@ -57,6 +57,8 @@ class ComingWorld:
     joiners: int = 0
     """How many of its members come from outside the old world."""
     since: float = field(default_factory=time.monotonic)
+    key: str = field(default="", repr=False)
+    """The job's, with which its members seal what they tell each other."""
     store: tuple[str, int] | None = None
     server: object = field(default=None, repr=False)
     """The store itself, where this worker is the new rank 0."""
@@ -92,7 +94,7 @@ class WorkerClient:
         self.on_tick: Callable[[], None] = lambda: None
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
-        self._open_store = open_store
+        self._open_store, self._key = open_store, key
         self._changed = threading.Condition()
         self._coming: ComingWorld | None = None
         self._stores: dict[int, tuple[str, int]] = {}
@@ -250,6 +252,7 @@ class WorkerClient:
 
     def _announced(self, message: Message) -> None:
         coming = _world(message)
+        coming.key = self._key
         report_s, end_s = seconds(message, "report_s", 0.0), seconds(message, "end_s", 0.0) or LOST_GRACE_S
         self.report_s, self._end_s = report_s, end_s
         with self._changed:

@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..control.worker_client import ComingWorld
+from .stores import Forged, InterruptibleStore, SealedStore
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
 """Bound of a single collective. Rank 0 may evaluate for long in job.once() while the others wait."""
@@ -35,8 +36,6 @@ CONNECT_TRIES = 5
 ARRIVAL_S = 5.0
 """How much later than a joiner, which knows why it does not get through, rank 0 gives up waiting for it."""
 POLL_S = 1.0
-LOOK_S = 0.02
-"""Longest time between two looks at whether a member has come, and whether the world has been called off."""
 BUCKET_BYTES = 32 << 20
 ALONE_BYTES = 1 << 20
 """From this size on a tensor travels by itself: putting it beside others would cost two copies."""
@@ -100,13 +99,6 @@ def backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def open_store(host: str) -> tuple[str, int, object]:
-    """Open the store of a coming generation on a free port; (host, port, handle). The handle keeps it open."""
-    # Without a host name that resolves to a public interface the server still listens on all of them.
-    server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30))
-    return host, server.port, server
-
-
 class Gate:
     """Everyone's arrival for one generation. Usable before, and independent of, any process group."""
 
@@ -125,7 +117,8 @@ class Gate:
                 f"see --interface ({str(error).splitlines()[0]})"
             ) from None
         self.base = base
-        self.store = PrefixStore(f"g{coming.generation}{prefix}", base)
+        self.name = f"g{coming.generation}{prefix}"
+        self.store = SealedStore(base, coming.key, self.name)
 
     def arrive(self, reached: str = "") -> None:
         """Check in. The last to arrive opens the gate. Raises WorldNotFormed when the store is gone.
@@ -135,7 +128,9 @@ class Gate:
         try:
             if reached:
                 self.store.set("reached", reached)
-            if self.store.add("arrived", 1) == self.coming.size:
+            self.store.set(f"here/{self.coming.rank}", "1")
+            everyone = [f"here/{rank}" for rank in range(self.coming.size)]
+            if self.store.add("arrived", 1) == self.coming.size and self.store.opened(everyone):
                 self.store.set("open", "1")
         except RuntimeError as error:
             raise self._gone(error) from None
@@ -149,7 +144,10 @@ class Gate:
 
     def reached(self) -> str:
         """Of a gate that is open: an address by which other hosts reach rank 0's; "" where all are on that one."""
-        return self.store.get("reached").decode() if self.store.check(["reached"]) else ""
+        try:
+            return self.store.get("reached").decode() if self.store.check(["reached"]) else ""
+        except RuntimeError as error:
+            raise self._gone(error) from None
 
     def begun(self) -> bool:
         """Whether anybody has checked in."""
@@ -183,6 +181,7 @@ class Gate:
     def _wait(self, key: str, seconds: float) -> bool:
         try:
             self.store.wait([key], datetime.timedelta(seconds=seconds))
+            self.store.get(key)
         except dist.DistStoreError:
             return False
         except RuntimeError as error:
@@ -190,54 +189,16 @@ class Gate:
         return True
 
     def _gone(self, error: RuntimeError) -> WorldNotFormed:
+        if isinstance(error, Forged):
+            return WorldNotFormed(f"world {self.coming.generation} does not form: {error}")
         return WorldNotFormed(f"the store of world {self.coming.generation} is gone: {error}")
-
-
-class InterruptibleStore(Store):
-    """A store that waits no longer than the world is wanted; torch's own wait for as long as a collective may take."""
-
-    def __init__(self, store: Store, give_up: Callable[[], bool], least_s: float = 0.0) -> None:
-        """least_s: how long it waits at least, where less is asked for."""
-        super().__init__()
-        self._store, self._give_up, self._least_s = store, give_up, least_s
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        asked = timeout if timeout is not None else self._store.timeout  # type: ignore[attr-defined]
-        seconds = max(asked.total_seconds(), self._least_s)
-        deadline, pause_s = time.monotonic() + seconds, 0.0005
-        while not self._store.check(keys):
-            if self._give_up():
-                raise dist.DistStoreError("the world was called off")
-            if time.monotonic() >= deadline:
-                raise dist.DistStoreError(f"a member did not take part within {seconds:g} s")
-            time.sleep(pause_s)  # wait() with a short timeout would print a warning each time
-            pause_s = min(2 * pause_s, LOOK_S)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._store.get(key)
-
-    def set(self, key: str, value: Any) -> None:
-        self._store.set(key, value)
-
-    def add(self, key: str, value: int) -> int:
-        return self._store.add(key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._store.check(keys)
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        return self._store.compare_set(key, expected, desired)
-
-    def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(key)
 
 
 def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
     """Make the group once the gate is open: on all of its ranks, or else everyone raises WorldNotFormed, and soon when
     give_up says so."""
     coming = gate.coming
-    store = InterruptibleStore(PrefixStore("pg", gate.store), give_up, coming.forming_s)
+    store = InterruptibleStore(SealedStore(gate.base, coming.key, f"{gate.name}/pg"), give_up, coming.forming_s)
     try:
         # torch puts a count of groups into the store's keys, and sets it back when a group is destroyed: not when one
         # did not form. Where that has happened on some ranks only they would look for each other under two names.

@@ -27,6 +27,7 @@ from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
 from .process_group import Gate, World, WorldNotFormed
+from .stores import LOOK_S, open_store
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class Membership:
         control = environ.get("SELASTIC_CONTROL")
         self.world: World | None = None
         if control:
-            self.client = WorkerClient(control, job_key.take(environ), self.worker, worlds.open_store)
+            self.client = WorkerClient(control, job_key.take(environ), self.worker, open_store)
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:
@@ -265,7 +266,7 @@ class Membership:
                     return f"world {generation} did not come about"
             except RuntimeError:
                 gate = None  # rank 0 has let go of the old world's store, or is gone: there is no way back
-            time.sleep(worlds.LOOK_S)
+            time.sleep(LOOK_S)
 
     def stayed(self, coming: ComingWorld, reason: str) -> None:
         """Report that the coming world cannot be formed, and that the old one goes on."""
@@ -276,7 +277,7 @@ class Membership:
     def await_end(self, client: WorkerClient) -> NoReturn:
         """What has been trained is saved, and the supervisor, or Slurm, ends this process."""
         while not client.lost:
-            time.sleep(worlds.LOOK_S)
+            time.sleep(LOOK_S)
         self.kill_children()
         leave_lost()
 

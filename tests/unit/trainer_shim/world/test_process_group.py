@@ -13,13 +13,12 @@ import torch.distributed as dist
 from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.world.process_group import (
     Gate,
-    InterruptibleStore,
     WorldNotFormed,
     complete,
     form,
     leave,
-    open_store,
 )
+from slurm_elastic.trainer_shim.world.stores import InterruptibleStore, open_store
 
 LONG = datetime.timedelta(seconds=60)
 
