@@ -73,7 +73,7 @@ class Stopwatch:
 def watched(job: elastic.Job) -> Stopwatch:
     """The parts of a switch, in their order."""
     from slurm_elastic.trainer_shim.training import switch
-    from slurm_elastic.trainer_shim.world import p2p, process_group, rendezvous, state_transfer
+    from slurm_elastic.trainer_shim.world import objects, p2p, process_group, rendezvous, state_transfer
 
     session, watch = job._session, Stopwatch()
     model, state = session.model(), session.state
@@ -87,8 +87,8 @@ def watched(job: elastic.Job) -> Stopwatch:
     watch.watch(process_group, "form", "form group")
     watch.watch(model, "connect", "wrap model")
     watch.watch(state_transfer, "rescue", "leavers' parts")
-    watch.watch(p2p, "tell", "what there is")
-    watch.watch(p2p, "gather_objects", "who has what")
+    watch.watch(objects, "send", "what there is")
+    watch.watch(objects, "gather", "who has what")
     watch.watch(p2p, "move", "send state")
     watch.watch(state, "restore", "take state over")
     watch.watch(switch.WorldSwitch, "settle", "all have done it")

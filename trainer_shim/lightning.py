@@ -36,6 +36,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from .adapters.lightning_checks import check, check_library, no_skips
 from .adapters.loop import DrivenLoader, FrameworkLoop, Part, check_options, rank_to_show, taken_over
 from .job import Job, join
+from .world import objects
 
 
 class ElasticStrategy(Strategy):
@@ -93,11 +94,7 @@ class ElasticStrategy(Strategy):
             dist.all_reduce(torch.zeros(()))
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if not dist.is_initialized():
-            return obj
-        box = [obj]
-        dist.broadcast_object_list(box, src, device=torch.device("cpu"))
-        return box[0]
+        return objects.share(obj, src) if dist.is_initialized() else obj
 
     def setup_environment(self) -> None:
         super().setup_environment()

@@ -25,6 +25,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ..state.kept_parts import State
 from ..state.packed_tensors import pack, slots_of, unpack
+from ..world import objects
 from ..world.mesh import DTensor
 from . import files, room
 from .files import STATE, Entry, Saved
@@ -69,7 +70,7 @@ class _Outcome:
 def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any) -> _Outcome:
     """Every rank has an outcome of the same kind."""
     rank = dist.get_rank(group)
-    path = _shared(_prepared(directory, skeleton) if rank == 0 else None, group)
+    path = objects.share(_prepared(directory, skeleton) if rank == 0 else None, group=group)
     if isinstance(path, OSError):
         return _Outcome(problem=path)
     outcome = _Outcome()
@@ -79,14 +80,14 @@ def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], gro
         digests = {file.name: files.digest_of(file) for file in sorted(path.glob(f"__{rank}_*"))}
     except (OSError, RuntimeError, CheckpointException) as error:  # the last one on all ranks, if it was on any
         outcome = _Outcome(problem=error)
-    told = _all_of((digests, room.said(outcome.problem) if outcome.problem else ""), group)
+    told = objects.gather((digests, room.said(outcome.problem) if outcome.problem else ""), group)
     problems = [problem for _, problem in told if problem]
     if rank == 0 and not problems:
         try:
             outcome = _Outcome(_seal(directory, path, skeleton, [entries for entries, _ in told]))
         except (OSError, RuntimeError, TrainingError) as error:
             outcome = _Outcome(problem=error)
-    problems = _shared([*problems, *([room.said(outcome.problem)] if outcome.problem else [])], group)
+    problems = objects.share([*problems, *([room.said(outcome.problem)] if outcome.problem else [])], group=group)
     if problems and rank == 0:
         shutil.rmtree(path, ignore_errors=True)
     return _Outcome(problem=outcome.problem or OSError(problems[0])) if problems else outcome
@@ -110,22 +111,8 @@ def _seal(directory: Path, path: Path, skeleton: Any, entries: list[dict[str, En
 
 def _room_made(directory: Path, problem: BaseException, group: Any) -> bool:
     """Whether the disk was full for any rank, and rank 0 could do something about it."""
-    full = any(_all_of(room.is_full(problem), group))
-    return bool(_shared(full and dist.get_rank(group) == 0 and files.make_room(directory), group))
-
-
-def _shared(value: Any, group: Any) -> Any:
-    """Rank 0's value, on every rank."""
-    box = [value]
-    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
-    return box[0]
-
-
-def _all_of(value: Any, group: Any) -> list[Any]:
-    """Every rank's value, on every rank."""
-    box: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(box, value, group=group)
-    return box
+    full = any(objects.gather(room.is_full(problem), group))
+    return bool(objects.share(full and dist.get_rank(group) == 0 and files.make_room(directory), group=group))
 
 
 def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str, Any]:

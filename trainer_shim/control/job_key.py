@@ -26,6 +26,11 @@ def take(environ: MutableMapping[str, str]) -> str:
     return _held
 
 
+def held() -> str:
+    """The key that was taken; "" in a job that has no supervisor."""
+    return _held
+
+
 def without(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for what is neither agent nor worker."""
     return {name: value for name, value in environ.items() if name != VARIABLE}

@@ -5,8 +5,6 @@ Small parts for one rank travel together, large ones by themselves without a cop
 
 from __future__ import annotations
 
-import datetime
-import pickle
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .objects import wait
 from .process_group import buckets_of
 
-OBJECTS = 1 << 20
-"""Tags from here on are those of objects."""
 Parts = Mapping[int, Sequence[torch.Tensor]]
 
 
@@ -42,7 +39,7 @@ def move(sends: Parts, receives: Parts, seconds: float) -> None:
             )
             leaving.append(flat)  # until it has been sent
             pending.append(dist.isend(flat, dst=peer, tag=tag))
-    _wait(pending, deadline)
+    wait(pending, deadline)
     for parcel, flat in arriving:
         if not _direct(parcel):
             for part, data in zip(parcel, flat.split([_bytes([part]) for part in parcel]), strict=True):
@@ -53,36 +50,6 @@ def move(sends: Parts, receives: Parts, seconds: float) -> None:
 def _parcels(parts: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """What travels together; the same on both sides, which know shapes and types only."""
     return buckets_of(parts, kind=lambda part: None)
-
-
-def send_object(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:
-    """The source's picklable value, on the targets too; other ranks take no part."""
-    deadline = time.monotonic() + seconds
-    if rank == source and targets:
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        length = torch.tensor([data.numel()])
-        pending = [dist.isend(length, dst=target, tag=OBJECTS) for target in targets]
-        pending += [dist.isend(data, dst=target, tag=OBJECTS + 1) for target in targets]
-        _wait(pending, deadline)
-    elif rank in targets:
-        length = torch.zeros(1, dtype=torch.int64)
-        _wait([dist.irecv(length, src=source, tag=OBJECTS)], deadline)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        _wait([dist.irecv(data, src=source, tag=OBJECTS + 1)], deadline)
-        value = pickle.loads(data.numpy().tobytes())
-    return value
-
-
-def gather_objects(value: Any) -> list[Any]:
-    """Every rank's picklable value, by rank."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def _wait(pending: Sequence[Any], deadline: float) -> None:
-    for work in pending:
-        work.wait(datetime.timedelta(seconds=max(0.01, deadline - time.monotonic())))
 
 
 def _at_host(part: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..control.worker_client import ComingWorld
+from . import objects
 from .stores import Forged, InterruptibleStore, SealedStore
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=60)
@@ -282,12 +283,8 @@ def gather(world: World, *own: int) -> list[list[int]]:
 
 
 def share(world: World, value: Any) -> Any:
-    """Rank 0's picklable value, on every rank."""
-    if not world.grouped or world.size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    return box[0]
+    """Rank 0's value, on every rank."""
+    return objects.share(value) if world.grouped and world.size > 1 else value
 
 
 def buckets_of(

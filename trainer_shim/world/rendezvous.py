@@ -27,7 +27,7 @@ from ..control.worker_client import EXIT_LOST, ComingWorld, WorkerClient, leave_
 from . import process_group as worlds
 from .agreement import EMPTY_VOTE, Vote
 from .process_group import Gate, World, WorldNotFormed
-from .stores import LOOK_S, open_store
+from .stores import LOOK_S, Forged, open_store
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -294,7 +294,8 @@ class Membership:
         text = str(error).lower()
         if self.client is None or self.world is None or self.world.size == 1:
             return ""
-        if not isinstance(error, torch.distributed.DistError) and not any(word in text for word in BROKEN_WORDS):
+        known = isinstance(error, (torch.distributed.DistError, Forged))
+        if not known and not any(word in text for word in BROKEN_WORDS):
             return ""
         return f"world {self.world.generation} broke: {str(error).splitlines()[0]}"
 

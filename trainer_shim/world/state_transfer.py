@@ -16,7 +16,7 @@ import torch
 
 from ..state.kept_parts import State
 from ..state.packed_tensors import Slot, pack, slots_of, unpack
-from . import p2p, resharding
+from . import objects, p2p, resharding
 from .mesh import PLACES, REPLICAS, DTensor, cuts_of, local_of
 from .process_group import World
 from .resharding import Box, BoxTransfer, Cut
@@ -59,7 +59,7 @@ def rescue(kept: HeldParts, old: World, new_ranks: list[int], size: int, seconds
     """
     if min(new_ranks) >= 0:
         return
-    held = p2p.gather_objects(kept.boxes())
+    held = objects.gather(kept.boxes())
     slots = list(slots_of(kept.skeleton))
     pieces = {}
     for slot, cuts in zip(slots, kept.cuts, strict=True):
@@ -84,7 +84,7 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
     """
     joiners = [rank for rank in range(world.size) if rank not in holders]
     if world.size > 1:
-        skeleton = p2p.send_object(kept.skeleton if kept else None, holders[0], joiners, world.rank, seconds)
+        skeleton = objects.send(kept.skeleton if kept else None, holders[0], joiners, world.rank, seconds)
     else:
         skeleton = kept.skeleton if kept else None
     slots = list(slots_of(skeleton))
@@ -100,7 +100,7 @@ def fill(state: State, world: World, kept: HeldParts | None, fresh: bool, holder
         tensors[slot.number] = tensor = _place(slot, like, own[0][1] if plain else None)
         places.append(local_of(tensor))
         wanted.append(None if plain else box)
-    everyone = p2p.gather_objects((kept.boxes() if kept else None, wanted)) if world.size > 1 else [(None, wanted)]
+    everyone = objects.gather((kept.boxes() if kept else None, wanted)) if world.size > 1 else [(None, wanted)]
     if world.size == 1 and kept:
         everyone = [(kept.boxes(), wanted)]
     pieces = {}
@@ -214,7 +214,7 @@ def copy_to_joiners(state: State, world: World, holders: list[int], device: torc
     header = None
     if world.rank in holders:
         header = pack(state.capture(), tensors)
-    skeleton = p2p.send_object(header, holders[0], joiners, world.rank, seconds)
+    skeleton = objects.send(header, holders[0], joiners, world.rank, seconds)
     load: Callable[[], None] = lambda: None  # noqa: E731
     if world.rank in joiners:
         tensors, load = state.receive(skeleton, device)

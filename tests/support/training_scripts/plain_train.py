@@ -15,7 +15,7 @@ from script_options import Average, Pace, knobs
 import slurm_elastic.trainer_shim as elastic
 from slurm_elastic.trainer_shim.control.worker_client import WorkerClient
 from slurm_elastic.trainer_shim.training import session, switch
-from slurm_elastic.trainer_shim.world import p2p, process_group, rendezvous
+from slurm_elastic.trainer_shim.world import objects, p2p, process_group, rendezvous
 
 parser = knobs(samples=1003)
 parser.add_argument("--batch", type=int, default=50)
@@ -53,7 +53,7 @@ PHASES = {
     "connect": (process_group.InterruptibleStore, "wait"),
     "complete": (process_group, "complete"),
     "formed": (switch.WorldSwitch, "connect"),
-    "fill": (p2p, "send_object"),
+    "fill": (objects, "send"),
     "move": (p2p, "move"),
     "entered": (session.Session, "entered"),
     "forward": (torch.nn.Linear, "forward"),

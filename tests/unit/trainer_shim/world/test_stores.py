@@ -103,7 +103,7 @@ def test_a_ranks_address_that_a_stranger_overwrites_is_not_connected_to(monkeypa
         with pytest.raises(RuntimeError, match="is none of this job's: somebody else writes to it"):
             member("g5/pg", 0)
         off.set()
-        with pytest.raises(RuntimeError, match="called off|none of this job's"):
+        with pytest.raises(RuntimeError, match=r"called off|none of this job's"):
             waiting.result(120)
         off.clear()
         for made in [pool.submit(member, "g6/pg", rank) for rank in (0, 1)]:

@@ -1,0 +1,139 @@
+"""Values that ranks of a world agree on, or hand over to each other. Nothing that a stranger sends runs code.
+
+What travels is sealed with the job's key, and only what was sealed with it is looked at. Plain values and the places of
+tensors are JSON; what a script itself hands out beside them (what job.once() returned, what it keeps) is pickled.
+Limits: a job without a supervisor, under torchrun say, has no key; torch's own exchange of objects, in
+torch.distributed.checkpoint, is pickled and not sealed.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import json
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..control import job_key
+from ..state.packed_tensors import Slot
+from .stores import Forged
+
+TAG = 1 << 20
+"""Tags from here on are those of objects."""
+SEAL = hashlib.sha256().digest_size
+LARGEST = 1 << 62
+LIST, TUPLE, DICT, SLOT, DTYPE, OTHER = range(6)
+
+
+def encode(value: Any) -> bytes:
+    """Sealed bytes of a value. Raises what pickle raises where a leaf is no plain value and does not pickle."""
+    data = json.dumps(_plain(value), separators=(",", ":")).encode()
+    return _seal(data) + data
+
+
+def decode(data: bytes) -> Any:
+    """The value, each part of the type that it had. Raises Forged for what no process of this job has encoded."""
+    if not hmac.compare_digest(data[:SEAL], _seal(data[SEAL:])):
+        raise Forged("a rank was sent what is none of this job's: somebody else sends to it")
+    return _value(json.loads(data[SEAL:]))
+
+
+def send(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:
+    """The source's value, on the targets too; other ranks take no part. `seconds`: for all of it."""
+    deadline = time.monotonic() + seconds
+    if rank == source and targets:
+        data = _tensor(encode(value))
+        length = torch.tensor([data.numel()])
+        pending = [dist.isend(length, dst=target, tag=TAG) for target in targets]
+        pending += [dist.isend(data, dst=target, tag=TAG + 1) for target in targets]
+        wait(pending, deadline)
+    elif rank in targets:
+        length = torch.zeros(1, dtype=torch.int64)
+        wait([dist.irecv(length, src=source, tag=TAG)], deadline)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        wait([dist.irecv(data, src=source, tag=TAG + 1)], deadline)
+        value = decode(_taken(data))
+    return value
+
+
+def gather(value: Any, group: Any = None) -> list[Any]:
+    """Every rank's value, by rank in the group."""
+    data = _tensor(encode(value))
+    ranks = range(dist.get_world_size(group))
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
+    dist.all_gather(lengths, torch.tensor([data.numel()]), group=group)
+    longest = max(int(length) for length in lengths)
+    filled = torch.zeros(longest, dtype=torch.uint8)
+    filled[: data.numel()] = data
+    everything = [torch.empty(longest, dtype=torch.uint8) for _ in ranks]
+    dist.all_gather(everything, filled, group=group)
+    return [decode(_taken(one[: int(length)])) for one, length in zip(everything, lengths, strict=True)]
+
+
+def share(value: Any, source: int = 0, group: Any = None) -> Any:
+    """The source's value, on every rank of the group."""
+    sends = dist.get_rank() == source
+    data = _tensor(encode(value)) if sends else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([data.numel()])
+    dist.broadcast(length, src=source, group=group)
+    if not sends:
+        data = torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(data, src=source, group=group)
+    return value if sends else decode(_taken(data))
+
+
+def wait(pending: Sequence[Any], deadline: float) -> None:
+    """Until all of these are done. Raises RuntimeError when they are not in time."""
+    for work in pending:
+        work.wait(datetime.timedelta(seconds=max(0.01, deadline - time.monotonic())))
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, float, str) or (kind is int and abs(value) < LARGEST):
+        return value
+    if kind in (list, tuple):
+        return [LIST if kind is list else TUPLE, *map(_plain, value)]
+    if kind is dict:
+        return [DICT, *(_plain(one) for entry in value.items() for one in entry)]
+    if kind is Slot:
+        return [SLOT, value.number, list(value.shape), str(value.dtype).removeprefix("torch."), value.device]
+    if kind is torch.dtype:
+        return [DTYPE, str(value).removeprefix("torch.")]
+    return [OTHER, base64.b85encode(pickle.dumps(value)).decode()]
+
+
+def _value(plain: Any) -> Any:
+    if not isinstance(plain, list):
+        return plain
+    kind, *parts = plain
+    if kind == SLOT:
+        number, shape, dtype, device = parts
+        return Slot(number, tuple(shape), getattr(torch, dtype), device)
+    if kind == DTYPE:
+        return getattr(torch, parts[0])
+    if kind == OTHER:
+        return pickle.loads(base64.b85decode(parts[0]))
+    values = [_value(part) for part in parts]
+    if kind == DICT:
+        return dict(zip(values[::2], values[1::2], strict=True))
+    return tuple(values) if kind == TUPLE else values
+
+
+def _seal(data: bytes) -> bytes:
+    return hmac.digest(job_key.held().encode(), b"object\0" + data, "sha256")
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _taken(data: torch.Tensor) -> bytes:
+    return bytes(data.numpy().tobytes())
