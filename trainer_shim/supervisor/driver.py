@@ -63,6 +63,7 @@ class Supervisor:
             **options.env,
             "SELASTIC_CONTROL": f"{options.host}:{self._server.port}",
             job_key.VARIABLE: self._key,
+            "SELASTIC_LISTEN": options.listen or (options.host if "SELASTIC_INTERFACE" in options.env else ""),
             "SELASTIC_JOB_DIR": str(options.job_dir),
             "SELASTIC_NPROC": str(options.nproc or ""),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import signal
@@ -71,7 +72,8 @@ class Membership:
         control = environ.get("SELASTIC_CONTROL")
         self.world: World | None = None
         if control:
-            self.client = WorkerClient(control, job_key.take(environ), self.worker, open_store)
+            opens = functools.partial(open_store, listen=environ.get("SELASTIC_LISTEN", ""))
+            self.client = WorkerClient(control, job_key.take(environ), self.worker, opens)
         elif "RANK" in environ and "WORLD_SIZE" in environ:
             self.world = worlds.in_units(worlds.from_environment(), unit)
         else:

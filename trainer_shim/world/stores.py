@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import hmac
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 LOOK_S = 0.02
 """Longest time between two looks at whether a member has come, and whether the world has been called off."""
+OPENS = datetime.timedelta(seconds=30)
 SEAL = hashlib.sha256().digest_size
 
 
@@ -27,11 +29,20 @@ class Forged(RuntimeError):
     """An entry that no process of this job has written."""
 
 
-def open_store(host: str) -> tuple[str, int, object]:
-    """Open the store of a coming generation on a free port; (host, port, handle). The handle keeps it open."""
-    # Without a host name that resolves to a public interface the server still listens on all of them.
-    server = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30))
-    return host, server.port, server
+def open_store(host: str, listen: str = "") -> tuple[str, int, object]:
+    """Open the store of a coming generation on a free port; (host, port, handle). The handle keeps it open.
+
+    listen: the address that it is to listen on; "" for all of this host's.
+    """
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": OPENS}
+    if not listen:
+        server = TCPStore(host, 0, **options)
+        return host, server.port, server
+    listener = socket.create_server(
+        (listen, 0), family=socket.AF_INET6 if ":" in listen else socket.AF_INET, backlog=1024
+    )
+    port = int(listener.getsockname()[1])
+    return listen, port, TCPStore(listen, port, master_listen_fd=listener.detach(), **options)
 
 
 class SealedStore(Store):

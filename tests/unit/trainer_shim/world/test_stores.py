@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -56,6 +57,20 @@ def test_what_members_write_is_read_in_its_place_alone() -> None:
         base.set("g1/a", short)
         with pytest.raises(Forged, match=r"^the entry g1/a of its store is none of this job's"):
             store.get("a")
+
+
+def test_a_store_listens_where_it_is_told_to() -> None:
+    """On one network, if one was chosen; this host's other addresses do not answer."""
+    for listen, others in (("127.0.0.1", ["127.0.0.2"]), ("::1", ["127.0.0.1"])):
+        host, port, server = open_store("unknown.invalid", listen)
+        assert host == listen
+        socket.create_connection((host, port), timeout=60).close()
+        for other in others:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((other, port), timeout=60)
+        SealedStore(server, "key", "g1").set("a", "b")
+    everywhere = open_store("127.0.0.1")
+    socket.create_connection(("127.0.0.2", everywhere[1]), timeout=60).close()
 
 
 def test_who_has_not_come_is_counted_by_nobody() -> None:
