@@ -15,6 +15,7 @@ from malformed import line
 
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece
+from slurm_elastic.protocol.version import build
 from slurm_elastic.trainer_shim.control import handshake
 from slurm_elastic.trainer_shim.supervisor.driver import Supervisor
 from slurm_elastic.trainer_shim.supervisor.launchers import LocalLauncher, Options
@@ -66,7 +67,8 @@ class Job:
         peer.close()
 
     def hello(self, peer: socket.socket, kind: str, name: str) -> bytes:
-        return self.proven(peer, {"kind": kind, kind: name, "slurm_job_id": 1, "node": "n1", "gpus": ["0", "1"]})
+        node = {"slurm_job_id": 1, "node": "n1", "gpus": ["0", "1"], "build": build()}
+        return self.proven(peer, {"kind": kind, kind: name, **node})
 
     def proven(self, peer: socket.socket, fields: Message) -> bytes:
         """A hello that answers the challenge of this connection."""
