@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
 import pytest
 from host_training import HostTraining
+from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.sandbox.hosts.links import CUT, Links
 from slurm_elastic.daemon.sandbox.hosts.names import FIRST, SECOND
+from slurm_elastic.daemon.slurm import CommandClient, Size
+from slurm_elastic.protocol.messages import Piece
 
 Start = Callable[..., HostTraining]
 
@@ -34,6 +38,41 @@ def test_a_job_grows_onto_another_host_and_gives_it_back(hosts: Sandbox, start: 
     job.trains_past(grown.step + 3)
     job.daemon.order(2, job.id, base)
     job.daemon.wait_phase(2, "running", 60)
+    job.go()
+    job.ends()
+    job.checked(job.samples, 1)
+
+
+def test_a_component_is_dropped_and_a_base_is_shrunk_in_place_and_requeued(hosts: Sandbox, start: Start) -> None:
+    """The mechanisms besides companions, each once: of a heterogeneous job on three hosts one component goes; of a job
+    on three a node is given back to Slurm; it is put back into the queue, and goes on at another size."""
+    parts = start("-N2 --gres=gpu:1 : -N1 --gres=gpu:1")
+    base, component = parts.daemon.wait_registered(120).pieces
+    assert component.kind == "component"
+    parts.trains_past(3)
+    parts.daemon.order(1, parts.id, (base,))
+    running = parts.daemon.wait_phase(1, "running", 60)
+    assert running.pieces == (base,), parts.text()
+    parts.slurm("scancel", str(component.slurm_job_id))
+    parts.trains_past(running.step + 3)
+    parts.go()
+    parts.ends()
+    parts.checked(parts.samples, 1)
+
+    job = start("-N3", "--gres=gpu:1")
+    [base] = job.daemon.wait_registered(120).pieces
+    job.trains_past(3)
+    job.daemon.order(1, job.id, (Piece(job.id, "base", base.nodes[:2], 1),))
+    shrunk = job.daemon.wait_phase(1, "running", 60)
+    job.slurm("scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(base.nodes[:2])}")
+    job.trains_past(shrunk.step + 3)
+    slurm = CommandClient(hosts.env["SLURM_CONF"])
+    slurm.requeue(job.id)
+    wait_until(lambda: job.field("JobState") == "PENDING", 60, lambda: job.field("JobState"))
+    settled = time.time() + 2.0  # as Slurm demands: see SlurmClient.resize_waiting
+    wait_until(lambda: time.time() > settled)
+    slurm.resize_waiting(job.id, Size(1, 1))
+    job.says("1 workers (1 x 1 of base), from checkpoint", 120)
     job.go()
     job.ends()
     job.checked(job.samples, 1)
