@@ -50,12 +50,12 @@ def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_keeps_none_of_its_agents_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is forked while the tries may still be under way."""
     monkeypatch.setattr(reach.interfaces, "is_loopback", lambda address: False)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = set(Path("/proc/self/fd").iterdir())
     own = Reach(loop := Loop(), "127.0.0.1")
     own.try_all([Listener("n2", "127.0.0.1", own.port), Listener("n3", "127.0.0.1", own.port)], lambda problems: None)
     own.forget()
     loop.leave_in_child()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 def test_on_one_machine_there_is_no_port() -> None:
