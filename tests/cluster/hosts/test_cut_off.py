@@ -1,0 +1,68 @@
+"""The batch host, and a companion's, cut off from slurmctld and selasticd, one way and both, with a real selasticd."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+from host_training import SAMPLES, TRAIN
+from live_daemon import live_daemon
+from training_job import TrainingJob
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.daemon.sandbox.hosts.links import CUT, Links
+from slurm_elastic.daemon.sandbox.hosts.names import HEAD, address
+from slurm_elastic.trainer_shim.training import audit
+
+CUTS = {
+    "nothing from the batch host": Links().with_one_way("n1", HEAD, CUT),
+    "nothing to the batch host": Links().with_one_way(HEAD, "n1", CUT),
+    "the batch host both ways": Links().with_both_ways("n1", HEAD, CUT),
+    "nothing from the companion's": Links().with_one_way("n2", HEAD, CUT),
+    "the companion's both ways": Links().with_both_ways("n2", HEAD, CUT),
+}
+STEPS = 60
+"""Of training while a host is cut off: more seconds than a round, a report and a heartbeat take."""
+
+
+def test_training_goes_on_while_a_host_is_cut_off_and_is_resized_afterwards(
+    hosts: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is restarted by it, no step is done twice, and after each of the cuts the job takes resizes again."""
+    if hosts.spec.hosts != "full":
+        pytest.skip("once is enough")
+    monkeypatch.setattr(tempfile, "tempdir", str(hosts.home))  # a folder that all hosts see
+    folder = hosts.home / "cut"
+    folder.mkdir()
+    with live_daemon(hosts, monkeypatch, host=address(HEAD)) as selasticd:
+        env = {"SELASTIC_CLIENT_CONF": str(selasticd.state / "client.json")}
+        options = "-N1 -w n1 --exclude=n3 --gres=gpu:2 --time=30 --comment=elastic:gpus=2-4,batch=16-16"
+        job = TrainingJob(hosts, folder, options, "train.py", env, train=TRAIN)
+
+        def trained() -> int:
+            return max((int(row["step"]) for row in audit.read(folder / "audit") if "indices" in row), default=0)
+
+        def story() -> str:
+            return selasticd.log() + job.text()
+
+        def comes_to(size: int, after: str) -> None:
+            pinned = selasticd.selastic("pin", str(job.id), str(size))
+            assert pinned.returncode == 0, pinned.stderr
+            wait_until(lambda: selasticd.trains_on(job.id) == size, 180, lambda: f"{after}: {story()}")
+
+        def trains_on_without(links: Links) -> None:
+            hosts.links, before = links, trained()
+            wait_until(lambda: trained() > before + STEPS, 120, story)
+            hosts.links = Links()
+
+        wait_until(lambda: selasticd.trains_on(job.id) == 2, 120, story)
+        comes_to(4, "the start")
+        for what, links in CUTS.items():
+            trains_on_without(links)
+            comes_to(2, what)
+            comes_to(4, what)
+        job.go()
+        job.ends()
+    assert "starting again" not in job.text()
+    job.checked(SAMPLES, 1)
