@@ -211,12 +211,13 @@ def test_top_says_that_the_daemon_is_away_and_goes_on(
 def test_config_show_tells_what_the_models_start_from(daemon: Daemon, run: Run, tmp_path: Path) -> None:
     """The settings stay a file that can be read back; what the running daemon has learned follows as a comment."""
     file = tmp_path / "selasticd.toml"
-    file.write_text('mode = "advise"\n')
+    file.write_text('mode = "observe"\n')
     status, out, _ = run("config", "show", str(file))
     assert status == 0
-    assert tomli.loads(out)["mode"] == "advise"
-    assert out.splitlines()[-1].startswith("# selasticd at http://127.0.0.1:")
-    assert "from 9 earlier runs of this cluster; programs with one of their own: 2." in out
+    assert tomli.loads(out)["mode"] == "observe"
+    runs, models = out.splitlines()[-2:]
+    assert runs.startswith("# selasticd at http://127.0.0.1:") and runs.endswith(" runs in mode advise.")
+    assert "from 9 earlier runs of this cluster; programs with one of their own: 2." in models
 
 
 def test_config_show_needs_no_daemon(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
