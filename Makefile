@@ -58,7 +58,7 @@ test-main-job: ready slurm  ## the main job, end to end on a private real Slurm,
 
 soak: soak-training soak-cluster  ## hundreds of kills at random points of resizes, and the proof that nothing was lost
 
-# How many of each, and minutes for each: 10,000 take half an hour.
+# How many of each, and minutes for each: 10,000 take about an hour each on a busy machine.
 RESIZES ?= 10000
 JOBS ?= 10000
 MINUTES ?= 100000
