@@ -42,6 +42,8 @@ class SandboxSpec:
     """Every node on a host of its own, slurmctld on another, and which names they know: full, loopback or private.
 
     Empty: all of it is on this host."""
+    primary: str = ""
+    """The node whose host runs the primary slurmctld; head's is then the backup. Empty: head's is the only one."""
     kill_wait_s: int = 10
     """Seconds between SIGTERM and SIGKILL of a job that is cancelled (Slurm's own default is 30)."""
     extra_slurm_conf: tuple[str, ...] = ()
@@ -72,6 +74,8 @@ class SandboxSpec:
             raise SandboxError(f"hosts={self.hosts!r} of the sandbox is not one of: {', '.join(names.KINDS)}.")
         if self.hosts and self.nodes > names.MOST_HOSTS:
             raise SandboxError(f"nodes={self.nodes} of the sandbox are more hosts than {names.MOST_HOSTS}.")
+        if self.primary and (not self.hosts or self.primary not in node_names(self)):
+            raise SandboxError(f"primary={self.primary!r} of the sandbox is none of its nodes with a host of its own.")
         if not self.gpu_type.isalnum():
             raise SandboxError(f"gpu_type={self.gpu_type!r} of the sandbox must be letters and digits, such as a100.")
 
@@ -134,6 +138,7 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
     gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     lines = [
         f"ClusterName={CLUSTER}",
+        *([f"SlurmctldHost={spec.primary}({names.address(spec.primary)})"] if spec.primary else []),
         f"SlurmctldHost={at.host}({at.address})",
         f"SlurmctldPort={at.slurmctld_port}",
         "SlurmUser=root",
@@ -143,7 +148,8 @@ def slurm_conf(spec: SandboxSpec, at: Layout) -> str:
         f"AuthInfo=socket={at.munge_socket}",
         f"StateSaveLocation={at.dir}/state",
         f"SlurmdSpoolDir={at.dir}/spool/%n",
-        f"SlurmctldPidFile={at.dir}/slurmctld.pid",
+        # A slurmctld kills the one that the file names: hosts must not share it.
+        f"SlurmctldPidFile={'/run' if spec.hosts else at.dir}/slurmctld.pid",
         f"SlurmdPidFile={at.dir}/slurmd-%n.pid",
         f"SlurmctldLogFile={at.dir}/log/slurmctld.log",
         f"SlurmdLogFile={at.dir}/log/slurmd-%n.log",

@@ -29,7 +29,7 @@ class Daemons:
     """Starts, watches and stops single daemons of the sandbox that lives in `at`.
 
     Names: munged, mariadbd, slurmdbd, slurmctld and one slurmd-nK for each node. If every node is on a host of its own:
-    also switch, host-head, host-nK (process 1 of a host) and munged-nK.
+    also switch, host-head, host-nK (process 1 of a host) and munged-nK; and slurmctld-nK where head's is the backup.
     """
 
     def __init__(self, spec: SandboxSpec, at: Layout, id: str) -> None:
@@ -43,7 +43,9 @@ class Daemons:
         hosts = [f"host-{name}" for name in host_names(self._spec)]
         munged = [f"munged-{node}" for node in nodes] if hosts else []
         switch = ["switch"] if hosts else []
-        return [*hosts, *switch, "munged", *munged, *accounting, "slurmctld", *(f"slurmd-{node}" for node in nodes)]
+        controllers = [f"slurmctld-{self._spec.primary}"] if self._spec.primary else []
+        slurmds = [f"slurmd-{node}" for node in nodes]
+        return [*hosts, *switch, "munged", *munged, *accounting, *controllers, "slurmctld", *slurmds]
 
     def on_host(self, host: str, command: list[str]) -> list[str]:
         """The command, as it has to be called from here to run on that host of the sandbox."""
@@ -134,7 +136,7 @@ class Daemons:
         program, _, host = name.partition("-")
         if not self._spec.hosts or program in ("host", "switch"):
             return ""
-        return host if program in ("munged", "slurmd") and host else names.HEAD
+        return host if program in ("munged", "slurmctld", "slurmd") and host else names.HEAD
 
     def command(self, name: str) -> list[str]:
         """How a daemon is started, on its host."""
@@ -162,8 +164,9 @@ class Daemons:
             return [host.program(self._spec, name), f"--defaults-file={at.dir}/my.cnf"]
         if name == "slurmdbd":
             return [host.program(self._spec, name), "-D"]
-        if name == "slurmctld":
-            return [host.program(self._spec, name), "-D", "-f", str(at.slurm_conf)]
+        if program == "slurmctld":
+            log = ["-L", f"{at.dir}/log/{name}.log"]
+            return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), *log]
         # On a host of its own slurmd finds its node by the host's name.
         as_node = [] if self._spec.hosts else ["-N", which]
         return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), *as_node]

@@ -47,9 +47,12 @@ class Startup:
         for name in self._daemons.names():
             if name.startswith("munged-"):
                 self.wait_ready(name, 15)
-        for name in ("slurmctld", *nodes):
+        # One after the other: the first one finds an empty folder for its state.
+        for name in (name for name in self._daemons.names() if name.startswith("slurmctld")):
             self._daemons.start(name)
-        self.wait_ready("slurmctld", 30)
+            self.wait_ready(name, 30)
+        for name in nodes:
+            self._daemons.start(name)
         if self._spec.with_accounting:
             self._sacctmgr("add", "account", ACCOUNT, f"cluster={CLUSTER}")
             self._sacctmgr("add", "user", ",".join(USERS), f"account={ACCOUNT}", f"cluster={CLUSTER}")
@@ -117,7 +120,7 @@ class Startup:
             return accepts_unix(at.dir / "db" / "mysql.sock")
         if name == "slurmdbd":
             return listens(pid, at.slurmdbd_port)
-        if name == "slurmctld":
+        if program == "slurmctld":
             return listens(pid, at.slurmctld_port) and "UP" in self._run(["scontrol", "ping"]).stdout
         return self._nodes().get(where) in USABLE
 

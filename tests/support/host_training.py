@@ -19,6 +19,8 @@ SAMPLES = 20000
 TRAIN = f"""
 import os, time, torch
 import slurm_elastic.trainer_shim as elastic
+while os.path.exists("cold"):
+    time.sleep(0.1)
 job = elastic.join(batch=16, max_batch=64, lr="none")
 torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn({SAMPLES}, 4), torch.randint(0, 3, ({SAMPLES},)))
@@ -26,6 +28,8 @@ model = torch.nn.Linear(4, 3)
 net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 for epoch in job.epochs(1):
     for x, y in job.loader(data):
+        while os.path.exists("stuck") and job.rank == 0:
+            time.sleep(0.1)
         job.step(torch.nn.functional.cross_entropy(net(x), y))
         if not os.path.exists("go"):
             time.sleep(0.1)

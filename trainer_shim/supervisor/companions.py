@@ -29,6 +29,8 @@ _JOB_ID = re.compile(r"job allocation (\d+)")
 _NOW = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 KILL_AFTER_S = 10.0
 CONFIGURING_S = 0.5
+ASK_AGAIN_S = 2.0
+"""Pause after a grant without its GPUs."""
 CLOCKS_DIFFER_S = 60.0
 """From here on somebody should set this host's clock."""
 CANCEL_AGAIN_S = 5.0
@@ -77,7 +79,7 @@ class Companions:
         asked = CompanionRequest(resize_id, index, shape)
         self._asked.append(asked)
         self._loop.after(max(wait_s, 1.0), lambda: self._too_late(asked, wait_s))
-        self._children.start(commands.show_job(self._base), self._env, lambda ended: self._ask(asked, ended))
+        self._begin(asked)
 
     def drop(self, resize_id: int) -> None:
         """Give back every companion of a resize, pending or granted."""
@@ -105,6 +107,10 @@ class Companions:
         self._sweep(done)
 
     # --- on the way to a grant --------------------------------------------------------------------------------
+
+    def _begin(self, asked: CompanionRequest) -> None:
+        if not asked.dropped:
+            self._children.start(commands.show_job(self._base), self._env, lambda ended: self._ask(asked, ended))
 
     def _ask(self, asked: CompanionRequest, base: Ended) -> None:
         if asked.dropped:
@@ -161,6 +167,11 @@ class Companions:
             return
         if job.state == "CONFIGURING":
             self._loop.after(CONFIGURING_S, lambda: self._look(asked))
+        elif min(job.gpus) < asked.shape.gpus_per_node:
+            # A slurmctld that has just started, or taken over, knows no GPUs of nodes that it has not heard of yet.
+            self._cancel(asked)
+            asked.job_id = 0
+            self._loop.after(ASK_AGAIN_S, lambda: self._begin(asked))
         elif not asked.reported:
             self._grant(asked, job)
 

@@ -20,7 +20,7 @@ from slurm_elastic.trainer_shim.supervisor.state_machine.events import ClockDiff
 
 SHAPE = Shape(1, 1)
 JOB = """JobId=%s JobName=x Partition=p Account=a JobState=RUNNING BatchHost=n1 EndTime=%s"""
-HOLDS = " Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:1"
+HOLDS = " Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:$([ -e poor ] && echo 0 || echo 1)"
 COMMANDS = {
     "scontrol": f'echo "$(printf "{JOB}" "${{@: -1}}" "$(cat end 2>/dev/null || echo Unknown)"){HOLDS}"',
     "sdiag": "[ -e now ] && echo 'sdiag output at some time or other ('$(cat now)')'",
@@ -134,6 +134,31 @@ def test_companions_that_the_job_has_left_are_forgotten(site: Site) -> None:
     assert isinstance(site.events.pop(), CompanionRefused)
     assert list(site.companions._jobs) == [kept]
     assert [asked.job_id for asked in site.companions._asked] == [kept]
+
+
+def test_a_companion_without_its_gpus_is_given_back_and_asked_for_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slurmctld that has just taken over grants a job none of the GPUs that it asked for: it is no companion."""
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.01)
+    (site.folder / "poor").touch()
+    site.companions.submit(1, 0, SHAPE, 600.0)
+    site.until(lambda: len(site.cancelled()) > 1)
+    assert not site.events
+    (site.folder / "poor").unlink()
+    site.until(lambda: site.events)
+    assert isinstance(site.events.pop(), CompanionGranted)
+    assert len(site.jobs()) == 2
+
+
+def test_a_companion_that_never_gets_its_gpus_is_refused_in_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking again ends with the time that a companion may be waited for, and leaves nothing behind."""
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.01)
+    (site.folder / "poor").touch()
+    site.companions.submit(1, 0, SHAPE, 1.0)
+    site.until(lambda: site.events)
+    assert isinstance(site.events.pop(), CompanionRefused)
+    site.until(lambda: site.jobs() == ["1000"])
 
 
 @pytest.mark.parametrize("fails", ["deaf", "mute"])

@@ -1,0 +1,76 @@
+"""A private Slurm of which slurmctld runs on two hosts: n3's is the primary, head's takes over from it.
+
+Jobs belong in the partition `train`, which is n1 and n2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+
+PRIMARY = "n3"
+SPEC = SandboxSpec(
+    nodes=3,
+    hosts="full",
+    primary=PRIMARY,
+    with_accounting=False,
+    extra_slurm_conf=("SlurmctldTimeout=8", "PartitionName=train Nodes=n[1-2] State=UP"),
+)
+
+
+class Controllers:
+    """Takes the primary away, and brings it back."""
+
+    def __init__(self, hosts: Sandbox) -> None:
+        self.hosts = hosts
+
+    def lose(self) -> None:
+        """SIGKILL the primary, once it has saved what it knows."""
+        self._wait_for_saved_state()
+        os.kill(self.hosts.daemons.pid(f"slurmctld-{PRIMARY}"), signal.SIGKILL)
+        wait_until(lambda: not self.hosts.daemons.pid(f"slurmctld-{PRIMARY}"), 30)
+
+    def wait_for_backup(self) -> None:
+        """Until head's slurmctld has taken over: squeue asks again for so long."""
+        wait_until(lambda: self.hosts.run(["squeue"]).returncode == 0, 120, self.log)
+
+    def restore(self) -> None:
+        """The primary is back, and in charge."""
+        self.hosts.start_daemon(f"slurmctld-{PRIMARY}", 60)
+        wait_until(self._knows_gpus, 60, self.log)
+
+    def _knows_gpus(self) -> bool:
+        """Until nodes have registered, Slurm grants a job that names no type of GPU none of those it asks for."""
+        shown = self.hosts.run(["scontrol", "-o", "show", "node"]).stdout
+        return "SlurmdStartTime=None" not in shown
+
+    def log(self) -> str:
+        files = sorted(self.hosts.dir.glob("log/slurmctld*.log"))
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+    def _wait_for_saved_state(self) -> None:
+        """What slurmctld has not saved yet, no backup can know; it saves some seconds after a change."""
+        began, state = time.time(), self.hosts.dir / "state" / "job_state"
+        answer = self.hosts.run(["sbatch", "--hold", "--output=/dev/null", "--wrap", "true"])
+        assert answer.returncode == 0, answer.stderr
+
+        def saved() -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                return state.stat().st_mtime > began
+            return False
+
+        wait_until(saved, 60)
+
+
+@contextlib.contextmanager
+def two_controllers() -> Iterator[Controllers]:
+    """Up; this thread has the network of head's host, where a selasticd of the tests listens."""
+    with Sandbox.up(SPEC) as hosts, hosts.network():
+        yield Controllers(hosts)
