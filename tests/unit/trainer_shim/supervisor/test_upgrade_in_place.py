@@ -11,6 +11,7 @@ from pathlib import Path
 from fake_daemon import FakeDaemon
 from local_run import Run
 from next_build import next_build
+from waiting import wait_until
 
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.trainer_shim.training import audit
@@ -34,6 +35,7 @@ def test_a_joiner_of_the_new_build_is_refused_until_the_job_is_of_it_too(
         daemon.order(1, 0, base, (Shape(1, 1),))
         assert " has another slurm-elastic (" in daemon.wait_phase(1, "failed").detail
         assert "starting" not in run.text()
+        wait_until(lambda: len(run.agents()) == 1, 60, run.text)  # the refused one has gone
         [agent] = run.agents().values()
         os.kill(agent, signal.SIGKILL)
         run.says("; starting over with it")
