@@ -28,7 +28,7 @@ from .training.epoch_loop import EpochLoop
 from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
-from .training.once import on_rank_0, write_state
+from .training.once import on_rank_0, save
 from .training.optimizer_step import OptimizerSteps
 from .training.session import Session
 from .world.rendezvous import Membership
@@ -246,7 +246,7 @@ class Job(JobProperties):
 
         Every rank calls it, and rank 0 writes, as with once().
         """
-        self.once(write_state, self._session, path)
+        self.once(save, self._session, path)
 
     def full_state(self) -> dict[str, Any]:
         """The model's state_dict with whole tensors in host memory on rank 0; empty on the other ranks.

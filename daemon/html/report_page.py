@@ -1,8 +1,8 @@
 """The page of `selastic report --html`: key figures, charts and a table of how jobs have gone over a window.
 
 Promise: pure; no link, nothing fetched: the page opens anywhere, years later, and says the same without its one
-script, which sorts the table. Limit: the charts show the
-MOST_JOBS jobs with the most GPU-hours, the figures and the table count all.
+script, which sorts the table. Limit: the charts show the MOST_JOBS jobs with the most GPU-hours, the figures and the
+table count all.
 """
 
 from __future__ import annotations

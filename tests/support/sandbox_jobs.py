@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 
-LEAKED_S = 20.0
-"""A slurmctld that was killed may count GPUs of a node as held for as long as it lives, though no job has them."""
-
 
 def cancel_all(sandbox: Sandbox) -> None:
     """Cancel every job and wait until all nodes are idle again."""
-    empty_since: float | None = None
-    recounted = False
 
     def nothing_left() -> bool:
-        nonlocal empty_since, recounted
         # %F: of an array its own id, since scancel does not know the raw ids of its tasks.
         jobs = sorted(set(sandbox.run(["squeue", "-h", "-o", "%F"]).stdout.split()))
         if jobs:
@@ -29,15 +21,20 @@ def cancel_all(sandbox: Sandbox) -> None:
             if running:
                 sandbox.run(["scancel", "--signal=ALRM", "--full", *sorted(set(running))])
             sandbox.run(["scancel", *jobs])
-            empty_since = None
             return False
-        left = {name: state for name, state in sandbox.status().nodes.items() if state != "idle"}
-        empty_since = empty_since or time.monotonic()
-        if left and not recounted and time.monotonic() - empty_since > LEAKED_S:
-            recounted = True
-            shown = sandbox.run(["scontrol", "-o", "show", "node", *left]).stdout
-            print(f"nodes in use without a job, Slurm is to count anew: {left}\n{shown}")
-            sandbox.run(["scontrol", "reconfigure"])
-        return not left
+        return not _in_use(sandbox)
 
-    wait_until(nothing_left, 60, lambda: sandbox.run(["squeue"]).stdout + sandbox.run(["sinfo", "-N"]).stdout)
+    wait_until(nothing_left, 60, lambda: _story(sandbox))
+
+
+def _in_use(sandbox: Sandbox) -> list[str]:
+    return [name for name, state in sandbox.status().nodes.items() if state != "idle"]
+
+
+def _story(sandbox: Sandbox) -> str:
+    """The queue, and of nodes that are not idle what Slurm says and has logged."""
+    nodes = _in_use(sandbox)
+    shown = sandbox.run(["scontrol", "-o", "show", "node", *nodes]).stdout if nodes else ""
+    log = (sandbox.dir / "log" / "slurmctld.log").read_text().splitlines()
+    told = [line for line in log if any(name in line for name in nodes)]
+    return "\n".join([sandbox.run(["squeue"]).stdout, shown, *told[-60:]])

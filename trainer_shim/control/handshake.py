@@ -18,6 +18,8 @@ from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.message_fields import text
 
 MAX_LINE = 4096
+PROOF_S = 10.0
+"""How long a caller waits for each of the other end's messages."""
 
 
 def challenge() -> Message:
@@ -41,12 +43,12 @@ def welcome(key: str, said: Message) -> Message:
     return {"type": "welcome", "proof": _proof(key, str(said.get("nonce")), "welcome")}
 
 
-def introduce(sock: socket.socket, key: str, fields: Message, seconds: float) -> None:
-    """Say hello to a supervisor, and wait until it has proven itself. Each read waits no longer than `seconds`.
+def introduce(sock: socket.socket, key: str, fields: Message) -> None:
+    """Say hello to a supervisor, and wait until it has proven itself.
 
     Raises OSError, with a sentence, for one that does not.
     """
-    sock.settimeout(seconds)
+    sock.settimeout(PROOF_S)
     try:
         said = hello(key, _line(sock), fields)
         sock.sendall(json_lines.encode(said))

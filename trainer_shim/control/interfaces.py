@@ -36,6 +36,11 @@ def with_address(address: str) -> str:
     return next((name for name, own in addresses() if own == address), "")
 
 
+def family(address: str) -> socket.AddressFamily:
+    """Of a socket for this address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def is_loopback(address: str) -> bool:
     """Whether this address means, on every host, that host itself."""
     try:

@@ -31,7 +31,6 @@ EXIT_LOST = 75
 """EX_TEMPFAIL: try again. Also the code of a worker whose world did not form."""
 LOST_GRACE_S = 30.0
 CONNECT_S = 30.0
-PROOF_S = 10.0
 MAX_REPORTS = 64
 TICK_S = 0.25
 
@@ -322,7 +321,7 @@ def _connect(host: str, port: int, key: str, hello: Message) -> socket.socket:
         except OSError as error:
             raise _unreached(host, port, error) from None
         try:
-            handshake.introduce(sock, key, hello, PROOF_S)
+            handshake.introduce(sock, key, hello)
             return sock
         except OSError as error:  # too many may have called at once
             sock.close()

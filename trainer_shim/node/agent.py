@@ -36,7 +36,6 @@ from .log_keeper import LogKeeper
 from .reach import SUPERVISOR, Listener, Reach
 
 CONNECT_S = 30.0
-PROOF_S = 10.0
 ORPHAN_S = 30.0
 LEAVE_S = 35.0
 """How long workers may take to write what they have trained once the supervisor is gone; they leave before that."""
@@ -111,7 +110,7 @@ class Agent:
         address = str(sock.getsockname()[0])
         self._reach = Reach(self._loop, address)
         try:
-            handshake.introduce(sock, self._key, self._hello(address, self._reach.port), PROOF_S)
+            handshake.introduce(sock, self._key, self._hello(address, self._reach.port))
         except OSError:
             self._reach.close()
             raise

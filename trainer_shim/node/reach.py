@@ -51,8 +51,7 @@ class Reach:
         self._sock: socket.socket | None = None
         self._tries: set[socket.socket] = set()
         if not interfaces.is_loopback(address):
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._sock = socket.create_server((address, 0), family=family)
+            self._sock = socket.create_server((address, 0), family=interfaces.family(address))
             self._sock.setblocking(False)
             loop.watch(self._sock, self._accept)
 
@@ -98,7 +97,7 @@ class Reach:
 
     def _try(self, other: Listener, ended: Callable[[str], None]) -> None:
         try:
-            sock = socket.socket(socket.AF_INET6 if ":" in other.address else socket.AF_INET, socket.SOCK_STREAM)
+            sock = socket.socket(interfaces.family(other.address), socket.SOCK_STREAM)
         except OSError as error:
             self._loop.call(functools.partial(ended, str(error.strerror)))
             return

@@ -167,7 +167,7 @@ class Companions:
             return
         if job.state == "CONFIGURING":
             self._loop.after(CONFIGURING_S, lambda: self._look(asked))
-        elif min(job.gpus) < asked.shape.gpus_per_node:
+        elif not self._nproc and min(job.gpus) < asked.shape.gpus_per_node:
             # A slurmctld that has just started, or taken over, knows no GPUs of nodes that it has not heard of yet.
             self._cancel(asked)
             asked.job_id = 0

@@ -44,13 +44,16 @@ def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, .
     return result
 
 
-def write_state(session: Session, path: str | os.PathLike[str]) -> None:
+def save(session: Session, path: str | os.PathLike[str]) -> None:
     """Rank 0 writes the model's whole state; the file is as before or whole."""
     state = session.model().full_state(keep=session.rank == 0)
     if session.rank == 0:
         partial = Path(f"{os.fspath(path)}.partial")
-        torch.save(state, partial)
-        partial.replace(path)
+        try:
+            torch.save(state, partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def share(session: Session, value: Any) -> Any:

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from slurm_elastic.protocol.errors import TrainingError
+
 try:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -30,8 +32,6 @@ try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # where torch 2.4 and 2.5 have it
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
-
-from slurm_elastic.protocol.errors import TrainingError
 
 from .process_group import World
 from .resharding import Cut

@@ -19,6 +19,8 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
+from ..control import interfaces
+
 LOOK_S = 0.02
 """Longest time between two looks at whether a member has come, and whether the world has been called off."""
 OPENS = datetime.timedelta(seconds=30)
@@ -38,9 +40,7 @@ def open_store(host: str, listen: str = "") -> tuple[str, int, object]:
     if not listen:
         server = TCPStore(host, 0, **options)
         return host, server.port, server
-    listener = socket.create_server(
-        (listen, 0), family=socket.AF_INET6 if ":" in listen else socket.AF_INET, backlog=1024
-    )
+    listener = socket.create_server((listen, 0), family=interfaces.family(listen), backlog=1024)
     port = int(listener.getsockname()[1])
     return listen, port, TCPStore(listen, port, master_listen_fd=listener.detach(), **options)
 

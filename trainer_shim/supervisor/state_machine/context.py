@@ -63,10 +63,11 @@ class RunLimits:
     end_s: float = 25.0
     """From Slurm's SIGTERM to the end of the job, a little less than to its SIGKILL."""
     failures: int = 3
-    """Consecutive failures without progress after which the job fails; of the same error in the script the second."""
+    """Consecutive failures without a newer checkpoint after which the job fails; of the same error in the script the
+    second."""
     progress_steps: int = 5
-    """Steps in a checkpoint beyond that of the last failure that count as progress. An error that comes in every step
-    may well get a step or two into a checkpoint each time."""
+    """So many steps newer, where a script has failed: an error that comes in every step may well get a step or two into
+    a checkpoint each time."""
 
 
 class Stage(Enum):

@@ -273,11 +273,12 @@ class StartAgents:
 class Restart:
     """Begin a new generation from the last checkpoint; `code` is the job's exit code if it cannot be tried again.
 
-    error: what a worker's script raised, and where; empty: it did not."""
+    error: what ended a worker's script, and where; empty: nothing that has to come again; None: no script has failed,
+    a node or a world did."""
 
     why: str
     code: int
-    error: str = ""
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

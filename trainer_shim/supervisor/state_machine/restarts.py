@@ -32,8 +32,8 @@ class Restarts(Part):
         self._failures = 0
         self._failed_at: int | None = None
         """The newest checkpoint's step at the last failure; -1: there was none."""
-        self._error = ""
-        """What the script raised at the last failure, and where."""
+        self._error: str | None = None
+        """What ended the script at the last failure, and where."""
         self._broken = ""
         """Why a world broke, while the end that explains it is awaited."""
 
@@ -123,8 +123,9 @@ class Restarts(Part):
     def _count(self, event: events.Restart) -> bool:
         """Count this failure; whether the script has raised the same error as the time before, without progress."""
         saved = -1 if (step := self._context.saved_step) is None else step
-        progressed = self._failed_at is None or saved >= self._failed_at + self._context.limits.progress_steps
-        same_error = not progressed and event.error != "" and event.error == self._error
+        steps = 1 if event.error is None else self._context.limits.progress_steps
+        progressed = self._failed_at is None or saved >= self._failed_at + steps
+        same_error = not progressed and bool(event.error) and event.error == self._error
         self._failures = 1 if progressed else self._failures + 1
         self._failed_at, self._error = saved, event.error
         return same_error

@@ -72,7 +72,7 @@ def test_who_takes_the_supervisors_port_gets_no_key_and_is_not_obeyed() -> None:
             socket.create_connection(("127.0.0.1", int(impostor.stdout.readline()))) as sock,
             pytest.raises(OSError, match="does not prove to be this job's supervisor"),
         ):
-            handshake.introduce(sock, KEY, FIELDS, 60)
+            handshake.introduce(sock, KEY, FIELDS)
         heard = impostor.stdout.read()
     assert '"type":"hello"' in heard
     assert KEY not in heard
@@ -84,7 +84,7 @@ def test_what_follows_the_welcome_is_left_to_be_read() -> None:
 
         def call() -> socket.socket:
             sock = socket.create_connection(listener.getsockname())
-            handshake.introduce(sock, KEY, FIELDS, 60)
+            handshake.introduce(sock, KEY, FIELDS)
             return sock
 
         sock, peer, said = meet(listener, call)

@@ -83,11 +83,10 @@ def test_who_says_nothing_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_supervisor_without_a_free_descriptor_goes_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Who comes is heard when descriptors are free again."""
+    """Who comes waits in the kernel, and is heard when descriptors are free again."""
     monkeypatch.setattr(server, "PAUSE_S", 0.01)
     with job() as made, contextlib.ExitStack() as held:
-        for _ in range(9):
-            held.enter_context(made.peer())
+        peers: list[socket.socket] = [held.enter_context(made.peer()) for _ in range(9)]
         highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         spare = [held.enter_context(socket.socket()) for _ in range(highest)]  # no gaps below the limit
@@ -95,5 +94,6 @@ def test_a_supervisor_without_a_free_descriptor_goes_on(
         made.until(lambda: made.supervisor._server._told)
         for each in spare:
             each.close()
-        made.answers()
+        made.say(peers[-1], made.hello(peers[-1], "agent", "1.n1"))
+        made.until(lambda: made.machine.context.agents)
     assert "connections have to wait: Too many open files" in capfd.readouterr().err

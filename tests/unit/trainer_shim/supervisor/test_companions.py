@@ -53,7 +53,7 @@ class Site:
         (folder / "jobs" / "1000").touch()  # a companion that nobody remembers
         env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
         self.events: list[Any] = []
-        self.companions = Companions(loop, Children(loop, BackgroundWriter()), env, 100, 1, self.events.append)
+        self.companions = Companions(loop, Children(loop, BackgroundWriter()), env, 100, 0, self.events.append)
 
     def until(self, predicate: Any) -> None:
         turns = 0

@@ -128,6 +128,20 @@ def test_the_same_error_twice_without_progress_ends_the_job(
     assert ends_at is None
 
 
+def test_a_step_is_progress_where_no_script_has_failed() -> None:
+    """Of a slow training: companions that are lost, one after each step, end no job."""
+    drive = Drive().up()
+    for loss in range(1, 6):
+        drive.grown(loss)
+        drive.say(drive.members()[0], "saved", step=loss, samples=1, path="p")
+        drive(AgentLost((11, "n3")))
+        drive.die_when_killed()
+        assert not drive.exits()
+        drive.ready([spawn.worker for spawn in drive.every(Spawn)[-4:]])
+        drive.running(drive.context.generation)
+        assert drive.context.pieces == (BASE,)
+
+
 def test_the_worker_that_only_noticed_does_not_hide_the_culprit() -> None:
     """Code 75 means that a world broke; the exit that broke it is waited for a moment."""
     drive = Drive().up()
