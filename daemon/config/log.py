@@ -2,7 +2,7 @@
 
 Promise: logging never waits and never raises; a line that journald does not take is lost; a warning that comes again
 and again is one line in ten minutes. Fields are given as `extra`: `log.info("job %d: ended", number, extra={"JOB":
-number})`. Limit: standard error shows no fields.
+number})`; one that is 0 or empty is left out. Limit: standard error shows no fields.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class JournalHandler(logging.Handler):
         try:
             values = {"MESSAGE": self.format(record), "PRIORITY": priority(record.levelno)}
             values |= {"SYSLOG_IDENTIFIER": "selasticd", "LOGGER": record.name}
-            values |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+            values |= {name: getattr(record, name) for name in FIELDS if getattr(record, name, None)}
             self._socket.sendto(b"".join(_entry(name, str(value)) for name, value in values.items()), self._address)
         except Exception:  # a full or missing socket, a message that does not fit its arguments
             self.handleError(record)

@@ -144,7 +144,8 @@ class Requeue(_OfResize):
             client.reserve(reservation_of(self.slurm_job_id), self.nodes, self.user, RESERVED_MIN)
         except SlurmRefused as error:
             # Another job may take them in the seconds in which nobody has them.
-            log.info("job %d is put back without its nodes being kept for it: %s", self.slurm_job_id, error)
+            without = "job %d is put back without its nodes being kept for it: %s"
+            log.info(without, self.slurm_job_id, error, extra={"JOB": self.job_id, "RESIZE": self.resize})
         client.requeue(self.slurm_job_id)
 
     def sentence(self) -> str:

@@ -33,6 +33,7 @@ ROUND_ASKS_S = 20.0
 ROUND_ASKS = 64
 """How often one round asks Slurm at most, beside its look at jobs and nodes."""
 _NO_JOBS: Mapping[int, Job] = MappingProxyType({})
+_NO_RESIZES: Mapping[int, int] = MappingProxyType({})
 
 
 class Records(Protocol):
@@ -88,24 +89,31 @@ class Executor:
         log.warning("actions are tried again after too many refusals")
         return True
 
-    def run(self, actions: Iterable[Action], act: bool, jobs: Mapping[int, Job] = _NO_JOBS) -> int:
+    def run(
+        self,
+        actions: Iterable[Action],
+        act: bool,
+        jobs: Mapping[int, Job] = _NO_JOBS,
+        resizes: Mapping[int, int] = _NO_RESIZES,
+    ) -> int:
         """Carry the actions out; how many changed something. Without `act` resizes are closed, Slurm is left alone.
 
-        `jobs`: Slurm's, by id, which say whom a refusal concerns.
+        `jobs`: Slurm's, by id, which say whom a refusal concerns. `resizes`: the open resize's number by job id, for
+        the log.
         """
         done = 0
         for action in actions:
             if isinstance(action, Close) or (act and self._may_ask()):
-                done += self._do(action, jobs)
+                done += self._do(action, jobs, resizes)
         return done
 
     def _may_ask(self) -> bool:
         return not self.tripped and self._asks_left > 0 and self._ticks() < self._asks_until
 
-    def _do(self, action: Action, jobs: Mapping[int, Job]) -> bool:
+    def _do(self, action: Action, jobs: Mapping[int, Job], resizes: Mapping[int, int]) -> bool:
         """Carry one out; whether it changed something."""
         if isinstance(action, Act):
-            return self._ask(action, jobs)
+            return self._ask(action, jobs, resizes)
         if isinstance(action, Close):
             self._close(action)
         else:
@@ -122,7 +130,7 @@ class Executor:
             extra={"JOB": action.job_id, "RESIZE": action.resize},
         )  # fmt: skip
 
-    def _ask(self, action: Act, jobs: Mapping[int, Job]) -> bool:
+    def _ask(self, action: Act, jobs: Mapping[int, Job], resizes: Mapping[int, int]) -> bool:
         key, now, whose = action.question(), self.clock(), _whose(action, jobs)
         before = self._refused.get(key)
         until, waited = self._taken.get(key, (0.0, 0.0))
@@ -132,18 +140,19 @@ class Executor:
             return False
         self._asks_left -= 1
         self.store.add_event(action.job_id, action.kind, "selasticd", asdict(action), now)
-        log.info("job %d: %s", action.job_id, action.sentence(), extra={"JOB": action.job_id})
+        about = {"JOB": action.job_id, "RESIZE": resizes.get(action.job_id, 0)}
+        log.info("job %d: %s", action.job_id, action.sentence(), extra=about)
         try:
             action.ask(self.client)
         except SlurmUnreachable as error:
             silent = "job %d: Slurm does not answer, looking again next round: %s"
-            log.warning(silent, action.job_id, error, extra={"JOB": action.job_id})
+            log.warning(silent, action.job_id, error, extra=about)
             self._asks_until = self._ticks()
             return False
         except SlurmError as error:
-            self._note(key, action, whose, str(error))
+            self._note(key, action, whose, str(error), about)
             for following in action.if_refused(str(error)):
-                self._do(following, jobs)
+                self._do(following, jobs, resizes)
             return False
         self.refusals.taken(action.kind, whose)
         self._refused.pop(key, None)
@@ -153,7 +162,9 @@ class Executor:
         self._taken[key] = (now + wait, wait)
         return True
 
-    def _note(self, key: tuple[object, ...], action: Act, whose: Submitted, sentence: str) -> None:
+    def _note(
+        self, key: tuple[object, ...], action: Act, whose: Submitted, sentence: str, about: Mapping[str, int]
+    ) -> None:
         now = self.clock()
         count = self._refused[key].count + 1 if key in self._refused else 1
         wait = min(3600.0, self.backoff_s * 2 ** (count - 1))
@@ -161,9 +172,8 @@ class Executor:
         self._refused[key] = _Refusal(count, now + wait, sentence)
         detail: dict[str, object] = {"action": asdict(action), "error": sentence, "again_in_s": wait}
         self.store.add_event(action.job_id, EventKind.REFUSED, "selasticd", detail, now)
-        log.warning(
-            "job %d: refused (%s), trying again in %.0f s: %s", action.job_id, action.sentence(), wait, sentence
-        )
+        words = "job %d: refused (%s), trying again in %.0f s: %s"
+        log.warning(words, action.job_id, action.sentence(), wait, sentence, extra=about)
         if says_ended(sentence):
             return
         _, wide = self.refusals.refused(action.kind, whose, sentence, now)

@@ -118,7 +118,8 @@ class DaemonController:
             return
         detail = {"detail": sentence, "version": VERSION, "release": version()}
         self.store.add_event(job_id, EventKind.NOT_UNDERSTOOD, "selasticd", detail, now)
-        log.warning("job %d: %s; it is not resized", job_id, sentence)
+        about = {"JOB": job_id, "RESIZE": resize.id if resize else 0}
+        log.warning("job %d: %s; it is not resized", job_id, sentence, extra=about)
 
     def phase(self, job_id: int, phase: Phase) -> None:
         """A resize has reached a phase, or the training has changed without one (resize 0)."""
@@ -164,7 +165,8 @@ class DaemonController:
             for pair in self.store.note_unreached(job.user, known, now):
                 if until := left_out_until(pair):
                     words = "hosts %s and %s do not reach each other (%s): no job of %s is put on both for %.0f s"
-                    log.warning(words, pair.host, pair.other, pair.address, pair.user, until - now)
+                    about = {"JOB": job_id, "RESIZE": phase.resize, "USER": pair.user}
+                    log.warning(words, pair.host, pair.other, pair.address, pair.user, until - now, extra=about)
 
     def resize(self, job_id: int) -> Resize | None:
         """The resize that the supervisor has to carry out, or a withdrawn one that it may still be carrying out."""
@@ -280,7 +282,7 @@ class DaemonController:
         if phase.detail:
             detail["detail"] = phase.detail
         self.store.add_event(job_id, _event_of(phase), "supervisor", detail, now)
-        about = {"JOB": job_id, **({"RESIZE": phase.resize} if phase.resize else {})}
+        about = {"JOB": job_id, "RESIZE": phase.resize}
         log.info("job %d: %s%s", job_id, phase.phase, f" ({phase.detail})" if phase.detail else "", extra=about)
 
 

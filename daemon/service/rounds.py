@@ -63,6 +63,10 @@ class Observed:
     resizes: Mapping[int, ResizeRow]
     in_use: Mapping[int, InUse]
 
+    def numbers(self) -> dict[int, int]:
+        """The open resizes' numbers, by job id."""
+        return {job_id: resize.id for job_id, resize in self.resizes.items()}
+
 
 class Rounds:
     """The daemon's rounds. `run` is called by one thread; `dry_run` by any."""
@@ -187,15 +191,16 @@ class Rounds:
         self._nonstarters.record(plan.met, snapshot, now)
         # The last decision about a job stays its explanation when its training is over.
         rows = [row for row in plan.rows if not self.registry.is_finished(row.job_id)]
+        under_way = seen.numbers()
         for row in self.store.save_decisions(now, rows):
-            log.info("%s", sentence(row), extra={"JOB": row.job_id})
+            log.info("%s", sentence(row), extra={"JOB": row.job_id, "RESIZE": under_way.get(row.job_id, 0)})
         for pool in plan.trouble:
             log.warning("no plan for %s", pool)
         with self._part("resize"):
             withdrawn = self._withdraw(plan.withdrawn, seen)
             self._begin_resizes(plan, now)
             back = resumes(plan.resumes, self._bound(plan, snapshot))
-            resumed = self.executor.run(back, self.mode == "act", snapshot.jobs)
+            resumed = self.executor.run(back, self.mode == "act", snapshot.jobs, seen.numbers())
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or withdrawn > 0 or resumed > 0 or any(stopped)
@@ -248,7 +253,7 @@ class Rounds:
                 if resize.state != ResizeState.RUNNING
             ]
         before = self.tripped
-        done = self.executor.run(actions, act, seen.snapshot.jobs)
+        done = self.executor.run(actions, act, seen.snapshot.jobs, seen.numbers())
         if self.tripped and not before:
             self._trip()
         for action in actions:
@@ -329,6 +334,8 @@ class Rounds:
             self._nonstarters.gives(begun.job_id, (met for met in plan.met if begun.job_id in met.givers))
             detail = {"resize": begun.id, "gpus": begun.gpus, "batch": begun.batch, "reason": begun.reason}
             self.store.add_event(begun.job_id, EventKind.RESIZE_ISSUED, "selasticd", detail, now)
+            about = {"JOB": begun.job_id, "RESIZE": begun.id}
+            log.info("job %d: resize %d to %d GPUs begins", begun.job_id, begun.id, begun.gpus, extra=about)
             self.waiters.notify(begun.job_id)
 
     def _failed(self, failing: str, sentence: str) -> None:

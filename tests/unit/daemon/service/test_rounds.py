@@ -39,6 +39,38 @@ def test_one_job_grows_on_idle_gpus(world: World) -> None:
     assert "resize_issued" in kinds(world, job.job_id)
 
 
+def test_every_line_about_a_resize_can_be_found_by_its_number(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`journalctl RESIZE=2` shows a resize from its beginning to its end: what its supervisor said, what Slurm was
+    asked for and what it refused."""
+    caplog.set_level(logging.INFO)
+    world.elastic(comment="elastic:gpus=4-32,step=4,batch=240-3840")
+    world.settle(100)
+    shrink, refusals = world.jobs.shrink, iter([SlurmRefused("not now")])
+
+    def refused_once(job_id: int, nodes: tuple[str, ...]) -> None:
+        for refusal in refusals:
+            raise refusal
+        shrink(job_id, nodes)
+
+    monkeypatch.setattr(world.jobs, "shrink", refused_once)
+    world.rigid(nodes=2)
+    world.settle(100)
+    by_number: dict[int, list[str]] = {}
+    for record in caplog.records:
+        if number := getattr(record, "RESIZE", 0):
+            by_number.setdefault(number, []).append(record.getMessage())
+    assert len(by_number) >= 2
+    for number, lines in by_number.items():
+        assert f"resize {number} to " in lines[0] and f"resize {number} " in lines[-1], lines
+    said = [line for lines in by_number.values() for line in lines]
+    assert any("refused (shrink" in line for line in said)
+    about = ("shrink", "refused", "running", "a resize is under way")
+    loose = [record.getMessage() for record in caplog.records if not getattr(record, "RESIZE", 0)]
+    assert not [line for line in loose if any(word in line for word in about)]
+
+
 def test_what_one_job_measured_stops_no_round(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Numbers in the store of which no model can be made: that job keeps its size and is told why, another grows on."""
     bad = world.elastic()
