@@ -25,13 +25,16 @@ class CompanionLimits:
 
     def allow(self, base: Job, shapes: Collection[Shape]) -> bool:
         """Whether a job may ask for these companions, as jobs."""
+        wanted = [self._usage.beside(base, of_shape(shape)) for shape in shapes]
         for bound in self._bounds(base):
             if bound.scope in SHARED and bound.name in ("jobs", "submits"):
                 allowed = len(shapes) <= companions_left(bound, self._usage.left(bound))
+            elif bound.scope in SHARED and bound.of_time:
+                allowed = sum(one.get(bound.name, 0.0) for one in wanted) <= max(0.0, self._usage.left(bound))
             elif bound.scope == "least":
-                allowed = all(of_shape(shape).get(bound.name, bound.most) >= bound.most for shape in shapes)
+                allowed = all(one.get(bound.name, bound.most) >= bound.most for one in wanted)
             elif bound.scope == "job":
-                allowed = all(of_shape(shape).get(bound.name, 0.0) <= bound.most for shape in shapes)
+                allowed = all(one.get(bound.name, 0.0) <= bound.most for one in wanted)
             else:
                 continue
             if not allowed:
@@ -43,7 +46,8 @@ class CompanionLimits:
     def take(self, base: Job, shapes: Collection[Shape]) -> None:
         """Count the shapes as asked for."""
         for shape in shapes:
-            self._usage.add(charged(as_companion(base, self.companion_qos)), of_shape(shape))
+            who = charged(as_companion(base, self.companion_qos))
+            self._usage.add(who, self._usage.beside(base, of_shape(shape)))
 
     def most_on_a_node(self, base: Job) -> int:
         """The most GPUs that one of its companions may have on a node; 0: as many as there are."""

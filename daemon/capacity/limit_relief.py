@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..slurm.model import Job, Snapshot
 from .shrink_options import Giver, Unit
-from .slurm_limits import Bound, LimitUsage, amounts_of, charged, uses
+from .slurm_limits import Bound, LimitUsage, amounts_of, charged
 
 
 class LimitRelief:
@@ -32,11 +32,11 @@ class LimitRelief:
             self._give_back(left, owner, units)
         found: dict[Bound, float] = {}
         for job in jobs:
-            lacks = left.lacks(charged(job), uses(job))
+            lacks = left.lacks(charged(job), left.of(job))
             if lacks is None:
                 return None
             found |= lacks
-            left.add(charged(job), uses(job))
+            left.add(charged(job), left.of(job))
         return found
 
     def share(
@@ -60,4 +60,4 @@ class LimitRelief:
                 amounts = amounts_of(giver.share[piece.slurm_job_id], count, piece.gpu_type)
                 if count == len(piece.nodes):
                     amounts["jobs"] = amounts["submits"] = 1
-                usage.add(charged(job), amounts, sign)
+                usage.add(charged(job), usage.part_of(job, amounts), sign)

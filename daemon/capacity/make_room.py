@@ -22,7 +22,7 @@ from .ledger import Amount, Ledger
 from .limit_relief import LimitRelief
 from .pending_jobs import Need, NeedPart
 from .shrink_options import Giver, Unit, droppable, first_units, shrinks
-from .slurm_limits import Bound, LimitUsage, charged, uses
+from .slurm_limits import Bound, LimitUsage, charged
 
 _Rank = tuple[bool, float, int, float, float, int, str, tuple[Unit, ...]]
 """(not required, GPUs taken (half as many where nobody trains on them yet), not free yet, minus the fullness of who
@@ -157,7 +157,7 @@ class _Maker:
         if lacks or lacks is None:
             return None
         for job in need.jobs:
-            trial.promised.add(charged(job), uses(job))
+            trial.promised.add(charged(job), trial.promised.of(job))
         return trial
 
     def _relieving(self, trial: _Try, lacks: Mapping[Bound, float], wanted: frozenset[str]) -> list[tuple[Unit, ...]]:

@@ -18,7 +18,7 @@ from .ledger import Amount, per_node
 from .roster import Roster
 
 RESOURCE_REASONS = ("Resources", "Priority", "None", "")
-_OTHER = r"Minutes|RunMin|Wall|Time|PerJob|PerNode|PerLimit|Submit|Min[A-Z]|Prio|Accrue|Billing|NotAllowed|Threshold"
+_OTHER = r"Wall|Time|PerJob|PerNode|PerLimit|Submit|Min[A-Z]|Prio|Accrue|Billing|NotAllowed|Threshold"
 _LIMIT = re.compile(rf"(Assoc|QOS|Max)(?!.*({_OTHER})).+")
 """A limit of what runs at the same time, as Slurm names it: AssocGrpGRES, QOSMaxJobsPerUserLimit."""
 UNSEEN_S = 60.0

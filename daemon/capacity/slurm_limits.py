@@ -1,7 +1,8 @@
-"""What is used of Slurm's own limits (GrpTRES, MaxTRES per user, account and job, MaxJobs, MaxSubmitJobs). Pure.
+"""What is used of Slurm's own limits: GrpTRES, MaxTRES per user, account, job; MaxJobs, MaxSubmitJobs, minutes. Pure.
 
-Promise: usage is counted as Slurm counts it: what running jobs hold, and jobs in the queue as submitted. Where a
-partition's QOS, a job's QOS and its association limit the same, the first of them holds, as in Slurm.
+Promise: usage is counted as Slurm counts it: what running jobs hold, the minutes that they may still use, and jobs in
+the queue as submitted. Where a partition's QOS, a job's QOS and its association limit the same, the first of them
+holds, as in Slurm; a QOS with the flag OverPartQOS comes before the partition's.
 Limit: jobs that share a node count it twice in a limit of nodes. Nobody is asked to give back what Slurm has granted,
 but for a waiting job; a limit lowered afterwards only keeps jobs from more.
 """
@@ -16,14 +17,15 @@ from dataclasses import dataclass, replace
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.records import record
 
+from ..slurm.accounting import MINUTES, MINUTES_LEFT, RUN_MINUTES, WALL_LEFT, SlurmLimit
 from ..slurm.model import Job
-from ..slurm.site import Site, SlurmLimit
+from ..slurm.site import Site
 from .ledger import Amount
 
 Charged = tuple[int, str, str, str]
 """uid, account, QOS and partition of a job: what decides which limits it has."""
-Owner = tuple[str, int | None, str]
-"""account, uid and QOS of a limit."""
+Owner = tuple[str, int | None, str, str]
+"""account, uid, QOS and partition of a limit."""
 Key = tuple[object, ...]
 
 SHARED = ("together", "user", "account")
@@ -42,6 +44,11 @@ class Bound:
     """Equal for all jobs that share it."""
     scope: str
     whose: str
+
+    @property
+    def of_time(self) -> bool:
+        """Whether it limits minutes."""
+        return self.name.endswith(_TIMED)
 
     @property
     def label(self) -> str:
@@ -64,8 +71,13 @@ def as_companion(base: Job, companion_qos: str) -> Job:
 def bounds(site: Site, of: Mapping[Owner, Sequence[SlurmLimit]], who: Charged) -> tuple[Bound, ...]:
     """What limits jobs of this user, account, QOS and partition. `of`: the site's limits by their owner."""
     uid, account, qos, partition = who
-    layers: list[list[Owner]] = [[("", None, name)] for name in (site.partition_qos.get(partition, ""), qos) if name]
-    layers.append([(above, None, "") for above in ("", *site.accounts(account))] + [(account, uid, ""), ("", uid, "")])
+    named = [name for name in (site.partition_qos.get(partition, ""), qos) if name]
+    layers: list[list[Owner]] = [[("", None, name, "")] for name in named]
+    if qos in site.qos_over_partition:
+        layers.reverse()
+    own = partition if (account, uid, partition) in site.partition_users else ""
+    above: list[Owner] = [(name, None, "", "") for name in ("", *site.accounts(account))]
+    layers.append([*above, (account, uid, "", own), ("", uid, "", "")])
     found: dict[tuple[Key, str], Bound] = {}
     said: set[tuple[str, str]] = set()
     for layer in layers:
@@ -84,7 +96,7 @@ def bounds(site: Site, of: Mapping[Owner, Sequence[SlurmLimit]], who: Charged) -
 def _by_owner(limits: Iterable[SlurmLimit]) -> dict[Owner, list[SlurmLimit]]:
     found: dict[Owner, list[SlurmLimit]] = {}
     for limit in limits:
-        found.setdefault((limit.account, limit.uid, limit.qos), []).append(limit)
+        found.setdefault((limit.account, limit.uid, limit.qos, limit.partition), []).append(limit)
     return found
 
 
@@ -97,13 +109,14 @@ def _kind(limit: SlurmLimit, name: str) -> tuple[str, str]:
 
 def _key(limit: SlurmLimit, uid: int, account: str) -> Key:
     owner = {"user": uid, "account": account}.get(limit.scope)
-    return limit.account, limit.uid, limit.qos, limit.scope, owner
+    return limit.account, limit.uid, limit.qos, limit.partition, limit.scope, owner
 
 
 def _whose(limit: SlurmLimit) -> str:
     parts = [f"account {limit.account}"] if limit.account else []
     parts += [f"QOS {limit.qos}"] if limit.qos else []
     parts += [f"user {limit.uid}"] if limit.uid is not None else []
+    parts += [f"partition {limit.partition}"] if limit.partition else []
     parts += [f"each {limit.scope}"] if limit.scope in ("user", "account") else []
     return ", ".join(parts)
 
@@ -116,17 +129,18 @@ class LimitUsage:
         self.used: dict[tuple[Key, str], float] = {}
         self._bounds: dict[Charged, tuple[Bound, ...]] = {}
         self._of = _by_owner(site.limits)
+        self._minutes = any(name.endswith(_TIMED) for limit in site.limits for name in limit.tres)
         if site.limits:
             totals: dict[Charged, Counter[str]] = {}
             for job in jobs:
-                totals.setdefault(charged(job), Counter()).update(uses(job) if job.active else submitted(job))
+                totals.setdefault(charged(job), Counter()).update(self.of(job) if job.active else submitted(job))
             for who, amounts in totals.items():
                 self.add(who, amounts)
 
     def empty(self) -> LimitUsage:
         """The same limits, and nothing used of them."""
         made = LimitUsage(Site())
-        made.site, made._bounds, made._of = self.site, self._bounds, self._of
+        made.site, made._bounds, made._of, made._minutes = self.site, self._bounds, self._of, self._minutes
         return made
 
     def copy(self) -> LimitUsage:
@@ -140,6 +154,23 @@ class LimitUsage:
         for place, amount in other.used.items():
             made.used[place] = made.used.get(place, 0.0) + amount
         return made
+
+    def of(self, job: Job) -> Mapping[str, float]:
+        """What a job uses, or will when it starts, in the names of limits."""
+        return self.part_of(job, uses(job))
+
+    def part_of(self, job: Job, amounts: Mapping[str, float]) -> Mapping[str, float]:
+        """What so much of a job uses, its minutes included."""
+        if not self._minutes:
+            return amounts
+        whole, lag = _minutes(job.time_limit_s), self.site.run_minutes_lag_s
+        counted = whole if lag is None or not job.active else min(whole, _minutes(job.time_left_s) + lag / 60)
+        return _with_minutes(amounts, counted, whole)
+
+    def beside(self, base: Job, amounts: Mapping[str, float]) -> Mapping[str, float]:
+        """What a companion of a running job will use, its minutes included: it ends when the job does."""
+        left = _minutes(base.time_left_s)
+        return _with_minutes(amounts, left, left) if self._minutes else amounts
 
     def bounds(self, who: Charged) -> tuple[Bound, ...]:
         """What limits such jobs."""
@@ -176,6 +207,27 @@ class LimitUsage:
 
 _NOT_JUDGED = ("node", "submits")
 """Nodes are counted once in Slurm, whatever jobs share them; one that waits has been submitted."""
+_TIMED = (RUN_MINUTES, MINUTES_LEFT, MINUTES)
+NO_LIMIT_MINUTES = 365 * 24 * 60.0
+"""What Slurm takes for the time of a job without a time limit."""
+
+
+def _minutes(seconds: int | None) -> float:
+    return NO_LIMIT_MINUTES if seconds is None else seconds / 60
+
+
+def _with_minutes(amounts: Mapping[str, float], left: float, whole: float) -> dict[str, float]:
+    """`left`: the minutes that Slurm counts as still to come; `whole`: the time limit."""
+    found = dict(amounts)
+    for name, amount in amounts.items():
+        if name not in _OF_JOBS:
+            found[name + RUN_MINUTES] = found[name + MINUTES_LEFT] = amount * left
+            found[name + MINUTES] = amount * whole
+    found[WALL_LEFT] = amounts.get("jobs", 0.0) * left
+    return found
+
+
+_OF_JOBS = ("jobs", "submits")
 
 
 def uses(job: Job) -> dict[str, float]:
@@ -215,7 +267,7 @@ def amounts_of(share: Amount, nodes: int, gpu_type: str) -> Counter[str]:
 
 
 def of_shape(shape: Shape) -> dict[str, float]:
-    """What a companion of this shape is charged."""
+    """What a companion of this shape is charged, but for its minutes."""
     amount = Amount(shape.gpus_per_node, shape.cpus_per_node, shape.mem_mb_per_node)
     return {**amounts_of(amount, shape.nodes, shape.gpu_type), "jobs": 1, "submits": 1}
 
@@ -248,24 +300,29 @@ def gpu_limits(
         for bound in usage.bounds(charged(base)):
             if bound.scope == "job":  # what one job may have, an elastic one may have with all its pieces together
                 inside[replace(bound, key=(*bound.key, base.job_id))] = [(base, holds)]
-    best: dict[Key, GpuLimit] = {}
+    best: dict[tuple[Key, frozenset[int]], GpuLimit] = {}
     for bound, jobs in inside.items():
         if bound.scope == "job":
             left = max(0.0, bound.most - jobs[0][1].get(bound.name, 0.0))
         else:
             left = max(0.0, usage.left(bound)) - (promised.used.get((bound.key, bound.name), 0.0) if promised else 0.0)
-        more = _in_gpus(bound, left, [base for base, _ in jobs])
-        if more is not None and (bound.key not in best or more < best[bound.key].more):
-            leaves = "leaves it" if bound.scope == "job" else "leaves its elastic jobs"
-            best[bound.key] = GpuLimit(f"{bound.label} {leaves}", more, frozenset(base.job_id for base, _ in jobs))
+        bases = [base for base, _ in jobs]
+        for some in [bases, *([base] for base in bases if bound.of_time)]:  # each has its own time to run
+            more, ids = _in_gpus(usage, bound, left, some), frozenset(base.job_id for base in some)
+            if more is not None and ((bound.key, ids) not in best or more < best[bound.key, ids].more):
+                leaves = "leaves it" if bound.scope == "job" else "leaves its elastic jobs"
+                best[bound.key, ids] = GpuLimit(f"{bound.label} {leaves}", more, ids)
     return list(best.values())
 
 
-def _in_gpus(bound: Bound, left: float, bases: Iterable[Job]) -> int | None:
+def _in_gpus(usage: LimitUsage, bound: Bound, left: float, bases: Iterable[Job]) -> int | None:
     """GPUs that may be added; None: it limits something else."""
-    if bound.name in ("jobs", "submits"):
+    if bound.name in _OF_JOBS:
         return None if companions_left(bound, left) > 0 else 0  # a companion is a job as well
-    share = min((uses(base).get(bound.name, 0.0) / max(1, base.gpus) for base in bases), default=0.0)
+    each = [(usage.beside(base, uses(base)).get(bound.name, 0.0), max(1, base.gpus)) for base in bases]
+    if bound.name == WALL_LEFT:
+        return None if any(minutes <= left for minutes, _ in each) else 0
+    share = min((amount / gpus for amount, gpus in each), default=0.0)
     return int(left // share) if share > 0 else None
 
 

@@ -19,6 +19,7 @@ from ..capacity.requeue_placement import reservation_of
 from ..capacity.roster import ElasticJob
 from ..capacity.shrink_options import DropRule
 from ..config.settings import Settings
+from ..slurm.model import Job
 from ..slurm.site import Site
 from .actions import Action, Cancel
 from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
@@ -30,7 +31,7 @@ class CompanionJob(Mechanism):
     adds = True
 
     def fits(self, job: ResizableJob, site: Site) -> str:
-        return super().fits(job, site) or _unfollowed(job.job)
+        return super().fits(job, site) or _unfollowed(job.job) or _barred(job.job.base, site)
 
     def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
         if chosen.gpus > job.gpus:
@@ -83,6 +84,12 @@ def _unfollowed(job: ElasticJob) -> str:
     if held_to(base.features, ()) is None:
         return f"a companion cannot be held to --constraint={base.features}"
     return f"its nodes have no alternative of --constraint={base.features} in common any more"
+
+
+def _barred(base: Job, site: Site) -> str:
+    if site.bars_companion_qos(base.account, base.user, base.partition):
+        return f"{base.user} may not use the QOS of companions with account {base.account}"
+    return ""
 
 
 def _near(job: ResizableJob, keep: Iterable[Piece], free: FreeNodes) -> set[str]:

@@ -1,7 +1,8 @@
 """Companions that Slurm keeps waiting for something else than nodes: withdrawn in the round in which it says so. Pure.
 
 Where the limits of the site, read anew, explain it, the job grows again at once as far as they allow; where they do not
-(a limit of minutes, a node that is gone), not before its backoff. Limit: Slurm gives one reason of perhaps several.
+(a limit that is not known, a node that is gone), not before its backoff.
+Limit: Slurm gives one reason of perhaps several.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.pending_jobs import RESOURCE_REASONS
 from ..capacity.roster import Roster
-from ..capacity.slurm_limits import LimitUsage, charged, uses
+from ..capacity.slurm_limits import LimitUsage, charged
 from ..slurm.model import Job, Snapshot
 from ..slurm.site import Site
 from .actions import Action, Close
@@ -31,7 +32,7 @@ class KeptWaiting:
     def actions(self, snapshot: Snapshot, site: Site) -> list[Action]:
         """How it ends. `site`: as it is now."""
         usage = LimitUsage(site, snapshot.jobs.values())
-        explained = usage.lacks(charged(self.companion), uses(self.companion)) != {}
+        explained = usage.lacks(charged(self.companion), usage.of(self.companion)) != {}
         state = ResizeState.OVERTAKEN if explained else ResizeState.WITHDRAWN
         why = f"Slurm keeps companion {self.companion.job_id} waiting: {self.companion.reason}"
         close = Close(self.resize.job_id, self.resize.id, state, why)

@@ -72,9 +72,8 @@ class RoundContext:
     ) -> None:
         """usage: of Slurm's limits. unlisted: by node, the GPUs in use that no job holds."""
         self.inputs, self.running_jobs, self.room, self.unlisted = inputs, dict(running_jobs), room, unlisted
-        elastic = (
-            [(running.job.base, holds(running)) for running in running_jobs.values()] if inputs.site.limits else []
-        )
+        limited = running_jobs.values() if inputs.site.limits else ()
+        elastic = [(running.job.base, holds(running, usage)) for running in limited]
         qos = inputs.settings.companion_qos
         slurm = gpu_limits(usage, elastic, room.promised, qos)
         self.companions = CompanionLimits(usage, room.promised, qos)

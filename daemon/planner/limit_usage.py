@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from slurm_elastic.protocol.resize_state import ResizeState
 
-from ..capacity.slurm_limits import LimitUsage, amounts_of, as_companion, charged, of_shape, uses
+from ..capacity.slurm_limits import LimitUsage, amounts_of, as_companion, charged, of_shape
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from .eligibility import RunningJob
@@ -26,18 +26,22 @@ def limit_usage(
     usage = LimitUsage(site, snapshot.jobs.values())
     for running in running_jobs:
         for job_id, gone in _loose(running).items():
-            usage.add(charged(snapshot.jobs[job_id]), gone, sign=-1)
+            job = snapshot.jobs[job_id]
+            usage.add(charged(job), usage.part_of(job, gone), sign=-1)
+        base = running.job.base
         for amounts in _coming(running):
-            usage.add(charged(as_companion(running.job.base, companion_qos)), amounts)
+            usage.add(charged(as_companion(base, companion_qos)), usage.beside(base, amounts))
     return usage
 
 
-def holds(running: RunningJob) -> Mapping[str, float]:
+def holds(running: RunningJob, usage: LimitUsage) -> Mapping[str, float]:
     """What an elastic job has with all its pieces, and will have, in the names of limits."""
     if len(running.job.held) == 1 and running.state.resize is None:
-        return uses(running.job.held[0].job)
+        return usage.of(running.job.held[0].job)
     total: Counter[str] = Counter()
-    for amounts in (*(uses(held.job) for held in running.job.held), *_coming(running)):
+    base = running.job.base
+    coming = (usage.beside(base, amounts) for amounts in _coming(running))
+    for amounts in (*(usage.of(held.job) for held in running.job.held), *coming):
         total.update(amounts)
     return total
 

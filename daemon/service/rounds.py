@@ -11,14 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow, InUse, Mark, ResizeRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.errors import SlurmError, StoreError
+from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, StoreError
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.resize_state import ResizeState
 
@@ -174,7 +174,7 @@ class Rounds:
             snapshot = self.client.snapshot()
             due = abs(snapshot.at - self._site.at) >= self.settings.site_interval_s
             if due and (not self._site.at or time.monotonic() - began < SLOW_S):
-                self._site = self.client.site()
+                self._site = self._read_site()
         with self._part("store"):
             roster = self.registry.update(snapshot)
         with self._part("reconcile"):
@@ -204,6 +204,14 @@ class Rounds:
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or withdrawn > 0 or resumed > 0 or any(stopped)
+
+    def _read_site(self) -> Site:
+        site, qos = self.client.site(), self.settings.companion_qos
+        if not (qos and site.checks_qos):
+            return site
+        with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works: who may not is refused by Slurm
+            return replace(site, companion_qos_users=self.client.qos_users(qos))
+        return site
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -235,7 +243,7 @@ class Rounds:
         lost = overtaken(seen.snapshot, seen.roster, resizes)
         waiting = kept_waiting(seen.roster, resizes, lost)
         if waiting:
-            self._site = self.client.site()  # a limit that was not known is not planned against again
+            self._site = self._read_site()  # a limit that was not known is not planned against again
         left = [resize for resize in resizes if resize.id not in {one.resize.id for one in waiting}]
         actions: Sequence[Action] = [
             *(action for one in waiting for action in one.actions(seen.snapshot, self._site)),

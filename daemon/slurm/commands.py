@@ -15,18 +15,21 @@ import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
-from . import arguments, parse, pending_resize, site
+from . import accounting, arguments, parse, pending_resize, site
+from .accounting import QosUser
 from .held_gpus import with_nodes
 from .model import Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
-from .site import Site, SlurmLimit
+from .site import Site
 
+ASKED_OF_SLURMDBD_S = 5.0
+"""For what slurmdbd answers, and nothing has to wait for."""
 MAX_SAID = 600
 """Characters of what Slurm, or a plugin of the site, says when it refuses."""
 P = ParamSpec("P")
@@ -97,22 +100,34 @@ class CommandClient(SlurmClient):
 
     @_in_one_time
     def site(self) -> Site:
-        at, limits, parents = time.time(), list[SlurmLimit](), dict[str, str]()
+        at, known = time.time(), accounting.Limits()
         config = self._shown("show", "config")
-        if site.enforces_limits(config):
-            limits, parents = site.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"))
+        enforced = accounting.enforced(config)
+        if enforced & {"limits", "safe"}:
+            known = accounting.limits(self._shown("show", "assoc_mgr", "flags=assoc,qos"), "safe" in enforced)
         kept = site.reservations(self._shown("-o", "show", "reservation"))
         switches: dict[str, str] = {}
         with contextlib.suppress(SlurmUnreachable):  # a site without switches says so with an error; slurmctld answers
             switches = site.switches(self._shown("show", "topology"))
-        saves, interval = site.saves_power(config), site.bf_interval_s(config)
-        return Site(at, tuple(limits), parents, kept, switches, saves, bf_interval_s=interval)
+        return Site(
+            *(at, known.limits, known.parents, kept, switches, site.saves_power(config)),
+            bf_interval_s=site.bf_interval_s(config),
+            partition_users=known.partition_users,
+            run_minutes_lag_s=accounting.run_minutes_lag_s(config),
+            checks_qos="qos" in enforced,
+        )
 
     def slurms_time(self) -> float:
         return parse.slurms_time(self._printed("sdiag"))
 
     def partition_qos(self) -> dict[str, str]:
-        return site.partition_qos(self._shown("-a", "-o", "show", "partition"))
+        return accounting.partition_qos(self._shown("-a", "-o", "show", "partition"))
+
+    def qos_over_partition(self) -> frozenset[str]:
+        return accounting.qos_over_partition(self._asked_of_slurmdbd("qos", "format=name,flags"))
+
+    def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
+        return accounting.qos_users(self._asked_of_slurmdbd("assoc", "format=account,user,partition,qos"), qos)
 
     def excluded_nodes(self) -> dict[int, tuple[str, ...]]:
         rows = [line.partition("|") for line in self._printed("squeue", "-h", "-a", "-o", "%A|%x").split()]
@@ -120,6 +135,11 @@ class CommandClient(SlurmClient):
             return {int(job_id): expand(nodes) for job_id, _, nodes in rows if nodes not in ("", "(null)")}
         except ValueError as error:
             raise SlurmUnparsable(f"squeue printed excluded nodes of no known form: {error}.") from None
+
+    @_in_one_time
+    def _asked_of_slurmdbd(self, *words: str) -> str:
+        self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
+        return self._printed("sacctmgr", "-n", "-P", "show", *words)
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
+from .accounting import QosUser, SlurmLimit
 from .model import Job, Node, Partition, Size, SlurmClient, Snapshot
-from .site import Reservation, Site, SlurmLimit
+from .site import Reservation, Site
 
 ROOT = "root"
 BEGIN_S = 121.0
@@ -56,6 +57,8 @@ class FakeSlurm:
         """Partitions in which the site's job_submit plugin refuses to shrink a job."""
         self.limits: tuple[SlurmLimit, ...] = ()
         """Listed by `site`, and not enforced."""
+        self.qos_users: Mapping[QosUser, bool] = {}
+        """Whether each may use any QOS; not enforced. With some listed, `site` says that Slurm checks it."""
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
         self._jobs: dict[int, Job] = {}
@@ -225,7 +228,7 @@ class FakeClient(SlurmClient):
     def site(self) -> Site:
         with self._slurm.answering() as slurm:
             kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in slurm._reserved.items())
-            return Site(slurm.now, slurm.limits, {}, tuple(kept))
+            return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=bool(slurm.qos_users))
 
     def slurms_time(self) -> float:
         with self._slurm.answering() as slurm:
@@ -233,6 +236,13 @@ class FakeClient(SlurmClient):
 
     def partition_qos(self) -> Mapping[str, str]:
         return {}
+
+    def qos_over_partition(self) -> frozenset[str]:
+        return frozenset()
+
+    def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
+        with self._slurm.answering() as slurm:
+            return slurm.qos_users
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:

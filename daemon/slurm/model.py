@@ -12,6 +12,7 @@ from typing import Protocol
 
 from slurm_elastic.protocol.records import record
 
+from .accounting import QosUser
 from .site import Site
 
 ACTIVE = frozenset(
@@ -228,6 +229,12 @@ class SlurmClient(Protocol):
 
     def partition_qos(self) -> Mapping[str, str]:
         """Partition -> the QOS whose limits all its jobs have, for partitions with one."""
+
+    def qos_over_partition(self) -> frozenset[str]:
+        """The QOS whose limits come before those of a partition's QOS. Asked of slurmdbd."""
+
+    def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
+        """Whether each may use this QOS. Asked of slurmdbd."""
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         """The nodes that jobs exclude, by job id, for those that exclude some. A listing of its own."""

@@ -11,10 +11,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from slurm_elastic.protocol.errors import TooOften
+from slurm_elastic.protocol.errors import SlurmUnreachable, TooOften
 
+from .accounting import QosUser
 from .model import Job, Size, SlurmClient, Snapshot
 from .site import Site
 from .slurms_clock import SlurmsClock
@@ -83,13 +85,25 @@ class SnapshotCache(SlurmClient):
     def site(self) -> Site:
         found = self._client.site()
         found = replace(found, at=found.at - self._slurms_clock.ahead())
-        return replace(found, partition_qos=self._client.partition_qos()) if found.limits else found
+        if not found.limits:
+            return found
+        partitions, over = self._client.partition_qos(), frozenset[str]()
+        if partitions:
+            with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works
+                over = self._client.qos_over_partition()
+        return replace(found, partition_qos=partitions, qos_over_partition=over)
 
     def slurms_time(self) -> float:
         return self._client.slurms_time()
 
     def partition_qos(self) -> Mapping[str, str]:
         return self._client.partition_qos()
+
+    def qos_over_partition(self) -> frozenset[str]:
+        return self._client.qos_over_partition()
+
+    def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
+        return self._client.qos_users(qos)
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         return self._client.excluded_nodes()

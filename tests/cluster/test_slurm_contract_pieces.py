@@ -10,8 +10,8 @@ from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import Size, Snapshot
+from slurm_elastic.daemon.slurm.accounting import limits
 from slurm_elastic.daemon.slurm.fake import Component
-from slurm_elastic.daemon.slurm.site import limits
 from slurm_elastic.protocol.errors import SlurmRefused
 
 
@@ -100,7 +100,7 @@ def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
 
     def told() -> list[tuple[str, str, dict[str, float]]]:
         shown = empty_sandbox.run(["scontrol", "show", "assoc_mgr", "flags=assoc,qos"]).stdout
-        found = (limit for limit in limits(shown)[0] if limit.uid == 5 or limit.qos == "normal")
+        found = (limit for limit in limits(shown).limits if limit.uid == 5 or limit.qos == "normal")
         return [(limit.qos, limit.scope, dict(limit.tres)) for limit in found]
 
     assert empty_sandbox.run([*change, "GrpTRES=gres/gpu=8,node=3", "MaxTRESPerJob=gres/gpu=4"]).returncode == 0

@@ -11,8 +11,9 @@ from slurm_elastic.daemon.capacity.roster import Roster, sort_jobs
 from slurm_elastic.daemon.capacity.shrink_options import Giver
 from slurm_elastic.daemon.capacity.slurm_limits import LimitUsage
 from slurm_elastic.daemon.mechanisms.registry import drop_rules
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.model import Snapshot
-from slurm_elastic.daemon.slurm.site import Site, SlurmLimit
+from slurm_elastic.daemon.slurm.site import Site
 
 REQUEST = "elastic:gpus=1-16,batch=16-4096"
 

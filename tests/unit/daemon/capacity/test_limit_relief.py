@@ -6,7 +6,7 @@ import pytest
 from cluster_snapshots import Cluster
 from shrink_jobs import REQUEST, room
 
-from slurm_elastic.daemon.slurm.site import SlurmLimit
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 
 
 def grown(*companions: str) -> Cluster:

@@ -196,7 +196,8 @@ def test_a_higher_tier_comes_first_and_a_begin_time_to_come_does_not_count() -> 
 @pytest.mark.parametrize(
     ("reason", "counts"),
     [("AssocGrpGRES", True), ("QOSMaxJobsPerUserLimit", True), ("AssocMaxJobsLimit", True), ("MaxGRESPerAccount", True),
-     ("QOSGrpCpuLimit", True), ("QOSMinGRES", False), ("AssocGrpGRESMinutes", False), ("QOSNotAllowed", False),
+     ("QOSGrpCpuLimit", True), ("QOSMinGRES", False), ("AssocGrpGRESMinutes", True),
+     ("AssocGrpGRESRunMinutes", True), ("QOSMaxGRESMinutesPerJob", False), ("QOSNotAllowed", False),
      ("AssocMaxWallDurationPerJobLimit", False), ("QOSMaxGRESPerNode", False), ("AssocGrpBilling", False),
      ("MaxMemPerLimit", False), ("Resources", False), ("AssocGrpSubmitJobsLimit", False)],
 )  # fmt: skip

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cluster_snapshots import Cluster
 
 from slurm_elastic.daemon.capacity.companion_limits import CompanionLimits
 from slurm_elastic.daemon.capacity.placement import ShapeTemplate
 from slurm_elastic.daemon.capacity.slurm_limits import GpuLimit, LimitUsage, charged, gpu_limits, tasks, uses
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.model import Job
-from slurm_elastic.daemon.slurm.site import Site, SlurmLimit, partition_qos
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import Shape
 
 
@@ -120,7 +123,71 @@ def test_waiting_tasks_are_counted(text: str, count: int) -> None:
     assert tasks(text) == count
 
 
-def test_a_partitions_qos_is_read() -> None:
-    """Recorded from 22.05, shortened; most have none."""
-    text = "PartitionName=main AllocNodes=ALL QoS=N/A Nodes=n[1-8]\nPartitionName=low AllocNodes=ALL QoS=capped\n"
-    assert partition_qos(text) == {"low": "capped"}
+def test_a_jobs_qos_comes_before_the_partitions_where_it_has_the_flag() -> None:
+    """OverPartQOS."""
+    mine, part = (SlurmLimit(qos=qos, tres={"gres/gpu": most}) for qos, most in (("normal", 4.0), ("part", 8.0)))
+    cluster, site = base_and(mine, part, partition_qos={"main": "part"}, qos_over_partition=frozenset({"normal"}))
+    (bound,) = LimitUsage(site).bounds(charged(cluster.jobs[1]))
+    assert bound.most == 4
+
+
+def test_a_users_association_with_a_partition_holds_there_in_place_of_the_other() -> None:
+    """Where it limits nothing, too; usage is counted apart."""
+    general, own = (
+        SlurmLimit("lab", 1001, tres={"jobs": 1.0}),
+        SlurmLimit("lab", 1001, "", {"cpu": 8.0}, partition="main"),
+    )
+    cluster, site = base_and(general, own, partition_users=frozenset({("lab", 1001, "main")}))
+    cluster.run(2, "n2", 4, partition="low")
+    usage = LimitUsage(site, cluster.jobs.values())
+    here, there = (usage.bounds(charged(cluster.jobs[job])) for job in (1, 2))
+    assert [bound.label for bound in here] == ["Slurm's limit cpu=8 (account lab, user 1001, partition main)"]
+    assert [bound.name for bound in there] == ["jobs"] and usage.left(there[0]) == 0
+
+
+def test_minutes_are_counted_as_slurm_does() -> None:
+    """What a running job still has, and what Slurm takes for not passed yet; until its end where it does not look."""
+    cluster, site = base_and(SlurmLimit("lab", tres={"gres/gpu run minutes": 2000.0}), run_minutes_lag_s=300.0)
+    cluster.run(2, "n2", 2, time_limit_s=36000, time_left_s=18000)
+    counted = cluster.jobs[2]
+    late, never = (LimitUsage(one, [counted]) for one in (site, replace(site, run_minutes_lag_s=None)))
+    (bound,) = late.bounds(charged(counted))
+    assert late.left(bound) == 2000 - 2 * 305 and never.left(bound) == 2000 - 2 * 600
+
+
+def test_minutes_become_gpus() -> None:
+    """A companion ends with its job, so a GPU takes more of the job that has longer to run; and of one that has used
+    them up, nothing is left."""
+    cluster, site = base_and(SlurmLimit("lab", tres={"gres/gpu run minutes": 6000.0}), run_minutes_lag_s=0.0)
+    cluster.run(1, "n1", 4, time_limit_s=36000, time_left_s=6000)
+    cluster.run(2, "n2", 4, time_limit_s=36000, time_left_s=36000)
+    bases = [cluster.jobs[1], cluster.jobs[2]]
+    usage = LimitUsage(site, bases)
+    more = {limit.jobs: limit.more for limit in gpu_limits(usage, [(base, usage.of(base)) for base in bases])}
+    left = 6000 - 4 * 100 - 4 * 600
+    assert more == {frozenset({1, 2}): left // 100, frozenset({1}): left // 100, frozenset({2}): left // 600}
+    limits = CompanionLimits(usage, usage.empty())
+    assert limits.allow(bases[1], shapes(cluster, 4)) and not limits.allow(bases[1], shapes(cluster, 4, 2))
+    limits.take(bases[1], shapes(cluster, 4))
+    assert not limits.allow(bases[1], shapes(cluster, 2)) and limits.allow(bases[0], shapes(cluster, 4))
+
+
+def test_what_one_job_may_use_in_minutes_holds_for_all_its_pieces() -> None:
+    """MaxTRESMinsPerJob counts whole time limits, of a companion what is left of its job's."""
+    cluster, site = base_and(SlurmLimit(qos="normal", tres={"gres/gpu minutes": 3000.0}, scope="job"))
+    cluster.run(1, "n1", 4, time_limit_s=36000, time_left_s=6000)
+    usage = LimitUsage(site)
+    (limit,) = gpu_limits(usage, [(cluster.jobs[1], usage.of(cluster.jobs[1]))])
+    assert limit.more == (3000 - 4 * 600) // 100
+    assert limit.label == "Slurm's limit gres/gpu minutes=3000 of each job (QOS normal) leaves it"
+
+
+def test_wall_time_that_is_used_up_keeps_jobs_from_companions() -> None:
+    """GrpWall: each companion takes as long as its job has left, whatever its size."""
+    for most, more in ((99.0, [0]), (100.0, [])):
+        cluster, site = base_and(SlurmLimit(qos="normal", tres={"wall minutes left": most}), run_minutes_lag_s=0.0)
+        cluster.run(1, "n1", 4, time_limit_s=36000, time_left_s=6000)
+        usage = LimitUsage(site)
+        found = gpu_limits(usage, [(cluster.jobs[1], usage.of(cluster.jobs[1]))])
+        assert list(dict.fromkeys(limit.more for limit in found)) == more
+        assert CompanionLimits(usage, usage.empty()).allow(cluster.jobs[1], shapes(cluster, 1)) is not bool(more)

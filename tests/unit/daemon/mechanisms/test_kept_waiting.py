@@ -9,7 +9,8 @@ from store_records import resize_row
 from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.mechanisms.actions import Action, Cancel, Close
 from slurm_elastic.daemon.mechanisms.kept_waiting import kept_waiting
-from slurm_elastic.daemon.slurm.site import Site, SlurmLimit
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.messages import Piece, Resize, Shape
 
 REQUEST = "elastic:gpus=4-12,step=4,batch=240-3840"

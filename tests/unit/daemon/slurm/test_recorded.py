@@ -13,7 +13,8 @@ import pytest
 from record_slurm import RECORDED, SEPARATOR, scenario
 
 from slurm_elastic.daemon.slurm import CommandClient, Job, Snapshot, commands
-from slurm_elastic.daemon.slurm.site import Site, SlurmLimit
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
 FILES = sorted(RECORDED.glob("slurm-*.json"))

@@ -13,95 +13,18 @@ from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.capacity.slurm_limits import GpuLimit, gpu_limits
 from slurm_elastic.daemon.planner.eligibility import JobState, running_job
 from slurm_elastic.daemon.planner.limit_usage import holds, limit_usage
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import (
     Reservation,
     Site,
-    SlurmLimit,
     bf_interval_s,
-    enforces_limits,
-    limits,
     reservations,
     saves_power,
     switches,
 )
-from slurm_elastic.protocol.errors import SlurmUnparsable
 
 REQUEST = "elastic:gpus=1-32,batch=16-4096"
-# Recorded from Slurm 22.05.8, shortened to the lines that are read.
-SHOWN = """\
-Current Association Manager state
-
-Association Records
-
-ClusterName=sandbox Account=root UserName= Partition= Priority=0 ID=1
-    ParentAccount= Lft=1 DefAssoc=No
-    GrpJobs=N(1) GrpJobsAccrue=N(0)
-    GrpTRES=cpu=N(2),mem=N(2048),node=N(1),gres/gpu=N(4),gres/gpu:a100=N(4)
-    MaxJobs= MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
-ClusterName=sandbox Account=research UserName= Partition= Priority=0 ID=3
-    ParentAccount=root(1) Lft=2 DefAssoc=No
-    GrpJobs=N(0) GrpJobsAccrue=N(0)
-    GrpTRES=cpu=N(0),mem=N(0),node=N(0),gres/gpu=N(0),gres/gpu:a100=20(0)
-    MaxJobs=9(0) MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
-ClusterName=sandbox Account=research UserName=games(5) Partition= Priority=0 ID=4
-    ParentAccount= Lft=5 DefAssoc=Yes
-    GrpJobs=N(0) GrpJobsAccrue=N(0)
-    GrpTRES=cpu=N(0),mem=N(0),energy=N(0),node=3(0),gres/gpu=8(0),gres/gpu:a100=N(0)
-    MaxJobs=3(0) MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ=
-    MaxTRESPJ=gres/gpu=4
-
-QOS Records
-
-QOS=normal(1)
-    GrpJobs=N(0) GrpJobsAccrue=N(0) GrpSubmitJobs=N(0) GrpWall=N(0.00)
-    GrpTRES=cpu=100(0),mem=N(0),gres/gpu=N(0)
-    MaxTRESPJ=cpu=64,gres/gpu=16
-    Account Limits
-      research
-        MaxJobsPA=N(0) MaxJobsAccruePA=N(0) MaxSubmitJobsPA=N(0)
-        MaxTRESPA=cpu=N(0),gres/gpu=30(0)
-    User Limits
-      5
-        MaxJobsPU=5(0) MaxJobsAccruePU=N(0) MaxSubmitJobsPU=N(0)
-        MaxTRESPU=cpu=N(0),gres/gpu=12(0)
-QOS=free(2)
-    GrpJobs=N(0) GrpJobsAccrue=N(0)
-    GrpTRES=cpu=N(0)
-    Account Limits
-No Accounts
-    User Limits
-No Users
-"""
-
-
-def test_limits_are_read_with_whose_they_are() -> None:
-    """Of accounts, of users in them, of QOS, and of accounts and users in these; N is no limit."""
-    found, parents = limits(SHOWN)
-    assert parents == {"research": "root"}
-    assert found == [
-        SlurmLimit("research", None, "", {"gres/gpu:a100": 20.0}),
-        SlurmLimit("research", 5, "", {"node": 3.0, "gres/gpu": 8.0, "jobs": 3.0}),
-        SlurmLimit("research", 5, "", {"gres/gpu": 4.0}, scope="job"),
-        SlurmLimit("", None, "normal", {"cpu": 100.0}),
-        SlurmLimit("", None, "normal", {"cpu": 64.0, "gres/gpu": 16.0}, scope="job"),
-        SlurmLimit("", None, "normal", {"gres/gpu": 30.0}, "account"),
-        SlurmLimit("", None, "normal", {"gres/gpu": 12.0, "jobs": 5.0}, "user"),
-    ]
-
-
-def test_a_limit_of_no_known_form_is_an_error() -> None:
-    """Nothing is planned on limits that cannot be read."""
-    with pytest.raises(SlurmUnparsable):
-        limits(SHOWN.replace("node=3(0)", "node=3-4"))
-
-
-@pytest.mark.parametrize(
-    ("value", "enforced"), [("none", False), ("associations", False), ("associations,limits", True), ("safe", True)]
-)
-def test_only_enforced_limits_count(value: str, enforced: bool) -> None:
-    """A site may keep associations without holding anyone to their limits."""
-    assert enforces_limits(f"AccountingStorageEnforce = {value}\nKillWait = 10 sec\n") is enforced
 
 
 def test_reservations_are_read() -> None:
@@ -124,7 +47,7 @@ def limits_of(site: Site, snapshot: Snapshot) -> list[GpuLimit]:
     """What the limits leave the elastic jobs of a snapshot."""
     running = [running_job(job, JobState(), SETTINGS, 0.0) for job in sort_jobs(snapshot).elastic.values()]
     usage = limit_usage(site, snapshot, running)
-    return gpu_limits(usage, [(one.job.base, holds(one)) for one in running])
+    return gpu_limits(usage, [(one.job.base, holds(one, usage)) for one in running])
 
 
 def left(*rules: SlurmLimit, parents: dict[str, str] | None = None) -> dict[str, int]:

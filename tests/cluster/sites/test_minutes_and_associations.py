@@ -1,0 +1,121 @@
+"""Slurm's limits of minutes, its order of QOS and associations, and who may use companions' QOS: on a real Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from live_daemon import Selasticd, live_daemon
+from site_cluster import SiteCluster
+from waiting import wait_until
+
+WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
+OFTEN = "site_interval_s = 1.0"
+BASE = ("-N1", "--gres=gpu:a100:4", "--time=30")
+
+
+def tells(daemon: Selasticd, job: int, words: str) -> None:
+    """Wait until `explain` has these words."""
+
+    def told() -> str:
+        return " ".join(daemon.selastic("explain", str(job)).stdout.split())
+
+    wait_until(lambda: words in told(), 60, lambda: f"{told()}\n{daemon.log()}")
+
+
+def test_run_minutes_are_kept_and_given_back(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GrpTRESRunMins: the job grows as far as it leads, and no companion waits for it; a colleague's job that waits for
+    it gets its share."""
+    site.limit("account", "research", GrpTRESRunMins="gres/gpu=365")
+    with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
+        job = selasticd.submit(*BASE, comment=WIDE)
+        selasticd.settles_at(job, 12)
+        tells(selasticd, job, "gres/gpu run minutes=365 (account research)")
+        colleagues = site.sbatch("-N1", "--gres=gpu:4", "--time=27", user="nobody")
+        wait_until(lambda: site.squeue(colleagues, "%T") == "RUNNING", 60, selasticd.log)
+        selasticd.settles_at(job, 8)
+        assert "keeps companion" not in str(selasticd.client().get(f"/v1/jobs/{job}/events"))
+
+
+def test_what_one_job_may_use_in_minutes(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MaxTRESMinsPerJob holds for base and companions together."""
+    site.limit("qos", "capped", MaxTRESMinsPerJob="gres/gpu=250")
+    with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
+        job = selasticd.submit(*BASE, "--qos=capped", comment=WIDE)
+        selasticd.settles_at(job, 8)
+        tells(selasticd, job, "gres/gpu minutes=250 of each job (QOS capped)")
+
+
+@pytest.fixture
+def safe_limits(site: SiteCluster) -> Iterator[None]:
+    """AccountingStorageEnforce has `safe`, until the test is over."""
+
+    def start_again() -> None:
+        site.sandbox.daemons.stop("slurmctld")
+        site.sandbox.start_daemon("slurmctld", 60)
+
+    site.configure(AccountingStorageEnforce="associations,limits,qos,safe")
+    start_again()
+    yield
+    site.reset()
+    start_again()
+
+
+def test_minutes_that_are_left(site: SiteCluster, safe_limits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GrpWall, of which a companion needs as much as its job has left; then GrpTRESMins. Slurm starts nothing that
+    could use them up."""
+    site.limit("qos", "capped", GrpWall=50)
+    site.limit("account", "research", GrpTRESMins="gres/gpu=485")
+    with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
+        small = selasticd.submit(*BASE, "--qos=capped", comment=WIDE)
+        tells(selasticd, small, "wall minutes left=50 (QOS capped)")
+        job = selasticd.submit(*BASE, comment=WIDE)
+        selasticd.settles_at(job, 12)
+        assert selasticd.held(small) == 4
+        for one in (small, job):
+            assert "keeps companion" not in str(selasticd.client().get(f"/v1/jobs/{one}/events"))
+
+
+def test_a_qos_over_that_of_the_partition(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OverPartQOS: the job's own QOS says how much it may have, and not the partition's."""
+    partition = ["scontrol", "update", "partitionname=whole"]
+    site.limit("qos", "second", MaxTRESPerUser="gres/gpu=8")
+    site.limit("qos", "capped", MaxTRESPerUser="gres/gpu=12")
+    site.sacctmgr("modify", "qos", "capped", "set", "flags=OverPartQOS")
+    site.sandbox.run([*partition, "qos=second"])
+    try:
+        with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
+            job = selasticd.submit("-pwhole", "--qos=capped", "-N1", "--gres=gpu:a100:4", comment=WIDE)
+            selasticd.settles_at(job, 12)
+            tells(selasticd, job, "gres/gpu=12 (QOS capped, each user)")
+    finally:
+        site.sandbox.run([*partition, "qos="])
+        site.sacctmgr("modify", "qos", "capped", "set", "flags=-1")
+
+
+def test_an_association_with_one_partition(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it limits holds there alone, in place of what the user's other association does."""
+    own = ("user", "name=games", "account=research", "partition=low")
+    site.sacctmgr("add", *own)
+    site.sacctmgr("modify", "user", "where", *own[1:], "set", "GrpTRES=gres/gpu=8")
+    try:
+        with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
+            there = selasticd.submit("-plow", *BASE, comment=WIDE)
+            selasticd.settles_at(there, 8)
+            tells(selasticd, there, "partition low) leaves")
+            here = selasticd.submit(*BASE, comment=WIDE)
+            selasticd.settles_at(here, 24)
+    finally:
+        site.reset()
+        site.sacctmgr("delete", "user", "where", *own[1:])
+
+
+def test_a_user_who_may_not_use_the_qos_of_companions(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No companion is asked for, and `explain` says why; with leave to, the job grows."""
+    site.sacctmgr("modify", "user", "games", "set", "qos-=second")
+    with live_daemon(site.sandbox, monkeypatch, f'companion_qos = "second"\n{OFTEN}') as selasticd:
+        job = selasticd.submit(*BASE)
+        tells(selasticd, job, "games may not use the QOS of companions with account research")
+        assert not selasticd.companions() and "resize_submitted" not in selasticd.events(job)
+        site.sacctmgr("modify", "user", "games", "set", "qos+=second")
+        selasticd.settles_at(job, 12)
