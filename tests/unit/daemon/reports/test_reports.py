@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from slurm_elastic.daemon import reports
+from slurm_elastic.daemon.cli.commands.status import DEFAULT, FIELDS, SPARE
 from slurm_elastic.daemon.reports.evidence import Evidence, OtherMove
 from slurm_elastic.daemon.reports.explain import AddedNodes, Explain, OpenResize
 from slurm_elastic.daemon.reports.history import PlanTable
 from slurm_elastic.daemon.reports.record import read
 from slurm_elastic.daemon.reports.usage import CapacityPoint
+from slurm_elastic.daemon.text import tables
 from slurm_elastic.db.rows import DecisionRow, JobRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
@@ -103,6 +105,19 @@ def test_another_users_rows_keep_id_state_and_gpus_only(report: str, story: Stor
         assert told <= {"job_id", "task_name", "state", "gpus", "own", "gpus_from", "gpus_to"}
         assert row.own is False
     assert not [word for word in SECRET if word in str(rows)]
+
+
+@pytest.mark.parametrize("width", [0, 60, 80, 120])
+def test_another_users_gpus_stand_under_gpus(width: int, story: Store, viewer: Callable[..., Any]) -> None:
+    """Whatever is not said of them, in a terminal of any width: a dash stands for it, and TARGET tells nothing."""
+    rows = reports.status(story, viewer(1002), NOW)
+    chosen = tables.choose(FIELDS, DEFAULT, None)
+    header, *lines = tables.lines(chosen, rows, terminal=width, spare=SPARE)
+    known = [row for row in rows if not row.own and row.gpus]
+    assert known
+    printed = {line.split()[0]: dict(zip(header.split(), line.split(), strict=True)) for line in lines}
+    for row in known:
+        assert (printed[str(row.job_id)]["GPUS"], printed[str(row.job_id)]["TARGET"]) == (str(row.gpus), "-")
 
 
 def test_an_admin_sees_everybody(story: Store, viewer: Callable[..., Any]) -> None:
