@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
-.PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs soak-training soak-cluster soak-growth test-matrix
+.PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -78,7 +78,7 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py tests/cluster/hosts/test_failover.py
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs: \
+bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
@@ -90,6 +90,7 @@ bench-ingest:  ## reports per CPU-second accepted and committed
 bench-round:  ## one round of the daemon at 5,000 running jobs: time, memory, queries to Slurm
 bench-history:  ## what a year of a cluster takes in the database, in MB
 bench-rpcs: slurm  ## what Slurm is asked when 300 jobs change in one round
+bench-abuse: slurm  ## what one hostile user costs the others' reports, status and rounds
 bench-batch:  ## loss under random changes of the batch, by learning-rate rule
 bench-reports:  ## what reports cost a step
 bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchrun

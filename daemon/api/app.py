@@ -37,6 +37,7 @@ from . import openapi
 from . import requests as guard
 from .auth import Authenticator
 from .callers import Call, Callers, NotUnderstood
+from .cpu_shares import CpuShares
 from .metrics import Metrics, Rounds
 from .report_intake import Intake
 from .requests import Refused
@@ -88,7 +89,8 @@ class Api:
         self.callers = Callers(store, settings, authenticator)
         self.prometheus = Metrics(store, controller.rounds)
         self.status_cache = StatusCache(store)
-        self._views = Views(store, self.status_cache, controller)
+        self._shares = CpuShares()
+        self._views = Views(store, self.status_cache, controller, self._shares)
 
     def routes(self) -> list[routing.Route]:
         """Every address of version 1, with its handler."""
@@ -110,6 +112,8 @@ class Api:
             except Exception as raised:  # the one place where a request ends badly
                 response = guard.answer(await self._noted(route, raised))
             self.prometheus.requests.labels(response.status_code).inc()
+            if response.status_code == 429:
+                await asyncio.sleep(guard.TOO_MANY_S)
             return response
 
         return serve
@@ -154,7 +158,7 @@ class Api:
                 release=version(),
             )
 
-        granted = await run_sync(store)
+        granted = await self._shares.run(viewer, store)
         self.callers.remember_key(job_id, granted.token, viewer.key)
         return granted
 
@@ -191,7 +195,7 @@ class Api:
 
     async def pin(self, call: Call[NoQuery, Pin]) -> object:
         """The owner or an admin holds a job at a size, or lets it go."""
-        await run_sync(self._pin, call.job_id, call.message.gpus, call.viewer)
+        await self._shares.run(call.viewer, partial(self._pin, call.job_id, call.message.gpus, call.viewer))
         return Pinned(job_id=call.job_id, pinned=call.message.gpus)
 
     async def _own(self, job_id: int, viewer: Viewer) -> None:

@@ -29,6 +29,7 @@ from slurm_elastic.protocol.api.connections import peer_uid
 from slurm_elastic.protocol.codec import MAX_BODY
 
 from ..config.settings import Settings
+from . import requests
 from .app import Application
 from .connection_limits import ConnectionLimits
 from .report_intake import Headers, Intake
@@ -125,6 +126,12 @@ class ReportsProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def _answer(self, pending: _PendingReports, status: int, headers: Headers, body: bytes) -> None:
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            self.loop.call_later(requests.TOO_MANY_S, self._send, pending, status, headers, body)
+        else:
+            self._send(pending, status, headers, body)
+
+    def _send(self, pending: _PendingReports, status: int, headers: Headers, body: bytes) -> None:
         pending.response_complete = True
         if pending.disconnected or self.transport.is_closing():
             return

@@ -34,6 +34,8 @@ BODY_TIMEOUT_S = 10.0
 BURST_S = 10.0
 """How many seconds' worth of requests may come at once."""
 RETRY_AFTER_S = 5
+TOO_MANY_S = 1.0
+"""After how long a caller hears that it asks too often: who asks again at once is slowed down, nobody else is."""
 UID_PREFIX = "uid:"
 """Before the uid, in the client of a connection over the Unix socket."""
 

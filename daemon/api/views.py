@@ -1,6 +1,6 @@
 """The half of the API that only shows: status, acct, explain, events, plans, advice, reports.
 
-reports/ decides who sees what. Threads do the work, not the event loop.
+reports/ decides who sees what. Threads do the work, not the event loop, and each user has their share of it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-from anyio.to_thread import run_sync
 from starlette.responses import Response
 
 from slurm_elastic.db.clock import steady_now
@@ -24,13 +24,14 @@ from ..reports.acct import Accounting
 from ..reports.common import Viewer
 from ..reports.history import PlanTable
 from .callers import Call
+from .cpu_shares import CpuShares
 from .status_cache import StatusCache
 
 T = TypeVar("T")
 DAY_S = 86_400.0
 MOST_HISTORIES = 2
-"""Views of past time that are made at once: each may read a year of all jobs into memory, and a thread that makes one
-is not there for supervisors."""
+"""Views of past time that are made at once, one for each user: each may read a year of all jobs into memory, and a
+thread that makes one is not there for supervisors."""
 
 
 class Planner(Protocol):
@@ -46,25 +47,28 @@ class Planner(Protocol):
 class Views:
     """The handlers that show something, over one store and its status."""
 
-    def __init__(self, store: Store, status: StatusCache, planner: Planner) -> None:
-        self.store, self.planner, self._status = store, planner, status
+    def __init__(self, store: Store, status: StatusCache, planner: Planner, shares: CpuShares) -> None:
+        self.store, self.planner, self._status, self._shares = store, planner, status, shares
         self._histories = asyncio.Semaphore(MOST_HISTORIES)
+        self._readers: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        """uid -> held while a view of past time is made for this user, or waited for."""
 
     async def status(self, call: Call[NoQuery, None]) -> object:
         """All jobs that have not ended."""
-        return Response(await run_sync(self._status.json, call.viewer), media_type="application/json")
+        found = await self._shares.run(call.viewer, partial(self._status.json, call.viewer))
+        return Response(found, media_type="application/json")
 
     async def job(self, call: Call[NoQuery, None]) -> object:
         """One job, ended or not."""
-        return await run_sync(reports.job, self.store, call.job_id, call.viewer, steady_now())
+        return await self._made(call, reports.job, call.job_id, call.viewer, steady_now())
 
     async def explain(self, call: Call[NoQuery, None]) -> object:
         """Why the job has what it has."""
-        return await run_sync(reports.explain, self.store, call.job_id, call.viewer, steady_now())
+        return await self._made(call, reports.explain, call.job_id, call.viewer, steady_now())
 
     async def events(self, call: Call[EventsQuery, None]) -> object:
         """What has been done to the job; of 0, to the daemon."""
-        return await run_sync(reports.events, self.store, call.job_id, call.viewer, call.query.limit)
+        return await self._made(call, reports.events, call.job_id, call.viewer, call.query.limit)
 
     async def acct(self, call: Call[AcctQuery, None]) -> object:
         """Every size that jobs have had."""
@@ -73,13 +77,13 @@ class Views:
             reports.acct, self.store, call.viewer, steady_now(),
             start=asked.start, end=asked.end, user=asked.user, job=asked.job,
         )  # fmt: skip
-        return Accounting(allocations=tuple(await self._history(rows)))
+        return Accounting(allocations=tuple(await self._history(call.viewer, rows)))
 
     async def plan(self, call: Call[PlanQuery, None]) -> object:
         """What the last rounds decided, or with dry_run=1 what a round would decide now."""
         if not call.query.dry_run:
-            return await run_sync(reports.plan, self.store, call.viewer)
-        return await run_sync(self._dry_plan, call.viewer)
+            return await self._made(call, reports.plan, call.viewer)
+        return await self._shares.run(call.viewer, partial(self._dry_plan, call.viewer))
 
     async def advice(self, call: Call[WindowQuery, None]) -> object:
         """What would have been done while the daemon only advised."""
@@ -92,13 +96,15 @@ class Views:
     async def _over_a_window(self, call: Call[WindowQuery, None], report: Callable[..., object]) -> object:
         asked, now = call.query, steady_now()
         start = max(0.0, now - DAY_S) if asked.start is None else asked.start
-        return await self._history(
-            partial(report, self.store, call.viewer, now, start=start, end=asked.end, job=asked.job)
-        )
+        view = partial(report, self.store, call.viewer, now, start=start, end=asked.end, job=asked.job)
+        return await self._history(call.viewer, view)
 
-    async def _history(self, call: Callable[[], T]) -> T:
-        async with self._histories:
-            return await run_sync(call)
+    async def _made(self, call: Call[Any, None], report: Callable[..., T], *arguments: object) -> T:
+        return await self._shares.run(call.viewer, partial(report, self.store, *arguments))
+
+    async def _history(self, viewer: Viewer, view: Callable[[], T]) -> T:
+        async with self._readers.setdefault(viewer.uid, asyncio.Lock()), self._histories:
+            return await self._shares.run(viewer, view)
 
     def _dry_plan(self, viewer: Viewer) -> PlanTable:
         decided = self.planner.dry_plan()

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.api import requests
+from slurm_elastic.daemon.api import cpu_shares, requests
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.db.rows import DecisionRow
@@ -353,8 +353,9 @@ def test_resize_is_waited_for(world: World) -> None:
     assert get("?wait=61").status_code == 400
 
 
-def test_one_job_cannot_take_all_turns(world: World) -> None:
+def test_one_job_cannot_take_all_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than ten seconds' worth of requests at once is 429 with a time to come back; other jobs are not touched."""
+    monkeypatch.setattr(requests, "TOO_MANY_S", 0.0)
     headers = with_token(world.token())
     codes = [world.http.get("/v1/jobs/7/resize", headers=headers).status_code for _ in range(60)]
     assert codes[:50] == [204] * 50 and codes[-1] == 429
@@ -362,6 +363,20 @@ def test_one_job_cannot_take_all_turns(world: World) -> None:
     assert refused.headers["retry-after"] == "5"
     other = world.store.mint_token(8, BOB)
     assert world.http.get("/v1/jobs/8/resize", headers=with_token(other)).status_code == 204
+
+
+def test_who_reads_too_much_is_refused_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user has used up the time that views of history may take: their jobs report on, and others are answered."""
+    token, body = world.token(), to_json(Reports((REPORT,)))
+    monkeypatch.setattr(cpu_shares, "AT_ONCE_S", 1e-9)
+    monkeypatch.setattr(cpu_shares, "SHARE", 1e-6)
+    assert world.http.get("/v1/acct", headers=as_uid(ADA)).status_code == 200
+    refused = world.http.get("/v1/acct", headers=as_uid(ADA))
+    assert refused.status_code == 429 and "of a core" in refused.json()["error"]
+    assert world.http.get("/v1/jobs", headers=as_uid(ADA)).status_code == 429
+    assert world.http.get("/v1/acct", headers=as_uid(BOB)).status_code == 200
+    reported = world.http.post("/v1/jobs/7/reports", content=body, headers=with_token(token))
+    assert reported.status_code == 202
 
 
 @pytest.mark.parametrize(

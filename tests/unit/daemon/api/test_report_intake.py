@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPMessage, parse_headers
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from slurm_elastic.daemon.api import http_server, report_intake
+from slurm_elastic.daemon.api import http_server, report_intake, requests
 from slurm_elastic.daemon.api.app import Application, create_app
 from slurm_elastic.daemon.api.requests import RateLimit
 from slurm_elastic.daemon.config.settings import Settings
@@ -147,6 +148,16 @@ def test_the_quick_way_answers_as_the_other(world: World) -> None:
     assert said_all[-1][2]["retry-after"] and world.taken[-2:] == [True] * 2
     world.store.end_job(7, "COMPLETED", 50.0)
     assert world.ask(later(20))[0] == 401
+
+
+def test_who_asks_too_often_is_answered_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On either way: a caller that asks again at once is slowed down by each refusal."""
+    monkeypatch.setattr(requests, "TOO_MANY_S", 0.3)
+    world.app.intake._limit._full = 0.5
+    for way in ("", "?of_tomorrow=1"):
+        began = time.monotonic()
+        assert world.ask(later(20), 7, None, way)[0] == 429
+        assert time.monotonic() - began >= 0.3
 
 
 def test_no_job_fills_the_store_with_reports(world: World) -> None:
