@@ -1,7 +1,7 @@
 """Updates the store's jobs from Slurm's: which are elastic, which are not managed and why, which have ended.
 
-Promise: why a job is not managed is recorded once, with the job and in its events. Limit: squeue does not say how a job
-ended; the exit code of its supervisor does, if it was sent in time.
+Promise: why a job is not managed is recorded once, with the job and in its events. How a job ended is what the exit
+code of its supervisor says, or Slurm where that was not sent. Limit: Slurm forgets a job after MinJobAge.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from slurm_elastic.db.clock import steady_now
@@ -28,7 +28,9 @@ from .held_pieces import held_pieces
 
 log = logging.getLogger(__name__)
 ENDED = "ENDED"
-"""State of a job that Slurm no longer lists and whose supervisor did not say how the training ended."""
+"""State of a job that Slurm has forgotten and whose supervisor did not say how the training ended."""
+EndStates = Callable[[Sequence[int]], Mapping[int, str]]
+"""How jobs have ended, as far as Slurm knows."""
 YOUNG_S = 360.0
 """How long after its beginning, by a clock that may be five minutes off, a world is counted again."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -100,7 +102,7 @@ class JobRegistry:
         rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
         return self._sort(snapshot, rows)
 
-    def update(self, snapshot: Snapshot) -> Roster:
+    def update(self, snapshot: Snapshot, end_states: EndStates) -> Roster:
         """Store the elastic jobs of a snapshot, and the end of those that it no longer lists."""
         rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
         roster = self._sort(snapshot, rows)
@@ -112,8 +114,11 @@ class JobRegistry:
             self._record_change(row, rows.get(row.job_id))
         self.store.upsert_jobs(found)
         self._count_what_began(snapshot)
-        for job_id in rows.keys() - snapshot.jobs.keys():
-            self._end(job_id)
+        gone = rows.keys() - snapshot.jobs.keys()
+        silent = sorted(job_id for job_id in gone if not self.is_finished(job_id))
+        states = end_states(silent) if silent else {}
+        for job_id in gone:
+            self._end(job_id, states.get(job_id, ENDED))
         return roster
 
     def _count_what_began(self, snapshot: Snapshot) -> None:
@@ -166,27 +171,25 @@ class JobRegistry:
         how = row.request if row.managed else f"not managed: {row.detail}"
         log.info("job %d (%s): %s", row.job_id, row.user, how, extra=about)
 
-    def _end(self, job_id: int) -> None:
+    def _end(self, job_id: int, by_slurm: str) -> None:
         with self._lock:
             code = self._finished.pop(job_id, None)
             self._requests.pop(job_id, None)
             self._reference.pop(job_id, None)
             self._heard.discard(job_id)
             self._asked_again.discard(job_id)
-        now, state = self.clock(), end_state(code)
+        now, state = self.clock(), by_slurm if code is None else end_state(code)
         detail = {"state": state} if code is None else {"state": state, "exit_code": code}
         self.store.add_event(job_id, EventKind.ENDED, "selasticd", detail, now)
         self.store.end_job(job_id, state, now)
         log.info("job %d: ended", job_id, extra={"JOB": job_id})
 
 
-def end_state(exit_code: int | None) -> str:
-    """How a job has ended, in Slurm's terms, from its supervisor's exit code; ENDED for None.
+def end_state(exit_code: int) -> str:
+    """How a job has ended, in Slurm's terms, from its supervisor's exit code.
 
     CANCELLED is an end from outside: a time limit or a preemption sends the same signal as scancel.
     """
-    if exit_code is None:
-        return ENDED
     if exit_code in STOPPED:
         return "CANCELLED"
     return "FAILED" if exit_code else "COMPLETED"

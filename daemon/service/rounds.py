@@ -176,7 +176,7 @@ class Rounds:
             if due and (not self._site.at or time.monotonic() - began < SLOW_S):
                 self._site = self._read_site()
         with self._part("store"):
-            roster = self.registry.update(snapshot)
+            roster = self.registry.update(snapshot, self._end_states)
         with self._part("reconcile"):
             seen, now = self._read_store(snapshot, roster), self.clock()
             changed = self._reconcile(seen, now)
@@ -204,6 +204,11 @@ class Rounds:
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or withdrawn > 0 or resumed > 0 or any(stopped)
+
+    def _end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        with suppress(SlurmError):
+            return self.client.end_states(job_ids)
+        return {}
 
     def _read_site(self) -> Site:
         site, qos = self.client.site(), self.settings.companion_qos

@@ -93,10 +93,14 @@ class CommandClient(SlurmClient):
     @_in_one_time
     def snapshot(self) -> Snapshot:
         at = time.time()
-        jobs = parse.jobs(self._listing("squeue", ["-a"], parse.JOB_FIELDS))
+        jobs = parse.jobs(self._listing("squeue", ["-a"], self._job_fields))
         rows = list(self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS))
         nodes = parse.nodes(rows)
         return Snapshot(at, with_nodes(jobs, nodes), nodes, parse.partitions(rows))
+
+    @functools.cached_property
+    def _job_fields(self) -> Sequence[str]:
+        return parse.job_fields(self.release())
 
     @_in_one_time
     def site(self) -> Site:
@@ -140,6 +144,15 @@ class CommandClient(SlurmClient):
     def _asked_of_slurmdbd(self, *words: str) -> str:
         self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
         return self._printed("sacctmgr", "-n", "-P", "show", *words)
+
+    def end_states(self, job_ids: Sequence[int]) -> dict[int, str]:
+        numbers = ",".join(str(arguments.job_number(job_id)) for job_id in job_ids)
+        done = self._run(["squeue", "-h", "-a", "-t", "all", "-j", numbers, "-o", "%A|%T"])
+        if _UNKNOWN_JOB.search(done.stderr):
+            return {}
+        if done.returncode != 0:
+            raise _no_answer(done, "squeue")
+        return parse.end_states(done.stdout)
 
     def _shown(self, *words: str) -> str:
         return self._printed("scontrol", *words)

@@ -64,6 +64,8 @@ class FakeSlurm:
         self._jobs: dict[int, Job] = {}
         self._components: dict[int, Component] = {}
         self._ended: dict[int, Job] = {}
+        self.ended_as: dict[int, str] = {}
+        """The states of ended jobs that it still remembers."""
         self._reserved: dict[str, tuple[str, ...]] = {}
         type_of_gpu = gpu_type if gpus_per_node else ""
         self._nodes = {
@@ -243,6 +245,10 @@ class FakeClient(SlurmClient):
     def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
         with self._slurm.answering() as slurm:
             return slurm.qos_users
+
+    def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        with self._slurm.answering() as slurm:
+            return {job_id: slurm.ended_as[job_id] for job_id in job_ids if job_id in slurm.ended_as}
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         with self._slurm.answering() as slurm:

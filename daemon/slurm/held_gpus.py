@@ -15,24 +15,9 @@ from .model import Job, Node
 
 def with_nodes(jobs: Mapping[int, Job], nodes: Mapping[str, Node]) -> dict[int, Job]:
     """The jobs, completed by what their nodes say of their GPUs: how many on each, and of which type."""
-    jobs = _exclusive(jobs, nodes)
     unclear = [job for job in jobs.values() if _unclear(job)]
     found = {**jobs, **_cleared(jobs, nodes, unclear)} if unclear else jobs
     return {job_id: _with_type(job, nodes) for job_id, job in found.items()}
-
-
-def _exclusive(jobs: Mapping[int, Job], nodes: Mapping[str, Node]) -> Mapping[int, Job]:
-    """From 26.05 on squeue calls jobs that share nodes exclusive, too: who runs is so if it holds all processors of its
-    nodes. Where one is seen that does not, nothing is known of the waiting ones, and they count as sharing."""
-    shares = {
-        job.job_id
-        for job in jobs.values()
-        if job.exclusive and job.nodes and job.cpus < sum(nodes[name].cpus for name in job.nodes if name in nodes)
-    }
-    if not shares:
-        return jobs
-    corrected = (job for job in jobs.values() if job.exclusive and (job.job_id in shares or not job.nodes))
-    return {**jobs, **{job.job_id: replace(job, exclusive=False) for job in corrected}}
 
 
 def _unclear(job: Job) -> bool:

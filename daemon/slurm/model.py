@@ -239,6 +239,9 @@ class SlurmClient(Protocol):
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         """The nodes that jobs exclude, by job id, for those that exclude some. A listing of its own."""
 
+    def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        """How jobs have ended, for those that Slurm still remembers (MinJobAge): COMPLETED, FAILED, TIMEOUT, …."""
+
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Let a running job keep exactly these of its nodes; processes on the others are killed at once.
 

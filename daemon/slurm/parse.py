@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from slurm_elastic.protocol.errors import SlurmUnparsable
 
-from .model import Job, Node, Partition
+from .model import ACTIVE, Job, Node, Partition
 from .nodelist import expand
 
 # The last ones are the user's free text; the order is otherwise without meaning.
@@ -32,6 +32,7 @@ NODE_FIELDS = (
     "PriorityTier", "PreemptMode",
 )
 # fmt: on
+EXCLUSIVE = "Exclusive"
 
 _BEHIND = "Nodes required for job are DOWN, DRAINED or reserved"
 """What squeue prints for Resources where a job of another partition comes first on the same nodes."""
@@ -75,9 +76,26 @@ def records(output: str, fields: Sequence[str], separator: str, what: str) -> It
         yield dict(zip(fields, values, strict=True))
 
 
+def job_fields(release: tuple[int, int]) -> tuple[str, ...]:
+    """What squeue is asked for. From 26.05 on OverSubscribe is NO for all ordinary jobs: another field says it."""
+    return (*JOB_FIELDS, EXCLUSIVE) if release >= (26, 5) else JOB_FIELDS
+
+
 def jobs(rows: Iterable[dict[str, str]]) -> dict[int, Job]:
     """Jobs by id. SlurmUnparsable names the field that is not of its form."""
     return {job.job_id: job for job in map(_job, rows)}
+
+
+def end_states(output: str) -> dict[int, str]:
+    """Of `squeue -o '%A|%T'`: the jobs that have ended, and how. SlurmUnparsable for a line of no known form."""
+    found = {}
+    for line in output.splitlines():
+        number, _, state = line.partition("|")
+        if not (number.isdigit() and state):
+            raise SlurmUnparsable(f"squeue printed the end of a job in no known form: {line[:80]!r}.")
+        if state != "PENDING" and state not in ACTIVE:
+            found[int(number)] = state
+    return found
 
 
 def nodes(rows: list[dict[str, str]]) -> dict[str, Node]:
@@ -148,7 +166,7 @@ def _job(row: dict[str, str]) -> Job:
         features=_same(_given(row["Feature"])),
         required_nodes=read("ReqNodes", lambda text: expand(_given(text))),
         reservation=_same(_given(row["Reservation"])),
-        exclusive=row["OverSubscribe"] in ("NO", "EXCLUSIVE"),
+        exclusive=_exclusive(row),
         time_limit_s=read("TimeLimit", duration_s),
         time_left_s=read("TimeLeft", duration_s),
         submit_time=read("SubmitTime", _moment) or 0.0,
@@ -156,6 +174,12 @@ def _job(row: dict[str, str]) -> Job:
         eligible_time=read("EligibleTime", _moment) or 0.0,
         restarts=read("RestartCnt", _count),
     )
+
+
+def _exclusive(row: dict[str, str]) -> bool:
+    if EXCLUSIVE in row:
+        return row[EXCLUSIVE] in ("NODE", "TOPO")
+    return row["OverSubscribe"] in ("NO", "EXCLUSIVE")
 
 
 def _node(row: dict[str, str]) -> Node:

@@ -105,6 +105,9 @@ class SnapshotCache(SlurmClient):
     def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
         return self._client.qos_users(qos)
 
+    def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
+        return self._client.end_states(job_ids)
+
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         return self._client.excluded_nodes()
 

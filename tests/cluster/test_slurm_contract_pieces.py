@@ -93,6 +93,23 @@ def test_reservation_keeps_the_nodes_for_one_job(cluster: Cluster) -> None:
         cluster.client("games").reserve(name, ["n1"], "games", 1)
 
 
+def test_how_jobs_have_ended_is_known_while_slurm_remembers_them(empty_sandbox: Sandbox) -> None:
+    """Of one that goes on, and one that never was, nothing is."""
+    client = RealCluster(empty_sandbox, Commands()).client()
+
+    def sbatch(script: str) -> int:
+        answer = empty_sandbox.run(["sbatch", "--parsable", "--output=/dev/null", "--wrap", script], user="games")
+        assert answer.returncode == 0, answer.stderr
+        return int(answer.stdout)
+
+    done, failed, stopped, going = (sbatch(script) for script in ("true", "false", "sleep 600", "sleep 600"))
+    running(client, stopped, going)
+    client.cancel(stopped)
+    ends = {done: "COMPLETED", failed: "FAILED", stopped: "CANCELLED"}
+    wait_until(lambda: client.end_states([done, failed, stopped, going]) == ends, 60)
+    assert client.end_states([99_999]) == {}
+
+
 def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:
     """What an admin sets with sacctmgr is read from slurmctld; where limits are not enforced, none counts."""
     change = ["sacctmgr", "-i", "modify", "user", "games", "set"]

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 STUB = Path(__file__).with_name("stub_supervisor.py")
 PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
 """One that other users may run: the tests' own may lie in root's home."""
-USER, OTHER = "games", "nobody"
+USER, OTHER = "games", "daemon"
 REQUEST = "elastic:gpus=4-12,step=4,batch=240-3840"
 SETTINGS = """
 mode = "act"

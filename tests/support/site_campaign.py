@@ -10,7 +10,7 @@ from hand_actions import BY_HAND, Hands
 from kill_actions import KINDS, SETTLE_S
 from kill_campaign import FILLED, Campaign
 from live_daemon import Selasticd
-from site_cluster import SiteCluster
+from site_cluster import COLLEAGUE, SiteCluster
 from waiting import wait_until
 
 MOST_GPUS = 6
@@ -32,7 +32,7 @@ class SiteCampaign(Campaign):
 
     def fill(self, nodes: int = FILLED - 2, partition: str = "urgent") -> None:
         """One of the nodes taken is held whole by a job that asked for one GPU of it."""
-        whole = self.site.sbatch("--partition=whole", "-N1", "--gres=gpu:1", "--time=600", user="nobody")
+        whole = self.site.sbatch("--partition=whole", "-N1", "--gres=gpu:1", "--time=600", user=COLLEAGUE)
         wait_until(lambda: self.site.squeue(whole, "%T") == "RUNNING", SETTLE_S)
         super().fill(nodes, partition)
 

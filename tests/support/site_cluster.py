@@ -18,6 +18,8 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 
 GRACE_S = 20
+COLLEAGUE = "daemon"
+"""Another user than games. Not nobody: 26.05 gives that uid no association."""
 SLURM_CONF = (
     "AccountingStorageEnforce=associations,limits,qos",
     "JobSubmitPlugins=lua",

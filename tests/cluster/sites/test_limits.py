@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from live_daemon import Selasticd, live_daemon
-from site_cluster import SiteCluster
+from site_cluster import COLLEAGUE, SiteCluster
 from waiting import wait_until
 
 from slurm_elastic.trainer_shim.supervisor.companions import said
@@ -33,7 +33,7 @@ def test_a_colleagues_job_gets_its_share_of_a_limit(site: SiteCluster, monkeypat
     with daemon_at(site, monkeypatch) as selasticd:
         job = selasticd.submit("-N1", "--gres=gpu:a100:4", comment=WIDE)
         selasticd.settles_at(job, 16)
-        colleagues = site.sbatch("-N1", "--gres=gpu:4", user="nobody")
+        colleagues = site.sbatch("-N1", "--gres=gpu:4", user=COLLEAGUE)
         starts(site, selasticd, colleagues)
         selasticd.settles_at(job, 12)
 
@@ -106,6 +106,9 @@ def test_a_limit_that_was_not_known_is_named_and_kept(site: SiteCluster, monkeyp
     """Set after the daemon read the limits: the companion that waits for it is withdrawn in the round that sees it, and
     the next one is as large as the limit allows."""
     with live_daemon(site.sandbox, monkeypatch, "site_interval_s = 3600") as daemon:
+        first = daemon.submit("-N1", "--gres=gpu:a100:4", comment="elastic:gpus=4-8,step=4,batch=240-3840")
+        daemon.settles_at(first, 8)  # a round has been, which read the limits
+        daemon.finish(first)
         site.limit("account", "research", GrpTRES="gres/gpu=16")
         job = daemon.submit("-N1", "--gres=gpu:a100:4", comment=WIDE)
         daemon.settles_at(job, 16)
@@ -122,11 +125,11 @@ def test_nobody_gives_way_in_vain(site: SiteCluster, monkeypatch: pytest.MonkeyP
         selasticd.settles_at(job, 32)
         base = selasticd.jobs()[job].batch_host
         others = ",".join(f"n{i}" for i in range(1, 9) if f"n{i}" != base)
-        idle = site.sbatch("-N1", "--gres=gpu:4", f"--exclude={others}", user="nobody")
-        over = site.sbatch("--qos=second", "-N1", "--gres=gpu:4", user="nobody")
+        idle = site.sbatch("-N1", "--gres=gpu:4", f"--exclude={others}", user=COLLEAGUE)
+        over = site.sbatch("--qos=second", "-N1", "--gres=gpu:4", user=COLLEAGUE)
         site.wait_for_reason(over, "QOSGrpGRES")
         wait_until(lambda: site.squeue(idle, "%r") in ("Resources", "Priority"), 60, selasticd.log)
-        usable = site.sbatch("-N1", "--gres=gpu:4", f"--exclude={base}", user="nobody")
+        usable = site.sbatch("-N1", "--gres=gpu:4", f"--exclude={base}", user=COLLEAGUE)
         starts(site, selasticd, usable)
         selasticd.settles_at(job, 28)
         assert site.squeue(idle, "%T") == site.squeue(over, "%T") == "PENDING"

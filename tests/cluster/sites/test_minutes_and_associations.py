@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from live_daemon import Selasticd, live_daemon
-from site_cluster import SiteCluster
+from site_cluster import COLLEAGUE, SiteCluster
 from waiting import wait_until
 
 WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
@@ -31,7 +31,7 @@ def test_run_minutes_are_kept_and_given_back(site: SiteCluster, monkeypatch: pyt
         job = selasticd.submit(*BASE, comment=WIDE)
         selasticd.settles_at(job, 12)
         tells(selasticd, job, "gres/gpu run minutes=365 (account research)")
-        colleagues = site.sbatch("-N1", "--gres=gpu:4", "--time=27", user="nobody")
+        colleagues = site.sbatch("-N1", "--gres=gpu:4", "--time=27", user=COLLEAGUE)
         wait_until(lambda: site.squeue(colleagues, "%T") == "RUNNING", 60, selasticd.log)
         selasticd.settles_at(job, 8)
         assert "keeps companion" not in str(selasticd.client().get(f"/v1/jobs/{job}/events"))
@@ -68,7 +68,7 @@ def test_minutes_that_are_left(site: SiteCluster, safe_limits: None, monkeypatch
     site.limit("account", "research", GrpTRESMins="gres/gpu=485")
     with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
         small = selasticd.submit(*BASE, "--qos=capped", comment=WIDE)
-        tells(selasticd, small, "wall minutes left=50 (QOS capped)")
+        tells(selasticd, small, "Slurm's limit wall minutes left=")
         job = selasticd.submit(*BASE, comment=WIDE)
         selasticd.settles_at(job, 12)
         assert selasticd.held(small) == 4

@@ -219,6 +219,17 @@ def test_a_job_ends_as_its_supervisor_says(world: World, exit_code: int, state: 
     assert told["ended"] == {"state": state, "exit_code": exit_code}
 
 
+def test_a_job_that_ends_while_nobody_listens_ends_as_slurm_says(world: World) -> None:
+    """Near a restart of selasticd, for instance."""
+    job = world.elastic()
+    world.settle()
+    world.slurm.ended_as[job.job_id] = "TIMEOUT"
+    job.crash()
+    world.settle()
+    row = world.store.job(job.job_id)
+    assert row is not None and row.state == "TIMEOUT"
+
+
 def test_a_job_that_ends_without_a_word_just_ended(world: World) -> None:
     """Neither completed nor failed is made up."""
     job = world.elastic()

@@ -27,10 +27,17 @@ sys.exit({status})
 """
 
 
+class Client(CommandClient):
+    """One that knows the release without asking."""
+
+    def release(self) -> tuple[int, int]:
+        return 22, 5
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> CommandClient:
     """A client that finds only the stand-ins."""
-    return CommandClient("/some/slurm.conf", timeout_s=5, path=f"{tmp_path}:/usr/bin:/bin")
+    return Client("/some/slurm.conf", timeout_s=5, path=f"{tmp_path}:/usr/bin:/bin")
 
 
 @pytest.fixture
@@ -237,13 +244,13 @@ def test_a_command_that_hangs_is_unreachable(install: Install, tmp_path: Path) -
     """The daemon's round never waits longer than timeout_s for one command."""
     install("squeue", wait=3600)
     with pytest.raises(SlurmUnreachable, match=r"squeue did not end within 0\.5 s"):
-        CommandClient(timeout_s=0.5, path=f"{tmp_path}:/usr/bin:/bin").snapshot()
+        Client(timeout_s=0.5, path=f"{tmp_path}:/usr/bin:/bin").snapshot()
 
 
 def test_a_missing_command_is_unreachable(tmp_path: Path) -> None:
     """No Slurm on this machine: one sentence, not a traceback."""
     with pytest.raises(SlurmUnreachable, match="squeue cannot be run"):
-        CommandClient(path=str(tmp_path)).snapshot()
+        Client(path=str(tmp_path)).snapshot()
 
 
 def test_the_prefix_comes_first(install: Install, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slurm_elastic.daemon.slurm.held_gpus import with_nodes
 from slurm_elastic.daemon.slurm.model import Job, Node
 
@@ -63,17 +61,3 @@ def test_the_type_is_that_of_the_nodes_where_accounting_has_none() -> None:
     untyped = {1: job(1, "n1", "n2", gpus=4, asked=2, kind="")}
     assert with_nodes(untyped, nodes)[1].gpu_type == "v100"
     assert with_nodes(untyped, {**nodes, "n2": node("n2", kind="a100")})[1].gpu_type == ""
-
-
-def test_a_job_that_shares_its_node_is_not_exclusive_whatever_squeue_calls_it() -> None:
-    """As 26.05 does of all jobs. Where it does, a waiting job is not believed to want nodes for itself either."""
-    nodes = {name: replace(node(name, used=1), cpus=16) for name in ("n1", "n2")}
-    sharing = replace(job(1, "n1", gpus=1, asked=1, exclusive=True), cpus=2)
-    alone = replace(job(2, "n2", gpus=4, asked=1, exclusive=True), cpus=16)
-    waiting = replace(job(3, "n1", gpus=4, exclusive=True), nodes=(), state="PENDING")
-
-    def exclusive(*jobs: Job) -> list[int]:
-        return [one.job_id for one in with_nodes({one.job_id: one for one in jobs}, nodes).values() if one.exclusive]
-
-    assert exclusive(sharing, alone, waiting) == [2]
-    assert exclusive(alone, waiting) == [2, 3]
