@@ -27,9 +27,11 @@ from ..state.kept_parts import State
 from ..state.packed_tensors import pack, slots_of, unpack
 from ..world import objects
 from ..world.mesh import DTensor
-from . import files, room
+from . import files, room, safe_load
 from .files import STATE, Entry, Saved
 
+METADATA = ".metadata"
+"""The file in which torch.distributed.checkpoint keeps where each tensor is."""
 TIMEOUT = datetime.timedelta(minutes=10)
 """Bound of a single collective of a save: the slowest rank's writing."""
 
@@ -104,7 +106,7 @@ def _prepared(directory: Path, skeleton: Any) -> Path | OSError:
 
 def _seal(directory: Path, path: Path, skeleton: Any, entries: list[dict[str, Entry]]) -> Saved:
     digests = {name: entry for own in entries for name, entry in own.items()}
-    digests[".metadata"] = files.digest_of(path / ".metadata")
+    digests[METADATA] = files.digest_of(path / METADATA)
     digests[STATE] = files.dump(path / STATE, skeleton)
     return files.seal(directory, path, skeleton, digests, parts=True)
 
@@ -118,8 +120,10 @@ def _room_made(directory: Path, problem: BaseException, group: Any) -> bool:
 def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str, Any]:
     """The capture, with tensors laid out as those that `state` holds; without a state whole ones, in host memory.
 
-    Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself.
+    Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself. Raises
+    NotAccepted on all of them.
     """
+    safe_load.check_metadata(path / METADATA)
     parts = {slot.number: like for _, slot, like in state.likes(skeleton) if isinstance(like, DTensor)} if state else {}
     tensors = [
         torch.zeros_like(parts[slot.number], dtype=slot.dtype, requires_grad=False)

@@ -146,8 +146,7 @@ class Session:
         self.snapshots.write_held()
         if not self._stepped:
             self._stepped = True
-            if self.rank == 0:
-                self.snapshots.tell_missing_room()
+            self.snapshots.check_first(self.rank)
 
     def measure(self, micro: Micro) -> None:
         """A measured step's backward passes are done: have its norms read with the next one, when a GPU has them."""
