@@ -27,11 +27,9 @@ from ..state.kept_parts import State
 from ..state.packed_tensors import pack, slots_of, unpack
 from ..world import objects
 from ..world.mesh import DTensor
-from . import files, room, safe_load
+from . import files, room
 from .files import STATE, Entry, Saved
 
-METADATA = ".metadata"
-"""The file in which torch.distributed.checkpoint keeps where each tensor is."""
 TIMEOUT = datetime.timedelta(minutes=10)
 """Bound of a single collective of a save: the slowest rank's writing."""
 
@@ -106,7 +104,7 @@ def _prepared(directory: Path, skeleton: Any) -> Path | OSError:
 
 def _seal(directory: Path, path: Path, skeleton: Any, entries: list[dict[str, Entry]]) -> Saved:
     digests = {name: entry for own in entries for name, entry in own.items()}
-    digests[METADATA] = files.digest_of(path / METADATA)
+    digests[".metadata"] = files.digest_of(path / ".metadata")
     digests[STATE] = files.dump(path / STATE, skeleton)
     return files.seal(directory, path, skeleton, digests, parts=True)
 
@@ -120,10 +118,8 @@ def _room_made(directory: Path, problem: BaseException, group: Any) -> bool:
 def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str, Any]:
     """The capture, with tensors laid out as those that `state` holds; without a state whole ones, in host memory.
 
-    Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself. Raises
-    NotAccepted on all of them.
+    Every rank of the group calls this with the same checkpoint; without a group a rank reads by itself.
     """
-    safe_load.check_metadata(path / METADATA)
     parts = {slot.number: like for _, slot, like in state.likes(skeleton) if isinstance(like, DTensor)} if state else {}
     tensors = [
         torch.zeros_like(parts[slot.number], dtype=slot.dtype, requires_grad=False)

@@ -24,7 +24,7 @@ from ..state.packed_tensors import pack
 from ..world import process_group as worlds
 from ..world.process_group import World
 from ..world.rendezvous import Membership
-from . import room, safe_load
+from . import room
 from .files import Found, Saved, Writer
 from .schedule import Saving, in_background
 
@@ -123,16 +123,13 @@ class Snapshots:
                 break
         return problem
 
-    def check_first(self, rank: int) -> None:
-        """As soon as optimizers have their state. Raises NotAccepted, on every rank, for what no checkpoint may hold;
-        on rank 0 it is told whether there is room for all checkpoints."""
+    def tell_missing_room(self) -> None:
+        """On rank 0, as soon as optimizers have their state: whether there is room for all checkpoints."""
         writer = self.saving.writer
         if writer is None:
             return
         tensors: list[torch.Tensor] = []
-        safe_load.check(pack(self._state.capture()["parts"], tensors))
-        if rank != 0:
-            return
+        pack(self._state.capture(), tensors)
         told = room.missing(writer.directory, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
         if told:
             sys.stderr.write(f"selastic: {told}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..checkpoint import safe_load
 from ..parallel.strategy import is_part
 from ..world import process_group as worlds
 from .session import Session
@@ -78,9 +78,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _sendable(function: Callable[..., Any], result: Any) -> Any:
-    """The result, which every rank gets and the epoch's checkpoints keep."""
     try:
-        safe_load.check(result)
-    except TrainingError as error:
-        raise TrainingError(f"what job.once({_name(function)}) returned is not for all ranks: {error}") from None
+        pickle.dumps(result)
+    except Exception as error:
+        raise TrainingError(
+            f"job.once({_name(function)}) returned a {type(result).__name__} that cannot be sent to the other ranks "
+            f"({error}); accepted: None, numbers, tensors, and anything else that pickles"
+        ) from None
     return result

@@ -146,7 +146,8 @@ class Session:
         self.snapshots.write_held()
         if not self._stepped:
             self._stepped = True
-            self.snapshots.check_first(self.rank)
+            if self.rank == 0:
+                self.snapshots.tell_missing_room()
 
     def measure(self, micro: Micro) -> None:
         """A measured step's backward passes are done: have its norms read with the next one, when a GPU has them."""

@@ -79,7 +79,7 @@ def test_evaluation_modes_and_errors_stay_inside_once(made: list[elastic.Job]) -
     for _ in job.epochs(1):
         assert job.once(lambda: net.eval().training) is False
         assert net.training
-        with refused("returned is not for all ranks: what job.wrap"):
+        with refused("returned a Wrapped that cannot be sent"):
             job.once(net.eval)
         with pytest.raises(ZeroDivisionError):
             job.once(lambda: 1 / 0)
