@@ -28,7 +28,7 @@ from .training.epoch_loop import EpochLoop
 from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
-from .training.once import on_rank_0, save
+from .training.once import check_kept, on_rank_0, save
 from .training.optimizer_step import OptimizerSteps
 from .training.session import Session
 from .world.rendezvous import Membership
@@ -48,6 +48,7 @@ def join(
     ramp: float = 0.01,
     unit: dict[str, int] | None = None,
     deterministic: bool | int = False,
+    safe_globals: Sequence[Callable[..., Any]] = (),
 ) -> Job:
     """Take part in the training.
 
@@ -60,7 +61,8 @@ def join(
     rises after a grow. unit: {"tp": N} where N ranks hold one replica of the model together (tensor parallelism): then
     worlds are whole multiples of N ranks, and wrap() takes parallelize=. deterministic: parameters that are the same
     to the last bit on any number of ranks, at a cost (deterministic.py); a number: of shards that a batch is computed
-    in, and so the most ranks that share the work; True: batch.SHARDS.
+    in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals: types that checkpoints may hold
+    besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals() takes them.
     Raises TrainingError for a value that is not accepted.
     """
     if lr == "auto":
@@ -73,7 +75,7 @@ def join(
     if shards:
         prepare()
     tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, shards)
-    job = Job(Session(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s), size)
+    job = Job(Session(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s, safe_globals), size)
     _current.append(job)
     return job
 
@@ -223,8 +225,9 @@ class Job(JobProperties):
 
         Where it stands before or behind a pass over the data, its result is written into a checkpoint, and the call
         not made again for workers that join later or after a restart; inside a pass that code does not run again, and
-        each call is made. The result has to be picklable. Modes that the function sets (eval) are
-        undone. A sharded model needs all its ranks: there every rank calls the function, and rank 0's result counts.
+        each call is made. The result has to be picklable; one that is written, what a checkpoint may hold. Modes that
+        the function sets (eval) are undone. A sharded model needs all its ranks: there every rank calls the function,
+        and rank 0's result counts.
         """
         if not self._begun:
             raise TrainingError("job.once() was called before job.epochs(); there is no world yet to call it once in")
@@ -235,6 +238,7 @@ class Job(JobProperties):
         self._session.world_switch.settle()
         result = on_rank_0(self._session, function, args, kwargs)
         if between:
+            check_kept(self._session, function, result)
             self._state.progress.once[self._onces] = result
             self._onces += 1
             self._session.snapshots.save()

@@ -246,7 +246,8 @@ class _Loops:
         state: dict[str, Any] = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         for kept_elsewhere in ("state_dict", "optimizer_states", "lr_schedulers"):
             del state[kept_elsewhere]
-        return state
+        # The script makes them anew; they may be of any type, and a checkpoint holds plain values.
+        return {name: entry for name, entry in state.items() if "hparams" not in name and "hyper_param" not in name}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer = self._trainer

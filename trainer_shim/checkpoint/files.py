@@ -25,7 +25,8 @@ import torch
 from slurm_elastic.protocol import own_files
 from slurm_elastic.protocol.errors import TrainingError
 
-from . import room
+from . import contents, room
+from .contents import Globals
 
 Entry = dict[str, Any]
 KEEP = 2
@@ -74,8 +75,12 @@ class _Hashing:
         self._file.flush()
 
 
-def write(directory: Path, captured: dict[str, Any]) -> Saved:
-    """Write a capture. When this returns it is on disk under its final name and has been read back."""
+def write(directory: Path, captured: dict[str, Any], safe: Globals = ()) -> Saved:
+    """Write a capture. When this returns it is on disk under its final name and has been read back.
+
+    safe: types that it may hold besides plain ones. Raises TrainingError for another one.
+    """
+    contents.check(captured, safe)
     try:
         return _write(directory, captured)
     except (OSError, RuntimeError) as error:
@@ -182,8 +187,7 @@ def seal(
 
 
 def check(path: Path) -> Saved:
-    """Read a checkpoint's index and verify its files, and that nobody else can have written them: loading one runs what
-    it holds. Raises TrainingError with what is wrong."""
+    """Read a checkpoint's index, verify its files, and that nobody else can write them. Raises TrainingError."""
     try:
         if why := own_files.foreign_below(path):
             raise TrainingError(f"checkpoint {path} is not used: {why}; accepted: what only its owner can write")
@@ -201,10 +205,11 @@ def all_of(directory: Path) -> list[Path]:
     return sorted((path for path in directory.glob("step-*") if (path / INDEX).exists()), reverse=True)
 
 
-def load_newest(directory: Path) -> Found | None:
+def load_newest(directory: Path, safe: Globals = ()) -> Found | None:
     """The newest checkpoint that verifies, in host memory (of one in parts, all but its tensors); None: there is none.
 
-    Raises TrainingError when checkpoints exist and none can be read: starting over unasked would throw work away.
+    Raises TrainingError when checkpoints exist and none can be read: starting over unasked would throw work away; and
+    when the newest one holds what is not accepted: it may be the job's own.
     """
     problems: list[str] = []
     damaged: list[Path] = []
@@ -214,8 +219,10 @@ def load_newest(directory: Path) -> Found | None:
     for path in all_of(directory):
         try:
             saved = check(path)
-            # The job's own user wrote this file (see check); kept parts may hold any object.
-            captured = torch.load(path / STATE, map_location="cpu", weights_only=False)
+            with open(path / STATE, "rb") as file:
+                captured = contents.load(file, path / STATE, safe)
+        except contents.NotAccepted:
+            raise
         except (TrainingError, RuntimeError, OSError) as error:
             problems.append(str(error))
             sys.stderr.write(f"selastic: {error}; trying the one before\n")
@@ -241,7 +248,9 @@ class Work:
 class Writer:
     """Writes snapshots on a thread of its own. One waits at most: a newer snapshot replaces an unwritten older one."""
 
-    def __init__(self, directory: Path, on_saved: Callable[[Saved], None]) -> None:
+    def __init__(self, directory: Path, on_saved: Callable[[Saved], None], safe: Globals = ()) -> None:
+        """safe: types that checkpoints may hold besides plain ones."""
+        self.safe = safe
         self.on_failed: Callable[[str], None] = lambda problem: None
         self.problem = ""
         """Why what was handed over last is not on disk; "" if it is."""
@@ -262,7 +271,7 @@ class Writer:
 
     def put(self, snapshot: dict[str, Any]) -> None:
         """Hand over a snapshot."""
-        self._hand_over(Work(lambda: write(self.directory, snapshot), lambda: self.on_free(snapshot)))
+        self._hand_over(Work(lambda: write(self.directory, snapshot, self.safe), lambda: self.on_free(snapshot)))
 
     def put_parts(self, job: Callable[[], Saved | None]) -> None:
         """Hand over a function that writes together with other ranks' writers; each of them has to call it.
@@ -297,9 +306,7 @@ class Writer:
                 self.problem = ""
                 if saved is not None:
                     self._on_saved(saved)
-            # A full disk must not end the training; the older checkpoint is still there. What
-            # torch.distributed.checkpoint raises is no Exception.
-            except BaseException as error:
+            except Exception as error:  # a full disk must not end the training; the older checkpoint is still there
                 self.problem = room.said(error)
                 sys.stderr.write(f"selastic: checkpoint in {self.directory} failed: {self.problem}\n")
                 self.on_failed(self.problem)

@@ -67,11 +67,8 @@ def in_words(size: float) -> str:
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that it wraps; torch.distributed.checkpoint keeps one for each rank in `failures`."""
+    """The error and those that it came of."""
     yield error
-    for wrapped in getattr(error, "failures", {}).values():
-        if isinstance(wrapped, tuple) and wrapped and isinstance(wrapped[0], BaseException):
-            yield from _behind(wrapped[0])
     inner = error.__cause__ or error.__context__
     if inner is not None:
         yield from _behind(inner)

@@ -16,6 +16,7 @@ from typing import Any
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from .contents import Globals
 from .files import Found, Saved, Writer, load_newest
 
 LAST_S = 1800.0
@@ -39,10 +40,16 @@ def in_background(function: Callable[[], dict[str, Any]]) -> Future[dict[str, An
 class Saving:
     """See the module. Without a directory nothing is saved."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None, every_s: float, on_saved: Callable[[Saved], None]):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None,
+        every_s: float,
+        on_saved: Callable[[Saved], None],
+        safe: Globals = (),
+    ) -> None:
         job_dir = os.environ.get("SELASTIC_JOB_DIR")
         where = directory or (Path(job_dir) / "checkpoints" if job_dir else None)
-        self.writer = Writer(Path(where), on_saved) if where else None
+        self.writer = Writer(Path(where), on_saved, safe) if where else None
         self._every_s = every_s
         self._signal = 0
 
@@ -90,7 +97,7 @@ class Saving:
 
     def newest(self, must: bool) -> Found | None:
         """The newest readable checkpoint. Raises TrainingError when there `must` be one and is none."""
-        found = load_newest(self.writer.directory) if self.writer is not None else None
+        found = load_newest(self.writer.directory, self.writer.safe) if self.writer is not None else None
         if found is None and must:
             where = self.writer.directory if self.writer is not None else "an unset directory"
             raise TrainingError(f"the supervisor asked to restore a checkpoint, and there is none in {where}")

@@ -1,25 +1,24 @@
 """Checkpoints of state that is sharded over ranks: every rank writes and reads its own parts, rank 0 seals the whole.
 
-torch.distributed.checkpoint stores the tensors, so another number of ranks, another unit, or one process can read them;
-everything else is stored beside them. Sealed means verified and renamed, as in files.py. Nothing else uses the group
-that is handed in: writing runs beside the training's own collectives.
+torch.distributed.checkpoint plans and stores the tensors, so another number of ranks, another unit, or one process can
+read them; everything else is stored beside them. What ranks tell each other about it travels as objects.py has it:
+torch's own exchange of objects asks nobody who sent them. Sealed means verified and renamed, as in files.py. Nothing
+else uses the group that is handed in: writing runs beside the training's own collectives.
 """
 
 from __future__ import annotations
 
 import datetime
 import shutil
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from slurm_elastic.protocol.errors import TrainingError
 
@@ -27,7 +26,8 @@ from ..state.kept_parts import State
 from ..state.packed_tensors import pack, slots_of, unpack
 from ..world import objects
 from ..world.mesh import DTensor
-from . import files, room
+from . import contents, files, room
+from .contents import Globals
 from .files import STATE, Entry, Saved
 
 TIMEOUT = datetime.timedelta(minutes=10)
@@ -46,17 +46,19 @@ def copy(captured: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
     return skeleton, [tensor.to("cpu", copy=True) for tensor in tensors]
 
 
-def write(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any) -> Saved | None:
+def write(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any, safe: Globals = ()) -> Saved | None:
     """Write this rank's parts; every rank of the group calls this. On rank 0 what has been saved, else None.
+
+    safe: types that it may hold besides plain ones, tensors apart.
 
     Where it fails on any rank it fails on all, and nothing is left behind; on a full disk once more, if rank 0 can make
     room. Raises what went wrong here, or OSError with what went wrong on another rank.
     """
-    if (first := _write_once(directory, skeleton, tensors, group)).problem is None:
+    if (first := _write_once(directory, skeleton, tensors, group, safe)).problem is None:
         return first.saved
     if not _room_made(directory, first.problem, group):
         raise first.problem
-    if (second := _write_once(directory, skeleton, tensors, group)).problem is None:
+    if (second := _write_once(directory, skeleton, tensors, group, safe)).problem is None:
         return second.saved
     raise second.problem
 
@@ -67,24 +69,26 @@ class _Outcome:
     problem: BaseException | None = None
 
 
-def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any) -> _Outcome:
+def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], group: Any, safe: Globals) -> _Outcome:
     """Every rank has an outcome of the same kind."""
     rank = dist.get_rank(group)
-    path = objects.share(_prepared(directory, skeleton) if rank == 0 else None, group=group)
-    if isinstance(path, OSError):
+    path = objects.share(_prepared(directory, skeleton, safe) if rank == 0 else None, group=group)
+    if isinstance(path, Exception):
         return _Outcome(problem=path)
     outcome = _Outcome()
-    digests: dict[str, Entry] = {}
+    plan, index = _planned(path, tensors, group)
+    written, digests = None, {}
     try:
-        save(_named(tensors), storage_writer=FileSystemWriter(path), process_group=group)
+        written = plan.write()
         digests = {file.name: files.digest_of(file) for file in sorted(path.glob(f"__{rank}_*"))}
-    except (OSError, RuntimeError, CheckpointException) as error:  # the last one on all ranks, if it was on any
+    except (OSError, RuntimeError) as error:
         outcome = _Outcome(problem=error)
-    told = objects.gather((digests, room.said(outcome.problem) if outcome.problem else ""), group)
-    problems = [problem for _, problem in told if problem]
+    told = objects.gather((written, digests, room.said(outcome.problem) if outcome.problem else ""), group)
+    problems = [problem for _, _, problem in told if problem]
     if rank == 0 and not problems:
         try:
-            outcome = _Outcome(_seal(directory, path, skeleton, [entries for entries, _ in told]))
+            plan.writer.finish(index, [results for results, _, _ in told])
+            outcome = _Outcome(_seal(directory, path, skeleton, [entries for _, entries, _ in told]))
         except (OSError, RuntimeError, TrainingError) as error:
             outcome = _Outcome(problem=error)
     problems = objects.share([*problems, *([room.said(outcome.problem)] if outcome.problem else [])], group=group)
@@ -93,11 +97,39 @@ def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], gro
     return _Outcome(problem=outcome.problem or OSError(problems[0])) if problems else outcome
 
 
-def _prepared(directory: Path, skeleton: Any) -> Path | OSError:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What this rank is to write."""
+
+    planner: DefaultSavePlanner
+    writer: FileSystemWriter
+    plan: Any
+
+    def write(self) -> Any:
+        """What torch wants to know of it for the index."""
+        pending = self.writer.write_data(self.planner.finish_plan(self.plan), self.planner)
+        pending.wait()
+        return pending.value()
+
+
+def _planned(path: Path, tensors: list[torch.Tensor], group: Any) -> tuple[_Plan, Any]:
+    """Which rank writes what, and on rank 0 the index; every rank calls this."""
+    rank = dist.get_rank(group)
+    planner, writer = DefaultSavePlanner(), FileSystemWriter(path)
+    planner.set_up_planner(_named(tensors), writer.storage_meta(), rank == 0)
+    writer.set_up_storage_writer(rank == 0)
+    everyone = objects.gather(writer.prepare_local_plan(planner.create_local_plan()), group)
+    plans, index = planner.create_global_plan(everyone) if rank == 0 else ([], None)
+    plans = objects.share(writer.prepare_global_plan(plans) if rank == 0 else None, group=group)
+    return _Plan(planner, writer, plans[rank]), index
+
+
+def _prepared(directory: Path, skeleton: Any, safe: Globals) -> Path | OSError | TrainingError:
     partial = files.partial_of(directory, skeleton["progress"]["step"])
     try:
+        contents.check(skeleton, safe)
         files.prepare(partial)
-    except OSError as error:
+    except (OSError, TrainingError) as error:
         return error
     return partial
 
@@ -127,14 +159,37 @@ def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str
         else torch.zeros(slot.shape, dtype=slot.dtype)
         for slot in slots_of(skeleton)
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the only call that reads without a group in torch 2.4 is to be replaced
-        if group is None:
-            load_state_dict(_named(tensors), FileSystemReader(path), no_dist=True)
-        else:
-            load(_named(tensors), storage_reader=FileSystemReader(path), process_group=group)
+    problem: BaseException | None = None
+    try:
+        _read(path, _named(tensors))
+    except (OSError, RuntimeError, ValueError, TrainingError) as error:
+        problem = error
+    problems = objects.gather(room.said(problem) if problem else "", group) if group is not None else []
+    if problem is not None:
+        raise problem
+    if any(problems):
+        raise OSError(next(filter(None, problems)))
     captured: dict[str, Any] = unpack(skeleton, tensors)
     return captured
+
+
+def _read(path: Path, into: dict[str, torch.Tensor]) -> None:
+    """Fill tensors, or the parts of them that are here, by name; each rank by itself."""
+    with open(path / ".metadata", "rb") as file:
+        index = contents.index_of_parts(file, path / ".metadata")
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(into, index)
+    [plan] = planner.create_global_plan([planner.create_local_plan()])
+    for item in planner.finish_plan(plan).items:
+        place = index.storage_data[item.storage_index]
+        name = path / Path(place.relative_path).name
+        with open(name, "rb") as file:
+            view: Any = _create_file_view(file, place.offset, place.length)
+            part = contents.load(view, name)
+        target = planner.resolve_tensor(item).detach()
+        sizes = zip(item.storage_offsets, item.lengths, strict=True)
+        target.copy_(part[tuple(slice(first, first + size) for first, size in sizes)])
+        planner.commit_tensor(item, target)
 
 
 def _named(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:

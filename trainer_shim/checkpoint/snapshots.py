@@ -24,7 +24,8 @@ from ..state.packed_tensors import pack
 from ..world import process_group as worlds
 from ..world.process_group import World
 from ..world.rendezvous import Membership
-from . import room
+from . import contents, room
+from .contents import Globals
 from .files import Found, Saved, Writer
 from .schedule import Saving, in_background
 
@@ -40,9 +41,15 @@ class Snapshots:
     """See the module. One per job."""
 
     def __init__(
-        self, membership: Membership, state: State, model: Callable[[], Strategy], directory: Any, every_s: float
+        self,
+        membership: Membership,
+        state: State,
+        model: Callable[[], Strategy],
+        directory: Any,
+        every_s: float,
+        safe: Globals = (),
     ) -> None:
-        self.saving = Saving(directory, every_s, self._saved)
+        self.saving = Saving(directory, every_s, self._saved, safe)
         self._membership, self._state, self._model = membership, state, model
         self._held: dict[str, Any] | None = None
         self._ahead, self._ahead_until, self._ahead_saved = 0, 0.0, False
@@ -123,13 +130,16 @@ class Snapshots:
                 break
         return problem
 
-    def tell_missing_room(self) -> None:
-        """On rank 0, as soon as optimizers have their state: whether there is room for all checkpoints."""
+    def first_look(self) -> None:
+        """On rank 0, as soon as optimizers have their state: whether it can be saved, and there is room for all
+        checkpoints. Raises TrainingError for what no checkpoint holds; a lack of room is told."""
         writer = self.saving.writer
         if writer is None:
             return
         tensors: list[torch.Tensor] = []
-        pack(self._state.capture(), tensors)
+        captured = self._state.capture()
+        contents.check(captured, writer.safe)
+        pack(captured, tensors)
         told = room.missing(writer.directory, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
         if told:
             sys.stderr.write(f"selastic: {told}\n")
@@ -146,7 +156,7 @@ class Snapshots:
             return
         skeleton, tensors = sharded.copy(self._state.capture())
         group = self.group(world)
-        writer.put_parts(lambda: sharded.write(writer.directory, skeleton, tensors, group))
+        writer.put_parts(lambda: sharded.write(writer.directory, skeleton, tensors, group, writer.safe))
 
     def read_parts(self, found: Found, world: World | None) -> dict[str, Any]:
         """What a checkpoint in parts holds, cut up as this world's model is; every rank calls this.

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..checkpoint import contents
 from ..parallel.strategy import is_part
 from ..world import process_group as worlds
 from .session import Session
@@ -54,6 +55,15 @@ def save(session: Session, path: str | os.PathLike[str]) -> None:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def check_kept(session: Session, function: Callable[..., Any], result: Any) -> None:
+    """Raise TrainingError, on every rank, if the checkpoint that this result goes into could not be loaded."""
+    writer = session.saving.writer
+    if writer is not None and (what := contents.refusal(result, writer.safe)):
+        raise TrainingError(
+            f"job.once({_name(function)}) returned {what}, which no checkpoint holds; accepted: {contents.ACCEPTED}"
+        )
 
 
 def share(session: Session, value: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..checkpoint.contents import Globals
 from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
 from ..control.worker_client import ComingWorld
@@ -40,12 +41,14 @@ from .switch import WorldSwitch
 class Session:
     """See the module. One per job."""
 
-    def __init__(self, membership: Membership, tuning: Tuning, directory: Any, every_s: float) -> None:
+    def __init__(
+        self, membership: Membership, tuning: Tuning, directory: Any, every_s: float, safe: Globals = ()
+    ) -> None:
         self.membership = membership
         self.tuning = tuning
         self.state = State()
         self.reporting = Reporting(membership, tuning, self.state)
-        self.snapshots = Snapshots(membership, self.state, self.model, directory, every_s)
+        self.snapshots = Snapshots(membership, self.state, self.model, directory, every_s, safe)
         self.saving = self.snapshots.saving
         self.pass_boundary = PassBoundary(self.state, membership.client is not None or self.saving.writer is not None)
         self.device: torch.device = membership.device()
@@ -142,12 +145,12 @@ class Session:
         self.optimizers().schedule(progress)
         self._votes.append((coming, reader))
         self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
-        self.last_state.step_ended()
-        self.snapshots.write_held()
         if not self._stepped:
             self._stepped = True
             if self.rank == 0:
-                self.snapshots.tell_missing_room()
+                self.snapshots.first_look()
+        self.last_state.step_ended()
+        self.snapshots.write_held()
 
     def measure(self, micro: Micro) -> None:
         """A measured step's backward passes are done: have its norms read with the next one, when a GPU has them."""

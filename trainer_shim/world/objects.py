@@ -1,9 +1,10 @@
 """Values that ranks of a world agree on, or hand over to each other. Nothing that a stranger sends runs code.
 
-What travels is sealed with the job's key, and only what was sealed with it is looked at. Plain values and the places of
-tensors are JSON; what a script itself hands out beside them (what job.once() returned, what it keeps) is pickled.
-Limits: a job without a supervisor, under torchrun say, has no key; torch's own exchange of objects, in
-torch.distributed.checkpoint, is pickled and not sealed.
+What travels is sealed with the job's key, for its sender and its place in the sequence of what is said in one group of
+one world; only what was sealed so is looked at, and said again somewhere else it counts for nothing. Every rank of a
+group makes the same calls in the same order. Plain values and the places of tensors are JSON; what a script itself
+hands out beside them (what job.once() returned, what it keeps) and torch's plans of checkpoints are pickled.
+Limit: a job without a supervisor, under torchrun say, has no key.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hmac
 import json
 import pickle
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,24 +34,53 @@ LARGEST = 1 << 62
 LIST, TUPLE, DICT, SLOT, DTYPE, OTHER = range(6)
 
 
-def encode(value: Any) -> bytes:
-    """Sealed bytes of a value. Raises what pickle raises where a leaf is no plain value and does not pickle."""
+class _Line:
+    """What has been said in one group so far."""
+
+    def __init__(self, world: str) -> None:
+        self.world, self._calls = world, 0
+
+    def next_call(self) -> str:
+        self._calls += 1
+        return f"{self.world} {self._calls}"
+
+
+_lines: weakref.WeakKeyDictionary[Any, _Line] = weakref.WeakKeyDictionary()
+
+
+def begin(world: str) -> None:
+    """The default group is new; no other one of this job is made for this name."""
+    _lines[dist.group.WORLD] = _Line(world)
+
+
+def _next_call(group: Any) -> str:
+    """What sets this call apart from all others of the job; the same on all ranks of the group."""
+    of_all, group = dist.group.WORLD, group or dist.group.WORLD
+    if of_all not in _lines:  # made by torchrun
+        begin("")
+    if group not in _lines:
+        _lines[group] = _Line(f"{_lines[of_all].world} {group.group_name}")
+    return _lines[group].next_call()
+
+
+def encode(value: Any, call: str, sender: int) -> bytes:
+    """Sealed bytes of what a rank says in a call. Raises what pickle raises where a leaf is not plain nor pickles."""
     data = json.dumps(_plain(value), separators=(",", ":")).encode()
-    return _seal(data) + data
+    return _seal(data, call, sender) + data
 
 
-def decode(data: bytes) -> Any:
-    """The value, each part of the type that it had. Raises Forged for what no process of this job has encoded."""
-    if not hmac.compare_digest(data[:SEAL], _seal(data[SEAL:])):
+def decode(data: bytes, call: str, sender: int) -> Any:
+    """The value, each part of the type that it had. Raises Forged for what this rank has not said in this call."""
+    if not hmac.compare_digest(data[:SEAL], _seal(data[SEAL:], call, sender)):
         raise Forged("a rank was sent what is none of this job's: somebody else sends to it")
     return _value(json.loads(data[SEAL:]))
 
 
 def send(value: Any, source: int, targets: Sequence[int], rank: int, seconds: float) -> Any:
-    """The source's value, on the targets too; other ranks take no part. `seconds`: for all of it."""
-    deadline = time.monotonic() + seconds
+    """The source's value, on the targets too. Every rank of the world calls this. `seconds`: for all of it."""
+    deadline, call = time.monotonic() + seconds, _next_call(None)
     if rank == source and targets:
-        data = _tensor(encode(value))
+        data = _tensor(encode(value, call, source))
         length = torch.tensor([data.numel()])
         pending = [dist.isend(length, dst=target, tag=TAG) for target in targets]
         pending += [dist.isend(data, dst=target, tag=TAG + 1) for target in targets]
@@ -59,14 +90,14 @@ def send(value: Any, source: int, targets: Sequence[int], rank: int, seconds: fl
         wait([dist.irecv(length, src=source, tag=TAG)], deadline)
         data = torch.empty(int(length), dtype=torch.uint8)
         wait([dist.irecv(data, src=source, tag=TAG + 1)], deadline)
-        value = decode(_taken(data))
+        value = decode(_taken(data), call, source)
     return value
 
 
 def gather(value: Any, group: Any = None) -> list[Any]:
     """Every rank's value, by rank in the group."""
-    data = _tensor(encode(value))
-    ranks = range(dist.get_world_size(group))
+    call, ranks = _next_call(group), range(dist.get_world_size(group))
+    data = _tensor(encode(value, call, dist.get_rank(group)))
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
     dist.all_gather(lengths, torch.tensor([data.numel()]), group=group)
     longest = max(int(length) for length in lengths)
@@ -74,19 +105,20 @@ def gather(value: Any, group: Any = None) -> list[Any]:
     filled[: data.numel()] = data
     everything = [torch.empty(longest, dtype=torch.uint8) for _ in ranks]
     dist.all_gather(everything, filled, group=group)
-    return [decode(_taken(one[: int(length)])) for one, length in zip(everything, lengths, strict=True)]
+    said = zip(ranks, everything, lengths, strict=True)
+    return [decode(_taken(one[: int(length)]), call, rank) for rank, one, length in said]
 
 
 def share(value: Any, source: int = 0, group: Any = None) -> Any:
     """The source's value, on every rank of the group."""
-    sends = dist.get_rank() == source
-    data = _tensor(encode(value)) if sends else torch.empty(0, dtype=torch.uint8)
+    sends, call = dist.get_rank() == source, _next_call(group)
+    data = _tensor(encode(value, call, source)) if sends else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([data.numel()])
     dist.broadcast(length, src=source, group=group)
     if not sends:
         data = torch.empty(int(length), dtype=torch.uint8)
     dist.broadcast(data, src=source, group=group)
-    return value if sends else decode(_taken(data))
+    return value if sends else decode(_taken(data), call, source)
 
 
 def wait(pending: Sequence[Any], deadline: float) -> None:
@@ -107,7 +139,7 @@ def _plain(value: Any) -> Any:
         return [SLOT, value.number, list(value.shape), str(value.dtype).removeprefix("torch."), value.device]
     if kind is torch.dtype:
         return [DTYPE, str(value).removeprefix("torch.")]
-    return [OTHER, base64.b85encode(pickle.dumps(value)).decode()]
+    return [OTHER, base64.b64encode(pickle.dumps(value)).decode()]
 
 
 def _value(plain: Any) -> Any:
@@ -120,15 +152,15 @@ def _value(plain: Any) -> Any:
     if kind == DTYPE:
         return getattr(torch, parts[0])
     if kind == OTHER:
-        return pickle.loads(base64.b85decode(parts[0]))
+        return pickle.loads(base64.b64decode(parts[0]))
     values = [_value(part) for part in parts]
     if kind == DICT:
         return dict(zip(values[::2], values[1::2], strict=True))
     return tuple(values) if kind == TUPLE else values
 
 
-def _seal(data: bytes) -> bytes:
-    return hmac.digest(job_key.held().encode(), b"object\0" + data, "sha256")
+def _seal(data: bytes, call: str, sender: int) -> bytes:
+    return hmac.digest(job_key.held().encode(), f"object\0{call}\0{sender}\0".encode() + data, "sha256")
 
 
 def _tensor(data: bytes) -> torch.Tensor:

@@ -211,6 +211,7 @@ def form(gate: Gate, give_up: Callable[[], bool] = lambda: False) -> World:
         dist.init_process_group(backend(), store=store, rank=coming.rank, world_size=coming.size, timeout=timeout)
         sys.excepthook = excepthook  # torch puts one more around it, which prefixes each line, with every group
         complete(store, coming.size, timeout)
+        objects.begin(gate.name)
     except (RuntimeError, ValueError) as error:
         leave(later=True, broken=True)
         raise WorldNotFormed(f"world {coming.generation} did not form: {error}") from None

@@ -21,6 +21,7 @@ warnings.filterwarnings("ignore")
 class Module(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
+        self.save_hyperparameters({"activation": torch.nn.Tanh})
         self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
         self.losses: list[tuple[int, float]] = []
 

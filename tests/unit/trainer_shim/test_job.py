@@ -327,6 +327,49 @@ def test_importing_the_shim_does_not_import_torch() -> None:
     assert done.stdout.strip() == b"False", done.stderr
 
 
+class Tracker:
+    """What a script keeps beside its model."""
+
+    def __init__(self, best: Any) -> None:
+        self.best = best
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+
+def test_what_no_checkpoint_holds_is_said_at_the_first_step(made: list[elastic.Job], tmp_path: Path) -> None:
+    """Not when a checkpoint is loaded after a week: the part and its type; and of a result of job.once()."""
+    job, net, _ = wrapped(made, checkpoints=tmp_path)
+    job.keep(tracker=Tracker(Path("x")))
+    for _ in job.epochs(1):
+        with refused(
+            r"job.once\(<lambda>\) returned a pathlib\S+Path, which no checkpoint holds; accepted: .*safe_globals"
+        ):
+            job.once(lambda: Path("x"))
+        for batch in job.loader(DATA):
+            with refused(r"'tracker' has a pathlib\S+Path at \['best'\], which no checkpoint holds; .*safe_globals"):
+                job.step(loss_of(net, batch))
+            break
+        break
+    job.close()
+    assert not list(tmp_path.glob("step-*"))
+    found = None
+    for best in (Path("x"), None):  # the second run finds what the first one has kept
+        job, net, _ = wrapped(made, checkpoints=tmp_path, safe_globals=[type(Path("x"))])
+        tracker = Tracker(best)
+        job.keep(tracker=tracker)
+        for _ in job.epochs(1):
+            job.once(lambda: Path("y"))
+            for batch in job.loader(DATA):
+                job.step(loss_of(net, batch))
+        found = tracker.best
+        job.close()
+    assert found == Path("x")
+
+
 def test_checkpoints_without_a_supervisor(made: list[elastic.Job], tmp_path: Path) -> None:
     """join(checkpoints=...) alone: a second run of the script finds the training finished, with its parameters."""
     parameters = []

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,20 +28,25 @@ PLAIN = st.recursive(
     KEYS | st.floats(allow_nan=False) | st.binary(),
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner),
 )
+CALL = "g1 3"
 NO_PICKLE = {"model": {"w": Slot(0, (2, 3), torch.bfloat16, "cuda"), 3: (1, -2.5e300, "\ud800")}, (1, 2): torch.int8}
+
+
+def there_and_back(value: Any) -> Any:
+    return decode(encode(value, CALL, 0), CALL, 0)
 
 
 @given(PLAIN)
 def test_values_arrive_as_they_were(value: Any) -> None:
     """With the type of every part: a tuple is no list, 1 is not True, and a key may be a number."""
-    assert repr(decode(encode(value))) == repr(value)
+    assert repr(there_and_back(value)) == repr(value)
 
 
 def test_what_a_script_hands_out_arrives_too() -> None:
     """Subclasses, tensors, arrays, random states: as pickle has them."""
     value = [collections.Counter("aab"), numpy.float32(0.5), random.getstate(), Path("x"), 1 << 9000]
-    assert decode(encode(value)) == value
-    assert torch.equal(decode(encode({"t": torch.arange(3)}))["t"], torch.arange(3))
+    assert there_and_back(value) == value
+    assert torch.equal(there_and_back({"t": torch.arange(3)})["t"], torch.arange(3))
 
 
 def test_a_hand_over_pickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,24 +58,52 @@ def test_a_hand_over_pickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     skeleton = pack({"m": model.state_dict(), "o": optimizer.state_dict()}, [])
     monkeypatch.setattr(objects, "pickle", None)
     for value in (skeleton, NO_PICKLE, [((0, 3), (2, 4)), None], (True, {"loss": 0.5})):
-        assert decode(encode(value)) == value
+        assert there_and_back(value) == value
 
 
 def test_what_a_stranger_sends_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It would run a command of theirs: not sealed, sealed with another key, and with our seal of something else."""
     monkeypatch.setattr(job_key, "_held", "key")
-    sealed = encode({"a": 1})
+    sealed = encode({"a": 1}, CALL, 0)
     command = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()"
-    evil = json.dumps([objects.OTHER, base64.b85encode(pickle.dumps(_Run(command))).decode()]).encode()
+    evil = json.dumps([objects.OTHER, base64.b64encode(pickle.dumps(_Run(command))).decode()]).encode()
     monkeypatch.setattr(job_key, "_held", "other")
-    theirs = objects._seal(evil) + evil
+    theirs = objects._seal(evil, CALL, 0) + evil
     monkeypatch.setattr(job_key, "_held", "key")
     for forged in (evil, theirs, sealed[: objects.SEAL] + evil, b"", sealed[:-1]):
         with pytest.raises(Forged, match="somebody else sends to it"):
-            decode(forged)
+            decode(forged, CALL, 0)
     assert not (tmp_path / "ran").exists()
-    decode(objects._seal(evil) + evil)
+    decode(objects._seal(evil, CALL, 0) + evil, CALL, 0)
     assert (tmp_path / "ran").exists(), "the test's own pickle does what it is meant to"
+
+
+@pytest.mark.parametrize("elsewhere", [("g1 4", 0), ("g2 3", 0), ("g1 0 3", 0), (CALL, 1)])
+def test_what_a_rank_has_said_counts_in_one_place_only(elsewhere: tuple[str, int], monkeypatch: Any) -> None:
+    """Said again by a stranger: in a later call, in another world or group, or in another rank's name."""
+    monkeypatch.setattr(job_key, "_held", "key")
+    said = encode({"a": 1}, CALL, 0)
+    assert decode(said, CALL, 0) == {"a": 1}
+    with pytest.raises(Forged):
+        decode(said, *elsewhere)
+
+
+def test_every_call_of_every_group_of_every_world_has_its_own_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same value, said by the same rank in calls of two groups and two worlds: no seal comes twice."""
+    sealed: list[bytes] = []
+    real = objects._seal
+    monkeypatch.setattr(objects, "_seal", lambda *about: sealed.append(real(*about)) or real(*about))
+    for world in ("g1", "g2"):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        objects.begin(world)
+        others = [dist.new_group(backend="gloo") for _ in range(2)]
+        for _ in range(2):
+            for group in (None, *others):
+                assert objects.gather("x", group) == ["x"]
+                assert objects.share("x", group=group) == "x"
+        dist.destroy_process_group()
+    gathers = 2 * 2 * 3  # sealed and opened; what is shared with nobody else is sealed only
+    assert len(sealed) == 3 * gathers and len(set(sealed)) == 2 * gathers
 
 
 class _Run:
