@@ -7,7 +7,7 @@ no more of them than connection_limits.py allows. The uid of
 a caller on the Unix socket comes from the kernel, and such a caller needs no TLS.
 Limit: made for uvicorn 0.30 to 0.54, the oldest and the newest that the tests were run with; setup.cfg names the same
 bounds, and test_http_server.py fails where one of the internals is gone. Reports whose head arrives before their body
-take uvicorn's way, which knows slow clients. TLS handshakes have asyncio's bound, unread answers `listeners.UNREAD_MS`.
+take uvicorn's way, which knows slow clients. Unread answers have the bound `listeners.UNREAD_MS`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -28,10 +29,11 @@ from slurm_elastic.protocol import open_files
 from slurm_elastic.protocol.api.connections import peer_uid
 from slurm_elastic.protocol.codec import MAX_BODY
 
+from ..config import tls
 from ..config.settings import Settings
 from . import requests
 from .app import Application
-from .connection_limits import ConnectionLimits
+from .connection_limits import ConnectionLimits, TlsHandshake
 from .report_intake import Headers, Intake
 from .requests import UID_PREFIX
 
@@ -220,13 +222,12 @@ class BoundedProtocol(ReportsProtocol):
 def server_config(app: Application, settings: Settings) -> uvicorn.Config:
     """How the API is served."""
     limits = ConnectionLimits(open_files.limit())
+    http: Any = partial(BoundedProtocol, intake=app.intake, limits=limits)
     return uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, intake=app.intake, limits=limits),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=_behind_tls(http, limits, tls.server_context(settings)) if settings.tls_cert else http,
         # Else a WebSocket library that happens to be installed would take connections out of BoundedProtocol's hands.
         ws="none",
-        ssl_certfile=settings.tls_cert or None,
-        ssl_keyfile=settings.tls_key or None,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -236,6 +237,11 @@ def server_config(app: Application, settings: Settings) -> uvicorn.Config:
         # A caller from this host must not say that it is another.
         proxy_headers=False,
     )
+
+
+def _behind_tls(http: Callable[..., asyncio.Protocol], limits: ConnectionLimits, context: ssl.SSLContext) -> Any:
+    """Makes the same protocol, for connections that have shaken hands. uvicorn's own TLS counts nobody before."""
+    return lambda **named: TlsHandshake(limits, context, partial(http, **named))
 
 
 class HttpServer(uvicorn.Server):

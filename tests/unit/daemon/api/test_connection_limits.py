@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
 from api_harness import ADA, FakeController, Named, job, served
+from certificates import self_signed
 from waiting import wait_until
 
-from slurm_elastic.daemon.api import http_server
+from slurm_elastic.daemon.api import connection_limits, http_server
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.api.connection_limits import MAX_CONNECTIONS, ConnectionLimits
 from slurm_elastic.daemon.config.settings import Settings
@@ -38,20 +40,28 @@ def test_what_ends_makes_room() -> None:
     assert limits.admit("c") and not limits.admit("a")
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_a_flood_from_one_peer_is_refused_and_ends(
-    local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Over TCP and the Unix socket. Others are answered meanwhile, and the same peer when it has ended them."""
-    made: list[ConnectionLimits] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[ConnectionLimits]:
+    """The limits of the servers that are started: of one peer few."""
+    found: list[ConnectionLimits] = []
 
     def limited(open_files: int) -> ConnectionLimits:
-        made.append(ConnectionLimits(open_files))
-        made[0].of_peer = OF_PEER
-        return made[0]
+        found.append(ConnectionLimits(open_files))
+        found[-1].of_peer = OF_PEER
+        return found[-1]
 
     monkeypatch.setattr(http_server, "ConnectionLimits", limited)
-    settings = Settings(state_dir=str(tmp_path), listen_socket=str(tmp_path / "s"))
+    return found
+
+
+@pytest.mark.parametrize("way", ["TCP", "TLS", "Unix"])
+def test_a_flood_from_one_peer_is_refused_and_ends(
+    way: str, tmp_path: Path, made: list[ConnectionLimits], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over TCP, before any TLS handshake, and over the Unix socket. Others are answered meanwhile, and the same peer
+    when it has ended them."""
+    local, cert, key = way == "Unix", *(self_signed(tmp_path) if way == "TLS" else ("", ""))
+    settings = Settings(state_dir=str(tmp_path), listen_socket=str(tmp_path / "s"), tls_cert=cert, tls_key=key)
     with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
         store.upsert_jobs([job(7, ADA, "ada")])
         app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
@@ -70,7 +80,36 @@ def test_a_flood_from_one_peer_is_refused_and_ends(
         assert len([record for record in caplog.records if "are refused" in record.message]) == 1
         for peer in flood:
             peer.close()
-        wait_until(lambda: health(connect(local)) == 200, 60)
+
+        def answered() -> bool:
+            with contextlib.suppress(OSError):
+                peer = connect(local)
+                return health(trusting(cert).wrap_socket(peer, server_hostname="localhost") if cert else peer) == 200
+            return False
+
+        wait_until(answered, 60)
+
+
+@pytest.mark.parametrize("says", [b"", b"GET /v1/health HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"])
+def test_a_handshake_that_does_not_end_is_ended(
+    says: bytes, tmp_path: Path, made: list[ConnectionLimits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence, no TLS at all, the beginning of a handshake: the connection is closed, and counts no more."""
+    monkeypatch.setattr(connection_limits, "HANDSHAKE_S", 0.5)
+    cert, key = self_signed(tmp_path)
+    settings = Settings(state_dir=str(tmp_path), tls_cert=cert, tls_key=key)
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store:
+        app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
+        with served(app, settings) as (_, port), socket.create_connection(("127.0.0.1", port), 60) as peer:
+            peer.sendall(says)
+            with contextlib.suppress(ConnectionResetError):
+                while peer.recv(4096):
+                    pass
+            wait_until(lambda: not made[0]._count, 60)
+
+
+def trusting(cert: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=cert)
 
 
 def is_closed(peer: socket.socket) -> bool:
