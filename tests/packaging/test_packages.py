@@ -168,6 +168,23 @@ def installed(root: Root, old: Path) -> Root:
     return root
 
 
+def test_two_builds_are_the_same(built: Path, tmp_path: Path) -> None:
+    """Whoever does not trust a package builds it again and compares."""
+    sh(ROOT / "packaging" / "build-packages", "--output", tmp_path)
+    first, second = ({path.name: sh("sha256sum", path).split()[0] for path in of.iterdir()} for of in (built, tmp_path))
+    assert len(first) == 5 and first == second
+
+
+def test_the_bill_of_materials_names_what_is_there(installed: Root) -> None:
+    """Every package in the daemon's environment, with its version and licence, in CycloneDX."""
+    bill = json.loads(installed.at("/usr/share/doc/slurm-elastic/sbom.cdx.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    named = {(part["name"].lower(), part["version"]) for part in bill["components"]}
+    frozen = installed.run("/opt/slurm-elastic/bin/pip", "list", "--format=json")
+    there = {(part["name"].lower(), part["version"]) for part in json.loads(frozen)}
+    assert there <= named and len(there) > 15
+
+
 def test_installing_starts_nothing(installed: Root) -> None:
     """The package brings user, unit, configuration and pages; it enables and runs nothing."""
     assert "selastic" in installed.run("getent", "passwd", "selastic")
