@@ -9,7 +9,7 @@ quiet systemctl start munge slurmctld
 quiet dpkg -i /root/old.deb
 section enabled
 systemctl is-enabled selasticd
-sed -i -e 's/^#listen = .*/listen = "127.0.0.1:16850"/' \
+sed -i -e 's/^#listen = .*/listen = "auto:16850"/' \
     -e 's|^#listen_socket = .*|listen_socket = "/run/slurm-elastic/selasticd.sock"|' /etc/slurm-elastic/selasticd.toml
 mkdir -p /etc/systemd/system/selasticd.service.d
 # The check runs under the unit's own confinement.
@@ -17,10 +17,14 @@ printf '[Service]\nExecStartPre=/opt/slurm-elastic/bin/selasticd --check\n' >/et
 quiet systemctl daemon-reload
 quiet systemctl enable --now selasticd
 for _ in $(seq 120); do [ -e /etc/slurm-elastic/client.json ] && break; sleep 0.5; done
+section own_name
+getent hosts "$(hostname)"
+section url
+url=$(sed -n 's/.*"url": "\([^"]*\)".*/\1/p' /etc/slurm-elastic/client.json); echo "$url"
 section active
 systemctl is-active selasticd
 section status_root
-SELASTIC_URL=http://127.0.0.1:16850 selastic status; echo "rc=$?"
+SELASTIC_URL=$url selastic status; echo "rc=$?"
 section status_nobody
 runuser -u nobody -- selastic status; echo "rc=$?"
 section database_nobody

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -363,9 +364,10 @@ def booted(debian: Path, built: Path, old: Path) -> Iterator[dict[str, str]]:
     [new] = built.glob("slurm-elastic_*_amd64.deb")
     shutil.copy(new, path / "root" / "new.deb")
     shutil.copy(PROBE, path / "root" / "probe.sh")
-    (path / "etc" / "slurm" / "slurm.conf").write_text(SLURM_CONF)
+    (path / "etc" / "slurm" / "slurm.conf").write_text(SLURM_CONF.format(address=own_address()))
     (path / "etc" / "hostname").write_text("boot\n")
-    (path / "etc" / "hosts").write_text("127.0.0.1 localhost boot\n")
+    # As Debian and Ubuntu install it.
+    (path / "etc" / "hosts").write_text("127.0.0.1 localhost\n127.0.1.1 boot\n")
     units = path / "etc" / "systemd" / "system"
     (units / "probe.service").write_text("[Service]\nType=oneshot\nExecStart=/bin/bash /root/probe.sh\n")
     (units / "multi-user.target.wants").mkdir(exist_ok=True)
@@ -389,7 +391,7 @@ def booted(debian: Path, built: Path, old: Path) -> Iterator[dict[str, str]]:
 
 
 SLURM_CONF = """ClusterName=x
-SlurmctldHost=boot(127.0.0.1)
+SlurmctldHost=boot
 SlurmctldPort=23990
 SlurmdPort=23991
 SlurmUser=slurm
@@ -398,10 +400,23 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 StateSaveLocation=/var/lib/slurm/slurmctld
 MpiDefault=none
-NodeName=n1 NodeAddr=127.0.0.1 CPUs=4
+NodeName=n1 NodeAddr={address} CPUs=4
 PartitionName=main Nodes=n1 Default=YES
 """
 """Ports that no other Slurm on this machine uses: the machine shares the network."""
+
+
+def own_address() -> str:
+    """This machine's address on its network. No packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect(("192.0.2.1", 9))
+        return str(towards.getsockname()[0])
+
+
+def test_a_host_that_calls_itself_127_0_1_1_tells_clients_an_address_they_reach(booted: dict[str, str]) -> None:
+    """With `listen = "auto:PORT"`, as docs/how-to/install.md has it, on a host as Debian installs it."""
+    assert booted["own_name"].split()[0] == "127.0.1.1"
+    assert booted["url"] == f"http://{own_address()}:16850"
 
 
 def test_systemd_installs_without_enabling(booted: dict[str, str]) -> None:
