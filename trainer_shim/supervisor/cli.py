@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     env = dict(os.environ)
     command = _command(args)
+    check_container(env)
     jobs = launchers.slurm_jobs(env) if "SLURM_JOB_ID" in env else ()
     comment = request.find(jobs[0].comment) if jobs else None
     asked = elastic_request(args.elastic, comment, env.get("SELASTIC_REQUEST", ""))
@@ -132,6 +133,15 @@ def worker_env(asked: str) -> dict[str, str]:
     except RequestError:
         return {}
     return {"SELASTIC_GROUP": str(parsed.group), **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
+
+
+def check_container(env: Mapping[str, str]) -> None:
+    """Raise ConfigError in a job of `sbatch --container`: agents start outside it, with another Python or none."""
+    if bundle := env.get("SLURM_CONTAINER", ""):
+        raise ConfigError(
+            f"--container={bundle} of this job holds its batch script only, and workers would start outside of it; "
+            "accepted: no --container, and a Python environment that all nodes see"
+        )
 
 
 def host_address(interface: str) -> str:

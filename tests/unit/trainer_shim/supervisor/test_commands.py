@@ -13,7 +13,7 @@ from slurm_elastic.protocol.errors import ConfigError, RequestError, SlurmUnpars
 from slurm_elastic.protocol.messages import Piece, Registration, Shape
 from slurm_elastic.trainer_shim.node.agent import gpus
 from slurm_elastic.trainer_shim.supervisor import commands, job_dir
-from slurm_elastic.trainer_shim.supervisor.cli import elastic_request, worker_env
+from slurm_elastic.trainer_shim.supervisor.cli import check_container, elastic_request, worker_env
 from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
 from slurm_elastic.trainer_shim.supervisor.driver import program
 from slurm_elastic.trainer_shim.supervisor.slurm_job import SlurmJob, component_ids, parse_job
@@ -315,3 +315,10 @@ def test_job_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--job-dir"):
         job_dir.create(tmp_path / "file" / "x")
+
+
+def test_a_job_in_a_container_is_refused() -> None:
+    """Its workers would start on the nodes' own file systems, without a word."""
+    check_container({"SLURM_JOB_ID": "7"})
+    with pytest.raises(ConfigError, match=r"--container=/images/torch of this job .* accepted: no --container"):
+        check_container({"SLURM_JOB_ID": "7", "SLURM_CONTAINER": "/images/torch"})
