@@ -76,9 +76,9 @@ def _write_once(directory: Path, skeleton: Any, tensors: list[torch.Tensor], gro
     if isinstance(path, Exception):
         return _Outcome(problem=path)
     outcome = _Outcome()
-    plan, index = _planned(path, tensors, group)
     written, digests = None, {}
     try:
+        plan, index = _planned(path, tensors, group)
         written = plan.write()
         digests = {file.name: files.digest_of(file) for file in sorted(path.glob(f"__{rank}_*"))}
     except (OSError, RuntimeError) as error:
@@ -113,13 +113,22 @@ class _Plan:
 
 
 def _planned(path: Path, tensors: list[torch.Tensor], group: Any) -> tuple[_Plan, Any]:
-    """Which rank writes what, and on rank 0 the index; every rank calls this."""
+    """Which rank writes what, and on rank 0 the index; every rank calls this, and where one cannot, all raise."""
     rank = dist.get_rank(group)
     planner, writer = DefaultSavePlanner(), FileSystemWriter(path)
-    planner.set_up_planner(_named(tensors), writer.storage_meta(), rank == 0)
-    writer.set_up_storage_writer(rank == 0)
-    everyone = objects.gather(writer.prepare_local_plan(planner.create_local_plan()), group)
-    plans, index = planner.create_global_plan(everyone) if rank == 0 else ([], None)
+    own, problem = None, None
+    try:
+        planner.set_up_planner(_named(tensors), writer.storage_meta(), rank == 0)
+        writer.set_up_storage_writer(rank == 0)
+        own = writer.prepare_local_plan(planner.create_local_plan())
+    except (OSError, RuntimeError) as error:  # every rank has to hear of it, or waits for this one's plan
+        problem = error
+    everyone = objects.gather((own, room.said(problem) if problem else ""), group)
+    if problem is not None:
+        raise problem
+    if problems := [said for _, said in everyone if said]:
+        raise OSError(problems[0])
+    plans, index = planner.create_global_plan([plan for plan, _ in everyone]) if rank == 0 else ([], None)
     plans = objects.share(writer.prepare_global_plan(plans) if rank == 0 else None, group=group)
     return _Plan(planner, writer, plans[rank]), index
 

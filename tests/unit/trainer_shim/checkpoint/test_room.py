@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,39 @@ def test_room_for_less_than_three_is_enough(tmp_path: Path, parts: bool) -> None
             written(disk.path, step, parts)
             assert steps(disk.path) == [step, step - 1][: 2 if step > 1 else 1]
         assert sorted(path.name for path in disk.path.iterdir()) == ["step-000000000004", "step-000000000005"]
+
+
+def _rank(rank: int, place: str, said: Any) -> None:
+    """One of two ranks that write parts. The second has lost the file system before it knows what to write."""
+    store = dist.FileStore(f"{place}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+    def lost(*_: Any) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    if rank == 1:
+        sharded.FileSystemWriter.prepare_local_plan = lost  # type: ignore[method-assign, assignment]
+    try:
+        written(Path(place) / "checkpoints", 1, parts=True)
+    except OSError as error:
+        said.put((rank, str(error)))
+    dist.destroy_process_group()
+
+
+def test_a_rank_without_its_file_system_makes_no_other_wait(tmp_path: Path) -> None:
+    """All of them hear of it, and nothing is left behind."""
+    (tmp_path / "checkpoints").mkdir()
+    spawn = multiprocessing.get_context("spawn")
+    said = spawn.Queue()
+    ranks = [spawn.Process(target=_rank, args=(rank, str(tmp_path), said)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    told = sorted(said.get(timeout=120) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    assert [rank for rank, _ in told] == [0, 1] and all("Stale file handle" in words for _, words in told)
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path: Path, parts: bool, capsys: pytest.CaptureFixture[str]) -> None:
