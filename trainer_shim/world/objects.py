@@ -72,7 +72,7 @@ def encode(value: Any, call: str, sender: int) -> bytes:
 def decode(data: bytes, call: str, sender: int) -> Any:
     """The value, each part of the type that it had. Raises Forged for what this rank has not said in this call."""
     if not hmac.compare_digest(data[:SEAL], _seal(data[SEAL:], call, sender)):
-        raise Forged("a rank was sent what is none of this job's: somebody else sends to it")
+        raise Forged("a rank was sent what is none of this job's: somebody else, or another build, sends to it")
     return _value(json.loads(data[SEAL:]))
 
 
