@@ -71,7 +71,7 @@ def test_what_a_stranger_sends_is_not_looked_at(monkeypatch: pytest.MonkeyPatch,
     theirs = objects._seal(evil, CALL, 0) + evil
     monkeypatch.setattr(job_key, "_held", "key")
     for forged in (evil, theirs, sealed[: objects.SEAL] + evil, b"", sealed[:-1]):
-        with pytest.raises(Forged, match="somebody else sends to it"):
+        with pytest.raises(Forged, match="somebody else, or another build, sends to it"):
             decode(forged, CALL, 0)
     assert not (tmp_path / "ran").exists()
     decode(objects._seal(evil, CALL, 0) + evil, CALL, 0)
