@@ -108,6 +108,27 @@ def test_a_handshake_that_does_not_end_is_ended(
             wait_until(lambda: not made[0]._count, 60)
 
 
+def test_a_connection_counts_once_before_and_after_its_handshake(tmp_path: Path, made: list[ConnectionLimits]) -> None:
+    """As many as one peer may have are answered over TLS, one more is refused, and none counts when it has ended."""
+    cert, key = self_signed(tmp_path)
+    settings = Settings(state_dir=str(tmp_path), tls_cert=cert, tls_key=key)
+    with Store.open(f"sqlite:///{tmp_path / 'a.db'}") as store, contextlib.ExitStack() as held:
+        app = create_app(store, FakeController(), settings, Named(settings))  # type: ignore[arg-type]
+        _, port = held.enter_context(served(app, settings))
+
+        def connect() -> socket.socket:
+            peer = held.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            return held.enter_context(trusting(cert).wrap_socket(peer, server_hostname="localhost"))
+
+        kept = [connect() for _ in range(OF_PEER)]
+        assert [health(peer) for peer in kept] == [200] * OF_PEER and made[0]._count == OF_PEER
+        with pytest.raises(OSError, match=r"EOF|reset"):
+            connect()
+        for peer in kept:
+            peer.close()
+        wait_until(lambda: not made[0]._count, 60)
+
+
 def trusting(cert: str) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=cert)
 
