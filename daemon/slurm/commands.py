@@ -350,7 +350,7 @@ class CommandClient(SlurmClient):
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmUnreachable(f"{command[0]} did not end within {left:.3g} s.") from None
+            raise SlurmUnreachable(f"{command[0]} did not end within {left:.2g} s.") from None
         except OSError as error:
             raise SlurmUnreachable(f"{command[0]} cannot be run: {error}.") from error
 

@@ -243,7 +243,7 @@ def test_output_of_another_form_is_unparsable(client: CommandClient, install: In
 def test_a_command_that_hangs_is_unreachable(install: Install, tmp_path: Path) -> None:
     """The daemon's round never waits longer than timeout_s for one command."""
     install("squeue", wait=3600)
-    with pytest.raises(SlurmUnreachable, match=r"squeue did not end within 0\.5 s"):
+    with pytest.raises(SlurmUnreachable, match=r"squeue did not end within 0\.\d+ s"):
         Client(timeout_s=0.5, path=f"{tmp_path}:/usr/bin:/bin").snapshot()
 
 
