@@ -60,9 +60,9 @@ register_url_convertor("job", _JobName())
 class Refused(ElasticError):
     """A request refused with an HTTP status of its own."""
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(sentence)
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 async def body(request: Request) -> bytes:
@@ -192,9 +192,9 @@ class RateLimit:
                 del self._buckets[who]
 
 
-def error(status: int, sentence: str) -> JSONResponse:
+def error(status: int, sentence: str, retry_after_s: int = RETRY_AFTER_S) -> JSONResponse:
     """The one form of a refusal."""
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    headers = {"Retry-After": str(retry_after_s)} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "MUNGE, Bearer"
     return JSONResponse({"error": sentence}, status, headers)
@@ -203,7 +203,7 @@ def error(status: int, sentence: str) -> JSONResponse:
 def answer(exception: BaseException) -> JSONResponse:
     """Every exception as its answer."""
     if isinstance(exception, Refused):
-        return error(exception.status, str(exception))
+        return error(exception.status, str(exception), exception.retry_after_s)
     if isinstance(exception, HTTPException):
         found = error(exception.status_code, _HTTP.get(exception.status_code, str(exception.detail)))
         found.headers.update(exception.headers or {})

@@ -24,6 +24,7 @@ from slurm_elastic.daemon import reports
 from slurm_elastic.daemon.api import cpu_shares, requests
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import MAX_BODY, VERSION, to_json
@@ -370,9 +371,11 @@ def test_who_reads_too_much_is_refused_alone(world: World, monkeypatch: pytest.M
     token, body = world.token(), to_json(Reports((REPORT,)))
     monkeypatch.setattr(cpu_shares, "AT_ONCE_S", 1e-9)
     monkeypatch.setattr(cpu_shares, "SHARE", 1e-6)
+    monkeypatch.setattr(requests, "TOO_MANY_S", 0.0)
     assert world.http.get("/v1/acct", headers=as_uid(ADA)).status_code == 200
     refused = world.http.get("/v1/acct", headers=as_uid(ADA))
     assert refused.status_code == 429 and "of a core" in refused.json()["error"]
+    assert refused.json()["error"].endswith(f"ask again in {refused.headers['Retry-After']} s")
     assert world.http.get("/v1/jobs", headers=as_uid(ADA)).status_code == 429
     assert world.http.get("/v1/acct", headers=as_uid(BOB)).status_code == 200
     reported = world.http.post("/v1/jobs/7/reports", content=body, headers=with_token(token))
@@ -461,4 +464,25 @@ def test_views_of_the_past_leave_threads_to_supervisors(world: World, monkeypatc
         world.token()
         assert len(held) == 2
         least.set()
+        assert {each.result().status_code for each in asked} == {200}
+
+
+def test_a_user_has_one_view_of_the_past_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second place is another user's, however many views the first one asks for."""
+    going, go_on, held = threading.Semaphore(0), threading.Event(), list[int]()
+
+    def slow(_store: Store, viewer: Viewer, *_: Any, **__: Any) -> list[Any]:
+        held.append(viewer.uid)
+        going.release()
+        assert go_on.wait(60)
+        return []
+
+    monkeypatch.setattr(reports, "acct", slow)
+    with ThreadPoolExecutor(8) as many:
+        asked = [many.submit(world.http.get, "/v1/acct", headers=as_uid(ADA)) for _ in range(6)]
+        assert going.acquire(timeout=60)
+        asked.append(many.submit(world.http.get, "/v1/acct", headers=as_uid(BOB)))
+        assert going.acquire(timeout=60)
+        assert held == [ADA, BOB]
+        go_on.set()
         assert {each.result().status_code for each in asked} == {200}

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from slurm_elastic.daemon.api import cpu_shares
-from slurm_elastic.daemon.api.cpu_shares import AT_ONCE_S, SHARE, CpuShares
+from slurm_elastic.daemon.api.cpu_shares import AT_A_TIME, AT_ONCE_S, SHARE, CpuShares
 from slurm_elastic.daemon.api.requests import Refused
 from slurm_elastic.daemon.reports.common import Viewer
 
@@ -72,6 +72,27 @@ def test_work_that_fails_counts() -> None:
         asyncio.run(machine.shares.run(ADA, fail))
     with pytest.raises(Refused):
         machine.spend(ADA, 0.0)
+
+
+def test_one_user_takes_no_more_than_some_of_the_threads() -> None:
+    """What is slow without using the CPU, as a locked database, holds a thread; others' work is done beside it."""
+    shares, begun, go_on = CpuShares(), threading.Semaphore(0), threading.Event()
+
+    def slow() -> None:
+        begun.release()
+        assert go_on.wait(30)
+
+    async def all_at_once() -> int:
+        adas = [asyncio.ensure_future(shares.run(ADA, slow)) for _ in range(5 * AT_A_TIME)]
+        for _ in range(AT_A_TIME):
+            assert await asyncio.to_thread(begun.acquire, timeout=30)
+        await shares.run(BOB, lambda: None)
+        more = begun.acquire(blocking=False)
+        go_on.set()
+        await asyncio.gather(*adas)
+        return int(more)
+
+    assert asyncio.run(all_at_once()) == 0
 
 
 def test_users_with_all_of_their_share_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
