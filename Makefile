@@ -127,9 +127,10 @@ test-python:  ## the daemon's and the command line's tests on the oldest Python 
 		--ignore=$(SHIM_TESTS) tests/unit
 
 EXAMPLES ?= 3000
-fuzz: ready  ## malformed messages to supervisors, agents and workers, EXAMPLES of each kind
+fuzz: ready  ## malformed messages to supervisors, agents and workers, and malformed checkpoints, EXAMPLES of each kind
 	MAKEFLAGS= HYPOTHESIS_PROFILE=fuzz SELASTIC_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 --timeout=3600 \
-		$(SHIM_TESTS)/control/test_malformed.py $(SHIM_TESTS)/supervisor/state_machine/test_malformed_messages.py
+		$(SHIM_TESTS)/control/test_malformed.py $(SHIM_TESTS)/supervisor/state_machine/test_malformed_messages.py \
+		$(SHIM_TESTS)/checkpoint/test_contents.py
 
 test-api: ready  ## 1,000 requests of every kind to every address of the API, against its own document
 	SELASTIC_API_EXAMPLES=1000 $(BIN)/python -m pytest --timeout=3600 tests/unit/daemon/api/test_openapi.py

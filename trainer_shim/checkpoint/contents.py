@@ -53,12 +53,12 @@ _one_at_a_time = threading.Lock()
 
 
 def load(file: BinaryIO, name: Path, safe: Globals = ()) -> Any:
-    """What torch.save wrote to this file, in host memory. Raises NotAccepted."""
+    """What torch.save wrote to this file, in host memory. Raises NotAccepted; OSError, TrainingError: it is damaged."""
     begins = file.read(len(ZIP))
     file.seek(0)
     if begins != ZIP:  # torch before 2.6 has a hole in how it reads its older formats (CVE-2025-32434)
         raise NotAccepted(f"{name} is not what torch.save writes; remove the checkpoint to begin with the one before")
-    with _allowed(safe):
+    with _allowed(safe), _damage(name):
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
@@ -93,8 +93,10 @@ def check(captured: dict[str, Any], safe: Globals = ()) -> None:
 
 
 def index_of_parts(file: BinaryIO, name: Path) -> metadata.Metadata:
-    """The index that torch.distributed.checkpoint pickles, of tensors in parts. Raises NotAccepted."""
-    found = _IndexUnpickler(file, name).load()
+    """The index that torch.distributed.checkpoint pickles, of tensors in parts. Raises NotAccepted; OSError,
+    TrainingError: it is damaged."""
+    with _damage(name):
+        found = _IndexUnpickler(file, name).load()
     if not isinstance(found, metadata.Metadata):
         raise NotAccepted(f"{name} is no index of tensors in parts; remove the checkpoint to begin with the one before")
     return found
@@ -122,16 +124,29 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 @contextmanager
+def _damage(name: Path) -> Iterator[None]:
+    """What unpicklers raise at bytes that no pickler has written is nearly anything."""
+    try:
+        yield
+    except (TrainingError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise TrainingError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
 def _allowed(safe: Globals) -> Iterator[None]:
-    """While this lasts torch takes these types for safe; what the process has told it before stays."""
+    """While this lasts torch takes these types for safe; what the process tells it, before or meanwhile, stays."""
     with _one_at_a_time:
-        before = [*serialization.get_safe_globals()]
-        serialization.add_safe_globals([*_always(), *safe])
+        before = set(serialization.get_safe_globals())
+        added = {kind for kind in (*_always(), *safe) if kind not in before}
+        serialization.add_safe_globals([*added])
         try:
             yield
         finally:
+            kept = [kind for kind in serialization.get_safe_globals() if kind not in added]
             serialization.clear_safe_globals()
-            serialization.add_safe_globals(before)
+            serialization.add_safe_globals(kept)
 
 
 def _always() -> tuple[Any, ...]:

@@ -30,6 +30,8 @@ from . import contents, files, room
 from .contents import Globals
 from .files import STATE, Entry, Saved
 
+METADATA = ".metadata"
+"""The index of parts, by the name that torch.distributed.checkpoint gives it."""
 TIMEOUT = datetime.timedelta(minutes=10)
 """Bound of a single collective of a save: the slowest rank's writing."""
 
@@ -145,7 +147,7 @@ def _prepared(directory: Path, skeleton: Any, safe: Globals) -> Path | OSError |
 
 def _seal(directory: Path, path: Path, skeleton: Any, entries: list[dict[str, Entry]]) -> Saved:
     digests = {name: entry for own in entries for name, entry in own.items()}
-    digests[".metadata"] = files.digest_of(path / ".metadata")
+    digests[METADATA] = files.digest_of(path / METADATA)
     digests[STATE] = files.dump(path / STATE, skeleton)
     return files.seal(directory, path, skeleton, digests, parts=True)
 
@@ -184,8 +186,8 @@ def read(path: Path, skeleton: Any, state: State | None, group: Any) -> dict[str
 
 def _read(path: Path, into: dict[str, torch.Tensor]) -> None:
     """Fill tensors, or the parts of them that are here, by name; each rank by itself."""
-    with open(path / ".metadata", "rb") as file:
-        index = contents.index_of_parts(file, path / ".metadata")
+    with open(path / METADATA, "rb") as file:
+        index = contents.index_of_parts(file, path / METADATA)
     planner = DefaultLoadPlanner()
     planner.set_up_planner(into, index)
     [plan] = planner.create_global_plan([planner.create_local_plan()])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
+import io
 import json
 import pickle
 import random
@@ -15,6 +17,8 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import serialization
 from torch.distributed.checkpoint import filesystem, metadata
 
@@ -201,3 +205,36 @@ def test_a_checkpoint_that_torch_itself_has_written_is_read(tmp_path: Path, grou
     found = load_newest(tmp_path)
     assert found is not None
     assert torch.equal(sharded.read(path, found[1], None, group)["parts"]["Model"]["w"], weights + 1)
+
+
+def files_with(marker: Path) -> tuple[bytes, bytes, list[bytes]]:
+    """A state, an index of parts, and pickles that would make the marker, or a library's object, if they were run."""
+    state, index = io.BytesIO(), metadata.Metadata({}, storage_data={})
+    torch.save(captured(plain=PLAIN, arrays=ARRAYS), state)
+    spliced = [pickle.dumps(Planted(marker), protocol) for protocol in range(6)]
+    spliced += [
+        b"ccodecs\nencode\n(V\nVutf-8\ntR.",
+        b"cbuiltins\neval\n(V1\ntR.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+    ]
+    return state.getvalue(), pickle.dumps(index), spliced
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_the_files_hold_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes changed, cut, or put in: an error of one of the kinds that a restart takes for a damaged checkpoint."""
+    marker = tmp_path / "marker"
+    state, index, spliced = files_with(marker)
+    of_state = data.draw(st.booleans())
+    whole = bytearray(state if of_state else index)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, max(0, len(whole) - 1)))
+        put = data.draw(st.binary(max_size=8) | st.sampled_from(spliced))
+        whole[at : at + data.draw(st.sampled_from([0, 1, len(put)]))] = put
+    if data.draw(st.booleans()):
+        del whole[data.draw(st.integers(0, len(whole))) :]
+    read: Any = contents.load if of_state else contents.index_of_parts
+    with contextlib.suppress(TrainingError, OSError, MemoryError):
+        read(io.BytesIO(bytes(whole)), Path("state.pt"))
+    assert not marker.exists()
