@@ -177,7 +177,7 @@ def test_two_builds_are_the_same(built: Path, tmp_path: Path) -> None:
 
 
 def test_the_bill_of_materials_names_what_is_there(installed: Root) -> None:
-    """Every package in the daemon's environment, with its version and licence, in CycloneDX."""
+    """Every package in the daemon's environment, with its version, in CycloneDX."""
     bill = json.loads(installed.at("/usr/share/doc/slurm-elastic/sbom.cdx.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
     named = {(part["name"].lower(), part["version"]) for part in bill["components"]}
