@@ -72,10 +72,15 @@ soak-training: ready  ## of which: a training alone, its parameters replayed
 
 ROUNDS ?= 100
 SEED ?= 1
-soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, nodes, routes (ROUNDS= SEED= KINDS=)
-	SELASTIC_SOAK_ROUNDS=$(ROUNDS) SELASTIC_SOAK_SEED=$(SEED) SELASTIC_SOAK_KINDS=$(KINDS) \
-		$(BIN)/python -m pytest -s tests/cluster/test_killing.py tests/cluster/sites/test_site_kills.py
-	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py tests/cluster/hosts/test_failover.py
+SOAK_NAMES ?= loopback,private
+soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, nodes, the network (ROUNDS= SEED= KINDS=)
+	@failed=0; \
+	SELASTIC_SOAK_ROUNDS=$(ROUNDS) SELASTIC_SOAK_SEED=$(SEED) SELASTIC_SOAK_KINDS=$(KINDS) SELASTIC_SOAK_NAMES=$(SOAK_NAMES) \
+		$(BIN)/python -m pytest -s tests/cluster/test_killing.py tests/cluster/sites/test_site_kills.py \
+		tests/cluster/hosts/test_host_kills.py || failed=1; \
+	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py \
+		tests/cluster/hosts/test_failover.py || failed=1; \
+	exit $$failed
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
 bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from kill_actions import KINDS
 from kill_campaign import Campaign
 from live_daemon import live_daemon
 
@@ -23,8 +22,7 @@ def test_nothing_is_lost_whatever_is_killed_in_the_middle_of_resizes(
     """After each kill: no job lost, stuck or held, no companion leaked, allocations as planned; every sample once."""
     with live_daemon(empty_sandbox, monkeypatch, host="0.0.0.0") as daemon:
         named = os.environ.get("SELASTIC_SOAK_KINDS", "")
-        campaign = Campaign(daemon, SEED, tuple(named.split(",")) if named else KINDS)
+        campaign = Campaign(daemon, SEED, tuple(named.split(",")) if named else ())
         counts = campaign.run(ROUNDS, KILLS, jobs=2)
-    print(counts.text())
     assert counts.kills.total() >= 2 * ROUNDS
     assert counts.jobs >= 2

@@ -87,7 +87,7 @@ class Hands(Kills):
             return None
         queue = self.daemon.jobs()
         bases = {node for job in self.campaign.jobs if job.job_id in queue for node in queue[job.job_id].nodes}
-        free = sorted({"n6", "n7", "n8"} - bases)
+        free = [node for node in self.ground.free if node not in bases]
         if not free:
             return None
         node = self.chance.choice(free)

@@ -18,12 +18,14 @@ NODES = 3
 
 
 @contextlib.contextmanager
-def hosts_up(kind: str) -> Iterator[Sandbox]:
-    """Three hosts and slurmctld's, with 2 a100 and 16 CPUs each; this thread has the network of slurmctld's host.
+def hosts_up(
+    kind: str, nodes: int = NODES, gpus_per_node: int = 2, extra_slurm_conf: tuple[str, ...] = ()
+) -> Iterator[Sandbox]:
+    """Hosts of nodes and slurmctld's, with 16 CPUs each; this thread has the network of slurmctld's host.
 
     Skips where no such hosts can be made.
     """
-    spec = SandboxSpec(nodes=NODES, gpus_per_node=2, hosts=kind)
+    spec = SandboxSpec(nodes=nodes, gpus_per_node=gpus_per_node, hosts=kind, extra_slurm_conf=extra_slurm_conf)
     try:
         check(spec)
     except SandboxError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import kill_targets
+from kill_ground import NETWORK
 from waiting import wait_until
 
 if TYPE_CHECKING:
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
 
 SETTLE_S = 240.0
 """Longest that anything may take to be right again, on a machine as busy as it may be."""
-HEALED_FIRST = ("slurmdbd", "slurmctld")
-"""A slurmctld that died young has no other source of its TRES, and a node needs one to come back to. Healed again in
-their own turn, they only answer."""
-KINDS = ("selasticd", "supervisor", "worker", "agent", "slurmctld", "slurmdbd", "node", "base", "cut")
+HEALED_FIRST = (*NETWORK, "slurmdbd", "slurmctld")
+"""Nothing comes back to where no packet arrives. A slurmctld that died young has no other source of its TRES, and a
+node needs one to come back to. Healed again in their own turn, they only answer."""
 
 
 class Kills:
@@ -25,10 +25,12 @@ class Kills:
 
     def __init__(self, campaign: Campaign) -> None:
         self.campaign, self.daemon, self.sandbox = campaign, campaign.daemon, campaign.sandbox
-        self.counts, self.chance = campaign.counts, campaign.chance
+        self.counts, self.chance, self.ground = campaign.counts, campaign.chance, campaign.ground
 
     def one(self, kind: str) -> Callable[[], Any] | None:
         """Kill something of this kind."""
+        if kind in NETWORK:
+            return self.disturb(kind)
         kill: Callable[[], Callable[[], Any] | None] = getattr(self, kind)
         return kill()
 
@@ -92,13 +94,13 @@ class Kills:
         bases = {
             node for job in self.campaign.jobs for node in getattr(self.daemon.jobs().get(job.job_id), "nodes", ())
         }
-        free = sorted(node for node in {"n6", "n7", "n8"} - bases if self.sandbox.daemons.pid(f"slurmd-{node}"))
+        free = [node for node in self.ground.free if node not in bases and self.ground.alive(node)]
         if not free:
             return None
         node = self.chance.choice(free)
-        kill_targets.kill_node(self.sandbox, node)
+        self.ground.kill_node(node)
         self.counts.kills["node"] += 1
-        return lambda: kill_targets.heal_node(self.sandbox, node)
+        return lambda: self.ground.heal_node(node)
 
     def base(self) -> Any:
         """The node of a base dies: Slurm requeues the job, which goes on from its checkpoint on another node, long
@@ -108,9 +110,9 @@ class Kills:
         if job is None or held is None or not held.running:
             return None
         node = held.nodes[0]
-        if not self.sandbox.daemons.pid(f"slurmd-{node}"):
+        if not self.ground.alive(node):
             return None  # dead already
-        kill_targets.kill_node(self.sandbox, node)
+        self.ground.kill_node(node)
         self.counts.kills["base node"] += 1
 
         def elsewhere() -> bool:
@@ -120,13 +122,13 @@ class Kills:
 
         def heal() -> None:
             wait_until(elsewhere, SETTLE_S, self.campaign.story, every=0.2)
-            kill_targets.heal_node(self.sandbox, node)
+            self.ground.heal_node(node)
 
         return heal
 
-    def cut(self) -> Any:
+    def disturb(self, kind: str) -> Any:
+        """Packets get lost, or late."""
         job = self.victim()
-        if job is None or not kill_targets.cut(job.address):
-            return None
-        self.counts.kills["cut"] += 1
-        return lambda: kill_targets.heal_cut(job.address)
+        heal = self.ground.disturb(kind, job.address) if job else None
+        self.counts.kills[kind] += heal is not None
+        return heal

@@ -1,7 +1,7 @@
 """The killing campaign: elastic jobs train on a real Slurm under a real selasticd, resizes are provoked by ordinary
 jobs that come and go, and in the middle of them something is killed. After each round everything must be right again.
 
-Deterministic in what it chooses (the seed), not in what happens: that is the point. Limit: one host, fake GPUs.
+Deterministic in what it chooses (the seed), not in what happens: that is the point. Limit: fake GPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import kill_targets
-from kill_actions import HEALED_FIRST, KINDS, SETTLE_S, Kills
+from kill_actions import HEALED_FIRST, SETTLE_S, Kills
+from kill_ground import NETWORK, Ground
 from live_daemon import ROOT, Selasticd
 from waiting import wait_until
 
@@ -27,8 +28,6 @@ from slurm_elastic.trainer_shim.training import audit
 
 MORE = 3
 """Times as many rounds, at most, until what a campaign is about has come up."""
-FILLED = 5
-"""Nodes taken by a job that stays; the campaign happens on the other three, 12 GPUs."""
 SAMPLES = 9000
 REQUEST = "elastic:gpus=1-4,batch=16-64"
 STARTED_TWICE = "launch failed requeued held"
@@ -99,9 +98,13 @@ class Counts:
 class Campaign:
     """`run(rounds)`; raises AssertionError at the first thing that does not come right again."""
 
-    def __init__(self, selasticd: Selasticd, seed: int, kinds: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, selasticd: Selasticd, seed: int, kinds: tuple[str, ...] = (), ground: type[Ground] = Ground
+    ) -> None:
+        """kinds: of those that are possible on this ground; all of them, if none of these is."""
         self.daemon, self.sandbox = selasticd, selasticd.sandbox
         self.chance = random.Random(seed)
+        self.ground = ground(self.sandbox, self.chance)
         self.counts = Counts()
         self.jobs: list[Trained] = []
         self.number = 0
@@ -111,15 +114,18 @@ class Campaign:
         self.kills = Kills(self)
         self.options: tuple[str, ...] = ()
         """Further options of the elastic jobs."""
-        self.kinds = kinds or KINDS
-        if "cut" in self.kinds and not kill_targets.can_cut():
-            self.kinds = tuple(kind for kind in self.kinds if kind != "cut")
-            print("routes cannot be changed here: the network is not cut", flush=True)
+        self.kinds = tuple(kind for kind in kinds if kind in self.possible()) or self.possible()
+
+    def possible(self) -> tuple[str, ...]:
+        """All that can happen here."""
+        return self.ground.kinds
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
-    def fill(self, nodes: int = FILLED, partition: str = "main") -> None:
-        command = ["salloc", "--no-shell", f"-N{nodes}", f"--partition={partition}", "--gres=gpu:a100:4", "--time=600"]
+    def fill(self, nodes: int = 0, partition: str = "main") -> None:
+        """nodes: 0 for as many as the ground says."""
+        size = [f"-N{nodes or self.ground.filled}", f"--gres=gpu:a100:{self.ground.gpus}"]
+        command = ["salloc", "--no-shell", *size, f"--partition={partition}", "--time=600"]
         answer = self.sandbox.run([*command, "-Jfiller"])
         assert answer.returncode == 0, answer.stderr
         self.filler = answer.stderr.rpartition("job allocation ")[2].split()[0]
@@ -130,7 +136,7 @@ class Campaign:
         folder = self.daemon.folder / f"train{self.number}"
         folder.mkdir()
         (folder / "train.py").write_text(TRAIN)
-        address = f"127.77.{self.chance.randrange(1, 250)}.{self.number % 250 + 1}"
+        address = self.ground.way(self.number)
         values = {
             "PYTHONPATH": str(ROOT / "packaging/namespace"),
             "OMP_NUM_THREADS": "1",
@@ -157,7 +163,8 @@ class Campaign:
             # By name too: a slurmctld that has forgotten it gives its number to another job.
             self.sandbox.run(["scancel", "--name=rigid", str(self.rigid.pop())])
             return
-        command = ["sbatch", "--parsable", "--output=/dev/null", "-Jrigid", "--gres=gpu:a100:4", "--time=60"]
+        command = ["sbatch", "--parsable", "--output=/dev/null", "-Jrigid", "--time=60"]
+        command.append(f"--gres=gpu:a100:{self.ground.gpus}")
         answer = self.sandbox.run([*command, *self.rigid_options(), "--wrap", "sleep 3000"])
         assert answer.returncode == 0, answer.stderr
         self.rigid.append(int(answer.stdout))
@@ -313,7 +320,15 @@ class Campaign:
 
     def run(self, rounds: int, kills: int, jobs: int) -> Counts:
         """`rounds` rounds of up to `kills` kills each, more until it is `enough`, always with `jobs` jobs; then let
-        them come to their ends."""
+        them come to their ends. The totals are printed in any case."""
+        try:
+            self._rounds(rounds, kills, jobs)
+            self.end()
+        finally:
+            print(self.counts.text(), flush=True)
+        return self.counts
+
+    def _rounds(self, rounds: int, kills: int, jobs: int) -> None:
         self.begin(jobs)
         for number in range(MORE * rounds):
             if number >= rounds and self.enough():
@@ -321,7 +336,8 @@ class Campaign:
             while len(self.jobs) < jobs:
                 self.submit()
             chosen = self.chance.sample(self.kinds, k=min(kills, len(self.kinds)))
-            chosen.sort(key=lambda kind: kind == "slurmctld")  # without it the others' victims cannot be found
+            # Without it the others' victims cannot be found; and it must have heard of all bases before it dies.
+            chosen.sort(key=lambda kind: (kind == "slurmctld", "slurmctld" in chosen and kind in NETWORK))
             stage = self.chance.choice(STAGES)
             at = self.provoke(stage)
             print(f"round {number + 1}: {' + '.join(chosen)} at {at}", flush=True)
@@ -329,14 +345,12 @@ class Campaign:
             found = {kind: self.kills.one(kind) for kind in chosen}
             order = (*HEALED_FIRST, *(kind for kind in chosen if kind != "base"), "base")
             heals = [found[kind] for kind in order if found.get(kind)]
-            time.sleep(self.chance.choice((0.0, 0.0, 0.3, 1.5)))  # how long it stays dead, not a wait for anything
+            time.sleep(self.chance.choice(self.ground.stays_s))  # how long it stays dead, not a wait for anything
             for heal in heals:
                 heal()
             self.after_kills()
             self.settle()
             print(f"  right again after {self.counts.settle_s[-1]:.1f} s", flush=True)
-        self.end()
-        return self.counts
 
     def enough(self) -> bool:
         """Whether what the campaign is about has come up in the rounds so far."""

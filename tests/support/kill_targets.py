@@ -1,7 +1,6 @@
-"""What the killing campaign kills, how it is healed, and what must be true of the victim to be one.
+"""The processes that the killing campaign kills, and what must be true of one to be a victim.
 
-Every victim is real: SIGKILL of the very process, SIGKILL of a whole node's processes, a route to the daemon that is no
-more. Limit: all nodes are on one host, so a node that dies takes its processes and its slurmd, not its memory or disks.
+Every victim is real: SIGKILL of the very process, which is found from here in whatever host of the sandbox it runs.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,31 +84,6 @@ def kill(*pids: int) -> int:
     return count
 
 
-def kill_node(sandbox: Sandbox, node: str) -> int:
-    """A node dies: its slurmd, its steps' managers and all that runs in them, at once. Slurm hears of it as a health
-    check would tell it, for slurmctld itself waits SlurmdTimeout (minutes) before it calls a silent node down."""
-    count = kill(sandbox.daemons.pid(f"slurmd-{node}"))
-
-    def nothing_left() -> bool:
-        # Killed again at each look: a step may just have been on its way.
-        nonlocal count
-        here = [*_step_managers(sandbox, node), *(one.pid for one in processes(sandbox) if one.node == node)]
-        count += kill(*here)
-        return not here
-
-    wait_until(nothing_left, 60, f"nothing runs on {node}", every=0.01)
-    sandbox.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=campaign"])
-    return count
-
-
-def heal_node(sandbox: Sandbox, node: str) -> None:
-    """The node boots again."""
-    # Not before its slurmctld has ended what ran there: a node that comes back resumed would keep its lost jobs.
-    sandbox.daemons.start(f"slurmd-{node}")
-    sandbox.run(["scontrol", "update", f"nodename={node}", "state=resume"])
-    sandbox.start_daemon(f"slurmd-{node}", 90)
-
-
 def kill_daemon(sandbox: Sandbox, name: str) -> int:
     """SIGKILL of slurmctld or slurmdbd."""
     pid = sandbox.daemons.pid(name)
@@ -118,40 +91,3 @@ def kill_daemon(sandbox: Sandbox, name: str) -> int:
     count = kill(pid)
     wait_until(lambda: not pid or sandbox.daemons.pid(name) != pid, 60, f"{name} is dead", every=0.01)
     return count
-
-
-def can_cut() -> bool:
-    """Whether routes can be taken away here."""
-    address = "127.77.255.254"
-    done = _route("add", address)
-    if done:
-        _route("del", address)
-    return done
-
-
-def cut(address: str) -> bool:
-    """No packet reaches this address of the daemon any more: new connections fail, those that are open hear nothing."""
-    return _route("add", address)
-
-
-def heal_cut(address: str) -> None:
-    """Packets flow again; what waits to be sent again is sent again."""
-    _route("del", address)
-
-
-def _route(verb: str, address: str) -> bool:
-    command = ["ip", "route", verb, "blackhole", f"{address}/32", "table", "local"]
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-def _step_managers(sandbox: Sandbox, node: str) -> list[int]:
-    """The slurmstepds of a node, those without a process of the job included: what has the log of its slurmd open."""
-    log, found = sandbox.dir / "log" / f"slurmd-{node}.log", []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (path / "comm").read_text().strip() == "slurmstepd":
-                found += [int(path.name) for one in (path / "fd").iterdir() if one.readlink() == log][:1]
-    return found

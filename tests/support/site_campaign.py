@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 
 from hand_actions import BY_HAND, Hands
-from kill_actions import KINDS, SETTLE_S
-from kill_campaign import FILLED, Campaign
+from kill_actions import SETTLE_S
+from kill_campaign import Campaign
 from live_daemon import Selasticd
 from site_cluster import COLLEAGUE, SiteCluster
 from waiting import wait_until
@@ -21,7 +21,7 @@ class SiteCampaign(Campaign):
     """`run(rounds)` as the other; ordinary jobs come in the way of vetoes, or urgently."""
 
     def __init__(self, selasticd: Selasticd, site: SiteCluster, seed: int, kinds: tuple[str, ...] = ()) -> None:
-        super().__init__(selasticd, seed, kinds or (*KINDS, *BY_HAND))
+        super().__init__(selasticd, seed, kinds)
         self.kills = Hands(self)
         self.site = site
         self.options = ("-N2", "--partition=low", "--qos=capped")  # a base that can be shrunk, against a veto
@@ -30,11 +30,14 @@ class SiteCampaign(Campaign):
         site.limit("qos", "capped", GrpTRES=f"gres/gpu={MOST_GPUS}")
         site.epilog_takes(0.5)
 
-    def fill(self, nodes: int = FILLED - 2, partition: str = "urgent") -> None:
+    def possible(self) -> tuple[str, ...]:
+        return (*super().possible(), *BY_HAND)
+
+    def fill(self, nodes: int = 0, partition: str = "urgent") -> None:
         """One of the nodes taken is held whole by a job that asked for one GPU of it."""
         whole = self.site.sbatch("--partition=whole", "-N1", "--gres=gpu:1", "--time=600", user=COLLEAGUE)
         wait_until(lambda: self.site.squeue(whole, "%T") == "RUNNING", SETTLE_S)
-        super().fill(nodes, partition)
+        super().fill(nodes or self.ground.filled - 2, partition)
 
     def rigid_options(self) -> tuple[str, ...]:
         """A node of a base: in turn while no base may be shrunk in place, and urgently, which preempts."""

@@ -24,7 +24,7 @@ def test_nothing_is_lost_where_the_site_interferes(site: SiteCluster, monkeypatc
         campaign = SiteCampaign(daemon, site, SEED, tuple(named.split(",")) if named else ())
         counts = campaign.run(ROUNDS, KILLS, jobs=2)
         interference = campaign.interference()
-    print(counts.text(), interference)
+    print(interference)
     assert counts.kills.total() >= ROUNDS
     assert counts.jobs >= 2
     assert sum(interference.values()) > 0
