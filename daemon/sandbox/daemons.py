@@ -21,6 +21,7 @@ from slurm_elastic.protocol.errors import SandboxError
 from . import host, processes
 from .config import Layout, SandboxSpec, host_names, node_names
 from .hosts import names, namespaces
+from .patience import Patience
 
 LOG_LINES = 15
 
@@ -98,29 +99,32 @@ class Daemons:
         while pid := self.pid(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            deadline = time.monotonic() + patience_s
-            while self.pid(name) and time.monotonic() < deadline:
+            patience = Patience(patience_s)
+            while self.pid(name) and not patience.over():
                 time.sleep(0.02)
             number = signal.SIGKILL
 
     def wait(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until the daemon is ready. SandboxError with its last words when it ends first or takes too long."""
-        deadline = time.monotonic() + timeout_s
+        """Wait until the daemon is ready. SandboxError with its last words when it ends first or takes too long.
+
+        timeout_s: of a quiet machine.
+        """
+        patience = Patience(timeout_s)
         while not ready():
             child = self._children.get(name)
             if child is not None and child.poll() is not None:
                 raise SandboxError(self._last_words(name, f"did not start (exit status {child.returncode})"))
-            if time.monotonic() > deadline:
-                raise SandboxError(self._last_words(name, f"was not ready after {timeout_s:.0f} s"))
+            if patience.over():
+                raise SandboxError(self._last_words(name, f"was not ready after {patience}"))
             time.sleep(0.03)
 
     def wait_for_end(self, name: str, timeout_s: float) -> None:
         """Wait until a program that does its work and ends has ended well."""
-        child = self._children[name]
+        child, patience = self._children[name], Patience(timeout_s)
         try:
-            status = child.wait(timeout_s)
+            status = patience.end_of(child)
         except subprocess.TimeoutExpired:
-            raise SandboxError(self._last_words(name, f"had not ended after {timeout_s:.0f} s")) from None
+            raise SandboxError(self._last_words(name, f"had not ended after {patience}")) from None
         if status != 0:
             raise SandboxError(self._last_words(name, f"failed (exit status {status})"))
         self._pid_file(name).unlink(missing_ok=True)

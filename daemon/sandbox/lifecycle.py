@@ -30,6 +30,7 @@ from .daemons import Daemons
 from .guard import Guard
 from .hosts import links, names, namespaces
 from .hosts.links import Links
+from .patience import slowness_now
 from .startup import USABLE, Startup
 
 ID_FILE = "sandbox.id"
@@ -144,7 +145,7 @@ class Sandbox:
             self.daemons.on_host(on, words) if self.spec.hosts else words,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * slowness_now(),
             cwd="/",
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .patience import Patience
+
 ID_VARIABLE = "SELASTIC_SANDBOX_ID"
 PROGRAMS = frozenset({"munged", "mariadbd", "mysqld", "slurmctld", "slurmdbd", "slurmd", "slurmstepd", "slurmscriptd"})
 
@@ -38,8 +40,8 @@ def started_at(pid: int) -> int:
 
 def only_child(pid: int, patience_s: float = 20.0) -> int:
     """Pid of the one process that this one starts, once it has; of itself when it ends without."""
-    deadline = time.monotonic() + patience_s
-    while started_at(pid) and time.monotonic() < deadline:
+    patience = Patience(patience_s)
+    while started_at(pid) and not patience.over():
         with contextlib.suppress(OSError):
             found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             if found:
@@ -70,9 +72,9 @@ def end_all(directory: Path, id: str, patience_s: float = 15.0) -> list[Process]
 
     No grace: all that they could save lies in a directory that is about to be removed.
     """
-    deadline = time.monotonic() + patience_s
+    patience = Patience(patience_s)
     while left := members(directory, id):
-        if time.monotonic() > deadline:
+        if patience.over():
             return left
         for process in left:
             kill(process)

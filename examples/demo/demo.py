@@ -27,6 +27,7 @@ from slurm_elastic.daemon.reports.history import one_line
 from slurm_elastic.daemon.sandbox.config import SandboxSpec
 from slurm_elastic.daemon.sandbox.hosts.names import KINDS
 from slurm_elastic.daemon.sandbox.lifecycle import Sandbox
+from slurm_elastic.daemon.sandbox.patience import Patience, slowness_now
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import ElasticError
@@ -56,7 +57,7 @@ max_resizes_per_job_hour = 60
 cooldown_shrink_s = 3
 horizon_s = 60
 report_interval_s = 1
-companion_wait_s = 40
+companion_wait_s = {wait_s:.0f}
 """
 
 
@@ -122,9 +123,8 @@ class Demo:
         state.mkdir(exist_ok=True)
         (state / "client.json").unlink(missing_ok=True)
         config = self.dir / "selasticd.toml"
-        config.write_text(
-            SETTINGS.format(state=state, slurm_conf=self.cluster.env["SLURM_CONF"], address=self.cluster.layout.address)
-        )
+        values = {"state": state, "slurm_conf": self.cluster.env["SLURM_CONF"], "address": self.cluster.layout.address}
+        config.write_text(SETTINGS.format(wait_s=40 * slowness_now(), **values))
         with open(self.dir / "selasticd.log", "ab") as log:
             self.daemon = subprocess.Popen(
                 [BIN / "selasticd", "--config", config], env=self.env, stdout=log, stderr=log, cwd=self.dir
@@ -201,15 +201,14 @@ class Demo:
     def wait(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait for a condition, telling meanwhile what happens to the jobs.
 
-        Four times as long on several hosts, where more workers start at a time.
+        timeout_s: of a quiet machine. Four times as long on several hosts, where more workers start at a time.
         """
-        timeout_s *= 4 if self.cluster.spec.hosts else 1
-        deadline = time.monotonic() + timeout_s
+        patience = Patience(timeout_s * (4 if self.cluster.spec.hosts else 1))
         while not condition():
             self.tell()
             self.notice_failures()
-            if time.monotonic() > deadline:
-                raise ElasticError(f"waited {timeout_s:.0f} s for {what}, in vain; see the logs in {self.dir}")
+            if patience.over():
+                raise ElasticError(f"waited {patience} for {what}, in vain; see the logs in {self.dir}")
             time.sleep(0.25)
         self.tell()
 
@@ -270,6 +269,9 @@ def run(demo: Demo, kill: str) -> None:
     """The story, step by step; each step ends when what it says has happened."""
     epochs: dict[str, Any] = SHORT_EPOCHS if kill == "forever" else EPOCHS
     demo.chapter("1. one elastic job, on one node; the other nodes are idle")
+    # Slurm and the starts of workers may take longer than the training: while this file is there, it goes on.
+    hold = demo.dir / "hold"
+    hold.touch()
     chars = demo.submit_elastic("chars.sbatch", SAMPLES=SAMPLES["chars"], EPOCHS=epochs["chars"], MS=16)
     demo.wait("the first job to grow", lambda: demo.gpus(chars) > 4, 90)
 
@@ -305,6 +307,7 @@ def run(demo: Demo, kill: str) -> None:
         grown = lambda: any(demo.gpus(job) > held[job.job_id] for job in demo.jobs)  # noqa: E731
         demo.wait("its nodes to be taken back", grown, 60)
 
+    hold.unlink()
     demo.chapter("4. the jobs finish, one by one; those that are left grow")
     demo.wait("all to finish", lambda: not {job.job_id for job in demo.jobs} & set(demo.squeue()), 240)
 
@@ -332,8 +335,8 @@ def final_state(demo: Demo, job: Elastic) -> str:
     """How Slurm's accounting says that the job ended; slurmdbd hears of it a moment later than squeue shows it."""
     command = ["sacct", "-n", "-X", "-P", "-o", "State", "-j", str(job.job_id)]
     state = demo.cluster.run(command).stdout.strip()
-    deadline = time.monotonic() + 20
-    while state in ("", "RUNNING", "COMPLETING", "RESIZING") and time.monotonic() < deadline:
+    patience = Patience(20)
+    while state in ("", "RUNNING", "COMPLETING", "RESIZING") and not patience.over():
         time.sleep(0.5)
         state = demo.cluster.run(command).stdout.strip()
     return state
@@ -344,7 +347,10 @@ def check(demo: Demo) -> list[str]:
     wrong = []
     print("\ncheck, from what was recorded:")
     for job in demo.jobs:
-        result = audit.check(demo.dir / f"audit.{job.job_id}", samples=job.samples, epochs=job.epochs)
+        record = demo.dir / f"audit.{job.job_id}"
+        result = audit.check(record, job.samples, job.epochs)
+        if result.epochs_seen > job.epochs:  # it was held
+            result = audit.check(record, job.samples, result.epochs_seen)
         print(f"  {job.name} ({job.job_id}): {sentence(result, job)}")
         if not result.ok:
             wrong.append(f"{job.name} ({job.job_id}): {sentence(result, job)}")
@@ -414,7 +420,7 @@ def tell_all(path: Path, spec: SandboxSpec, kill: str, record: Path | None) -> l
         finally:
             if demo.daemon:
                 demo.daemon.terminate()
-                demo.daemon.wait(timeout=20)
+                Patience(20).end_of(demo.daemon)
             if demo.dir != path:
                 shutil.copytree(demo.dir, path, dirs_exist_ok=True)
 

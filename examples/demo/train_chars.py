@@ -13,6 +13,8 @@ from torch import nn
 import slurm_elastic.trainer_shim as elastic
 
 VOCABULARY = 128
+MORE = 1000
+"""Epochs, at most, while the spectators still need the job."""
 
 
 class Windows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--length", type=int, default=24)
     parser.add_argument("--ms-per-sample", type=float, default=0.0, help="see fake_gpu.py")
+    parser.add_argument("--hold", type=Path, default=Path("hold"), help="a file: while it is there, train on")
     args = parser.parse_args()
 
     job = elastic.join(batch=64, max_batch=512, lr="auto")
@@ -67,7 +70,7 @@ def main() -> None:
     opt = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=job.steps(epochs=args.epochs, samples=len(data)))
     net = job.wrap(model, opt, sched)
-    for epoch in job.epochs(args.epochs):
+    for epoch in job.epochs(args.epochs + MORE):
         loss = torch.zeros(())
         for x, y in job.loader(data):
             gpu.start()
@@ -75,6 +78,8 @@ def main() -> None:
             gpu.computed(len(x))
             job.step(loss)
         job.log(f"epoch {epoch}: loss {loss.item():.3f} after {job.samples} samples")
+        if epoch + 1 >= args.epochs and not job.once(args.hold.exists):
+            job.stop()
 
 
 if __name__ == "__main__":

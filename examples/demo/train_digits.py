@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 from fake_gpu import FakeGpu
@@ -11,6 +12,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import slurm_elastic.trainer_shim as elastic
+
+MORE = 1000
+"""Epochs, at most, while the spectators still need the job."""
 
 
 def digits() -> TensorDataset:
@@ -30,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--ms-per-sample", type=float, default=0.0, help="see fake_gpu.py")
+    parser.add_argument("--hold", type=Path, default=Path("hold"), help="a file: while it is there, train on")
     args = parser.parse_args()
 
     job = elastic.join(batch=64, max_batch=256, lr="auto")
@@ -41,7 +46,7 @@ def main() -> None:
     ).to(job.device)  # fmt: skip
     opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     net = job.wrap(model, opt)
-    for epoch in job.epochs(args.epochs):
+    for epoch in job.epochs(args.epochs + MORE):
         for x, y in job.loader(data):
             gpu.start()
             loss = nn.functional.cross_entropy(net(x), y)
@@ -49,6 +54,8 @@ def main() -> None:
             job.step(loss)
         right = job.once(accuracy, model, data)
         job.log(f"epoch {epoch}: accuracy {right:.3f} after {job.samples} samples")
+        if epoch + 1 >= args.epochs and not job.once(args.hold.exists):
+            job.stop()
 
 
 if __name__ == "__main__":

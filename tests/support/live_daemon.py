@@ -23,6 +23,7 @@ from sandbox_jobs import cancel_all
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
+from slurm_elastic.daemon.sandbox.patience import Patience, slowness_now
 from slurm_elastic.daemon.slurm import CommandClient, Job
 from slurm_elastic.protocol.api.client import Client
 from slurm_elastic.protocol.errors import DaemonUnreachable
@@ -45,7 +46,7 @@ max_resizes_per_job_hour = 3600
 cooldown_shrink_s = 0.5
 min_gain = 0.01
 assumed_pause_s = 0.05
-companion_wait_s = 40.0
+companion_wait_s = {wait_s:.0f}
 failed_backoff_s = 2.0
 report_interval_s = 0.2
 requests_per_s = 1000.0
@@ -81,7 +82,7 @@ class Selasticd:
         """Start it, and do not wait."""
         config = self.folder / "selasticd.toml"
         values = {"port": self.port, "state": self.state, "slurm_conf": self.sandbox.env["SLURM_CONF"]}
-        values |= {"more": self.more, "host": self.host}
+        values |= {"more": self.more, "host": self.host, "wait_s": 40 * slowness_now()}
         others = {line.partition("=")[0].strip() for line in self.more.splitlines()} - {""}
         lines = SETTINGS.splitlines()
         config.write_text("\n".join(x for x in lines if x.partition("=")[0].strip() not in others).format(**values))
@@ -104,7 +105,7 @@ class Selasticd:
         """Send a signal, and wait for the end."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return Patience(60).end_of(self.process)
 
     def client(self) -> Client:
         """Finds the daemon, and with --user the secret, in client.json; the fixture names it."""
@@ -188,9 +189,11 @@ class Selasticd:
 
 def _everyones_copy(folder: Path) -> Path:
     """What runs in a job, and the stub with what it imports, where every user may read them."""
+    code = folder / "slurm_elastic"
     for name in ("protocol", "trainer_shim"):
-        package = folder / "slurm_elastic" / name
-        shutil.copytree(ROOT / name, package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (code / "daemon" / "sandbox").mkdir(parents=True)
+    shutil.copy(ROOT / "daemon" / "sandbox" / "patience.py", code / "daemon" / "sandbox")  # of waiting.py
     for module in (STUB, STUB.with_name("waiting.py")):
         shutil.copy(module, folder)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)

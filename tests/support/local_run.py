@@ -10,6 +10,7 @@ from pathlib import Path
 
 from waiting import wait_until
 
+from slurm_elastic.daemon.sandbox.patience import Patience
 from slurm_elastic.trainer_shim.node import log_keeper
 
 NAMESPACE = Path(__file__).resolve().parents[2] / "packaging" / "namespace"
@@ -36,10 +37,11 @@ class Run:
         return Path(self.out.name).read_text()
 
     def wait(self, timeout: float = 90) -> int:
+        patience = Patience(timeout)
         try:
-            return self.process.wait(timeout)
+            return patience.end_of(self.process)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {timeout} s:\n{self.text()}") from None
+            raise AssertionError(f"still running after {patience}:\n{self.text()}") from None
 
     def says(self, words: str, timeout: float = 60) -> None:
         wait_until(lambda: words in self.text(), timeout, lambda: f"{words!r} in:\n{self.text()}")

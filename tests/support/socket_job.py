@@ -13,6 +13,7 @@ from pathlib import Path
 
 from malformed import line
 
+from slurm_elastic.daemon.sandbox.patience import Patience
 from slurm_elastic.protocol.json_lines import Message
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.version import build
@@ -47,9 +48,9 @@ class Job:
         return peer
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
+        patience = Patience(60)
         while not condition():
-            assert time.monotonic() < deadline
+            assert not patience.over()
             self.supervisor._loop.turn(0.01)
 
     def say(self, peer: socket.socket, data: bytes) -> None:

@@ -6,21 +6,23 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from slurm_elastic.daemon.sandbox.patience import Patience
+
 T = TypeVar("T")
 
 
 def wait_until(predicate: Callable[[], T], timeout: float = 30, what: object = "", *, every: float = 0.05) -> T:
     """Call predicate until it returns something true, and return that.
 
-    timeout, every: seconds. AssertionError after timeout, naming `what` (a text, or a function called for one then)
-    and the last value seen.
+    timeout, every: seconds; timeout is that of a quiet machine, and a busy one has longer (sandbox/patience.py).
+    AssertionError after that, naming `what` (a text, or a function called for one then) and the last value seen.
     """
-    deadline = time.monotonic() + timeout
+    patience = Patience(timeout)
     while True:
         value = predicate()
         if value:
             return value
-        if time.monotonic() > deadline:
+        if patience.over():
             told = what() if callable(what) else what
-            raise AssertionError(f"not within {timeout} s: {told or predicate!r} (last value: {value!r})")
+            raise AssertionError(f"not within {patience}: {told or predicate!r} (last value: {value!r})")
         time.sleep(every)

@@ -21,6 +21,7 @@ from typing import Any
 
 from control_peer import KEY, challenged
 
+from slurm_elastic.daemon.sandbox.patience import Patience
 from slurm_elastic.trainer_shim.control import job_key
 
 BLOCKED = 9
@@ -53,12 +54,16 @@ class Zygote:
     def wait(self, name: str, timeout_s: float = 60) -> int:
         """The worker's exit code; negative for a signal."""
         with self._changed:
-            assert self._changed.wait_for(lambda: name in self.codes, timeout_s), f"{name} did not exit"
+            patience = Patience(timeout_s)
+            while not self._changed.wait_for(lambda: name in self.codes, 0.2):
+                assert not patience.over(), f"{name} did not exit in {patience}"
             return self.codes[name]
 
     def kill(self, name: str, number: int = 9) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: name in self.pids, 30), f"{name} was not started"
+            patience = Patience(30)
+            while not self._changed.wait_for(lambda: name in self.pids, 0.2):
+                assert not patience.over(), f"{name} was not started in {patience}"
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself just now
             if name not in self.codes:
                 os.kill(self.pids[name], number)
@@ -66,7 +71,7 @@ class Zygote:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        Patience(30).end_of(self._process)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -196,15 +201,15 @@ class Control:
 
     def wait(self, wanted: Callable[[str, Message], bool], timeout_s: float = 60) -> Message:
         """The first message that is wanted, also one that came earlier."""
-        deadline, position = time.monotonic() + timeout_s, 0
+        patience, position = Patience(timeout_s), 0
         with self._changed:
             while True:
                 for worker, message in self.said[position:]:
                     if wanted(worker, message):
                         return message
                 position = len(self.said)
-                left = deadline - time.monotonic()
-                assert left > 0 and self._changed.wait(left), f"not said in {timeout_s} s\n{self.story()}"
+                self._changed.wait(0.2)
+                assert not patience.over(), f"not said in {patience}\n{self.story()}"
 
     def all(self, kind: str) -> list[Message]:
         return [message for _, message in self.said if message["type"] == kind]
