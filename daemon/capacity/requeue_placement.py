@@ -1,7 +1,8 @@
 """Whole sizes for a job that restarts: which equal share of how many nodes it can have, and where. Pure.
 
 Used for a resize by requeue, and for a job that was preempted or lost its node and comes back at what is left. Limit:
-for ordinary batch jobs that asked for their GPUs per node; others come back as they were submitted.
+for ordinary batch jobs that asked for their GPUs per node; others come back as they were submitted. Of a job that
+comes back Slurm chooses the nodes, and not always those that were found here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from slurm_elastic.protocol.messages import Shape
 
 from ..slurm.model import Job, Size, Snapshot
-from .constraints import meets
+from .constraints import meets, out_of_reach
 from .ledger import Amount, Ledger
 from .pending_jobs import SOON_S
 from .placement import ShapeTemplate
@@ -43,14 +44,26 @@ def whole_sizes(gpus: int, most: int) -> Iterator[Size]:
 
 
 def place_restart(
-    ledger: Ledger, own: Mapping[str, Amount], gpus: int, template: ShapeTemplate, nodes: Iterable[str], most: int
+    ledger: Ledger,
+    own: Mapping[str, Amount],
+    gpus: int,
+    template: ShapeTemplate,
+    nodes: Iterable[str],
+    most: int,
+    apart: Collection[tuple[str, str]] = (),
 ) -> Shape | None:
     """A shape of exactly `gpus` GPUs on what is free and what the job itself gives back (`own`, by node), its own
-    nodes first; None when no equal share fits. Takes nothing from the ledger."""
+    nodes first; None when no equal share fits. Takes nothing from the ledger.
+
+    apart: pairs of nodes that do not reach each other; of each one at most is taken.
+    """
     usable = [name for name in nodes if ledger.usable(name)]
     for size in whole_sizes(gpus, most):
         amount = template.amount(size.gpus_per_node)
         fits = [name for name in usable if (ledger.now[name] + own.get(name, Amount())).covers(amount)]
+        if apart and size.nodes > 1:
+            alone = out_of_reach((), fits, apart)
+            fits = [name for name in fits if name not in alone]
         if len(fits) >= size.nodes:
             chosen = sorted(fits, key=lambda name: (name not in own, name))[: size.nodes]
             return template.shape(size.gpus_per_node, chosen)
@@ -71,8 +84,15 @@ def put_back(base: Job, now: float) -> bool:
     return not wish and not fresh
 
 
-def comes_back_at(snapshot: Snapshot, job: ElasticJob, ledger: Ledger, accepted: Collection[int]) -> Shape | None:
-    """The shape to give a job that was put back: the largest accepted one that fits now, up to what it asks for.
+def comes_back_at(
+    snapshot: Snapshot,
+    job: ElasticJob,
+    ledger: Ledger,
+    accepted: Collection[int],
+    apart: Collection[tuple[str, str]] = (),
+) -> Shape | None:
+    """The shape to give a job that was put back: the largest accepted one that fits now, up to what it asks for, on
+    nodes that reach each other (`apart`: pairs that do not).
 
     Where none fits, the smallest, without nodes: it then waits for no more than it needs. None: leave it as it is.
     """
@@ -83,7 +103,7 @@ def comes_back_at(snapshot: Snapshot, job: ElasticJob, ledger: Ledger, accepted:
     nodes = [node.name for node in inside if meets(base.features, node.features)]
     sizes = sorted((size for size in accepted if size <= asks.gpus), reverse=True)
     for gpus in sizes:
-        found = place_restart(ledger, {}, gpus, template, nodes, asks.gpus_per_node)
+        found = place_restart(ledger, {}, gpus, template, nodes, asks.gpus_per_node, apart)
         if found is not None:
             same = Size(found.nodes, found.gpus_per_node) == asks
             return None if same and base.eligible_time <= now + SOON_S else found

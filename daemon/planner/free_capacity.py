@@ -48,7 +48,9 @@ def comebacks(inputs: Inputs, ledger: Ledger) -> dict[int, Shape]:
     gone = [j for j, job in elastic.items() if put_back(job.base, inputs.snapshot.at) and can_restart(job)]
     for job_id in sorted(gone, key=lambda job_id: (-elastic[job_id].base.priority, job_id)):
         job = elastic[job_id]
-        shape = None if job_id in inputs.put_back else comes_back_at(inputs.snapshot, job, ledger, sizes(job))
+        if job_id in inputs.put_back:
+            continue
+        shape = comes_back_at(inputs.snapshot, job, ledger, sizes(job), _apart(inputs, job.base.user))
         if shape is not None:
             take(ledger, (shape,))
             found[job_id] = shape
@@ -83,13 +85,17 @@ def reachable(
 
 
 def _out_of_reach(inputs: Inputs, running: RunningJob) -> frozenset[str]:
-    pairs = apart(inputs.host_pairs, running.job.base.user, inputs.now) if inputs.host_pairs else ()
+    pairs = _apart(inputs, running.job.base.user)
     if not pairs:
         return frozenset()
     own = {node for piece in running.pieces for node in piece.nodes}
     concerned = (inputs.snapshot.nodes.get(name) for both in pairs for name in both)
     free = {node.name for node in concerned if node is not None and node.gpus > node.gpus_used}
     return out_of_reach(own, free, pairs)
+
+
+def _apart(inputs: Inputs, user: str) -> Collection[tuple[str, str]]:
+    return apart(inputs.host_pairs, user, inputs.now) if inputs.host_pairs else ()
 
 
 def asleep(snapshot: Snapshot, nodes: Mapping[int, frozenset[str]]) -> dict[int, int]:

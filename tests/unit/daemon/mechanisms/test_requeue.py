@@ -253,6 +253,24 @@ def test_it_comes_back_at_the_largest_size_that_fits() -> None:
     assert back() is None  # it waits for no more than that already
 
 
+def test_it_comes_back_on_nodes_that_reach_each_other() -> None:
+    """Four nodes are free, and one of them does not reach the others: three are enough, and so is any of them alone."""
+    cluster = Cluster(4)
+    cluster.wait(1, 4, 4, "elastic:gpus=4-16,step=4,batch=240-3840", asked_per_node=4, restarts=1)
+    snapshot = cluster.snapshot()
+    job, ledger = sort_jobs(snapshot).elastic[1], Ledger.of(snapshot)
+    cut_off = [("n1", "n2"), ("n2", "n3"), ("n2", "n4")]
+
+    def back(*sizes: int, apart: list[tuple[str, str]]) -> Shape | None:
+        return comes_back_at(snapshot, job, ledger, sizes, apart)
+
+    assert back(4, 8, 12, 16, apart=[]) is None, "as it was submitted"
+    shape = back(4, 8, 12, 16, apart=cut_off)
+    assert shape is not None and shape.node_list == ("n1", "n3", "n4")
+    alone = back(4, 16, apart=cut_off)
+    assert alone is not None and (alone.nodes, alone.gpus_per_node) == (1, 4)
+
+
 # --- a whole daemon -----------------------------------------------------------------------------------------------
 
 

@@ -95,6 +95,17 @@ def test_no_world_has_both_of_two_hosts_that_do_not_reach_each_other() -> None:
     assert grown(replace(apart, user="somebody else")) == grown(replace(apart, failures=2)) == ["n2", "n3", "n4"]
 
 
+def test_a_job_comes_back_on_hosts_that_reach_each_other() -> None:
+    """What was put back gets a size that has room without both of a pair that its user's jobs found out."""
+    world = World(3)
+    more = {"asked_per_node": 4, "restarts": 1, "eligible_time": NOW + 100}
+    world.cluster.wait(1, 3, 4, "elastic:gpus=4-12,step=4,batch=240-3840", **more)
+    pair = HostPair(world.cluster.snapshot().jobs[1].user, "n1", "n3", "n3 at 10.0.0.3", 3, NOW - 10)
+    assert world.plan().resumes[1].nodes == 3
+    shape = world.plan(host_pairs=[pair]).resumes[1]
+    assert shape.nodes == 2 and not {"n1", "n3"} <= set(shape.node_list)
+
+
 def test_idle_gpus_are_spread_evenly_before_sizes_are_known() -> None:
     """Two equal jobs, each measured once: the exact optimizer does not give everything to one of them."""
     world = World(4)
