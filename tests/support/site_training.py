@@ -37,12 +37,18 @@ class Training(TrainingJob):
     """A batch job of `selastic run` on one GPU, with a selasticd of its own that a test speaks for."""
 
     def __init__(
-        self, site: SiteCluster, folder: Path, options: str = "", strategy: str = "ddp", run: str = "exec"
+        self,
+        site: SiteCluster,
+        folder: Path,
+        options: str = "",
+        strategy: str = "ddp",
+        run: str = "exec",
+        run_options: str = "",
     ) -> None:
-        """run: what stands before `selastic run` in the batch script's last line."""
+        """run: what stands before `selastic run` in the batch script's last line; run_options: what follows it."""
         folder.mkdir()
         self.site, self.daemon = site, FakeDaemon()
-        env, words = self.daemon.env(folder), f"train.py {strategy}"
+        env, words = self.daemon.env(folder), f"{run_options} train.py {strategy}"
         super().__init__(site.sandbox, folder, f"--gres=gpu:1 {options}", words, env, f"{run} {{run}}", TRAIN)
 
     def grow(self, *nodes: str) -> None:

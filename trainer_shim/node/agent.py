@@ -268,7 +268,13 @@ class Agent:
         try:
             connect(self._env, float(self._env.get("SELASTIC_ORPHAN_S", ORPHAN_S)), lambda sock: sock.close())
         except OSError:
-            subprocess.run(["scancel", self._env["SELASTIC_AGENT_JOB"]], check=False, timeout=60)
+            companion = self._env["SELASTIC_AGENT_JOB"]
+            try:
+                subprocess.run(["scancel", companion], check=False, timeout=60)
+            except OSError as error:  # a container may be without Slurm's commands
+                self._tell(
+                    f"companion {companion} is left to selasticd, or to its time limit: scancel: {error.strerror}"
+                )
 
 
 def preimport(more: tuple[str, ...] = ()) -> None:

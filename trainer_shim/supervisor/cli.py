@@ -31,7 +31,8 @@ from .slurm_job import SlurmJob
 from .state_machine.context import RunLimits, SupervisorContext
 from .state_machine.machine import Machine
 
-EPILOG = """The script is run by the python that runs selastic, once per GPU (or --nproc times), with its arguments.
+EPILOG = """The script is run by the python that runs selastic, or by --python, with its arguments: once per GPU, or
+--nproc times.
 SIGTERM and Ctrl-C: a checkpoint is written, then the run ends. SIGUSR1 (#SBATCH --signal=B:USR1@120 with
 `exec selastic run ...` as the script's last line): a checkpoint is written and the training goes on until Slurm ends
 it. The same command with the same job directory goes on from the newest checkpoint."""
@@ -61,6 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE,...",
         help="modules that the script imports and that are slow to import: done once per node, not once per GPU",
     )
+    parser.add_argument(
+        "--python",
+        type=_words,
+        default=(),
+        metavar="COMMAND",
+        help="what starts Python on the nodes, as in a container: 'apptainer exec --nv image.sif python3'",
+    )
+    parser.add_argument(
+        "--srun-options",
+        type=_words,
+        default=(),
+        metavar="OPTIONS",
+        help="further options of the srun that starts workers: --srun-options=--container-image=image.sqsh",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
     parser.add_argument("--no-daemon", action="store_true", help="do not talk to selasticd")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as with python -m")
@@ -87,6 +102,8 @@ def _run(args: argparse.Namespace) -> int:
     jobs = launchers.slurm_jobs(env) if "SLURM_JOB_ID" in env else ()
     comment = request.find(jobs[0].comment) if jobs else None
     asked = elastic_request(args.elastic, comment, env.get("SELASTIC_REQUEST", ""))
+    if args.srun_options and not jobs:
+        raise ConfigError(f"--srun-options {shlex.join(args.srun_options)} is for jobs of Slurm; this is none")
     pieces = launchers.slurm_pieces(jobs, args.nproc) if jobs else (launchers.local_piece(env, args.nproc),)
     interface = args.interface or env.get("SELASTIC_INTERFACE", "")
     place = job_dir.choose(env, command, args.job_dir, jobs[0].work_dir if jobs else "")
@@ -106,6 +123,8 @@ def _run(args: argparse.Namespace) -> int:
         batch=args.batch,
         request="" if asked == comment else asked,  # the daemon reads the comment itself
         audit=str(Path(args.audit).resolve()) if args.audit else "",
+        python=args.python,
+        srun=args.srun_options,
     )
     if args.dry_run:
         print(plan(options, jobs, pieces))
@@ -136,11 +155,11 @@ def worker_env(asked: str) -> dict[str, str]:
 
 
 def check_container(env: Mapping[str, str]) -> None:
-    """Raise ConfigError in a job of `sbatch --container`: agents start outside it, with another Python or none."""
+    """Raise ConfigError in a job of `sbatch --container`: agents would start outside it, by a Python that is in it."""
     if bundle := env.get("SLURM_CONTAINER", ""):
         raise ConfigError(
             f"--container={bundle} of this job holds its batch script only, and workers would start outside of it; "
-            "accepted: no --container, and a Python environment that all nodes see"
+            f"accepted: selastic run --srun-options=--container={shlex.quote(bundle)}, in a job without it"
         )
 
 
@@ -168,10 +187,10 @@ def plan(options: Options, jobs: tuple[SlurmJob, ...], pieces: tuple[Piece, ...]
     """What would be started, as text: a command per piece, then rank by rank."""
     lines = [f"job directory: {options.job_dir}"]
     for piece in pieces:
-        words = commands.agent_command(options.command)
+        words = commands.agent_command(options.command, options.python)
         if jobs:
             job = next(job for job in jobs if job.job_id == piece.slurm_job_id)
-            words = commands.srun(piece, job, words)
+            words = commands.srun(piece, job, words, options.srun)
         lines.append(shlex.join(words))
     slots = [(piece, node, gpu) for piece in pieces for node in piece.nodes for gpu in range(piece.gpus_per_node)]
     for rank, (piece, node, gpu) in enumerate(slots):
@@ -212,7 +231,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     rest = args.arguments[1:] if args.arguments[:1] == ["--"] else args.arguments
     if args.module:
         return ("-m", args.script, *rest)
-    if not Path(args.script).is_file():
+    if not args.python and not Path(args.script).is_file():  # else it may be where that Python is
         raise ConfigError(f"script {args.script} is not there; accepted: the path of a Python file")
     return (args.script, *rest)
 
@@ -226,6 +245,13 @@ def _modules(text: str) -> str:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(f"--preload {name} is not a module's name; accepted: names as in import, with commas")
     return text
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not accepted ({error}); accepted: words, as in a shell") from None
 
 
 def _positive(text: str) -> int:

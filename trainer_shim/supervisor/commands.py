@@ -57,13 +57,15 @@ def python_path(env: Mapping[str, str]) -> str:
     return ":".join([*paths, root])
 
 
-def agent_command(arguments: Sequence[str]) -> list[str]:
-    """An agent for `script args...`, by the python that runs now."""
-    return [sys.executable, "-m", "slurm_elastic.trainer_shim.node.agent", *arguments]
+def agent_command(arguments: Sequence[str], python: Sequence[str] = ()) -> list[str]:
+    """An agent for `script args...`, by this python, with what stands before it; else by the one that runs now."""
+    return [*(python or (sys.executable,)), "-m", "slurm_elastic.trainer_shim.node.agent", *arguments]
 
 
-def srun(piece: Piece, job: SlurmJob, command: Sequence[str]) -> list[str]:
-    """One agent per node of a piece. A task that ends, or is killed with its node, leaves the others running."""
+def srun(piece: Piece, job: SlurmJob, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """One agent per node of a piece. A task that ends, or is killed with its node, leaves the others running.
+
+    options: the user's own; those below come after them, and count."""
     count = len(piece.nodes)
     target = [f"--jobid={piece.slurm_job_id}"]
     if job.component is not None:  # of a heterogeneous job, which is reached through its leader only
@@ -71,6 +73,7 @@ def srun(piece: Piece, job: SlurmJob, command: Sequence[str]) -> list[str]:
         target = [f"--jobid={leader}", f"--het-group={number}"]
     words = [
         "srun",
+        *options,
         *target,
         f"--nodes={count}",
         f"--ntasks={count}",

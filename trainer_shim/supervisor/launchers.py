@@ -45,6 +45,10 @@ class Options:
     batch: int = 0
     request: str = ""
     audit: str = ""
+    python: tuple[str, ...] = ()
+    """What starts Python on the nodes; empty: the path of the one that runs now."""
+    srun: tuple[str, ...] = ()
+    """Further options of the srun that starts agents."""
 
 
 class SlurmLauncher(Companions):
@@ -62,7 +66,8 @@ class SlurmLauncher(Companions):
     def launch(self, piece: Piece, number: int) -> None:
         """Start an agent on each node of the piece; StepEnded with this number follows when they have all ended."""
         job = self._jobs[piece.slurm_job_id]
-        command = commands.srun(piece, job, commands.agent_command(self._options.command))
+        agent = commands.agent_command(self._options.command, self._options.python)
+        command = commands.srun(piece, job, agent, self._options.srun)
         env = {**self._options.env, **threads(self._options.env, job.cpus_per_node, piece.gpus_per_node)}
         env["SELASTIC_AGENT_JOB"] = str(piece.slurm_job_id)  # SLURM_JOB_ID is the leader's in every component
         if piece.kind == "companion":
@@ -115,7 +120,7 @@ class LocalLauncher:
                 "SELASTIC_AGENT_NODE": node,
                 "SELASTIC_NPROC": str(piece.gpus_per_node),
             }
-            command = commands.agent_command(self._options.command)
+            command = commands.agent_command(self._options.command, self._options.python)
             process = self._children.start(command, env, functools.partial(ended, node), log)
             if process is not None:
                 self._agents.setdefault(piece.slurm_job_id, []).append(process)

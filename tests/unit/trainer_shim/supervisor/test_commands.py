@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from slurm_elastic.protocol.errors import ConfigError, RequestError, SlurmUnpars
 from slurm_elastic.protocol.messages import Piece, Registration, Shape
 from slurm_elastic.trainer_shim.node.agent import gpus
 from slurm_elastic.trainer_shim.supervisor import commands, job_dir
-from slurm_elastic.trainer_shim.supervisor.cli import check_container, elastic_request, worker_env
+from slurm_elastic.trainer_shim.supervisor.cli import add_arguments, check_container, elastic_request, worker_env
 from slurm_elastic.trainer_shim.supervisor.companions import minutes_left
 from slurm_elastic.trainer_shim.supervisor.driver import program
 from slurm_elastic.trainer_shim.supervisor.slurm_job import SlurmJob, component_ids, parse_job
@@ -320,5 +322,34 @@ def test_job_directory_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_job_in_a_container_is_refused() -> None:
     """Its workers would start on the nodes' own file systems, without a word."""
     check_container({"SLURM_JOB_ID": "7"})
-    with pytest.raises(ConfigError, match=r"--container=/images/torch of this job .* accepted: no --container"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--container=/images/torch of this job .* accepted: .*--srun-options=--container=/images/torch",
+    ):
         check_container({"SLURM_JOB_ID": "7", "SLURM_CONTAINER": "/images/torch"})
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args([*words, "train.py", "--lr", "1"])
+
+
+def test_a_container_is_entered_by_the_words_that_the_user_gives() -> None:
+    """By what stands before python, or by options of srun's, which change nothing of what is asked of Slurm."""
+    assert commands.agent_command(["train.py"])[0] == sys.executable
+    given = parsed(
+        "--python=apptainer exec --nv 'my image.sif' python3", "--srun-options=--container-image=a --nodes=9"
+    )
+    agent = commands.agent_command(["train.py"], given.python)
+    assert agent[:6] == ["apptainer", "exec", "--nv", "my image.sif", "python3", "-m"] and agent[-1] == "train.py"
+    words = commands.srun(job().piece("base"), job(), agent, given.srun_options)
+    assert "--container-image=a" in words and words[-len(agent) :] == agent
+    assert [word for word in words if word.startswith("--nodes=")][-1] == "--nodes=2"
+
+
+def test_words_that_no_shell_would_read_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The user is told which, before anything is started."""
+    with pytest.raises(SystemExit):
+        parsed("--python=apptainer exec 'image python3")
+    assert "apptainer exec 'image python3 is not accepted (No closing quotation)" in capsys.readouterr().err
