@@ -1,4 +1,5 @@
-"""A private Slurm as sites configure it: limits, QOSes, preemption, exclusive nodes, job_submit vetoes, an epilog.
+"""A private Slurm as sites configure it: limits, QOSes, preemption, exclusive nodes, job_submit vetoes, an epilog, and
+where this machine has control groups that may be written (v1) processes tracked by them.
 
 One for the session; each test begins with no job, no limit, no veto and an epilog that ends at once.
 Limit: one host; everything but the jobs runs as root.
@@ -6,6 +7,7 @@ Limit: one host; everything but the jobs runs as root.
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -31,6 +33,17 @@ SLURM_CONF = (
     "PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP",
 )
 """`main` is preempted by `urgent` without a grace, `low` with one, `whole` never."""
+
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_PLUGINS = (
+    "ProctrackType=proctrack/cgroup",
+    "TaskPlugin=task/cgroup",
+    "JobAcctGatherType=jobacct_gather/cgroup",
+)
+CGROUP_CONF = f"""CgroupPlugin=cgroup/v1
+CgroupMountpoint={CGROUPS}
+"""
+"""Nothing is confined: the nodes say that they have more than their machine, and their GPUs are none."""
 
 QOSES = ("capped", "second")
 """Beside `normal`; every user may use them. They limit nothing until a test says so."""
@@ -165,6 +178,11 @@ class SiteCluster:
         assert answer.returncode == 0, answer.stderr
 
 
+def has_cgroups() -> bool:
+    """Whether Slurm can have control groups here (v1): their controllers are mounted, and may be written."""
+    return all(os.access(CGROUPS / name, os.W_OK) for name in ("freezer", "cpuset", "memory", "cpuacct"))
+
+
 def _lua(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -182,8 +200,11 @@ def configured_slurm(can_run_slurm: None) -> Iterator[SiteCluster]:
     folder = Path(tempfile.mkdtemp(prefix="selastic-site-"))  # not pytest's own: other users have to enter it
     folder.chmod(0o755)
     files = {"job_submit.lua": VETOING, "epilog": EPILOG}
+    cgroups = CGROUP_PLUGINS if has_cgroups() else ()
+    if cgroups:
+        files["cgroup.conf"] = CGROUP_CONF
     spec = SandboxSpec(
-        extra_slurm_conf=(*SLURM_CONF, f"Epilog={folder}/epilog"),
+        extra_slurm_conf=(*SLURM_CONF, *cgroups, f"Epilog={folder}/epilog"),
         extra_files={name: text.replace("DIR", str(folder)) for name, text in files.items()},
     )
     with Sandbox.up(spec, directory=folder) as sandbox:

@@ -66,6 +66,14 @@ class Training(TrainingJob):
         """The last step that any rank has contributed to."""
         return max((int(row["step"]) for row in audit.read(self.folder / "audit") if "indices" in row), default=0)
 
+    def trained_once(self) -> None:
+        """No step was trained twice."""
+        trained: dict[int, set[int]] = {}
+        for row in audit.read(self.folder / "audit"):
+            if "indices" in row:
+                trained.setdefault(row["step"], set()).add(row["generation"])
+        assert trained and all(len(generations) == 1 for generations in trained.values()), self.text()
+
     def saved(self) -> int:
         """The step of the newest checkpoint."""
         found = sorted(self.folder.glob(".selastic/*/checkpoints/step-*/checkpoint.json"))

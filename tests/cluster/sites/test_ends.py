@@ -13,8 +13,6 @@ from site_cluster import GRACE_S, SiteCluster
 from site_training import Training
 from waiting import wait_until
 
-from slurm_elastic.trainer_shim.training import audit
-
 
 def test_nothing_but_the_step_under_way_is_lost(site: SiteCluster, start: Callable[..., Training]) -> None:
     """All at once, grown by a companion: scancel and requeue, with `exec` and without, replicas and parts; a batch host
@@ -66,17 +64,8 @@ def test_a_supervisor_that_is_killed_ends_no_job(site: SiteCluster, start: Calla
     os.kill(supervisor, signal.SIGKILL)
     job.says("starting it again")
     wait_until(lambda: len(job.daemon.registrations) > before, 150, job.text)
-    once(job)
+    job.trained_once()
     assert job.state() == "RUNNING"
-
-
-def once(job: Training) -> None:
-    """No step was trained twice."""
-    trained: dict[int, set[int]] = {}
-    for row in audit.read(job.folder / "audit"):
-        if "indices" in row:
-            trained.setdefault(row["step"], set()).add(row["generation"])
-    assert trained and all(len(generations) == 1 for generations in trained.values()), job.text()
 
 
 def test_a_grace_is_used(site: SiteCluster, start: Callable[..., Training]) -> None:
@@ -130,7 +119,7 @@ def test_companions_that_slurm_wants_are_left_at_once(site: SiteCluster, start: 
         ends = companions[short].slurm_job_id
         wait_until(lambda: site.squeue(ends, "%T") == "TIMEOUT", 150, short.text)
         short.says("going on without it")
-        once(short)
+        short.trained_once()
         for job in [*jobs, short]:
             assert job.state() == "RUNNING", job.text()
             step = job.trained()

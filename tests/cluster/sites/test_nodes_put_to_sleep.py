@@ -1,0 +1,144 @@
+"""Nodes that are powered down, woken up and rebooted while a job grows onto them and trains there: their slurmd and all
+processes end, and come back when Slurm's own programs for it say so."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kill_ground import Ground
+from site_cluster import SiteCluster
+from site_training import Training
+from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
+from slurm_elastic.protocol.messages import Shape
+
+ASKS = """#!/bin/sh
+# Slurm's word to whoever has the nodes' power: "on", "off" or "reboot", and the nodes; of a reboot slurmd -N tells it.
+slurmd=$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$PPID/status)  # over the shell that it runs RebootProgram with
+nodes=${1:-$(tr '\\0' '\\n' </proc/$slurmd/cmdline | sed -n '/^-N$/{n;p}')}
+for node in $(SLURM_CONF=DIR/slurm.conf scontrol show hostnames "$nodes"); do echo "WORD $node" >>DIR/power; done
+"""
+PROGRAMS = {"ResumeProgram": "on", "SuspendProgram": "off", "RebootProgram": "reboot"}
+CONF = (
+    "SuspendTime=86400",
+    "SuspendTimeout=5",
+    "ResumeTimeout=60",
+    "SlurmdTimeout=20",
+    "ReturnToService=2",
+    *(f"{program}=DIR/{program}" for program in PROGRAMS),
+)
+
+
+class Power:
+    """The nodes' power: does what Slurm's programs ask for, in the order in which they do."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox, self._file, self._over = sandbox, sandbox.dir / "power", threading.Event()
+        self.done: list[str] = []
+        """"on n2", "off n2", in order."""
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._over.wait(0.05):
+            asked = self._file.read_text().splitlines() if self._file.exists() else []
+            for line in asked[len(self.done) :]:
+                word, node = line.split()
+                if word != "on":
+                    Ground(self._sandbox).power_off(node)
+                if word != "off":  # -b: Slurm waits for a node that has booted since it asked
+                    daemons, slurmd = self._sandbox.daemons, f"slurmd-{node}"
+                    daemons.spawn(slurmd, [*daemons.command(slurmd), "-b"])
+                self.done.append(line)
+
+
+@pytest.fixture
+def sleepy(can_run_slurm: None) -> Iterator[tuple[SiteCluster, Power]]:
+    """Three nodes, and who has their power. A cluster of its own: what has slept is not to be met by other tests."""
+    folder = Path(tempfile.mkdtemp(prefix="selastic-power-"))
+    folder.chmod(0o755)
+    spec = SandboxSpec(
+        nodes=3,
+        with_accounting=False,
+        extra_slurm_conf=tuple(line.replace("DIR", str(folder)) for line in CONF),
+        extra_files={name: ASKS.replace("DIR", str(folder)).replace("WORD", word) for name, word in PROGRAMS.items()},
+    )
+    with Sandbox.up(spec, directory=folder) as sandbox, contextlib.closing(Power(sandbox)) as power:
+        yield SiteCluster(sandbox), power
+
+
+def test_a_companion_wakes_its_node_and_training_outlives_its_sleep(
+    sleepy: tuple[SiteCluster, Power], tmp_path: Path
+) -> None:
+    """A node that sleeps is woken up for a companion; put to sleep under it, it takes the companion and not one step of
+    the base's; and it is woken up for the next one."""
+    site, power = sleepy
+    update(site, "n2", "power_down_force")
+    wait_until(lambda: "off n2" in power.done and flags(site, "n2") >= {"IDLE", "POWERED_DOWN"}, 60, node(site, "n2"))
+    training = Training(site, tmp_path / "job", options="-wn1")
+    with contextlib.closing(training.daemon):
+        training.grow("n2")
+        first = training.grown()
+        assert power.done == ["off n2", "on n2"] and first.nodes == ("n2",)
+        update(site, "n2", "power_down_force")
+        alone_again(training)
+        base = training.daemon.wait_registered().pieces
+        wait_until(lambda: "POWERED_DOWN" in flags(site, "n2"), 60, node(site, "n2"))
+        training.daemon.order(2, training.id, base, (Shape(1, 1, node_list=("n2",)),), wait=120)
+        training.daemon.wait_phase(2, "running", 150)
+        assert power.done == ["off n2", "on n2"] * 2
+        training.trained_once()
+        assert training.state() == "RUNNING"
+
+
+def test_a_reboot_waits_for_the_companion_and_then_happens(sleepy: tuple[SiteCluster, Power], tmp_path: Path) -> None:
+    """Slurm holds back `scontrol reboot`: training stays until it is told to leave, and the node reboots then."""
+    site, power = sleepy
+    training = Training(site, tmp_path / "job", options="-wn1")
+    with contextlib.closing(training.daemon):
+        training.grow("n2")
+        companion = training.grown()
+        site.sandbox.run(["scontrol", "reboot", "ASAP", "nextstate=resume", "n2"])
+        wait_until(lambda: "REBOOT_REQUESTED" in flags(site, "n2"), 30, node(site, "n2"))
+        step = training.trained()
+        wait_until(lambda: training.trained() > step + 10, 60, training.text)
+        assert power.done == []
+        training.daemon.order(2, training.id, training.daemon.wait_registered().pieces[:1])
+        training.daemon.wait_phase(2, "running", 60)
+        training.slurm("scancel", str(companion.slurm_job_id))  # as selasticd does now
+        wait_until(lambda: power.done == ["reboot n2"], 60, node(site, "n2"))
+        wait_until(lambda: flags(site, "n2") == {"IDLE"}, 60, node(site, "n2"))
+        training.trained_once()
+        assert training.state() == "RUNNING"
+
+
+def alone_again(training: Training) -> None:
+    """Steps are done by the base alone."""
+    wait_until(lambda: len(training.daemon.wait_registered().pieces) == 1, 90, training.text)
+    step = training.trained()
+    wait_until(lambda: training.trained() > step + 5, 60, training.text)
+
+
+def update(site: SiteCluster, name: str, state: str) -> None:
+    answer = site.sandbox.run(["scontrol", "update", f"nodename={name}", f"state={state}"])
+    assert answer.returncode == 0, answer.stderr
+
+
+def flags(site: SiteCluster, name: str) -> set[str]:
+    """A node's state and its flags, as scontrol has them: {"IDLE", "POWERED_DOWN"}."""
+    shown = site.sandbox.run(["scontrol", "-o", "show", "node", name]).stdout
+    return set(next(word.partition("=")[2] for word in shown.split() if word.startswith("State=")).split("+"))
+
+
+def node(site: SiteCluster, name: str) -> Callable[[], str]:
+    return lambda: site.sandbox.run(["scontrol", "show", "node", name]).stdout
