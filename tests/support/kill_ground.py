@@ -70,16 +70,7 @@ class Ground:
         self.sandbox.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=campaign"])
 
     def power_off(self, node: str) -> None:
-        kill_targets.kill(self.sandbox.daemons.pid(f"slurmd-{node}"))
-
-        def nothing_left() -> bool:
-            # Killed again at each look: a step may just have been on its way.
-            here = _step_managers(self.sandbox, node)
-            here += [one.pid for one in kill_targets.processes(self.sandbox) if one.node == node]
-            kill_targets.kill(*here)
-            return not here
-
-        wait_until(nothing_left, 60, f"nothing runs on {node}", every=0.01)
+        end_processes(self.sandbox, node)
 
     def heal_node(self, node: str) -> None:
         """The node boots again."""
@@ -90,6 +81,20 @@ class Ground:
 
     def power_on(self, node: str) -> None:
         self.sandbox.daemons.start(f"slurmd-{node}")
+
+
+def end_processes(sandbox: Sandbox, node: str) -> None:
+    """A node's slurmd, its steps' managers and all that runs in them end at once."""
+    kill_targets.kill(sandbox.daemons.pid(f"slurmd-{node}"))
+
+    def nothing_left() -> bool:
+        # Killed again at each look: a step may just have been on its way.
+        here = _step_managers(sandbox, node)
+        here += [one.pid for one in kill_targets.processes(sandbox) if one.node == node]
+        kill_targets.kill(*here)
+        return not here
+
+    wait_until(nothing_left, 60, f"nothing runs on {node}", every=0.01)
 
 
 class Hosts(Ground):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kill_ground import Ground
+from kill_ground import end_processes
 from site_cluster import SiteCluster
 from site_training import Training
 from waiting import wait_until
@@ -55,7 +55,7 @@ class Power:
             for line in asked[len(self.done) :]:
                 word, node = line.split()
                 if word != "on":
-                    Ground(self._sandbox).power_off(node)
+                    end_processes(self._sandbox, node)
                 if word != "off":  # -b: Slurm waits for a node that has booted since it asked
                     daemons, slurmd = self._sandbox.daemons, f"slurmd-{node}"
                     daemons.spawn(slurmd, [*daemons.command(slurmd), "-b"])
