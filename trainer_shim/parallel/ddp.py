@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,19 @@ UNSYNCED: dict[str, Any] = (
 OWN = ("self", "module", "process_group", "device_mesh", "init_sync")
 ACCEPTED = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters) - frozenset(OWN)
 """Options that a script may give; the others are the job's."""
+
+
+def check_options(call: str, options: Iterable[str], others: str = "") -> None:
+    """Raise TrainingError for one that DistributedDataParallel does not have, or that is the job's.
+
+    others: what the call accepts besides.
+    """
+    for name in options:
+        if name not in ACCEPTED:
+            raise TrainingError(
+                f"{call}({name}=...) is not known; accepted: {others}of DistributedDataParallel's "
+                f"{', '.join(sorted(ACCEPTED))}"
+            )
 
 
 class _Attach(torch.autograd.Function):
@@ -85,12 +98,7 @@ class Replicated(Strategy):
     """A module replicated over the ranks (strategy "ddp"). One rank alone runs it bare."""
 
     def __init__(self, module: nn.Module, ddp_options: dict[str, Any]) -> None:
-        for name in ddp_options:
-            if name not in ACCEPTED:
-                raise TrainingError(
-                    f"job.wrap({name}=...) is not known; accepted: strategy, scaler, parallelize, and of "
-                    f"DistributedDataParallel's {', '.join(sorted(ACCEPTED))}"
-                )
+        check_options("job.wrap", ddp_options, "strategy, scaler, parallelize, and ")
         super().__init__(module)
         self._options = {"gradient_as_bucket_view": True, **ddp_options}
         self._at_outputs = bool(ddp_options.get("find_unused_parameters") or ddp_options.get("static_graph"))

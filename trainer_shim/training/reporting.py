@@ -9,7 +9,7 @@ import dataclasses
 import time
 from typing import Any
 
-from ..data.sampling import Micro, Slicing, positions_of
+from ..data.sampling import Slicing, positions_of
 from ..state.kept_parts import State
 from ..world.process_group import World
 from ..world.rendezvous import Membership
@@ -59,8 +59,8 @@ class Reporting:
         """The new world is ready to compute."""
         self._resumed = time.perf_counter()
 
-    def stepped(self, micro: Micro, first_rate: float, exposed_s: float) -> None:
-        """An optimizer step has ended.
+    def stepped(self, total: int, count: int, first_rate: float, exposed_s: float) -> None:
+        """An optimizer step of `total` samples has ended, of which this rank made `count` micro batches.
 
         first_rate: the first group's, as the script and its schedulers have set it. exposed_s: see Strategy.
         """
@@ -68,11 +68,11 @@ class Reporting:
         if shape is None:
             return
         position = Position(progress.step, progress.samples, progress.epoch, self._tuning.noise(progress).scale)
-        typical = micro.total == shape.batch and (micro.count == shape.accumulation or shape.rank > 0)
-        self.meter.step(micro.total, position, typical, exposed_s)
+        typical = total == shape.batch and (count == shape.accumulation or shape.rank > 0)
+        self.meter.step(total, position, typical, exposed_s)
         self._ended = time.perf_counter()
         if self._announce:
-            self._say_running(first_rate, shape.batch, micro.total)
+            self._say_running(first_rate, shape.batch, total)
 
     def _say_running(self, first_rate: float, batch: int, total: int) -> None:
         """After a world's first step, of `total` samples."""

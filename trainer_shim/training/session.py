@@ -137,14 +137,19 @@ class Session:
         self._audit.write({**place, "batch": total, "rank": world.replica, "size": world.replicas, "indices": own})
 
     def stepped(self, micro: Micro, coming: ComingWorld | None, reader: TallyReader) -> None:
-        """A step has been done: count it, advance the schedule, and keep its tally to be read."""
+        """A step of a pass over a dataset has been done."""
+        self.state.progress.cursor = micro.cursor + micro.total
+        self.counted(micro.total, micro.count, coming, reader)
+
+    def counted(self, total: int, count: int, coming: ComingWorld | None, reader: TallyReader) -> None:
+        """A step of `total` samples has been done, by this rank in `count` micro batches: count it, advance the
+        schedule, and keep its tally to be read."""
         progress = self.state.progress
         progress.step += 1
-        progress.samples += micro.total
-        progress.cursor = micro.cursor + micro.total
+        progress.samples += total
         self.optimizers().schedule(progress)
         self._votes.append((coming, reader))
-        self.reporting.stepped(micro, self.optimizers().first_rate(), self.model().exposed_s())
+        self.reporting.stepped(total, count, self.optimizers().first_rate(), self.model().exposed_s())
         if not self._stepped:
             self._stepped = True
             if self.rank == 0:
