@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from .numerics import batch as batches
 from .parallel.choice import strategy_of
 from .parallel.deterministic import prepare
 from .parallel.strategy import Wrapped
+from .state.variables import Variables
 from .training.checks import check_wrap
 from .training.epoch_loop import EpochLoop
 from .training.job_properties import JobProperties
@@ -30,6 +31,7 @@ from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
 from .training.once import check_kept, on_rank_0, save
 from .training.optimizer_step import OptimizerSteps
+from .training.own_loop import OwnLoop, Share
 from .training.session import Session
 from .world.rendezvous import Membership
 
@@ -87,6 +89,8 @@ class Job(JobProperties):
         super().__init__(session)
         self._unit = unit
         self._epoch_loop = EpochLoop(session)
+        self._own_loop = OwnLoop(session)
+        self._variables = 0
         self._begun = False
         self._onces = 0
         self.device: torch.device = session.device
@@ -117,7 +121,8 @@ class Job(JobProperties):
         """
         self._before_start("wrap")
         if self._session.strategy is not None:
-            raise TrainingError("job.wrap() was called twice; wrap one model (an nn.Module may hold several)")
+            before = "after job.replicate()" if self._own_loop.models else "twice"
+            raise TrainingError(f"job.wrap() was called {before}; wrap one model (an nn.Module may hold several)")
         optimization = OptimizerSteps(self._tuning, optimizer, scheduler, scaler)
         check_wrap(model, optimization.optimizers, optimization.schedulers)
         parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards)
@@ -149,15 +154,28 @@ class Job(JobProperties):
             self._tuning.fitted = found
         return found
 
-    def keep(self, **parts: Any) -> None:
-        """Have more objects survive: anything with state_dict() and load_state_dict()."""
+    def replicate(self, model: torch.nn.Module, **options: Any) -> Any:
+        """Make a model data parallel whose loop stays the script's (next(), share()), instead of
+        DistributedDataParallel(model); any number of models. Optimizers go to keep().
+
+        options: passed on to DistributedDataParallel. Returns what is called like the model.
+        """
+        self._before_start("replicate")
+        return self._own_loop.replicate(model, options, self._unit)
+
+    def keep(self, within: MutableMapping[str, Any] | None = None, /, *names: str, **parts: Any) -> None:
+        """Have more survive: objects with state_dict() and load_state_dict(), by name=object; and variables, by their
+        names within globals() or vars(object). What a variable is on rank 0 counts."""
         self._before_start("keep")
+        if within is not None:
+            self._variables += 1
+            self._state.keep(f"Variables{self._variables}", Variables(within, names))
         for name, part in parts.items():
             self._state.keep(name, part)
 
     def _before_start(self, call: str) -> None:
         if self._begun:
-            raise TrainingError(f"job.{call}() was called after job.epochs() had begun; call it before the loop")
+            raise TrainingError(f"job.{call}() was called after the loop had begun; call it before")
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -167,6 +185,11 @@ class Job(JobProperties):
             raise TrainingError("job.epochs() was called twice; one loop over the epochs is one training")
         if self._session.strategy is None:
             raise TrainingError("job.epochs() was called before job.wrap(model, optimizer); wrap the model first")
+        if self._own_loop.models:
+            raise TrainingError(
+                "job.epochs() was called after job.replicate(), which leaves the loop to the script; accepted: "
+                "`while job.next():`, or job.wrap() instead"
+            )
         self._begun = self._session.world_switch.repeats_steps = True
         self._session.begin()
         epoch_loop = self._epoch_loop
@@ -189,8 +212,9 @@ class Job(JobProperties):
                 self._session.finish(finished=over)
 
     def stop(self) -> None:
-        """End the training before its last epoch: the loops over loader and epochs end. Call it on every rank."""
-        self._epoch_loop.stopped = True
+        """End the training before its last epoch: the loops over loader and epochs end, and next() returns False. Call
+        it on every rank."""
+        self._epoch_loop.stopped = self._own_loop.stopped = True
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> Loader:
         """One pass over the dataset, instead of DistributedSampler and DataLoader: this rank's micro batches, on its
@@ -218,6 +242,27 @@ class Job(JobProperties):
         session.stepped(*voted)
         return True
 
+    # -- the script's own loop -----------------------------------------------------------------------------------
+
+    def next(self, steps: int | None = None) -> bool:
+        """The boundary between two iterations of a loop that the script keeps: `while job.next():`.
+
+        Here workers join and leave, checkpoints are taken, and a worker that joins, or starts again, gets the state:
+        the models, what keep() was given, and the generators, which are seeded for each iteration. Returns False, and
+        ends the training, once so many steps have been done. Every rank calls it.
+        """
+        self._begun = True
+        return self._own_loop.next(steps)
+
+    def share(self, total: int) -> Share:
+        """This rank's part of `total` micro batches, or samples, of the iteration; `total` is the same on every rank.
+
+        Iterating over it gives the numbers of this rank's micro batches, each with the generators seeded for it, and
+        exchanges gradients with the last one. `positions` are the same as a range, for a script that takes its samples
+        at once. A loss is the mean over this rank's own part.
+        """
+        return self._own_loop.share(total)
+
     # -- once, and the end ---------------------------------------------------------------------------------------
 
     def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -230,7 +275,7 @@ class Job(JobProperties):
         and rank 0's result counts.
         """
         if not self._begun:
-            raise TrainingError("job.once() was called before job.epochs(); there is no world yet to call it once in")
+            raise TrainingError("job.once() was called before the loop; there is no world yet to call it once in")
         between = self._epoch_loop.open and self._session.feed is None
         if between and self._onces in self._state.progress.once:
             self._onces += 1
@@ -263,6 +308,7 @@ class Job(JobProperties):
     def close(self) -> None:
         """Take leave of the group and of the supervisor; also called at exit."""
         atexit.unregister(self.close)
+        self._own_loop.close()
         if self._session.optimization is not None:
             self._session.optimization.end()
         self._session.close()

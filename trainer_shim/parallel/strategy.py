@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -110,10 +110,18 @@ def is_part(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
 
 
-class Wrapped:
-    """What `job.wrap` returns: called like the model, and in everything else the model itself."""
+class Called(Protocol):
+    """What is called in place of a model."""
 
-    def __init__(self, parallel: Strategy) -> None:
+    module: nn.Module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Wrapped:
+    """What `job.wrap` and `job.replicate` return: called like the model, and in everything else the model itself."""
+
+    def __init__(self, parallel: Called) -> None:
         object.__setattr__(self, "_parallel", parallel)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,8 +138,8 @@ class Wrapped:
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise TrainingError(
-            "what job.wrap() returned belongs to this worker's world and cannot be copied, saved or sent; take the "
-            "model itself, or its state_dict()"
+            "what job.wrap() or job.replicate() returned belongs to this worker's world and cannot be copied, saved or "
+            "sent; take the model itself, or its state_dict()"
         )
 
     @property

@@ -130,6 +130,6 @@ def _superseded(entry: Line, restored: list[tuple[int, int]]) -> bool:
 
 
 def _whole(entries: list[Line]) -> bool:
-    """One line from each rank of one world."""
-    ranks = {(entry["generation"], entry["rank"]) for entry in entries}
-    return bool(entries) and len(entries) == len(ranks) == int(entries[0]["size"])
+    """One line from each rank of one world, and of every rank as many."""
+    ranks = Counter((entry["generation"], entry["rank"]) for entry in entries)
+    return bool(entries) and len(ranks) == int(entries[0]["size"]) and len(set(ranks.values())) == 1

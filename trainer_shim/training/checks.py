@@ -15,20 +15,25 @@ from slurm_elastic.protocol.errors import TrainingError
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
-def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedulers: Iterable[Any]) -> None:
-    """Before the loop. Raises TrainingError for what job.wrap() was given by mistake."""
+def check_model(call: str, model: Any) -> None:
+    """Raise TrainingError for what this call cannot make data parallel."""
     if type(model).__name__ == "Wrapped":
-        raise TrainingError("job.wrap() was given what an earlier job.wrap() returned; give it the model, once")
+        raise TrainingError(f"{call} was given what an earlier {call} returned; give it the model, once")
     if not isinstance(model, nn.Module):
-        raise TrainingError(f"job.wrap() was given a {type(model).__name__}; accepted: a torch.nn.Module")
+        raise TrainingError(f"{call} was given a {type(model).__name__}; accepted: a torch.nn.Module")
     if type(model).__name__ in WRAPPERS:
-        raise TrainingError(f"job.wrap() was given a {type(model).__name__}; give it the model inside, unwrapped")
+        raise TrainingError(f"{call} was given a {type(model).__name__}; give it the model inside, unwrapped")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise TrainingError(
-                f"job.wrap() was given a model whose parameter {name} is on the meta device; accepted: one whose "
+                f"{call} was given a model whose parameter {name} is on the meta device; accepted: one whose "
                 "parameters have their values, e.g. by model.to_empty(device=job.device) and its own initialization"
             )
+
+
+def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedulers: Iterable[Any]) -> None:
+    """Before the loop. Raises TrainingError for what job.wrap() was given by mistake."""
+    check_model("job.wrap()", model)
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):

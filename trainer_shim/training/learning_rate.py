@@ -31,6 +31,8 @@ class Tuning:
     ramp: float
     shards: int = 0
     """Parts of a deterministic step; 0: an ordinary one."""
+    fixed: bool = False
+    """The script's own loop makes the batch: it stays what join() was given."""
     fitted: int = 0
     """Largest micro batch that was found to fit this rank's memory; 0: not looked for."""
     agreed: int = 0
@@ -59,6 +61,9 @@ class Tuning:
         At the start a batch outside join()'s range raises TrainingError, before any training is spent; later the
         nearest accepted one is used: a mistaken batch is no reason to lose a job.
         """
+        if self.fixed:
+            said = f"a loop of the script's own keeps its batch of {self.base}, and {batch} was asked for"
+            return self.base, said if batch != self.base else ""
         try:
             return check_batch(batch, self.max_batch), ""
         except TrainingError as error:

@@ -59,8 +59,9 @@ class Reporting:
         """The new world is ready to compute."""
         self._resumed = time.perf_counter()
 
-    def stepped(self, total: int, count: int, first_rate: float, exposed_s: float) -> None:
-        """An optimizer step of `total` samples has ended, of which this rank made `count` micro batches.
+    def stepped(self, total: int, count: int | None, first_rate: float, exposed_s: float) -> None:
+        """An optimizer step of `total` samples has ended, of which this rank made `count` micro batches; None: as
+        many as ever.
 
         first_rate: the first group's, as the script and its schedulers have set it. exposed_s: see Strategy.
         """
@@ -68,7 +69,7 @@ class Reporting:
         if shape is None:
             return
         position = Position(progress.step, progress.samples, progress.epoch, self._tuning.noise(progress).scale)
-        typical = total == shape.batch and (count == shape.accumulation or shape.rank > 0)
+        typical = total == shape.batch and (count in (None, shape.accumulation) or shape.rank > 0)
         self.meter.step(total, position, typical, exposed_s)
         self._ended = time.perf_counter()
         if self._announce:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -25,6 +26,7 @@ from ..numerics.batch import share_of, slice_of
 from ..parallel.gradient_norms import Squares
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
+from ..state.variables import Variables
 from ..world import process_group as worlds
 from ..world.agreement import Tally, TallyReader, Vote
 from ..world.process_group import World
@@ -126,24 +128,26 @@ class Session:
         save, ready = self.snapshots.ahead(self.membership.coming(), self.rank)
         return self.membership.vote(save or self.saving.due(self.rank), self.saving.ending, square, ready)
 
-    def record(self, total: int, own: list[int]) -> None:
-        """For the audit, before this rank contributes to a step: the samples it trained on."""
+    def record(self, total: int, own: Sequence[int], epoch: int | None = None) -> None:
+        """For the audit, before this rank contributes to a step: the samples it trained on, of the epoch under way."""
         if self._audit is None:
             return
         progress, world = self.state.progress, self.world()
         if not world.speaks:
             return  # the ranks of one replica train on the same samples
-        place = {"generation": world.generation, "step": progress.step + 1, "epoch": progress.epoch}
-        self._audit.write({**place, "batch": total, "rank": world.replica, "size": world.replicas, "indices": own})
+        number = progress.epoch if epoch is None else epoch
+        place = {"generation": world.generation, "step": progress.step + 1, "epoch": number}
+        shares = {"batch": total, "rank": world.replica, "size": world.replicas, "indices": list(own)}
+        self._audit.write({**place, **shares})
 
     def stepped(self, micro: Micro, coming: ComingWorld | None, reader: TallyReader) -> None:
         """A step of a pass over a dataset has been done."""
         self.state.progress.cursor = micro.cursor + micro.total
         self.counted(micro.total, micro.count, coming, reader)
 
-    def counted(self, total: int, count: int, coming: ComingWorld | None, reader: TallyReader) -> None:
-        """A step of `total` samples has been done, by this rank in `count` micro batches: count it, advance the
-        schedule, and keep its tally to be read."""
+    def counted(self, total: int, count: int | None, coming: ComingWorld | None, reader: TallyReader) -> None:
+        """A step of `total` samples has been done, by this rank in `count` micro batches (None: in as many as
+        ever): count it, advance the schedule, and keep its tally to be read."""
         progress = self.state.progress
         progress.step += 1
         progress.samples += total
@@ -203,7 +207,15 @@ class Session:
         if sums.save:
             self.snapshots.save()
         if sums.switch and coming is not None and self.world_switch.comes_now(coming):
+            self._agree()
             self.world_switch.switch(coming)
+
+    def _agree(self) -> None:
+        """Variables are what they are on rank 0, which may leave now."""
+        for part in self.state.parts.values():
+            if isinstance(part, Variables):
+                with self.membership.ending_when_broken():
+                    part.load_state_dict(worlds.share(self.world(), part.state_dict()))
 
     def forget_votes(self) -> None:
         """Votes, and measurements, of another world count no more."""

@@ -94,6 +94,8 @@ class WorldSwitch:
         self._before: StateBefore | None = None
         self._on_trial = False
         self._put_off = 0
+        self.has_passes = True
+        """Whether the training goes over a dataset again and again, with code of the script between the passes."""
         self.repeats_steps = False
         """Whether a step that failed can be done again: where the loop is the job's own."""
 
@@ -109,7 +111,7 @@ class WorldSwitch:
 
     def _between_passes(self) -> bool:
         progress = self._session.state.progress
-        return progress.cursor >= progress.pass_samples
+        return self.has_passes and progress.cursor >= progress.pass_samples
 
     def switch(self, coming: ComingWorld) -> None:
         """Change worlds. What a script holds of the last step (loss, outputs) may stay: its graph has been used up."""

@@ -133,7 +133,7 @@ def test_wrong_uses_before_the_loop(made: list[elastic.Job]) -> None:
         job.keep(steps=3)
     with refused("outside the loop"):
         job.loader(DATA)
-    with refused("before job.epochs"):
+    with refused("before the loop"):
         job.once(print)
     with refused("without a batch of job.loader"):
         job.step(torch.zeros((), requires_grad=True))

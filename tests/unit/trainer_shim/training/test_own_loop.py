@@ -1,0 +1,121 @@
+"""A loop that stays the script's, in real gloo worlds: over iterations, with all that such scripts do by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_harness import SCRIPT, Control, Start, Zygote, alone, difference, result
+
+from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
+from slurm_elastic.trainer_shim.training import audit
+
+OWN = SCRIPT.with_name("own_loop_train.py")
+KEPT = ("iter_num", "best_val_loss", "lr")
+
+
+@pytest.fixture
+def begin(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
+    """As the fixture `start`, of the script whose loop is its own."""
+    made: list[Control] = []
+
+    def make(*args: str) -> Control:
+        made.append(Control(zygote, tmp_path, list(args), OWN))
+        return made[-1]
+
+    yield make
+    for control in made:
+        control.close()
+
+
+def drawn(directory: Path, name: str = "final") -> dict[tuple[int, int], set[tuple[int, ...]]]:
+    """What was drawn for each micro batch of each iteration, by whatever rank, and however often. A rank without a part
+    of an iteration draws its first micro batch for company: the same, too."""
+    found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for path in directory.glob(f"drawn-{name}.*.jsonl"):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            found.setdefault((entry["iteration"], entry["micro"]), set()).add(tuple(entry["starts"]))
+    return found
+
+
+def said(directory: Path, name: str = "final") -> dict[int, Any]:
+    lines = (directory / f"said-{name}.jsonl").read_text().splitlines()
+    return {entry["iteration"]: entry["loss"] for entry in map(json.loads, lines)}
+
+
+def undisturbed(zygote: Zygote, directory: Path, *args: str) -> dict[str, Any]:
+    """One process, whose files are named `still`. It is the last --name that counts."""
+    still = directory / "still"
+    still.mkdir()
+    return alone(zygote, still, *args, script=OWN)
+
+
+@pytest.mark.parametrize("end", [(), ("--limit",)])
+def test_resized_iterations_equal_undisturbed_ones(
+    zygote: Zygote, begin: Start, tmp_path: Path, end: tuple[str, ...]
+) -> None:
+    """1 -> 3 -> 2 -> 3 -> 1 workers, rank 0 replaced, 7 micro batches that do not divide: each micro batch of each
+    iteration once, with the samples, parameters, schedule, variables and evaluations of a run in one process."""
+    control = begin("--hold-from", "0", "--pace", "0.01", *end)
+    control.start("a")
+    for names in ("abc", "bc", "cde", "e"):
+        control.resize(*names)
+    assert control.exits(*"abcde") == [0] * 5, control.story()
+    found = audit.check(control.audit, samples=7, epochs=60)
+    assert found.ok and found.worlds == 5, (found, control.story())
+    ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, *end)
+    assert difference(ours, theirs) < 1e-12
+    assert ours["iter_num"] == 60
+    for key in KEPT:
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-12)
+    (name,) = [path.name.split(".")[0].removeprefix("drawn-") for path in (tmp_path / "still").glob("drawn-*")]
+    assert drawn(tmp_path) == drawn(tmp_path / "still", name)
+    assert said(tmp_path) == pytest.approx(said(tmp_path / "still", name), rel=1e-6)
+
+
+def test_killed_and_started_again_from_a_checkpoint(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """One of three killed after a checkpoint: the others find out in the script's own backward() or at the boundary,
+    and leave for another world, which goes on from there with other sizes; samples and results as undisturbed."""
+    control = begin("--hold-from", "0", "--pace", "0.01")
+    control.start("a", "b")
+    control.resize("a", "b", "c")
+    control.send("a", {"type": "checkpoint"})
+    saved = control.wait(lambda _, message: message["type"] == "saved")
+    control.kill("b")
+    assert control.exits("a", "b", "c", hold=True) == [EXIT_LOST, -9, EXIT_LOST], control.story()
+    assert [message for message in control.all("failed") if "broke" in message["error"]], control.story()
+    control.members = []
+    control.start("d", "e", source="checkpoint")
+    control.resize("e")
+    assert control.exits("d", "e") == [0, 0], control.story()
+    assert f"at step {saved['step']}," in (tmp_path / "d.log").read_text()
+    found = audit.check(control.audit, samples=7, epochs=60)
+    assert found.ok and found.restarts == 1, (found, control.story())
+    ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path)
+    assert difference(ours, theirs) < 1e-12
+    for key in KEPT:
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-12)
+    (name,) = [path.name.split(".")[0].removeprefix("drawn-") for path in (tmp_path / "still").glob("drawn-*")]
+    assert drawn(tmp_path) == drawn(tmp_path / "still", name)
+    done = [message for message in control.all("done") if message["finished"]]
+    assert done and done[-1]["step"] == 60
+
+
+def test_a_rank_that_dies_in_the_scripts_backward(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """No optimizer of another rank takes a step with gradients that are not whole: it leaves, asks to be tried again,
+    and says why; the state saved before goes on as undisturbed."""
+    control = begin("--hold-from", "12", "--die", "9")
+    control.spawn("a", "b", "c")
+    control.ready("a", "b", "c")
+    control.world("a", "b", "c", source="fresh")
+    assert control.exits("a", "b", "c", hold=True) == [EXIT_LOST, -9, EXIT_LOST], control.story()
+    assert "Traceback" not in (tmp_path / "a.log").read_text() + (tmp_path / "c.log").read_text()
+    control.members = []
+    control.start("d", "e", source="fresh")
+    assert control.exits("d", "e") == [0, 0], control.story()
+    assert difference(result(tmp_path), undisturbed(zygote, tmp_path)) < 1e-12
+    assert audit.check(control.audit, samples=7, epochs=60).ok

@@ -1,0 +1,193 @@
+"""A loop that stays the script's, in one process: what it may do between two boundaries, and one clear sentence for
+each wrong use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from local_jobs import DATA, loss_of, refused
+
+import slurm_elastic.trainer_shim as elastic
+
+X, Y = DATA.tensors
+
+
+def own(made: list[elastic.Job], keep: bool = True, **options: Any) -> tuple[elastic.Job, Any, torch.optim.SGD]:
+    job = elastic.join(**{"batch": 8, **options})
+    made.append(job)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    net = job.replicate(model)
+    if keep:
+        job.keep(optimizer=optimizer)
+    return job, net, optimizer
+
+
+def test_iterations_are_counted_and_end(made: list[elastic.Job]) -> None:
+    """next(steps) begins so many; rank, steps and samples are there from the first on."""
+    job, net, optimizer = own(made)
+    numbers = []
+    while job.next(3):
+        numbers.append(job.global_step)
+        mine = job.share(8).positions
+        assert (job.rank, mine) == (0, range(8))
+        optimizer.zero_grad()
+        loss_of(net, (X[mine.start : mine.stop], Y[mine.start : mine.stop])).backward()
+        optimizer.step()
+    assert numbers == [0, 1, 2]
+    assert (job.global_step, job.samples) == (3, 24)
+
+
+def test_a_stop_ends_the_loop_at_the_next_boundary(made: list[elastic.Job]) -> None:
+    job, net, optimizer = own(made)
+    while job.next():
+        for _ in job.share(1):
+            loss_of(net, (X, Y)).backward()
+        optimizer.step()
+        job.stop()
+    assert job.global_step == 1
+
+
+def test_what_is_drawn_belongs_to_the_iteration_and_the_micro_batch(made: list[elastic.Job]) -> None:
+    """The numbers drawn in an iteration are others in the next one, and in each micro batch, and do not depend on how
+    many were drawn before."""
+    job, _, _ = own(made)
+    drawn = []
+    while job.next(2):
+        torch.rand(3 + job.global_step)
+        drawn += [float(torch.rand(())) for _ in job.share(2)]
+    assert len(set(drawn)) == 4
+    made.clear()
+    job.close()
+    again, _, _ = own(made)
+    repeated = []
+    while again.next(2):
+        repeated += [float(torch.rand(())) for _ in again.share(2)]
+    assert repeated == drawn
+
+
+def test_several_optimizers_shares_and_backward_passes(made: list[elastic.Job]) -> None:
+    """Two models trained against each other, one of them with two steps in an iteration: each step has its share."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
+    nets = [job.replicate(model) for model in models]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    job.keep(one=optimizers[0], other=optimizers[1])
+    before = [model.weight.clone() for model in models]
+    while job.next(2):
+        for _ in range(2):
+            job.share(8)
+            optimizers[1].zero_grad()
+            nets[1](X).mean().backward()
+            nets[1](nets[0](X).detach()).mean().backward()
+            optimizers[1].step()
+        optimizers[0].zero_grad()
+        nets[1](nets[0](X)).mean().backward()
+        optimizers[0].step()
+    assert all(not torch.equal(model.weight, old) for model, old in zip(models, before, strict=True))
+    assert sorted(job._session.state.parts["Model"].state_dict()) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+
+
+def test_variables_are_kept_by_name(made: list[elastic.Job]) -> None:
+    """What a checkpoint of an iteration holds is what they were at its end, whatever the script assigns meanwhile."""
+    job, net, optimizer = own(made)
+    variables = {"best": 1e9, "seen": 0}
+    job.keep(variables, "best", "seen")
+    part = job._session.state.parts["Variables1"]
+    held = []
+    while job.next(2):
+        variables["best"] = torch.tensor(0.5)
+        for _ in job.share(1):
+            loss_of(net, (X, Y)).backward()
+        held.append(part.state_dict())
+        optimizer.step()
+        variables["seen"] += 1
+    assert held == [{"best": 1e9, "seen": 0}, {"best": torch.tensor(0.5), "seen": 1}]
+    part.load_state_dict({"best": 3.0, "seen": 7})
+    assert variables == {"best": 3.0, "seen": 7}
+
+
+def test_wrong_uses_before_the_loop(made: list[elastic.Job]) -> None:
+    """One of the two ways, a model, an optimizer that is kept, and the batch that join() was given."""
+    job, _, _ = own(made, keep=False)
+    with refused("before job.keep\\(optimizer=optimizer\\)"):
+        job.next()
+    job.close()
+    made.clear()
+    job = elastic.join(batch=8)
+    made.append(job)
+    with refused("before job.replicate"):
+        job.next()
+    job.close()
+    made.clear()
+    job, _, _ = own(made)
+    with refused("no variable of that name"):
+        job.keep({}, "iter_num")
+    with refused("given a list"):
+        job.keep([], "iter_num")  # type: ignore[arg-type]
+    with refused("job.replicate\\(batch=...\\) is not known"):
+        job.replicate(torch.nn.Linear(3, 1), batch=8)
+    with refused("was given what an earlier job.replicate"):
+        job.replicate(job.replicate(torch.nn.Linear(3, 1)))
+    with refused("job.epochs\\(\\) was called after job.replicate"):
+        next(iter(job.epochs(1)))
+    with refused("job.wrap\\(\\) was called after job.replicate"):
+        job.wrap(torch.nn.Linear(3, 1), torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1))
+    with refused("job.share\\(\\) was called before job.next"):
+        job.share(8)
+    job.keep(stray=torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1))
+    with refused("holds no parameter of what job.replicate"):
+        job.next()
+    job.close()
+    made.clear()
+    with refused("max_batch=16"):
+        own(made, max_batch=16)
+
+
+@pytest.mark.parametrize("option", [{"unit": {"tp": 1}}, {"deterministic": True}])
+def test_ways_that_do_not_go_together(made: list[elastic.Job], option: dict[str, Any]) -> None:
+    with refused(f"join\\({next(iter(option))}="):
+        own(made, **option)
+
+
+def test_an_optimizer_is_not_stepped_outside_of_the_loop(made: list[elastic.Job]) -> None:
+    """A loop that never comes to job.next() would train each rank for itself."""
+    _, net, optimizer = own(made)
+    with refused("outside of the loop that begins with"):
+        optimizer.step()
+    with refused("before job.share"):
+        net(X)
+    with torch.no_grad():
+        net(X)
+
+
+def test_wrong_uses_in_the_loop(made: list[elastic.Job]) -> None:
+    """A step without a share, twice, of an optimizer that does not survive, of a bare model; job.step(loss)."""
+    job, net, optimizer = own(made)
+    other = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert job.next()
+    with refused("before job.share"):
+        net(X)
+    with refused("again without a job.share"):
+        optimizer.step()
+    with refused("job.share\\(0\\)"):
+        job.share(0)
+    job.share(8)
+    loss_of(net.module, (X, Y)).backward()
+    with refused("no other rank has seen"):
+        optimizer.step()
+    loss_of(net, (X, Y)).backward()
+    with refused("job.keep\\(\\) was not given"):
+        other.step()
+    optimizer.step()
+    with refused("again without a job.share"):
+        optimizer.step()
+    with refused("job.step\\(\\) was called without a batch"):
+        job.step(loss_of(net, (X, Y)))
+    with refused("called after the loop had begun"):
+        job.replicate(torch.nn.Linear(3, 1))
+    bystander = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)
+    bystander.step()
