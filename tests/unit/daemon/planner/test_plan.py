@@ -98,7 +98,7 @@ def test_no_world_has_both_of_two_hosts_that_do_not_reach_each_other() -> None:
 def test_a_job_comes_back_on_hosts_that_reach_each_other() -> None:
     """What was put back gets a size that has room without both of a pair that its user's jobs found out."""
     world = World(3)
-    more = {"asked_per_node": 4, "restarts": 1, "eligible_time": NOW + 100}
+    more = {"asked_per_node": 4, "restarts": 1, "eligible_time": world.cluster.at + 100}
     world.cluster.wait(1, 3, 4, "elastic:gpus=4-12,step=4,batch=240-3840", **more)
     pair = HostPair(world.cluster.snapshot().jobs[1].user, "n1", "n3", "n3 at 10.0.0.3", 3, NOW - 10)
     assert world.plan().resumes[1].nodes == 3
