@@ -31,9 +31,13 @@ class Controllers:
     def __init__(self, hosts: Sandbox) -> None:
         self.hosts = hosts
 
-    def lose(self) -> None:
-        """SIGKILL the primary, once it has saved what it knows."""
+    def lose(self, what: str = "process") -> None:
+        """SIGKILL the primary, once it has saved what it knows; or take its whole host off the network, and with it
+        what answers that nobody listens there: who connects to it waits."""
         self._wait_for_saved_state()
+        if what == "host":
+            self.hosts.daemons.stop(f"host-{PRIMARY}")
+            return
         os.kill(self.hosts.daemons.pid(f"slurmctld-{PRIMARY}"), signal.SIGKILL)
         wait_until(lambda: not self.hosts.daemons.pid(f"slurmctld-{PRIMARY}"), 30)
 
@@ -43,6 +47,8 @@ class Controllers:
 
     def restore(self) -> None:
         """The primary is back, and in charge."""
+        if not self.hosts.daemons.pid(f"host-{PRIMARY}"):
+            self.hosts.start_host(PRIMARY)
         self.hosts.start_daemon(f"slurmctld-{PRIMARY}", 60)
         wait_until(self._knows_gpus, 60, self.log)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
-from host_training import HostTraining
+from host_training import HostTraining, there_is
 from live_daemon import Selasticd, live_daemon
 from sandbox_jobs import cancel_all
-from training_job import TrainingJob
 from two_controllers import Controllers, two_controllers
 from waiting import wait_until
 
@@ -42,14 +40,6 @@ def hosts(controllers: Controllers) -> Sandbox:
     return controllers.hosts
 
 
-@contextmanager
-def there_is(job: TrainingJob, name: str) -> Iterator[None]:
-    """While this file is in the job's folder; its workers look for it."""
-    (job.folder / name).touch()
-    yield
-    (job.folder / name).unlink()
-
-
 def fill_n2(hosts: Sandbox) -> str:
     """An ordinary job on all GPUs of n2; its id."""
     answer = hosts.run(["salloc", "--no-shell", "-ptrain", "-wn2", "--gres=gpu:a100:4", "-Jfiller"])
@@ -57,13 +47,16 @@ def fill_n2(hosts: Sandbox) -> str:
     return answer.stderr.rpartition("job allocation ")[2].split()[0]
 
 
-STATES = ("issued", "submitted", "granted", "ready") if os.environ.get("SELASTIC_EVERYWHERE") else ("issued", "granted")
-"""Of a growth: all of them in `make soak-cluster`, which takes minutes more."""
+EVERYWHERE = bool(os.environ.get("SELASTIC_EVERYWHERE"))
+LOST = ("process", "host")
+IN_GROWTH = [(state, lost) for state in ("issued", "submitted", "granted", "ready") for lost in LOST]
+"""All of them in `make soak-cluster`, which takes minutes more."""
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_growth_outlives_the_primary(controllers: Controllers, start: Start, state: str) -> None:
-    """The primary dies in each state of a growth. It is carried out, no step is trained twice, and the job ends well.
+@pytest.mark.parametrize(("state", "lost"), IN_GROWTH if EVERYWHERE else [("issued", "host"), ("granted", "process")])
+def test_a_growth_outlives_the_primary(controllers: Controllers, start: Start, state: str, lost: str) -> None:
+    """The primary, or its whole host, dies in each state of a growth. It is carried out, no step is trained twice, and
+    the job ends well.
 
     The companion is asked for while nobody answers, waits for nodes, warms up, or trains before the backup knows it.
     """
@@ -72,26 +65,26 @@ def test_a_growth_outlives_the_primary(controllers: Controllers, start: Start, s
     job.trains_past(3)
     grow = (1, job.id, base, (job.shape("n2"),))
     if state == "issued":
-        controllers.lose()
+        controllers.lose(lost)
         job.daemon.order(*grow, wait=120)
     elif state == "submitted":
         filler = fill_n2(controllers.hosts)
         job.daemon.order(*grow, wait=120)
         wait_until(lambda: f"selastic-{job.id} PENDING" in "\n".join(job.others()), 60, job.text)
-        controllers.lose()
+        controllers.lose(lost)
         controllers.wait_for_backup()
         controllers.hosts.run(["scancel", filler])
     elif state == "granted":
         with there_is(job, "cold"):
             job.daemon.order(*grow, wait=120)
             job.daemon.wait_phase(1, "granted", 60)
-            controllers.lose()
+            controllers.lose(lost)
             job.trains_past(job.trained() + 3)
     else:
         with there_is(job, "stuck"):
             job.daemon.order(*grow, wait=120)
             job.daemon.wait_phase(1, "ready", 120)
-            controllers.lose()
+            controllers.lose(lost)
     grown = job.daemon.wait_phase(1, "running", 150)
     assert [piece.nodes for piece in grown.pieces] == [("n1",), ("n2",)]
     controllers.wait_for_backup()
@@ -125,7 +118,8 @@ def selasticd(controllers: Controllers, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield daemon
 
 
-def test_selasticd_goes_on_with_the_backup(controllers: Controllers, selasticd: Selasticd) -> None:
+@pytest.mark.parametrize("lost", LOST if EVERYWHERE else LOST[1:])
+def test_selasticd_goes_on_with_the_backup(controllers: Controllers, selasticd: Selasticd, lost: str) -> None:
     """It releases by the backup what a job gave up while no slurmctld answered, and plans by it, and by the primary
     again when that is back."""
     request = "elastic:gpus=4-8,step=4,batch=240-3840"
@@ -136,7 +130,7 @@ def test_selasticd_goes_on_with_the_backup(controllers: Controllers, selasticd: 
     granted.unlink()
     waiting = controllers.hosts.run(["sbatch", "--parsable", "-ptrain", "--gres=gpu:a100:4", "--wrap", "sleep 600"])
     wait_until(lambda: "holds at ready" in (selasticd.stubs / f"{job}.log").read_text(), 60, selasticd.log)
-    controllers.lose()
+    controllers.lose(lost)
     granted.touch()
     controllers.wait_for_backup()
     selasticd.settles_at(job, 4, 120)
