@@ -1,11 +1,12 @@
-"""The batch host, and a companion's, cut off from slurmctld and selasticd, one way and both, with a real selasticd."""
+"""The batch host, and a companion's, cut off from slurmctld and selasticd, one way and both, and from each other."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 
 import pytest
-from host_training import SAMPLES, TRAIN
+from host_training import SAMPLES, TRAIN, HostTraining
 from live_daemon import live_daemon
 from training_job import TrainingJob
 from waiting import wait_until
@@ -65,4 +66,34 @@ def test_training_goes_on_while_a_host_is_cut_off_and_is_resized_afterwards(
         job.go()
         job.ends()
     assert "starting again" not in job.text()
+    job.checked(SAMPLES, 1)
+
+
+def test_a_companion_orphaned_by_a_partition_is_given_back_when_it_heals(
+    hosts: Sandbox, start: Callable[..., HostTraining]
+) -> None:
+    """Training goes on without the host that is cut off from everybody. The batch host reaches nobody either, so the
+    companion cannot be given back until packets flow again: then the supervisor does it, and nobody else could, for
+    its agents reach the supervisor again and leave it the decision. The job can grow there once more."""
+    if hosts.spec.hosts != "full":
+        pytest.skip("once is enough")
+    job = start("-N1", "-wn1", "--gres=gpu:1", env={"SELASTIC_ORPHAN_S": "600"})
+    base = job.daemon.wait_registered(120).pieces
+    job.trains_past(3)
+    job.daemon.order(1, job.id, base, (job.shape("n2"),), wait=120)
+    grown = job.daemon.wait_phase(1, "running", 150)
+    companion = grown.pieces[-1].slurm_job_id
+    job.trains_past(grown.step + 3)
+    everybody = [HEAD, "n1", "n2", "n3"]
+    hosts.links = Links().apart("n1", everybody).apart("n2", everybody)
+    job.says("starting again", 120)
+    job.trains_past(job.trained() + 3)
+    assert job.field("JobState", companion) == "RUNNING"
+    hosts.links = Links()
+    wait_until(lambda: job.field("JobState", companion) == "CANCELLED", 60, job.text)
+    wait_until(lambda: hosts.status().nodes["n2"] == "idle", 60, lambda: str(hosts.status()))
+    job.daemon.order(2, job.id, base, (job.shape("n2"),), wait=120)
+    job.daemon.wait_phase(2, "running", 150)
+    job.go()
+    job.ends()
     job.checked(SAMPLES, 1)
