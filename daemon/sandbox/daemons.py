@@ -172,8 +172,18 @@ class Daemons:
             log = ["-L", f"{at.dir}/log/{name}.log"]
             return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), *log]
         # On a host of its own slurmd finds its node by the host's name.
-        as_node = [] if self._spec.hosts else ["-N", which]
+        as_node = self._boot(which) if self._spec.hosts else ["-N", which]
         return [host.program(self._spec, program), "-D", "-f", str(at.slurm_conf), *as_node]
+
+    def _boot(self, host: str) -> list[str]:
+        """What tells slurmd that its host has booted, not only slurmd: the machine that carries it has not."""
+        try:
+            return ["-b"] if self._pid_file(f"slurmd-{host}").stat().st_mtime < self._booted(host) else []
+        except FileNotFoundError:
+            return ["-b"]
+
+    def _booted(self, host: str) -> float:
+        return self._pid_file(f"host-{host}").stat().st_mtime
 
     def _environment(self, name: str) -> dict[str, str]:
         environment = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ class HostTraining(TrainingJob):
 
     def trains_past(self, step: int, timeout: float = 120) -> None:
         wait_until(lambda: self.trained() > step, timeout, self.text)
+
+
+@contextmanager
+def there_is(job: TrainingJob, name: str) -> Iterator[None]:
+    """While this file is in the job's folder; its workers look for it."""
+    (job.folder / name).touch()
+    yield
+    (job.folder / name).unlink()
 
 
 @pytest.fixture
