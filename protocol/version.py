@@ -11,8 +11,14 @@ from pathlib import Path
 IN_A_JOB = ("protocol", "trainer_shim")
 
 
+@functools.cache
 def version() -> str:
-    """The installed version."""
+    """The release that this process runs. Like `build`, first called before somebody can put another one in its place."""
+    return version_on_disk()
+
+
+def version_on_disk() -> str:
+    """The installed one, which is looked up anew."""
     try:
         return installed("slurm-elastic")
     except PackageNotFoundError:
@@ -22,6 +28,7 @@ def version() -> str:
 @functools.cache
 def build() -> str:
     """The one that this process runs: call it before somebody can put another one in its place."""
+    version()
     return build_on_disk()
 
 
@@ -30,4 +37,4 @@ def build_on_disk() -> str:
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(file for folder in IN_A_JOB for file in (root / folder).rglob("*.py")):
         digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
-    return f"{version()}, build {digest.hexdigest()[:8]}"
+    return f"{version_on_disk()}, build {digest.hexdigest()[:8]}"

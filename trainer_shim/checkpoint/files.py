@@ -167,7 +167,7 @@ def seal(
         "files": files,
     }
     with open(partial / INDEX, "w") as text:
-        json.dump(index, text)
+        text.write(json.dumps(index))  # json.dump leaves cycles behind
         text.flush()
         os.fsync(text.fileno())
     for path in partial.iterdir():  # the umask may have given them to a group

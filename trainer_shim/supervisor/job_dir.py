@@ -106,7 +106,7 @@ def write(place: Path, run: Run) -> None:
     """Replace the record; it is on disk when this returns."""
     partial = place / f".{RECORD}.partial"
     with partial.open("w") as file:
-        json.dump(asdict(run), file)
+        file.write(json.dumps(asdict(run)))  # json.dump leaves cycles behind
         file.flush()
         os.fsync(file.fileno())
     partial.replace(place / RECORD)
