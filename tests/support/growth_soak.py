@@ -210,15 +210,21 @@ def line(values: list[float]) -> tuple[float, float]:
     return slope, (rest / max(1, count - 2) / spread) ** 0.5
 
 
-def slopes(samples: list[Sample], units: int) -> Slopes:
-    """units: resizes, or jobs, between two samples."""
-    kept = samples[int(len(samples) * WARM_UP) :]
+def slopes(samples: list[Sample], units: int, fills: int = 0) -> Slopes:
+    """units: resizes, or jobs, between two samples. fills: so many of them at least are the warm-up, where there are
+    half as many more behind it."""
+    kept = samples[warm_up(len(samples), -(-fills // units)) :]
     found = {}
     for name in kept[-1]:
         values = [sample[name] for sample in kept]
         slope, error = line(values)
         found[name] = (values[-1], slope / units, error / units)
     return found
+
+
+def warm_up(samples: int, fills: int = 0) -> int:
+    """How many of the first samples are not counted."""
+    return max(int(samples * WARM_UP), fills if 2 * samples >= 3 * fills else 0)
 
 
 def print_slopes(found: Slopes, unit: str) -> None:

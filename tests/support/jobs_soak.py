@@ -3,8 +3,9 @@
 Promise: each job registers, reports, grows by a companion where there is room, and ends; memory, Python objects,
 descriptors and threads of the process are measured behind a warm-up. Limit: the rounds, the planner, the controller and
 the store are the real ones, but in this process and on the in-memory Slurm: not the HTTP server, not Slurm's commands.
-The history in the database grows with the jobs by design, until history_days prunes it. The plans of up to 8,192 jobs
-that were are kept (`Cache`): some 800 jobs of this soak fill that.
+The history in the database grows with the jobs by design, until history_days prunes it. The choices made for jobs that
+were are kept, up to twice 4,096 lists (`Cache`): 800 jobs of this soak fill that, and SQLite's pages are in memory by
+then too. So the first 1,000 are warm-up; a run of fewer than 1,500 measures how these fill.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from growth_soak import Sample, anonymous_kb, names, print_slopes, slopes
 AT_ONCE = 4
 ROUNDS = 8
 """Of the daemon, while these jobs are there: enough to grow."""
+FILLS = 1_000
+"""Jobs after which what is kept up to a bound is full."""
 EVERY = 5
 """Samples are taken after so many of these."""
 
@@ -50,6 +53,7 @@ def run(folder: Path, jobs: int, minutes: float = 1e9) -> tuple[list[Sample], in
                 {
                     "selasticd: memory, kB": anonymous_kb(os.getpid()),
                     "selasticd: Python objects": len(gc.get_objects()),
+                    "selasticd: Python blocks": sys.getallocatedblocks(),
                     "selasticd: descriptors": len(names(Path("/proc/self/fd"))),
                     "selasticd: threads": len(names(Path("/proc/self/task"))),
                 }
@@ -70,7 +74,7 @@ def main() -> int:
         samples, resizes = run(Path(folder), args.jobs, args.minutes)
     jobs = len(samples) * AT_ONCE * EVERY
     print(f"{jobs} jobs with {resizes} resizes through one daemon in {time.monotonic() - begun:.0f} s\n")
-    print_slopes(slopes(samples, AT_ONCE * EVERY), "per job")
+    print_slopes(slopes(samples, AT_ONCE * EVERY, FILLS), "per job")
     return 0
 
 
