@@ -13,7 +13,7 @@ IN_A_JOB = ("protocol", "trainer_shim")
 
 @functools.cache
 def version() -> str:
-    """The release that this process runs. Like `build`, first called before somebody can put another one in its place."""
+    """The release that this process runs. Like `build`, called before somebody can put another one in its place."""
     return version_on_disk()
 
 
