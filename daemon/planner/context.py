@@ -27,7 +27,7 @@ from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
 from .eligibility import JobState, RunningJob
-from .leaving_companions import LEAVE_S, ending_units, submitted_units
+from .leaving_companions import LEAVE_S, draining, draining_units, ending_units, submitted_units
 from .limit_usage import holds
 from .memory import Memory
 from .user_limits import Limits
@@ -78,7 +78,9 @@ class RoundContext:
         slurm = gpu_limits(usage, elastic, room.promised, qos)
         self.companions = CompanionLimits(usage, room.promised, qos)
         self.limits = Limits(inputs.settings.gpu_limits, running_jobs.values(), slurm)
-        self.leaving: dict[int, tuple[Reason, frozenset[Unit]]] = self._ending()
+        self.draining = draining(inputs.snapshot.nodes)
+        """Names of nodes that are to become empty."""
+        self.leaving: dict[int, tuple[Reason, frozenset[Unit]]] = self._drained() | self._ending()
         """What a job is to leave though nobody waits for it, and why."""
         found = submitted_units(self.running_jobs.values(), inputs.snapshot.jobs, usage)
         self.leaving |= {job_id: (Reason.SHRINK_SUBMITS, units) for job_id, units in found.items()}
@@ -111,6 +113,12 @@ class RoundContext:
             if running.job_id in met.givers and not met.need.elastic:
                 return Reason.SHRINK_FOR_JOB
         return Reason.SHRINK_FOR_ELASTIC
+
+    def _drained(self) -> dict[int, tuple[Reason, frozenset[Unit]]]:
+        if not self.draining:
+            return {}
+        found = {job_id: draining_units(running, self.draining) for job_id, running in self.running_jobs.items()}
+        return {job_id: (Reason.SHRINK_DRAIN, units) for job_id, units in found.items() if units}
 
     def _ending(self) -> dict[int, tuple[Reason, frozenset[Unit]]]:
         jobs, found = self.inputs.snapshot.jobs, {}

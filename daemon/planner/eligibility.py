@@ -273,15 +273,16 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     """Apply the cooldowns and the time after a failure.
 
     After a growth that failed, or a companion that never came, the job only does not grow for a while: it gives way.
-    A growth whose nodes somebody else got, or needed, is planned again at once, and so is what was
-    given up for a job that did not take it, or because a companion's time was over. After a shrink that failed nothing
-    is done to it for a tenth of the time after a failure, twice as long after each further one; then it gives way.
+    A growth whose nodes somebody else got, or needed, is planned again at once, and so is what was given up for a job
+    that did not take it, because a companion's time was over, or on a node that was drained. After a shrink that failed
+    nothing is done to it for a tenth of the time after a failure, twice as long after each further one; then it gives
+    way.
     """
     last = state.last
     if last is None or last.state == ResizeState.OVERTAKEN or last.updated > now + CLOCK_S:
         return _Rest()
     if last.state == ResizeState.DONE:
-        if state.gave_in_vain or (last.reason == Reason.COMPANION_ENDS and not last.add):
+        if state.gave_in_vain or (last.reason in _NOT_ITS_CHOICE and not last.add):
             return _Rest()
         grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
         ahead = [t for t in (grow, shrink) if t > now]
@@ -300,6 +301,9 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
             return _Rest(False, False, until=until, frozen=Reason.KEEP_FAILED, fresh_until=gives_way)
         return _Rest(False, False, False, until=until, fresh_until=until)
     return _Rest(may_grow=False, until=until, fresh_until=until)
+
+
+_NOT_ITS_CHOICE = (Reason.COMPANION_ENDS, Reason.SHRINK_DRAIN)
 
 
 def _loose(

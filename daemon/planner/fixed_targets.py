@@ -72,9 +72,5 @@ def _by_requeue(running: RunningJob) -> bool:
 
 def _leaves(context: RoundContext, running: RunningJob) -> bool:
     """Whether one of its base's nodes is being drained, and it may be requeued elsewhere."""
-    nodes = context.inputs.snapshot.nodes
-    drained = [n for n in running.job.base.nodes if n in nodes and not _DRAINING.isdisjoint(nodes[n].flags)]
-    return bool(drained) and running.may_grow and running.may_shrink and running.may_restart
-
-
-_DRAINING = frozenset({"DRAIN", "DRAINING"})
+    drained = not context.draining.isdisjoint(running.job.base.nodes)
+    return drained and running.may_grow and running.may_shrink and running.may_restart

@@ -1,8 +1,10 @@
-"""Companions that a job is to leave though it could train on them: their time is over, or their user needs their place.
+"""What a job is to leave though it could train there: a companion's time is over, its user needs its place, a node is
+being drained.
 
 Pure. Promise: a job is told to leave a companion LEAVE_S before Slurm ends it, and sooner where idle GPUs could take
 its place, while there is still time for another to come and warm up. Of the jobs that a user may submit, companions
-give back those that they were to leave free.
+give back those that they were to leave free. A node that is being drained is left as soon as it is seen, as far as
+the job has an accepted size without it.
 Limit: whether the idle GPUs suit the job is found out when they are placed; if they do not, it leaves that much too
 early. A job that is pinned, or in the middle of a resize, leaves a companion when Slurm ends it.
 """
@@ -14,9 +16,9 @@ from math import inf
 
 from slurm_elastic.protocol.messages import Piece
 
-from ..capacity.shrink_options import Unit, shrinks, units_of
+from ..capacity.shrink_options import Unit, droppable, shrinks, units_of
 from ..capacity.slurm_limits import SHARED, Bound, LimitUsage, charged, companions_left
-from ..slurm.model import Job
+from ..slurm.model import Job, Node
 from .eligibility import RunningJob, sizes
 
 LEAVE_S = 60.0
@@ -33,6 +35,20 @@ def ending_units(running: RunningJob, jobs: Mapping[int, Job], within_s: float) 
     before = min(within_s, _left_s(jobs, running.job_id) - OUTLASTS_S)
     ends = (piece for piece in _companions(running) if _left_s(jobs, piece.slurm_job_id) < before)
     found = frozenset(unit for piece in ends for unit in units_of((piece,)))
+    return found if found and _rests(running, found) else _NONE
+
+
+def draining(nodes: Mapping[str, Node]) -> frozenset[str]:
+    """Names of the nodes that are to become empty: drained, or about to be rebooted."""
+    return frozenset(name for name, node in nodes.items() if not _DRAINING.isdisjoint(node.flags))
+
+
+def draining_units(running: RunningJob, leave: frozenset[str]) -> frozenset[Unit]:
+    """The units on these nodes, with those that can only go along; none where it cannot come to rest without them."""
+    if running.frozen is not None:
+        return _NONE
+    drops = droppable(running.giver)
+    found = frozenset(other for unit, along in drops.items() if unit[1] in leave for other in along)
     return found if found and _rests(running, found) else _NONE
 
 
@@ -76,4 +92,5 @@ def _left_s(jobs: Mapping[int, Job], job_id: int) -> float:
     return inf if job is None or job.time_left_s is None else job.time_left_s
 
 
+_DRAINING = frozenset({"DRAIN", "DRAINING"})
 _NONE = frozenset[Unit]()

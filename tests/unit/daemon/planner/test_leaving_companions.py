@@ -105,3 +105,52 @@ def test_the_users_own_jobs_get_the_places_of_companions(tmp_path: Path) -> None
     world.slurm.submit(Component(1, 0), user=USER)
     world.settle()
     assert job.gpus == 4
+
+
+def drained(*names: str, idle_nodes: int = 0) -> World:
+    """The grown job, its companion without an end, and these nodes being drained."""
+    world = grown(None, idle_nodes)
+    for name in names:
+        world.cluster.drain(name)
+    return world
+
+
+def test_a_node_that_is_drained_is_left() -> None:
+    """Whoever drains it waits for it: the job goes on without it, at once."""
+    assert not drained().plan().resizes
+    resize = order(drained("n2").plan(), 1)
+    assert (resize.gpus, resize.add, resize.reason) == (4, (), Reason.SHRINK_DRAIN.value)
+    assert [piece.slurm_job_id for piece in resize.keep] == [1]
+
+
+def test_another_node_takes_its_place_in_the_same_resize() -> None:
+    """As long as one is idle; in a cooldown the job leaves all the same, and grows again without another one."""
+    resize = order(drained("n2", idle_nodes=1).plan(), 1)
+    assert resize.gpus == 8 and [shape.node_list for shape in resize.add] == [("n4",)]
+    world = drained("n2", idle_nodes=1)
+    world.state(1, last=closed("done", NOW - 1))
+    assert order(world.plan(), 1).gpus == 4
+    again = World(2)
+    again.job(1, "n1", comment="elastic:gpus=4-8,batch=240-256")
+    again.state(1, last=replace(closed("done", NOW - 1), reason=Reason.SHRINK_DRAIN.value))
+    assert order(again.plan(), 1).gpus == 8
+
+
+def test_a_node_that_the_job_cannot_do_without_is_kept() -> None:
+    """The batch host, and what it needs for its least size: these are drained when the job has ended."""
+    assert not drained("n1").plan().resizes
+    world = World(2)
+    world.job(1, "n1", comment="elastic:gpus=8-8,batch=240-256")
+    world.cluster.companion(9, 1, "n2")
+    world.cluster.drain("n2")
+    assert not world.plan().resizes
+
+
+def test_of_a_wide_companion_only_the_drained_node_is_left() -> None:
+    """The others of it go on."""
+    world = World(3)
+    world.job(1, "n1", measured=True, comment="elastic:gpus=4-12,batch=240-256")
+    world.cluster.companion(9, 1, "n2 n3")
+    world.cluster.drain("n3")
+    resize = order(world.plan(), 1)
+    assert resize.gpus == 8 and [piece.nodes for piece in resize.keep] == [("n1",), ("n2",)]
