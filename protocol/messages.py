@@ -209,6 +209,14 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class Reachable:
+    """Two hosts reach each other again and may be put on one job; without `other`, a host and all others."""
+
+    host: str
+    other: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """Hold a job at so many GPUs; null lets it go."""
 

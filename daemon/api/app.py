@@ -27,12 +27,14 @@ from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.routes import ROUTES, Caller, NoQuery, ResizeQuery, Route
 from slurm_elastic.protocol.errors import NotAllowed, NotFound, RequestError
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import Grant, Phase, Pin, Registration, Reports, Resize
+from slurm_elastic.protocol.messages import Grant, Phase, Pin, Reachable, Registration, Reports, Resize
 from slurm_elastic.protocol.version import version
 
+from .. import reports
 from ..config.settings import Settings
 from ..reports.answers import Health, Pinned, Stored, Taken
 from ..reports.common import Viewer, not_known
+from ..reports.hosts import Cleared
 from . import openapi
 from . import requests as guard
 from .auth import Authenticator
@@ -198,6 +200,10 @@ class Api:
         await self._shares.run(call.viewer, partial(self._pin, call.job_id, call.message.gpus, call.viewer))
         return Pinned(job_id=call.job_id, pinned=call.message.gpus)
 
+    async def clear_hosts(self, call: Call[NoQuery, Reachable]) -> object:
+        """An admin, or a user for the jobs of theirs, says that hosts reach each other again."""
+        return await self._shares.run(call.viewer, partial(self._clear_hosts, call.message, call.viewer))
+
     async def _own(self, job_id: int, viewer: Viewer) -> None:
         """Refuse what is not the viewer's own job."""
         owner = await run_sync(self.controller.owner, job_id, viewer.uid)
@@ -227,6 +233,18 @@ class Api:
             job_id, EventKind.UNPINNED if gpus is None else EventKind.PINNED, f"uid:{viewer.uid}", detail, steady_now()
         )
         self.controller.wake("pin")
+
+    def _clear_hosts(self, asked: Reachable, viewer: Viewer) -> Cleared:
+        now = steady_now()
+        found = reports.clear(self.store, viewer, asked.host, asked.other, now)
+        if not found.pairs:
+            both = f"hosts {asked.host} and {asked.other}" if asked.other else f"host {asked.host} and another one"
+            raise NotFound(f"nothing is known against {both}; accepted: a pair that 'selastic hosts' lists")
+        users = sorted({pair.user for pair in found.pairs})
+        detail = {"host": asked.host, "other": asked.other, "users": users}
+        self.store.add_event(0, EventKind.HOSTS_CLEARED, f"uid:{viewer.uid}", detail, now)
+        self.controller.wake("hosts")
+        return found
 
 
 class Application(Starlette):

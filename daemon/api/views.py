@@ -93,6 +93,10 @@ class Views:
         """Allocations, pauses, measurements and curves."""
         return await self._over_a_window(call, partial(reports.usage, prior=self.planner.prior))
 
+    async def hosts(self, call: Call[NoQuery, None]) -> object:
+        """Pairs of hosts that did not reach each other."""
+        return await self._made(call, reports.hosts, call.viewer, steady_now())
+
     async def _over_a_window(self, call: Call[WindowQuery, None], report: Callable[..., object]) -> object:
         asked, now = call.query, steady_now()
         start = max(0.0, now - DAY_S) if asked.start is None else asked.start

@@ -28,7 +28,7 @@ REQUEST = {
     "until": f"what ends the training: {' or '.join(request.ENDS)} (default: epochs)",
     "guard": "per cent of its value that a sample must keep at a larger batch, 1 to 100 (default: none)",
 }
-TABLES = {"status": "top and status", "acct": "acct", "events": "events", "plan": "plan"}
+TABLES = {"status": "top and status", "acct": "acct", "events": "events", "plan": "plan", "hosts": "hosts"}
 """Modules with FIELDS, and the commands that print them."""
 EXAMPLES = (
     ("selastic sbatch --elastic=gpus=2-16,batch=256-4096 train.sh", "submit an elastic job"),
@@ -37,6 +37,7 @@ EXAMPLES = (
     ("selastic status -o JobID,GPUs,Target,Batch,HeldBack", "choose the columns; --helpformat lists them"),
     ("selastic acct -j 1207 -P", "each size that a job has had, for a program to read"),
     ("selastic pin 1207 8", "hold a job at 8 GPUs; selastic unpin 1207 lets it go"),
+    ("selastic hosts --clear n7,n9", "put jobs on both of these hosts again, whose network is mended"),
     ("selastic report -S now-7days --html week.html", "a page of how the jobs of a week have gone"),
 )
 

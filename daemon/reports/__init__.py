@@ -11,7 +11,21 @@ from .advise import advise
 from .common import Viewer
 from .explain import explain
 from .history import events, plan, plan_row
+from .hosts import clear, hosts
 from .status import job, status
 from .usage import usage
 
-__all__ = ["Viewer", "acct", "advise", "events", "explain", "job", "plan", "plan_row", "status", "usage"]
+__all__ = [
+    "Viewer",
+    "acct",
+    "advise",
+    "clear",
+    "events",
+    "explain",
+    "hosts",
+    "job",
+    "plan",
+    "plan_row",
+    "status",
+    "usage",
+]

@@ -14,6 +14,7 @@ from .acct import Accounting
 from .advise import Advice
 from .explain import Explain
 from .history import Events, PlanTable
+from .hosts import Cleared, PairsOfHosts
 from .record import about, record
 from .status import JobStatus, StatusTable
 from .usage import Usage
@@ -42,6 +43,7 @@ class Health:
     trouble: bool | None = about("the last round failed, or nothing could be written to the database", default=None)
     failing: str | None = about("what the trouble is with: database, Slurm or selasticd; empty without", default=None)
     tripped: bool | None = about("Slurm refused, and the daemon only advises", default=None)
+    pairs_left_out: int | None = about("pairs of hosts that no job is put on both of, for some user", default=None)
     models: ModelsInUse | None = None
 
 
@@ -80,5 +82,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.PLAN: PlanTable,
     routes.ADVICE: Advice,
     routes.USAGE: Usage,
+    routes.HOSTS: PairsOfHosts,
+    routes.CLEAR_HOSTS: Cleared,
 }
 ROUTE_OF: dict[type[Any], Route] = {kind: route for route, kind in ANSWERS.items()}

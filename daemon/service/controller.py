@@ -237,6 +237,9 @@ class DaemonController:
             trouble=bool(rounds.failing),
             failing=rounds.failing,
             tripped=bool(rounds.tripped),
+            pairs_left_out=len(
+                {(pair.host, pair.other) for pair in self.store.host_pairs() if left_out_until(pair) > self.clock()}
+            ),
             models=read(ModelsInUse, rounds.priors.summary()),
         )
 

@@ -56,13 +56,24 @@ class HostPairs(StorePart):
 
     def note_reached(self, user: str, hosts: Collection[str]) -> None:
         """These train in one world of this user's: each reaches the others."""
-        done = [p for p in self.host_pairs() if p.user == user and p.host in hosts and p.other in hosts]
-        if not done:
+        self._forget_pairs([p for p in self.host_pairs() if p.user == user and p.host in hosts and p.other in hosts])
+
+    def forget_hosts(self, host: str, other: str, users: Collection[str] | None) -> list[HostPair]:
+        """Forget what these users' jobs found out about the two, or about the one and all others where `other` is
+        empty. users: None for everybody. Returns what was forgotten."""
+        mine = (pair for pair in self.host_pairs() if users is None or pair.user in users)
+        named = {host, other} - {""}
+        gone = [pair for pair in mine if named <= {pair.host, pair.other}]
+        self._forget_pairs(gone)
+        return gone
+
+    def _forget_pairs(self, gone: Collection[HostPair]) -> None:
+        if not gone:
             return
         with self._db.lock:
             with self._db.write() as connection:
-                for pair in done:
-                    connection.execute(delete(_PAIRS).where(_is(user, pair.host, pair.other)))
+                for pair in gone:
+                    connection.execute(delete(_PAIRS).where(_is(pair.user, pair.host, pair.other)))
             self._pairs = None
 
 

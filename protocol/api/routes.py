@@ -153,10 +153,14 @@ EVENTS = Route(
 ACCT = Route("acct", "GET", "/v1/acct", "Every size that jobs have had", query=AcctQuery)
 PLAN = Route("plan", "GET", "/v1/plan", "The last plan, or one made now", query=PlanQuery)
 ADVICE = Route("advice", "GET", "/v1/advice", "What advice would have brought", query=WindowQuery)
+HOSTS = Route("hosts", "GET", "/v1/hosts", "Pairs of hosts that did not reach each other")
+CLEAR_HOSTS = Route(
+    "clear_hosts", "POST", "/v1/hosts/clear", "Hosts reach each other again", message=messages.Reachable
+)
 USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQuery)
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
-    *(STATUS, JOB, EXPLAIN, EVENTS, ACCT, PLAN, ADVICE, USAGE),
+    *(STATUS, JOB, EXPLAIN, EVENTS, ACCT, PLAN, ADVICE, USAGE, HOSTS, CLEAR_HOSTS),
 )
 """Looked up in this order: what every job asks all the time comes first."""

@@ -245,7 +245,8 @@ def next_steps(facts: Explain) -> list[str]:
         lines.append(f"{facts.refused.error}; asked again after {words.clock(facts, facts.refused.again_at)}")
     for pair in facts.hosts_apart:
         again = f"not put on both before {words.clock(facts, pair.again_at)}"
-        lines.append(f"{pair.host} and {pair.other} do not reach each other ({pair.address}): {again}")
+        mended = f"once that is mended: selastic hosts --clear {pair.host},{pair.other}"
+        lines.append(f"{pair.host} and {pair.other} do not reach each other ({pair.address}): {again}; {mended}")
     failed = facts.last_closed_resize
     if failed and failed.state == "failed":
         lines.append(f"resize {failed.id} to {words.gpus(failed.gpus)} failed: {failed.detail or 'no cause was given'}")

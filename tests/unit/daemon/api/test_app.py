@@ -25,11 +25,12 @@ from slurm_elastic.daemon.api import cpu_shares, requests
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import MAX_BODY, VERSION, to_json
 from slurm_elastic.protocol.errors import SlurmUnreachable, StoreError, TooOften
-from slurm_elastic.protocol.messages import Phase, Registration, Reports
+from slurm_elastic.protocol.messages import Phase, Registration, Reports, Unreached
 from slurm_elastic.protocol.munge import MungeError
 
 
@@ -101,6 +102,8 @@ def test_nobody_registers_for_another(world: World, uid: int, job_id: int, statu
         ("POST", "/v1/jobs/7/phases"),
         ("GET", "/v1/jobs/7/resize"),
         ("POST", "/v1/jobs/7/pin"),
+        ("GET", "/v1/hosts"),
+        ("POST", "/v1/hosts/clear"),
         ("GET", "/v1/jobs"),
         ("GET", "/v1/jobs/7"),
         ("GET", "/v1/jobs/7/explain"),
@@ -312,6 +315,34 @@ def test_pin(world: World) -> None:
     assert ("wake", "pin") in world.controller.calls
     del world.controller.owners[7]
     assert "has ended" in pin(ADA, 4).json()["error"]
+
+
+def test_hosts_that_reach_each_other_again(world: World) -> None:
+    """An admin sees and clears the pairs of everybody, a user those of the own jobs; it is recorded with who asked, and
+    a round comes soon. What nobody knows of is 404, with the command that lists what is known."""
+    for user in ("ada", "bob"):
+        for _ in range(3):
+            world.store.note_unreached(user, [Unreached("n2", "n3", "10.0.0.3")], steady_now())
+
+    def seen(uid: int) -> list[tuple[str, bool]]:
+        pairs = world.http.get("/v1/hosts", headers=as_uid(uid)).json()["pairs"]
+        return [(pair["user"], pair["again_at"] > steady_now()) for pair in pairs]
+
+    def clear(uid: int, host: str, other: str) -> httpx.Response:
+        body = json.dumps({"host": host, "other": other})
+        return world.http.post("/v1/hosts/clear", content=body, headers=as_uid(uid))
+
+    assert seen(ADA) == [("ada", True)] and seen(ROOT) == [("ada", True), ("bob", True)] and seen(4711) == []
+    assert clear(ADA, "n3", "n4").status_code == clear(4711, "n3", "n2").status_code == 404
+    assert "selastic hosts" in clear(ADA, "n4", "").json()["error"]
+    assert [pair["user"] for pair in clear(ADA, "n3", "n2").json()["pairs"]] == ["ada"]
+    assert seen(ADA) == [] and seen(ROOT) == [("bob", True)]
+    assert clear(ROOT, "n2", "").status_code == 200 and seen(ROOT) == []
+    assert [(event.kind, event.who, event.detail) for event in world.store.events(0)] == [
+        ("hosts_cleared", f"uid:{ADA}", {"host": "n3", "other": "n2", "users": ["ada"]}),
+        ("hosts_cleared", f"uid:{ROOT}", {"host": "n2", "other": "", "users": ["bob"]}),
+    ]
+    assert world.controller.calls.count(("wake", "hosts")) == 2
 
 
 def test_phases_are_the_jobs_own(world: World) -> None:

@@ -62,6 +62,7 @@ STORE.save_decisions(19.0, [decision(19.0, 4, 8), decision(25.0, 8, 4, "shrink_f
 STORE.begin_resize(dataclasses.replace(RESIZE, id=0), 25.0)
 STORE.submit_reports(7, [dataclasses.replace(REPORT, generation=2, gpus=8)], 30.0).result()
 STORE.add_event(7, "pinned", f"uid:{ADA}", {"gpus": 4}, 31.0)
+STORE.note_unreached("ada", [messages.Unreached("n2", "n3", "10.0.0.3")], 32.0)
 TOKEN = STORE.mint_token(7, ADA)
 APP = create_app(STORE, Quick(), SETTINGS, Named(SETTINGS))
 # Too long (413) is a refusal of what is not accepted as good as 400.

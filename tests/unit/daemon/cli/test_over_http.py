@@ -9,6 +9,8 @@ import pytest
 from live_api import Daemon, Run
 
 from slurm_elastic.daemon.reports.common import Viewer
+from slurm_elastic.db.clock import steady_now
+from slurm_elastic.protocol.messages import Unreached
 
 
 def test_status_shows_my_jobs(daemon: Daemon, run: Run) -> None:
@@ -177,6 +179,25 @@ def test_explain_in_columns(daemon: Daemon, run: Run) -> None:
     assert run("explain", "1215", "-p")[1].startswith("LABEL|TEXT|\n")
     assert run("explain", "1215", "-n")[1] == run("explain", "1215")[1]
     assert run("explain", "--helpformat")[1].split()[0] == "Label"
+
+
+def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:
+    """A user sees the pairs that own jobs found out, with the time until when, and clears them, in any order."""
+    for user in ("alice", "alice", "alice", "bob"):
+        daemon.store.note_unreached(user, [Unreached("n2", "n3", "10.0.0.3")], steady_now())
+    status, out, _ = run("hosts", "-nP", "-o", "host,other,user,address,failures")
+    assert (status, out) == (0, "n2|n3|alice|n3 at 10.0.0.3|3\n")
+    assert "LEFT_OUT_UNTIL" in run("hosts")[1]
+    status, _, error = run("hosts", "--clear", "n2,n4")
+    assert status == 1 and "nothing is known against hosts n2 and n4" in error
+    assert run("hosts", "--clear", "n3,n2")[:2] == (0, "Hosts n2 and n3 may be put on one job again\n")
+    assert [pair.user for pair in daemon.store.host_pairs()] == ["bob"]
+    daemon.caller.viewer = Viewer(0, admin=True)
+    status, out, _ = run("hosts", "--clear", "n3", "--json")
+    assert status == 0 and [pair["user"] for pair in json.loads(out)["pairs"]] == ["bob"]
+    assert daemon.woken == ["hosts"] * 2
+    for wrong in ("", "n1,n1", "n1,n2,n3", "n1,"):
+        assert run("hosts", "--clear", wrong)[0] == 2
 
 
 def test_pin_and_unpin(daemon: Daemon, run: Run) -> None:

@@ -401,12 +401,14 @@ def test_hosts_that_fail_a_job_three_times_are_not_put_together_again(world: Wor
         unreached = (Unreached(far, own, "10.0.0.1"), Unreached("no-such-host", own, "10.0.0.9"))
         failed = Phase(resize.id, "failed", 0, piece, 240, now, detail="no way", unreached=unreached)
         assert explain(world.store, job.job_id, Viewer(0, admin=True), now).hosts_apart == (), number
+        assert world.controller.health().pairs_left_out == 0
         world.controller.phase(job.job_id, failed)
     [apart] = explain(world.store, job.job_id, Viewer(0, admin=True), now).hosts_apart
     assert ({apart.host, apart.other}, apart.address, apart.failures) == ({own, far}, f"{own} at 10.0.0.1", 3)
-    assert apart.again_at == now + 3600
+    assert apart.again_at == now + 3600 and world.controller.health().pairs_left_out == 1
     said = next_steps(explain(world.store, job.job_id, Viewer(0, admin=True), now))
     assert any(f"do not reach each other ({own} at 10.0.0.1): not put on both before" in line for line in said), said
+    assert any(f"selastic hosts --clear {apart.host},{apart.other}" in line for line in said), said
     world.slurm.now += 700  # the time after a failure is over
     world.rounds.run()
     begun = world.store.resize_of(job.job_id)

@@ -29,6 +29,21 @@ def test_failures_of_a_pair_are_counted_whoever_tried(tmp_path: Path) -> None:
         assert store.host_pairs() == (bobs,)
 
 
+def test_a_pair_is_cleared_for_whom_it_is_asked(tmp_path: Path) -> None:
+    """For some users or for all; one pair, or all of a host, whichever of its two places it stands in."""
+    with Store.open(f"sqlite:///{tmp_path}/elastic.db") as store:
+        for user in ("ada", "bob"):
+            store.note_unreached(user, [Unreached("n3", other, "x") for other in ("n1", "n4")], 10.0)
+
+        def left() -> list[tuple[str, str, str]]:
+            return [(pair.user, pair.host, pair.other) for pair in store.host_pairs()]
+
+        assert store.forget_hosts("n1", "n4", None) == [] and len(left()) == 4
+        assert [pair.user for pair in store.forget_hosts("n4", "n3", {"ada"})] == ["ada"]
+        assert left() == [("ada", "n1", "n3"), ("bob", "n1", "n3"), ("bob", "n3", "n4")]
+        assert len(store.forget_hosts("n3", "", None)) == 3 and left() == []
+
+
 def test_one_user_cannot_fill_the_table(tmp_path: Path) -> None:
     """The oldest of too many go."""
     with Store.open(f"sqlite:///{tmp_path}/elastic.db") as store:

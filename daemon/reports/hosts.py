@@ -1,0 +1,71 @@
+"""Pairs of hosts that did not reach each other: the rows of `selastic hosts`, and who may say that they do again.
+
+Promise: an admin sees and clears what everybody's jobs found out, a user what all jobs of theirs did.
+Limit: a user none of whose jobs runs or waits sees nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..capacity.constraints import left_out_until
+from ..text.cells import moment
+from .common import Viewer
+from .record import Column, about, made_from, record
+
+if TYPE_CHECKING:
+    from slurm_elastic.db.rows import HostPair
+    from slurm_elastic.db.store import Store
+
+
+@record
+class PairOfHosts:
+    """Two hosts that did not reach each other when a job of this user's was to train on both."""
+
+    host: str = about("one of the two", Column("Host"))
+    other: str = about("the other one", Column("Other"))
+    user: str = about("whose jobs found out", Column("User"))
+    address: str = about("which of them did not answer, and where", Column("Address", "NO_ANSWER"))
+    failures: int = about("resizes in a row that failed because of it", Column("Failures"))
+    last_at: float = about("when the last one failed", Column("Last", form=moment))
+    again_at: float | None = about(
+        "until when no job of this user's is put on both; null: jobs still are",
+        Column("LeftOut", "Left_Out_Until", form=moment),
+    )
+
+
+@record
+class PairsOfHosts:
+    """Every pair that is known."""
+
+    pairs: tuple[PairOfHosts, ...]
+
+
+@record
+class Cleared:
+    """The pairs of which nothing is known any more."""
+
+    pairs: tuple[PairOfHosts, ...]
+
+
+def hosts(store: Store, viewer: Viewer, now: float) -> PairsOfHosts:
+    """Those that the viewer may see."""
+    users = whose(store, viewer)
+    seen = (pair for pair in store.host_pairs() if users is None or pair.user in users)
+    return PairsOfHosts(pairs=tuple(_row(pair, now) for pair in seen))
+
+
+def whose(store: Store, viewer: Viewer) -> frozenset[str] | None:
+    """Users whose pairs the viewer sees and clears; None: everybody's."""
+    return None if viewer.admin else frozenset(job.user for job in store.jobs() if job.uid == viewer.uid)
+
+
+def clear(store: Store, viewer: Viewer, host: str, other: str, now: float) -> Cleared:
+    """Forget what is known of the two, or of the one and all others. What others' jobs found out stays for a user."""
+    gone = store.forget_hosts(host, other, whose(store, viewer))
+    return Cleared(pairs=tuple(_row(pair, now) for pair in gone))
+
+
+def _row(pair: HostPair, now: float) -> PairOfHosts:
+    until = left_out_until(pair)
+    return made_from(PairOfHosts, pair, again_at=until if until > now else None)
