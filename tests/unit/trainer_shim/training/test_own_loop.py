@@ -14,6 +14,7 @@ from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
 from slurm_elastic.trainer_shim.training import audit
 
 OWN = SCRIPT.with_name("own_loop_train.py")
+GAN = SCRIPT.with_name("own_gan_train.py")
 KEPT = ("iter_num", "best_val_loss", "lr")
 
 
@@ -22,8 +23,8 @@ def begin(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
     """As the fixture `start`, of the script whose loop is its own."""
     made: list[Control] = []
 
-    def make(*args: str) -> Control:
-        made.append(Control(zygote, tmp_path, list(args), OWN))
+    def make(*args: str, script: Path = OWN) -> Control:
+        made.append(Control(zygote, tmp_path, list(args), script))
         return made[-1]
 
     yield make
@@ -119,3 +120,28 @@ def test_a_rank_that_dies_in_the_scripts_backward(zygote: Zygote, begin: Start, 
     assert control.exits("d", "e") == [0, 0], control.story()
     assert difference(result(tmp_path), undisturbed(zygote, tmp_path)) < 1e-12
     assert audit.check(control.audit, samples=7, epochs=60).ok
+
+
+def test_several_models_and_backward_passes_resized(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """Two backward passes into one step, two steps of a critic for one of its generator, uneven shares of 10 samples,
+    resized 1 -> 3 -> 4 -> 2: the parameters of both, and what is counted, as in one process."""
+    control = begin("--hold-from", "0", "--pace", "0.01", script=GAN)
+    control.start("a")
+    for names in ("abc", "abcd", "bd"):
+        control.resize(*names)
+    assert control.exits(*"abcd") == [0] * 4, control.story()
+    found = audit.check(control.audit, samples=20, epochs=40)
+    assert found.ok and found.worlds == 4, (found, control.story())
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, script=GAN)
+    assert difference(ours, theirs) < 1e-11
+    assert ours["steps"] == theirs["steps"] == 120
+
+
+def test_more_ranks_than_parts(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """Of 2 samples and 3 ranks, one computes for company, and it does not show."""
+    control = begin("--batch", "2", "--iterations", "6", script=GAN)
+    control.start(*"abc")
+    assert control.exits(*"abc") == [0] * 3, control.story()
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--batch", "2", "--iterations", "6", script=GAN)
+    assert difference(ours, theirs) < 1e-12
+    assert audit.check(control.audit, samples=4, epochs=6).ok
