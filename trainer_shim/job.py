@@ -88,8 +88,8 @@ class Job(JobProperties):
     def __init__(self, session: Session, unit: int | None) -> None:
         super().__init__(session)
         self._unit = unit
-        self._epoch_loop = EpochLoop(session)
         self._own_loop = OwnLoop(session)
+        self._epoch_loop = EpochLoop(session, self._own_loop)
         self._variables = 0
         self._begun = False
         self._onces = 0
@@ -185,15 +185,13 @@ class Job(JobProperties):
             raise TrainingError("job.epochs() was called twice; one loop over the epochs is one training")
         if self._session.strategy is None:
             raise TrainingError("job.epochs() was called before job.wrap(model, optimizer); wrap the model first")
+        self._begun, epoch_loop = True, self._epoch_loop
         if self._own_loop.models:
-            raise TrainingError(
-                "job.epochs() was called after job.replicate(), which leaves the loop to the script; accepted: "
-                "`while job.next():`, or job.wrap() instead"
-            )
-        self._begun = self._session.world_switch.repeats_steps = True
-        self._session.begin()
-        epoch_loop = self._epoch_loop
-        self._session.optimizers().watch(self._state.parts.values(), lambda: epoch_loop.micro is not None)
+            self._own_loop.begin("job.epochs()")
+        else:
+            self._session.world_switch.repeats_steps = True
+            self._session.begin()
+            self._session.optimizers().watch(self._state.parts.values(), lambda: epoch_loop.micro is not None)
         epoch_loop.open = True
         self._session.pass_boundary.enter(self._state.progress)
         try:
@@ -245,7 +243,7 @@ class Job(JobProperties):
     # -- the script's own loop -----------------------------------------------------------------------------------
 
     def next(self, steps: int | None = None) -> bool:
-        """The boundary between two iterations of a loop that the script keeps: `while job.next():`.
+        """The boundary between two iterations of a loop of the script's own: `while job.next():`.
 
         Here workers join and leave, checkpoints are taken, and a worker that joins, or starts again, gets the state:
         the models, what keep() was given, and the generators, which are seeded for each iteration. Returns False, and

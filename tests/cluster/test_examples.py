@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
+from kill_targets import kill, workers
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox
@@ -15,8 +18,9 @@ from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
-LINES = {"ddp": 6, "fsdp": 6, "tensor_parallel": 6, "lightning": 2, "transformers": 2}
+RESIZED = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
+NAMES = (*RESIZED, "iterations")
+LINES = {"iterations": 9, "ddp": 6, "fsdp": 6, "tensor_parallel": 6, "lightning": 2, "transformers": 2}
 SLOW = """
 import itertools, os, sys, time
 if "slurm_elastic.trainer_shim.node.agent" in sys.orig_argv:
@@ -55,7 +59,7 @@ def submit(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words
     return int(answer.stdout)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RESIZED)
 def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str) -> None:
     """A companion's GPUs join the training and leave it again, and so does another batch: the job ends COMPLETED,
     without a restart, each sample of each epoch trained on exactly once."""
@@ -83,6 +87,56 @@ def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str
     assert state() == "COMPLETED", text()
     found = audit.check(tmp_path / "audit", samples=2053, epochs=2)
     assert found.ok and found.worlds == 3 and found.restarts == 0, (found, text())
+
+
+def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_path: Path) -> None:
+    """1 -> 2 -> 1 -> 2 GPUs, a worker killed, and back to 1: each micro batch of each iteration counts once, and the
+    evaluations are those of the same script alone, printed once but for iterations that were done again."""
+    tmp_path.chmod(0o755)
+    size = ["--iterations", "60", "--evaluate-every", "5"]
+
+    def text() -> str:
+        logs = [*tmp_path.glob("out.txt"), *tmp_path.glob(".selastic/*/logs/*")]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)
+
+    def state() -> str:
+        shown = empty_sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+        return shown.partition("JobState=")[2].partition(" ")[0]
+
+    def restored() -> int:
+        return (tmp_path / "out.txt").read_text().count("restored from")
+
+    with FakeDaemon() as daemon:
+        job = submit(empty_sandbox, tmp_path, "iterations", daemon, *size)
+        [base] = daemon.wait_registered().pieces
+        for number, more in enumerate(((Shape(1, 1, 1),), (), (Shape(1, 1, 1),)), start=1):
+            daemon.order(number, job, (base,), more)
+            daemon.wait_phase(number, "running", 120)
+        assert kill(*workers(empty_sandbox, job)) == 1
+        wait_until(lambda: restored() == 1, 120, text)
+        daemon.order(4, job, (base,))
+        daemon.wait_phase(4, "running", 120)
+        (tmp_path / "go").touch()
+        wait_until(lambda: state() in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 120, text)
+    assert state() == "COMPLETED", text()
+    found = audit.check(tmp_path / "audit", samples=8, epochs=60)
+    assert found.ok and found.restarts == 1 and found.worlds >= 5, (found, text())
+    command = [sys.executable, ROOT / "examples/train_iterations.py", *size, "--out", tmp_path / "alone"]
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1"}
+    alone = evaluations(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout)
+    ours = evaluations((tmp_path / "out.txt").read_text())
+    assert sorted(ours) == sorted(alone) == list(range(0, 60, 5))
+    for iteration, losses in ours.items():
+        assert losses == pytest.approx(alone[iteration] * len(losses), rel=1e-3), iteration
+    assert sum(map(len, ours.values())) - len(ours) <= 12
+
+
+def evaluations(out: str) -> dict[int, list[float]]:
+    """The losses that were printed for each iteration."""
+    found: dict[int, list[float]] = {}
+    for iteration, loss in re.findall(r"^iteration (\d+): loss (\S+)$", out, re.MULTILINE):
+        found.setdefault(int(iteration), []).append(float(loss))
+    return found
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -41,7 +41,7 @@ def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, so
     except SystemExit as stop:
         code = _exit_code(stop)
     except BaseException as error:
-        sys.last_value = error  # as python does: exit handlers may ask
+        sys.last_type = type(error)  # as python does: exit handlers may ask
         _print_error(error)
         os.write(verdict, b"!" + origin(error).encode(errors="replace"))
     finally:

@@ -33,6 +33,7 @@ class Replica:
         self.ddp: DistributedDataParallel | None = None
         self._options = {"gradient_as_bucket_view": True, **options}
         self._owner = owner
+        self._trained: list[bool] = []
         self.called = False
         """Since the last share was handed out, with gradients."""
         self.exchanged = False
@@ -40,7 +41,17 @@ class Replica:
 
     def connect(self) -> None:
         self.ddp = DistributedDataParallel(self.module, **UNSYNCED, **self._options)
+        self._trained = self._trained_now()
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
+
+    def begin_pass(self) -> None:
+        """DistributedDataParallel looks once at what is trained."""
+        if self.ddp is not None and self._trained != self._trained_now():
+            self.disconnect()
+            self.connect()
+
+    def _trained_now(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self.module.parameters()]
 
     def disconnect(self) -> None:
         self.ddp = None
@@ -128,6 +139,10 @@ class OwnBackward(Strategy):
         for replica in self.replicas:
             replica.disconnect()
 
+    def begin_pass(self) -> None:
+        for replica in self.replicas:
+            replica.begin_pass()
+
     def take(self, weight: float) -> None:
         """From now on gradients count by this weight."""
         self.weight, self.shared = weight, True
@@ -144,8 +159,9 @@ class OwnBackward(Strategy):
         """Raise TrainingError where a model is trained on nobody knows what."""
         if not self.shared:
             raise TrainingError(
-                "what job.replicate() returned was called before job.share(total) in this iteration, so that nobody "
-                "knows how much this rank's gradient counts; call it behind job.next(), or under torch.no_grad()"
+                "what job.replicate() returned was called before job.share(total) in this iteration, or outside of "
+                "job.loader(), so that nobody knows how much this rank's gradient counts; accepted there: under "
+                "torch.no_grad()"
             )
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ files (checkpoint/), and does not know what a world is (world/state_transfer).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,10 @@ class State:
         self.parts[name] = part
         if own:
             self._own.add(name)
+
+    def only_steps_change(self, names: Iterable[str]) -> None:
+        """Of parts that are kept already: as keep(own=True)."""
+        self._own.update(names)
 
     def capture(self) -> dict[str, Any]:
         """References to everything, as of now; of the parts as of mark(), where there is one."""

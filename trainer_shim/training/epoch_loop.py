@@ -19,6 +19,7 @@ from ..data.sampling import Micro, mix, seed_all
 from ..numerics import batch as batches
 from ..world.agreement import TallyReader
 from .once import share
+from .own_loop import OwnLoop
 from .session import Session
 
 MAX_FEEDS = 4
@@ -30,8 +31,9 @@ VotedStep = tuple[Micro, ComingWorld | None, TallyReader]
 class EpochLoop:
     """One pass after another. One per job."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, own_loop: OwnLoop) -> None:
         self._session = session
+        self._own_loop = own_loop
         self._feeds: dict[tuple[int, str], Feed] = {}
         self._own: list[int] = []
         self.number = 0
@@ -82,13 +84,18 @@ class EpochLoop:
                     break
                 session.reporting.meter.waited(time.perf_counter() - asked)
                 yield self.hand_out(*got)
-                if self.micro is not None:
+                if self.micro is not None and self._own_loop.models:
+                    micro, self.micro = self.micro, None
+                    self._own_loop.batch_ended(micro)
+                elif self.micro is not None:
                     raise TrainingError(
                         "job.step(loss) was not called for a batch of job.loader(); call it for each, and evaluate "
                         "with a DataLoader of your own, in job.once()"
                     )
                 session.boundary()
         except GeneratorExit:  # the loop was left early
+            if self.micro is not None and self._own_loop.models:
+                self._own_loop.batch_left(self.micro)
             session.pass_boundary.begin()
             raise
         finally:
@@ -126,6 +133,8 @@ class EpochLoop:
         session = self._session
         self.micro = micro
         session.model().expect(micro)
+        if self._own_loop.models:
+            self._own_loop.batch_begins(micro)
         value = samples if session.device.type == "cpu" else to_device(samples, session.device)
         who = (micro.shard, micro.place) if micro.shard >= 0 else (session.world().replica, micro.index)
         seed_all(mix(session.tuning.seed, session.state.progress.step, *who, 1))

@@ -1,4 +1,5 @@
-"""A loop that stays the script's: `while job.next():` is the boundary between two iterations, and all else is its own.
+"""A loop that stays the script's: job.next() is the boundary between two iterations, and all else is its own; or the
+next batch of a job.loader() is the boundary, where a script goes over a dataset.
 
 What is voted on travels beside an iteration, in a small all-reduce of its own that begins where the iteration does, and
 is acted on where it ends: so any number of models, optimizers and backward passes fits between two boundaries. The
@@ -21,11 +22,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..control.worker_client import ComingWorld
-from ..data.sampling import mix, seed_all
+from ..data.sampling import Micro, mix, seed_all
 from ..numerics.batch import slice_of
 from ..parallel.own_backward import OwnBackward, Replica
 from ..state.variables import Variables
-from ..world.agreement import VoteExchange, attempt
+from ..world.agreement import TallyReader, VoteExchange, attempt
 from .checks import check_model
 from .optimizer_step import OptimizerSteps
 from .session import Session
@@ -43,10 +44,14 @@ class OwnLoop:
         self._kept: list[torch.optim.Optimizer] = []
         self._replicas: dict[int, list[Replica]] = {}
         """Of each kept optimizer, by its id: those whose parameters it holds."""
+        self._skips = False
+        """A gradient scaler may leave out steps."""
         self._handle: Any = None
         self._voted: tuple[ComingWorld | None, VoteExchange] | None = None
         self._open = False
-        """Between next() and what ends the loop."""
+        """The loop is under way."""
+        self._over_data = False
+        """It goes over a dataset, and not by next()."""
         self._shares = self._given = 0
         """How many times the iteration under way was shared out, and into how many positions in all."""
         self._stepped: set[int] = set()
@@ -80,14 +85,19 @@ class OwnLoop:
         self._strategy.on_error = session.world_switch.broke
         return self._strategy.add(model, options)
 
-    def _begin(self) -> None:
-        """Enter the first world, and take over the state that it starts from."""
+    def begin(self, call: str) -> None:
+        """Enter the first world, and take over the state that it starts from. call: what the script has called."""
         session = self._session
         if not self.models:
-            raise TrainingError("job.next() was called before job.replicate(model); replicate the model first")
-        self._kept = [part for part in session.state.parts.values() if isinstance(part, torch.optim.Optimizer)]
-        if not self._kept:
-            raise TrainingError("job.next() was called before job.keep(optimizer=optimizer); keep what is to survive")
+            raise TrainingError(f"{call} was called before job.replicate(model); replicate the model first")
+        optimizers = {
+            name: part for name, part in session.state.parts.items() if isinstance(part, torch.optim.Optimizer)
+        }
+        if not optimizers:
+            raise TrainingError(f"{call} was called before job.keep(optimizer=optimizer); keep what is to survive")
+        session.state.only_steps_change(optimizers)
+        self._kept = list(optimizers.values())
+        self._skips = any(isinstance(part, torch.amp.GradScaler) for part in session.state.parts.values())
         for optimizer in self._kept:
             found = self._replicas[id(optimizer)] = self._replicas_of(optimizer)
             if not found:
@@ -97,8 +107,10 @@ class OwnLoop:
                 )
         session.state.keep("Model", self._strategy.module, own=True)
         session.optimization = OptimizerSteps(session.tuning, self._kept, None, None)
-        session.world_switch.has_passes = False
+        self._over_data = session.world_switch.has_passes = call == "job.epochs()"
         session.begin()
+        self._open = True
+        self._end_share()
 
     def _replicas_of(self, optimizer: torch.optim.Optimizer) -> list[Replica]:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -110,12 +122,15 @@ class OwnLoop:
     def next(self, steps: int | None) -> bool:
         """What job.next() does."""
         session = self._session
+        if self._over_data:
+            raise TrainingError(
+                "job.next() was called inside job.epochs(); the next batch of job.loader() is the boundary"
+            )
         if self._open:
             self._end_iteration()
             session.boundary()
         else:
-            self._begin()
-            self._open = True
+            self.begin("job.next()")
         if self.stopped or (steps is not None and session.state.progress.step >= steps):
             self._finish(finished=not self.stopped)
             return False
@@ -126,38 +141,89 @@ class OwnLoop:
         session, step = self._session, self._session.state.progress.step
         self._hold()
         self._shares = self._given = 0
-        self._strategy.shared = False
-        self._stepped = {id(optimizer) for optimizer in self._kept}  # none may be stepped before the first share
         seed_all(mix(session.tuning.seed, step, OF_ITERATION))
+        self._vote()
+
+    def _end_iteration(self) -> None:
+        """Count it. The next thing is a boundary, or the end."""
+        voted = self._tally()
+        if voted is not None:
+            self._hold()
+            self._session.counted(self._session.batch, None, *voted)
+
+    def _vote(self) -> None:
+        """Say, beside the script's code that comes, what this rank is ready for."""
+        session = self._session
         coming, vote = session.vote()
         made = attempt(lambda: VoteExchange(session.world(), vote), session.world_switch.broke, lambda: None)
         self._voted = (coming, made) if made is not None else None
 
-    def _end_iteration(self) -> None:
-        """Count it. The next thing is a boundary, or the end."""
+    def _tally(self) -> tuple[ComingWorld | None, TallyReader] | None:
+        """The script's code is through: what all ranks have said. None: there was nothing to say."""
         session, voted = self._session, self._voted
         self._strategy.check()
+        self._check_taken()
+        self._end_share()
         if voted is None:
-            return
+            return None
         coming, exchange = voted
         self._voted = None
         session.last_state.step_begins()
         reader = attempt(exchange.reader, session.world_switch.broke, lambda: None)
         if reader is None:
-            raise AssertionError("an iteration without a vote")
-        self._hold()
-        session.counted(session.batch, None, coming, reader)
+            raise AssertionError("votes that nobody has counted")
+        return coming, reader
+
+    def _check_taken(self) -> None:
+        """Raise TrainingError for gradients that are to be used later: at a resize they are gone."""
+        if not self._strategy.shared or self._session.last_state.torn or self._skips:
+            return
+        if any(parameter.grad is not None for parameter in self._strategy.module.parameters()):
+            raise TrainingError(
+                "no optimizer was stepped since job.next(), or for a batch of job.loader(), and a resize would lose "
+                "the gradients; accumulate within one iteration, over `for number in job.share(n):`"
+            )
+
+    def _end_share(self) -> None:
+        """Until the next one nothing may be computed with gradients, or stepped."""
+        self._strategy.shared = False
+        self._stepped = {id(optimizer) for optimizer in self._kept}
 
     def _hold(self) -> None:
         for part in self._session.state.parts.values():
             if isinstance(part, Variables):
                 part.hold()
 
+    # -- over a dataset ------------------------------------------------------------------------------------------
+
+    def batch_begins(self, micro: Micro) -> None:
+        """A batch of job.loader() is handed out, and is all that this rank has of a step."""
+        if micro.count > 1:
+            raise TrainingError(
+                "join(micro_batch=...) does not go with job.loader() in a loop of the script's own, which takes a step "
+                "for every batch; accepted: join(batch=...) alone, or `while job.next():` and job.share(n)"
+            )
+        self._session.record(micro.total, micro.own)
+        self._stepped = set()
+        self._vote()
+
+    def batch_left(self, micro: Micro) -> None:
+        """The script leaves the loop over the loader, perhaps behind the optimizer's step."""
+        if self._session.last_state.torn and not _failed():
+            self.batch_ended(micro)
+        self._end_share()
+
+    def batch_ended(self, micro: Micro) -> None:
+        """The script asks for the next one."""
+        voted = self._tally()
+        if voted is not None:
+            self._session.stepped(micro, *voted)
+
     # -- in an iteration -----------------------------------------------------------------------------------------
 
     def share(self, total: int) -> Share:
         """What job.share() does."""
-        if not self._open:
+        if not self._open or self._over_data:
             raise TrainingError("job.share() was called before job.next(); begin the loop with `while job.next():`")
         if not isinstance(total, int) or total < 1:
             raise TrainingError(f"job.share({total!r}) is not accepted; accepted: a number of micro batches or samples")
@@ -196,13 +262,13 @@ class OwnLoop:
                 )
         if not self._open:
             raise TrainingError(
-                f"the script called step() of a {name} outside of the loop that begins with `while job.next():`"
+                f"the script called step() of a {name} outside of the loop, `while job.next():` or job.loader()"
             )
         self._strategy.check()
         if id(optimizer) in self._stepped:
             raise TrainingError(
-                f"the script called step() of a {name} again without a job.share(total) since; each step of an "
-                "optimizer needs a share of its own, and each iteration a job.next()"
+                f"the script called step() of a {name} again without a job.share(total), or a batch of "
+                "job.loader(), since; each step of an optimizer needs one of its own, and each iteration a job.next()"
             )
         if not all(replica.complete for replica in replicas):
             raise TrainingError(
@@ -223,10 +289,15 @@ class OwnLoop:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        if self._open and getattr(sys, "last_value", None) is None:
+        if self._open and not self._over_data and not _failed():
             if self._session.last_state.torn:  # left behind the optimizer's step
                 self._end_iteration()
             self._finish(finished=True)
+
+
+def _failed() -> bool:
+    """Whether an error has ended the script."""
+    return getattr(sys, "last_type", None) is not None
 
 
 class Share:

@@ -14,6 +14,7 @@ from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
 from slurm_elastic.trainer_shim.training import audit
 
 OWN = SCRIPT.with_name("own_loop_train.py")
+EPOCHS = SCRIPT.with_name("own_epochs_train.py")
 GAN = SCRIPT.with_name("own_gan_train.py")
 KEPT = ("iter_num", "best_val_loss", "lr")
 
@@ -145,3 +146,37 @@ def test_more_ranks_than_parts(zygote: Zygote, begin: Start, tmp_path: Path) -> 
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--batch", "2", "--iterations", "6", script=GAN)
     assert difference(ours, theirs) < 1e-12
     assert audit.check(control.audit, samples=4, epochs=6).ok
+
+
+def test_epochs_with_steps_of_the_scripts_own(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """job.loader() hands out batches, and backward, step, schedule by epoch, validation and best result are the
+    script's: resized 1 -> 3 -> 2, killed after a checkpoint and resized again, all is as in one process."""
+    control = begin("--hold-from", "0", "--pace", "0.01", "--workers", "1", script=EPOCHS)
+    control.start("a")
+    control.resize("a", "b", "c")
+    control.resize("b", "c")
+    control.send("b", {"type": "checkpoint"})
+    control.wait(lambda _, message: message["type"] == "saved")
+    control.kill("c")
+    assert control.exits("b", "c", hold=True) == [EXIT_LOST, -9], control.story()
+    control.members = []
+    control.start("d", source="checkpoint")
+    control.resize("d", "e", "f")
+    assert control.exits("d", "e", "f") == [0] * 3, control.story()
+    found = audit.check(control.audit, samples=203, epochs=3)
+    assert found.ok and found.restarts == 1 and found.steps == 33, (found, control.story())
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, script=EPOCHS)
+    assert difference(ours, theirs) < 1e-12
+    assert ours["validations"] == pytest.approx(theirs["validations"], rel=1e-9) and len(ours["validations"]) == 3
+    for key in ("best_loss", "lr", "global_step", "samples"):
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-9)
+
+
+def test_a_pass_left_early_ends_its_epoch(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """The step that was taken before the `break` counts."""
+    control = begin("--leave", "3", script=EPOCHS)
+    control.start("a", "b")
+    assert control.exits("a", "b") == [0, 0], control.story()
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--leave", "3", script=EPOCHS)
+    assert ours["global_step"] == theirs["global_step"] == 12
+    assert difference(ours, theirs) < 1e-12

@@ -132,8 +132,6 @@ def test_wrong_uses_before_the_loop(made: list[elastic.Job]) -> None:
         job.replicate(torch.nn.Linear(3, 1), batch=8)
     with refused("was given what an earlier job.replicate"):
         job.replicate(job.replicate(torch.nn.Linear(3, 1)))
-    with refused("job.epochs\\(\\) was called after job.replicate"):
-        next(iter(job.epochs(1)))
     with refused("job.wrap\\(\\) was called after job.replicate"):
         job.wrap(torch.nn.Linear(3, 1), torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1))
     with refused("job.share\\(\\) was called before job.next"):
@@ -156,7 +154,7 @@ def test_ways_that_do_not_go_together(made: list[elastic.Job], option: dict[str,
 def test_an_optimizer_is_not_stepped_outside_of_the_loop(made: list[elastic.Job]) -> None:
     """A loop that never comes to job.next() would train each rank for itself."""
     _, net, optimizer = own(made)
-    with refused("outside of the loop that begins with"):
+    with refused("outside of the loop, `while"):
         optimizer.step()
     with refused("before job.share"):
         net(X)
@@ -191,3 +189,54 @@ def test_wrong_uses_in_the_loop(made: list[elastic.Job]) -> None:
         job.replicate(torch.nn.Linear(3, 1))
     bystander = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)
     bystander.step()
+
+
+def test_batches_of_a_loader_take_a_step_each(made: list[elastic.Job]) -> None:
+    """In a loop over job.loader() each batch has its step; gradients kept for a later one would be lost at a resize."""
+    job, net, optimizer = own(made)
+    for _ in job.epochs(1):
+        for batch in job.loader(DATA):
+            with refused("job.next\\(\\) was called inside job.epochs"):
+                job.next()
+            with refused("job.share\\(\\) was called before job.next"):
+                job.share(2)
+            optimizer.zero_grad()
+            loss_of(net, batch).backward()
+            optimizer.step()
+            with refused("again without a job.share"):
+                optimizer.step()
+        with refused("again without a job.share"):
+            optimizer.step()
+        with refused("before job.share"):
+            net(X)
+    assert (job.global_step, job.samples, job.epoch) == (3, 20, 1)
+
+
+def test_gradients_are_not_kept_over_a_boundary(made: list[elastic.Job]) -> None:
+    job, net, _ = own(made)
+    assert job.next()
+    job.share(8)
+    loss_of(net, (X, Y)).backward()
+    with refused("no optimizer was stepped since job.next"):
+        job.next()
+
+
+def test_a_scaler_may_leave_out_a_step(made: list[elastic.Job]) -> None:
+    job, net, optimizer = own(made)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    job.keep(scaler=scaler)
+    while job.next(2):
+        job.share(8)
+        optimizer.zero_grad()
+        loss = loss_of(net, (X, Y)) * (float("inf") if job.global_step == 0 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (job.global_step, scaler.get_scale()) == (2, 2.0)
+
+
+def test_micro_batches_are_the_scripts_own(made: list[elastic.Job]) -> None:
+    job, _, _ = own(made, micro_batch=3)
+    for _ in job.epochs(1):
+        with refused("join\\(micro_batch=...\\) does not go with job.loader"):
+            next(iter(job.loader(DATA)))
