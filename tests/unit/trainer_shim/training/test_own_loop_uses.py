@@ -212,6 +212,27 @@ def test_batches_of_a_loader_take_a_step_each(made: list[elastic.Job]) -> None:
     assert (job.global_step, job.samples, job.epoch) == (3, 20, 1)
 
 
+def test_a_batch_of_a_loader_may_step_several_optimizers(made: list[elastic.Job]) -> None:
+    """As a GAN over a dataset does: two backward passes into one step, and one into the other's."""
+    job, net_d, opt_d = own(made)
+    generator = torch.nn.Linear(2, 3)
+    opt_g = torch.optim.SGD(generator.parameters(), lr=0.1)
+    net_g = job.replicate(generator)
+    job.keep(other=opt_g)
+    before = generator.weight.clone()
+    for _ in job.epochs(1):
+        for x, _ in job.loader(DATA):
+            net_d.module.zero_grad()
+            net_d(x).mean().backward()
+            fake = net_g(torch.randn(len(x), 2))
+            (-net_d(fake.detach()).mean()).backward()
+            opt_d.step()
+            net_g.module.zero_grad()
+            net_d(fake).mean().backward()
+            opt_g.step()
+    assert job.global_step == 3 and not torch.equal(before, generator.weight)
+
+
 def test_gradients_are_not_kept_over_a_boundary(made: list[elastic.Job]) -> None:
     job, net, _ = own(made)
     assert job.next()
