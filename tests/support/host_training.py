@@ -33,7 +33,7 @@ for epoch in job.epochs(1):
             time.sleep(0.1)
         job.step(torch.nn.functional.cross_entropy(net(x), y))
         if not os.path.exists("go"):
-            time.sleep(0.1)
+            time.sleep(0.1 if job.samples < {SAMPLES} / 2 else 2)  # it does not end before the test is done with it
 """
 
 

@@ -23,7 +23,7 @@ REQUEST = "elastic:gpus=2-4,batch=16-16"
 def test_a_pair_that_has_failed_three_times_is_left_out(hosts: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """A joining host that reaches the supervisor's, but not another one that trains, fails the resize, with a sentence;
     nobody has left the old world for it. After the third time (selasticd has two in its database) the job grows where
-    it can, and `explain` names both hosts and the address."""
+    it can, and `explain` names both hosts and the address. `selastic hosts` clears them once the network is mended."""
     if hosts.spec.hosts != "private":
         pytest.skip("once is enough")
     monkeypatch.setattr(tempfile, "tempdir", str(hosts.home))  # a folder that all hosts see
@@ -48,6 +48,12 @@ def test_a_pair_that_has_failed_three_times_is_left_out(hosts: Sandbox, monkeypa
         where = f"n2 and n3 do not reach each other (n2 at {address('n2')}): not put on both before"
         assert where in " ".join(said.split()), said
         assert job.text().count(f"n3 does not reach n2 at {address('n2')} port ") == 1, job.text()
+        assert selasticd.selastic("hosts", "-nP", "-o", "host,other,user,failures").stdout == "n2|n3|root|3\n"
+        hosts.links = Links()
+        cleared = selasticd.selastic("hosts", "--clear", "n3,n2")
+        assert cleared.returncode == 0, cleared.stderr
+        assert selasticd.selastic("hosts", "-nP").stdout == ""
+        assert "do not reach" not in selasticd.selastic("explain", str(job.id)).stdout
         kinds = selasticd.events(job.id)
         assert (kinds.count("resize_failed"), kinds.count("running")) == (1, 1), "and nobody was restarted"
         job.go()
