@@ -1,7 +1,7 @@
 """Limits of accounts, users and QOS, and who may use which QOS. From what scontrol and sacctmgr print; pure.
 
-Limit: a QOS's limit of a user or account is seen once Slurm has counted somebody's jobs in it. A QOS's limits of the
-minutes of each user or account (MaxTRESRunMinsPU, MaxTRESRunMinsPA) are not printed by scontrol, so not known.
+Limit: a QOS's limit of a user or account is seen once Slurm has counted somebody's jobs in it. Before 24.05
+MaxTRESRunMinsPU and MaxTRESRunMinsPA of a QOS are not printed, and Slurm holds no job to them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _UID = re.compile(r".*\((\d+)\)")
 
 RUN_MINUTES, MINUTES_LEFT, MINUTES = " run minutes", " minutes left", " minutes"
 """After the name of a resource, such as in "gres/gpu run minutes": it times the minutes that running jobs still have
-(GrpTRESRunMins), the same where past use counts too (GrpTRESMins), it times a job's whole time limit (MaxTRESMins)."""
+(GrpTRESRunMins, MaxTRESRunMinsPU), the same where past use counts too (GrpTRESMins), it times a job's whole time limit
+(MaxTRESMins)."""
 WALL_LEFT = "wall minutes left"
 """Of GrpWall: the minutes of jobs, whatever they hold."""
 
@@ -122,7 +123,8 @@ def _of_qos(block: str, words: Mapping[str, str], safe: bool) -> Iterator[SlurmL
         entry = re.search(r"(?ms)^ {6}\S+\n(.*?)(?=^ {6}\S|\Z)", section[1] if section else "")
         own = dict(WORD.findall(entry[1])) if entry else {}
         counts = _counts(own, {f"MaxJobs{suffix}": "jobs", f"MaxSubmitJobs{suffix}": "submits"})
-        yield from _limit("", None, qos, _least(_tres(own, f"MaxTRES{suffix}"), counts), scope)
+        minutes = _tres(own, f"MaxTRESRunMins{suffix}", RUN_MINUTES)
+        yield from _limit("", None, qos, {**_tres(own, f"MaxTRES{suffix}"), **minutes, **counts}, scope)
 
 
 _PER: tuple[tuple[str, str, Scope], ...] = (("Account Limits", "PA", "account"), ("User Limits", "PU", "user"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from live_daemon import Selasticd, live_daemon
 from site_cluster import COLLEAGUE, SiteCluster
+from site_training import Training
 from waiting import wait_until
+
+from slurm_elastic.daemon.sandbox.host import slurm_release
 
 WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
 OFTEN = "site_interval_s = 1.0"
@@ -37,6 +40,20 @@ def test_run_minutes_are_kept_and_given_back(site: SiteCluster, monkeypatch: pyt
         assert "keeps companion" not in str(selasticd.client().get(f"/v1/jobs/{job}/events"))
 
 
+@pytest.mark.parametrize("each", ["user", "account"])
+def test_run_minutes_of_each_in_a_qos(site: SiteCluster, monkeypatch: pytest.MonkeyPatch, each: str) -> None:
+    """MaxTRESRunMinsPerUser and PerAccount are kept as GrpTRESRunMins is, where Slurm holds jobs to them (24.05)."""
+    site.limit("qos", "capped", **{f"MaxTRESRunMinsP{each[0].upper()}": "gres/gpu=365"})
+    with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
+        job = selasticd.submit(*BASE, "--qos=capped", comment=WIDE)
+        if slurm_release(site.sandbox.spec) < (24, 5):
+            selasticd.settles_at(job, 32)
+        else:
+            selasticd.settles_at(job, 12)
+            tells(selasticd, job, f"gres/gpu run minutes=365 (QOS capped, each {each})")
+        assert "keeps companion" not in str(selasticd.client().get(f"/v1/jobs/{job}/events"))
+
+
 def test_what_one_job_may_use_in_minutes(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """MaxTRESMinsPerJob holds for base and companions together."""
     site.limit("qos", "capped", MaxTRESMinsPerJob="gres/gpu=250")
@@ -46,19 +63,32 @@ def test_what_one_job_may_use_in_minutes(site: SiteCluster, monkeypatch: pytest.
         tells(selasticd, job, "gres/gpu minutes=250 of each job (QOS capped)")
 
 
+def start_again(site: SiteCluster) -> None:
+    """slurmctld reads these lines only when it starts."""
+    site.sandbox.daemons.stop("slurmctld")
+    site.sandbox.start_daemon("slurmctld", 60)
+
+
 @pytest.fixture
 def safe_limits(site: SiteCluster) -> Iterator[None]:
     """AccountingStorageEnforce has `safe`, until the test is over."""
-
-    def start_again() -> None:
-        site.sandbox.daemons.stop("slurmctld")
-        site.sandbox.start_daemon("slurmctld", 60)
-
     site.configure(AccountingStorageEnforce="associations,limits,qos,safe")
-    start_again()
+    start_again(site)
     yield
     site.reset()
-    start_again()
+    start_again(site)
+
+
+@pytest.fixture
+def counted_use(site: SiteCluster) -> Iterator[None]:
+    """Slurm counts what jobs have used, each minute, until the test is over."""
+    site.configure(PriorityType="priority/multifactor", PriorityCalcPeriod="1")
+    start_again(site)
+    yield
+    site.reset()
+    for kind, name in (("account", "research"), ("qos", "capped"), ("qos", "normal")):
+        site.sacctmgr("modify", kind, name, "set", "RawUsage=0")
+    start_again(site)
 
 
 def test_minutes_that_are_left(site: SiteCluster, safe_limits: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +104,31 @@ def test_minutes_that_are_left(site: SiteCluster, safe_limits: None, monkeypatch
         assert selasticd.held(small) == 4
         for one in (small, job):
             assert "keeps companion" not in str(selasticd.client().get(f"/v1/jobs/{one}/events"))
+
+
+def test_minutes_that_are_used_up(
+    site: SiteCluster, counted_use: None, start: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GrpTRESMins, then GrpWall, without `safe`: jobs grow until Slurm ends them, base and companions alike, and no
+    companion is asked for after that. What was trained is in a checkpoint, but for the step under way at most."""
+    site.limit("account", "research", GrpTRESMins="gres/gpu=8")
+    with live_daemon(site.sandbox, monkeypatch, OFTEN) as selasticd:
+        job = selasticd.submit(*BASE, comment=WIDE)
+        selasticd.settles_at(job, 32)
+        wait_until(lambda: site.squeue(job, "%T") == "TIMEOUT", 150, selasticd.log)
+        wait_until(lambda: not selasticd.companions(), 60, selasticd.log)
+        late = selasticd.submit(*BASE, comment=WIDE)
+        site.wait_for_reason(late, "AssocGrpGRESMinutes")
+        events = str(selasticd.client().get(f"/v1/jobs/{job}/events"))
+        assert "keeps companion" not in events and not selasticd.companions()
+    site.limit("account", "research", GrpTRESMins="gres/gpu=-1")
+    site.limit("qos", "capped", GrpWall=1)
+    training = start("trains", options="--qos=capped")
+    training.grow()
+    companion = training.grown()
+    training.comes_to("TIMEOUT")
+    assert training.saved() >= training.trained() - 1, training.text()
+    wait_until(lambda: site.squeue(companion.slurm_job_id, "%T") in ("TIMEOUT", "CANCELLED"), 60, training.text)
 
 
 def test_a_qos_over_that_of_the_partition(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:

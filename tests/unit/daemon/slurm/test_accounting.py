@@ -100,6 +100,28 @@ def test_minutes_that_may_still_be_used_count_where_slurm_looks_ahead() -> None:
     assert low.tres["gres/gpu minutes left"] == 63
 
 
+def test_run_minutes_of_each_user_and_account_are_read() -> None:
+    """As 24.11 prints them, shortened."""
+    text = """\
+QOS=capped(2)
+    GrpTRESRunMins=cpu=N(30),gres/gpu=N(120)
+    Account Limits
+      research
+        MaxJobsPA=N(1) MaxJobsAccruePA=N(0) MaxSubmitJobsPA=N(1)
+        MaxTRESPA=cpu=N(1),gres/gpu=N(4)
+        MaxTRESRunMinsPA=cpu=N(30),gres/gpu=900(120)
+    User Limits
+      games(5)
+        MaxJobsPU=N(1) MaxJobsAccruePU=N(0) MaxSubmitJobsPU=N(1)
+        MaxTRESPU=cpu=N(1),gres/gpu=8(4)
+        MaxTRESRunMinsPU=cpu=N(30),gres/gpu=365(120)
+"""
+    assert limits(text).limits == (
+        SlurmLimit("", None, "capped", {"gres/gpu run minutes": 900.0}, "account"),
+        SlurmLimit("", None, "capped", {"gres/gpu": 8.0, "gres/gpu run minutes": 365.0}, "user"),
+    )
+
+
 def test_a_limit_of_no_known_form_is_an_error() -> None:
     """Nothing is planned on limits that cannot be read."""
     with pytest.raises(SlurmUnparsable):
