@@ -335,7 +335,7 @@ class Campaign:
                 break
             while len(self.jobs) < jobs:
                 self.submit()
-            chosen = self.chance.sample(self.kinds, k=min(kills, len(self.kinds)))
+            chosen = self.ground.choose(self.kinds, kills)
             # Without it the others' victims cannot be found; and it must have heard of all bases before it dies.
             chosen.sort(key=lambda kind: (kind == "slurmctld", "slurmctld" in chosen and kind in NETWORK))
             stage = self.chance.choice(STAGES)

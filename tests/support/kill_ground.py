@@ -49,6 +49,10 @@ class Ground:
         print("routes cannot be changed here: the network is not cut", flush=True)
         return ()
 
+    def choose(self, kinds: tuple[str, ...], most: int) -> list[str]:
+        """What happens in one round."""
+        return self.chance.sample(kinds, k=min(most, len(kinds)))
+
     def way(self, job: int) -> str:
         """The address at which this job finds selasticd."""
         return f"127.77.{self.chance.randrange(1, 250)}.{job % 250 + 1}"
@@ -102,10 +106,16 @@ class Hosts(Ground):
 
     filled = 1
     listen = address(HEAD)
-    stays_s = (0.3, 1.5, 6.0, 15.0)
+    stays_s = (0.3, 1.5, 6.0, 15.0, 45.0)
 
     def network_kinds(self) -> tuple[str, ...]:
         return ("partition", "one-way", "delay")
+
+    def choose(self, kinds: tuple[str, ...], most: int) -> list[str]:
+        """In each round something happens to packets, if that is wanted at all."""
+        network, others = [[kind for kind in kinds if (kind in NETWORK) == wanted] for wanted in (True, False)]
+        chosen = self.chance.sample(network, k=min(1, len(network)))
+        return chosen + super().choose(tuple(others), most - len(chosen))
 
     def way(self, job: int) -> str:
         return address(HEAD)
