@@ -261,3 +261,22 @@ def test_micro_batches_are_the_scripts_own(made: list[elastic.Job]) -> None:
     for _ in job.epochs(1):
         with refused("join\\(micro_batch=...\\) does not go with job.loader"):
             next(iter(job.loader(DATA)))
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_leaving_the_loop_ends_the_training_but_not_by_an_error(
+    made: list[elastic.Job], monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """After a `break` the last iteration counts and the training is finished, where the process ends; after an error
+    it is not, and a supervisor starts it again."""
+    job, net, optimizer = own(made)
+    while job.next():
+        for _ in job.share(1):
+            loss_of(net, (X, Y)).backward()
+        optimizer.step()
+        break
+    progress = job._session.state.progress
+    assert (progress.step, progress.finished) == (0, False)
+    monkeypatch.setattr("sys.last_type", ValueError if failed else None, raising=False)
+    job.close()
+    assert (progress.step, progress.finished) == ((0, False) if failed else (1, True))
