@@ -107,14 +107,16 @@ class Hosts(Ground):
     filled = 1
     listen = address(HEAD)
     stays_s = (0.3, 1.5, 6.0, 15.0, 45.0)
+    rounds = 0
 
     def network_kinds(self) -> tuple[str, ...]:
         return ("partition", "one-way", "delay")
 
     def choose(self, kinds: tuple[str, ...], most: int) -> list[str]:
-        """In each round something happens to packets, if that is wanted at all."""
+        """In each round something happens to packets, each kind of it in turn."""
         network, others = [[kind for kind in kinds if (kind in NETWORK) == wanted] for wanted in (True, False)]
-        chosen = self.chance.sample(network, k=min(1, len(network)))
+        self.rounds += 1
+        chosen = [network[self.rounds % len(network)]] if network else []
         return chosen + super().choose(tuple(others), most - len(chosen))
 
     def way(self, job: int) -> str:
