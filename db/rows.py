@@ -5,7 +5,7 @@ Times are unix seconds. A row is a value: it does not follow later changes of th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from slurm_elastic.protocol.codec import decode
@@ -193,7 +193,7 @@ class ResizeRow(ResizeTarget):
 
     def come_to(self, state: ResizeState, at: float, detail: str = "") -> ResizeRow:
         """The resize once it is in this state."""
-        return replace(self, state=state, phases=(*self.phases, (state, at)), detail=detail)
+        return ResizeRow(**_target_of(self), state=state, phases=(*self.phases, (state, at)), detail=detail)
 
     @property
     def open(self) -> bool:

@@ -25,8 +25,9 @@ class CompanionLimits:
 
     def allow(self, base: Job, shapes: Collection[Shape]) -> bool:
         """Whether a job may ask for these companions, as jobs."""
-        wanted = [self._usage.beside(base, of_shape(shape)) for shape in shapes]
-        for bound in self._bounds(base):
+        bounds = self._bounds(base)
+        wanted = [self._usage.beside(base, of_shape(shape)) for shape in shapes] if bounds else []
+        for bound in bounds:
             if bound.scope in SHARED and bound.name in ("jobs", "submits"):
                 allowed = len(shapes) <= companions_left(bound, self._usage.left(bound))
             elif bound.scope in SHARED and bound.of_time:
@@ -45,19 +46,22 @@ class CompanionLimits:
 
     def take(self, base: Job, shapes: Collection[Shape]) -> None:
         """Count the shapes as asked for."""
-        for shape in shapes:
+        for shape in shapes if self._bounds(base) else ():
             who = charged(as_companion(base, self.companion_qos))
             self._usage.add(who, self._usage.beside(base, of_shape(shape)))
 
     def most_on_a_node(self, base: Job) -> int:
         """The most GPUs that one of its companions may have on a node; 0: as many as there are."""
-        each = uses(base)
+        bounds = self._bounds(base)
+        each = uses(base) if bounds else {}
         found = [
             int(bound.most // (each[bound.name] / max(1, base.gpus)))
-            for bound in self._bounds(base)
+            for bound in bounds
             if bound.scope == "node" and each.get(bound.name) and bound.name.startswith("gres/gpu")
         ]
         return min(found, default=0)
 
     def _bounds(self, base: Job) -> tuple[Bound, ...]:
+        if not self._usage.site.limits:
+            return ()
         return self._usage.bounds(charged(as_companion(base, self.companion_qos)))

@@ -104,9 +104,9 @@ def without(pieces: Iterable[Piece], units: Collection[Unit]) -> tuple[Piece, ..
     """The pieces less these units; a piece without nodes is gone."""
     left = []
     for piece in pieces:
-        nodes = tuple(node for node in piece.nodes if (piece.slurm_job_id, node) not in units)
+        nodes = tuple([node for node in piece.nodes if (piece.slurm_job_id, node) not in units])
         if nodes:
-            left.append(replace(piece, nodes=nodes))
+            left.append(piece if nodes == piece.nodes else replace(piece, nodes=nodes))
     return tuple(left)
 
 

@@ -123,8 +123,11 @@ class RoundContext:
     def _ending(self) -> dict[int, tuple[Reason, frozenset[Unit]]]:
         jobs, found = self.inputs.snapshot.jobs, {}
         soon_s = LEAVE_S + companion_wait_s(self.inputs.settings, self.inputs.site)
-        for job_id, running in self.running_jobs.items():
+        ends = {job.job_id for job in jobs.values() if job.time_left_s is not None and job.time_left_s < soon_s}
+        for job_id, running in self.running_jobs.items() if ends else ():
             if len(running.pieces) == 1 or job_id in self.room.forced:
+                continue
+            if ends.isdisjoint([piece.slurm_job_id for piece in running.pieces]):
                 continue
             late, soon = ending_units(running, jobs, LEAVE_S), ending_units(running, jobs, soon_s)
             if late:  # too late for a successor

@@ -68,10 +68,12 @@ def reachable(
     known: dict[tuple[object, ...], frozenset[str]] = {}
     found = {}
     for job_id, pool in places.items():
-        base = running_jobs[job_id].job.base
-        ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
-        closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
-        closed = closed.union(base.excluded_nodes, _out_of_reach(inputs, running_jobs[job_id]))
+        base, closed = running_jobs[job_id].job.base, _NONE
+        if coming:
+            ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
+            closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
+        if base.excluded_nodes or inputs.host_pairs:
+            closed = closed.union(base.excluded_nodes, _out_of_reach(inputs, running_jobs[job_id]))
         partition = base.partition.split(",")[0]
         constraint = running_jobs[job_id].job.constraint
         whole = base.gpus_per_node if base.exclusive else 0
@@ -82,6 +84,9 @@ def reachable(
             known[key] = frozenset(node.name for node in fits)
         found[job_id] = known[key]
     return found
+
+
+_NONE = frozenset[str]()
 
 
 def _out_of_reach(inputs: Inputs, running: RunningJob) -> frozenset[str]:

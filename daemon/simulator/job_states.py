@@ -53,11 +53,8 @@ class PackedRequest(ElasticRequest):
     ladder: tuple[int, ...] = ()
     batch_ladder: BatchLadder = field(default_factory=lambda: BatchLadder(1, 1))
 
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def sizes(self) -> tuple[int, ...]:
         return self.ladder
