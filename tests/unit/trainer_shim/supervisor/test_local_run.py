@@ -153,6 +153,38 @@ def test_failure_that_repeats_is_given_up(
     assert says in run.text()
 
 
+OWN_LOOP = """
+import torch, pathlib
+import slurm_elastic.trainer_shim as elastic
+job = elastic.join(batch=4)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+net, iteration = job.replicate(model), 0
+job.keep(globals(), "iteration", optimizer=optimizer)
+while job.next():
+    for _ in job.share(4):
+        net(torch.randn(1, 2)).mean().backward()
+    if iteration == 7 and job.rank == 1 and not pathlib.Path("failed").exists():
+        pathlib.Path("failed").touch()
+        raise ValueError("once")
+    optimizer.step()
+    optimizer.zero_grad()
+    iteration += 1
+    if iteration == 20:
+        break
+"""
+
+
+def test_an_error_in_a_loop_of_its_own_is_a_restart(start: Callable[..., Run], tmp_path: Path) -> None:
+    """An error inside the loop is not taken for its end; and when the script leaves it, the training is finished."""
+    (tmp_path / "train.py").write_text(OWN_LOOP)
+    run = start("--nproc", "2", "--no-daemon", "--audit", str(tmp_path / "audit"), "train.py")
+    assert run.wait() == 0, run.text()
+    assert (tmp_path / "failed").exists()
+    result = audit.check(tmp_path / "audit", 4, 20)
+    assert result.ok and result.restarts == 1, (result, run.text())
+
+
 def test_exit_on_purpose_is_the_end(start: Callable[..., Run], tmp_path: Path) -> None:
     """sys.exit(9) inside the training loop is the script's decision: nothing is started again."""
     script = TRAIN.replace("else nap)", "else nap); job.global_step == 3 and sys.exit(9)")
