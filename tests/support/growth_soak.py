@@ -150,10 +150,13 @@ class GrowthSoak:
         sample: Sample = {}
         for name, pids in processes.items():
             sample[f"{name}: memory, kB"] = sum(map(anonymous_kb, pids))
+            sample[f"{name}: reserved, kB"] = sum(map(reserved_kb, pids))
             sample[f"{name}: descriptors"] = sum(len(names(Path(f"/proc/{pid}/fd"))) for pid in pids)
             sample[f"{name}: threads"] = sum(len(names(Path(f"/proc/{pid}/task"))) for pid in pids)
         sample.update(zip(COUNTED, self._counted(), strict=True))
         sample["loader workers: processes"] = len(processes["loader workers"])
+        left = [pid for pid in children(self.process.process.pid) if pid != processes["supervisor"][0]]
+        sample["left behind: processes"] = len(left)
         job_dir = [path for path in self.process.job_dir.rglob("*") if "checkpoints" not in path.parts]
         sample["job directory: files"] = len(job_dir)
         sample["TMPDIR: files"] = len([*(self.folder / "tmp").rglob("*")])
@@ -198,6 +201,16 @@ def anonymous_kb(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+def reserved_kb(pid: int) -> int:
+    """What this process may write to without asking for more. Memory that grows within it, as heaps that are there
+    already are used to their ends, comes to a halt."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
 
 
 def line(values: list[float]) -> tuple[float, float]:

@@ -51,7 +51,7 @@ class Parent:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 return supervise()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+            code = os.waitstatus_to_exitcode(self._status())
             if code >= 0 or self._ending:
                 break
             with contextlib.suppress(OSError):  # a full disk, say
@@ -60,6 +60,14 @@ class Parent:
             if build_on_disk() != build():  # agents that start now would be of that one
                 os.execv(again[0], again)
         return code if code >= 0 else 128 - code
+
+    def _status(self) -> int:
+        """The supervisor's, once it has ended. What its agents leave behind meanwhile is ours, such as the loader
+        workers of each worker that leaves: they would stay in the process table as long as the job."""
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self._child:
+                return status
 
     def _pass_on(self, number: int, frame: object) -> None:
         self._ending = self._ending or number != signal.SIGUSR1
