@@ -65,6 +65,7 @@ MINUTES ?= 100000
 soak-growth: ready  ## what grows while one training is resized, and short jobs pass through one daemon (RESIZES= JOBS= MINUTES=)
 	$(BIN)/python tests/support/growth_soak.py --resizes $(RESIZES) --minutes $(MINUTES)
 	$(BIN)/python tests/support/jobs_soak.py --jobs $(JOBS) --minutes $(MINUTES)
+	$(BIN)/python tests/support/torch_growth.py
 
 # SOAK_ARGS: --resizes, --kills, --seed.
 soak-training: ready  ## of which: a training alone, its parameters replayed

@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from daemon_harness import World
-from growth_soak import Sample, anonymous_kb, names, print_slopes, slopes
+from growth_soak import Sample, anonymous_kb, names, print_slopes, reserved_kb, slopes
 
 AT_ONCE = 4
 ROUNDS = 8
@@ -52,6 +52,7 @@ def run(folder: Path, jobs: int, minutes: float = 1e9) -> tuple[list[Sample], in
             samples.append(
                 {
                     "selasticd: memory, kB": anonymous_kb(os.getpid()),
+                    "selasticd: reserved, kB": reserved_kb(os.getpid()),
                     "selasticd: Python objects": len(gc.get_objects()),
                     "selasticd: Python blocks": sys.getallocatedblocks(),
                     "selasticd: descriptors": len(names(Path("/proc/self/fd"))),
