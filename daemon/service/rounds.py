@@ -214,9 +214,10 @@ class Rounds:
         site, qos = self.client.site(), self.settings.companion_qos
         if not (qos and site.checks_qos):
             return site
-        with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works: who may not is refused by Slurm
-            return replace(site, companion_qos_users=self.client.qos_users(qos))
-        return site
+        users = self._site.companion_qos_users
+        with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works
+            users = self.client.qos_users(qos)
+        return replace(site, companion_qos_users=users)
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from collections.abc import Callable, Iterator
+from urllib.request import urlopen
 
 import pytest
 from live_daemon import Selasticd, live_daemon
@@ -11,6 +15,7 @@ from site_training import Training
 from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox.host import slurm_release
+from slurm_elastic.daemon.slurm.commands import ASKED_OF_SLURMDBD_S
 
 WIDE = "elastic:gpus=4-32,step=4,batch=240-3840"
 OFTEN = "site_interval_s = 1.0"
@@ -174,3 +179,28 @@ def test_a_user_who_may_not_use_the_qos_of_companions(site: SiteCluster, monkeyp
         assert not selasticd.companions() and "resize_submitted" not in selasticd.events(job)
         site.sacctmgr("modify", "user", "games", "set", "qos+=second")
         selasticd.settles_at(job, 12)
+
+
+def test_slurmdbd_that_does_not_answer(site: SiteCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round waits for it, a bounded time, and who may use the QOS of companions stays as it was read before."""
+    site.sacctmgr("modify", "user", "games", "set", "qos-=second")
+    slurmdbd = site.sandbox.daemons.pid("slurmdbd")
+    with live_daemon(site.sandbox, monkeypatch, f'companion_qos = "second"\n{OFTEN}') as selasticd:
+
+        def waited() -> bool:
+            with urlopen(f"{selasticd.client().url}/metrics", timeout=30) as answer:
+                shown = re.search(r'round_seconds{part="observe"} (\S+)', answer.read().decode())
+            return shown is not None and float(shown[1]) > ASKED_OF_SLURMDBD_S
+
+        not_his = "games may not use the QOS of companions with account research"
+        job = selasticd.submit(*BASE)
+        tells(selasticd, job, not_his)
+        os.kill(slurmdbd, signal.SIGSTOP)
+        try:
+            wait_until(waited, 60, selasticd.log)
+            another = selasticd.submit(*BASE)
+            tells(selasticd, another, not_his)
+            assert "resize_submitted" not in selasticd.events(job) + selasticd.events(another)
+        finally:
+            os.kill(slurmdbd, signal.SIGCONT)
+            site.sacctmgr("modify", "user", "games", "set", "qos+=second")
