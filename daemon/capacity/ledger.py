@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from slurm_elastic.protocol.records import record
 
@@ -39,6 +40,12 @@ class Amount:
             and (not need.cpus or self.cpus >= need.cpus)
             and (not need.mem_mb or self.mem_mb >= need.mem_mb)
         )
+
+
+@lru_cache(maxsize=1 << 12)
+def amount_of(gpus: int, cpus: int, mem_mb: int) -> Amount:
+    """The same object for equal ones: nodes and jobs have a few, and each is asked for in every round."""
+    return Amount(gpus, cpus, mem_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +130,14 @@ class Ledger:
 def free(node: Node) -> Amount:
     """What is unused on a node; never negative, whatever Slurm reports."""
     gpus, cpus, mem_mb = node.gpus - node.gpus_used, node.cpus - node.cpus_used, node.mem_mb - node.mem_alloc_mb
-    return Amount(gpus if gpus > 0 else 0, cpus if cpus > 0 else 0, mem_mb if mem_mb > 0 else 0)
+    return amount_of(gpus if gpus > 0 else 0, cpus if cpus > 0 else 0, mem_mb if mem_mb > 0 else 0)
 
 
 def per_node(job: Job) -> Amount:
     """What a job asks for, or holds, on each of its nodes; uneven shares are rounded up."""
     nodes = max(1, len(job.nodes) or job.num_nodes)
     gpus = job.gpus_per_node or -(-job.gpus // nodes)
-    return Amount(gpus, -(-job.cpus // nodes), job.mem_mb)
+    return amount_of(gpus, -(-job.cpus // nodes), job.mem_mb)
 
 
 def pools(snapshot: Snapshot) -> tuple[Pool, ...]:

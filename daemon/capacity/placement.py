@@ -14,7 +14,7 @@ from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.records import record
 
 from ..slurm.model import Job
-from .ledger import Amount, Ledger
+from .ledger import Amount, Ledger, amount_of
 
 
 @record(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ShapeTemplate:
 
     def amount(self, gpus: int) -> Amount:
         """What `gpus` GPUs on one node come with."""
-        return Amount(gpus, max(1, round(self.cpus_per_gpu * gpus)), round(self.mem_mb_per_gpu * gpus))
+        return amount_of(gpus, max(1, round(self.cpus_per_gpu * gpus)), round(self.mem_mb_per_gpu * gpus))
 
     def most(self, free: Amount) -> int:
         """The most GPUs that fit into what is free on a node."""
