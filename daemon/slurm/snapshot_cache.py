@@ -57,6 +57,8 @@ class SnapshotCache(SlurmClient):
         self._asked_of: set[int] = set()
         self._excluded: Mapping[int, tuple[str, ...]] = {}
         self._excluded_at = 0.0
+        self._over_partition = frozenset[str]()
+        """QOSes, as slurmdbd told them last."""
 
     def snapshot(self) -> Snapshot:
         """A new one, which is kept unless one that was asked for later is. Raises as SlurmClient.snapshot."""
@@ -87,11 +89,11 @@ class SnapshotCache(SlurmClient):
         found = replace(found, at=found.at - self._slurms_clock.ahead())
         if not found.limits:
             return found
-        partitions, over = self._client.partition_qos(), frozenset[str]()
+        partitions = self._client.partition_qos()
         if partitions:
             with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works
-                over = self._client.qos_over_partition()
-        return replace(found, partition_qos=partitions, qos_over_partition=over)
+                self._over_partition = self._client.qos_over_partition()
+        return replace(found, partition_qos=partitions, qos_over_partition=self._over_partition)
 
     def slurms_time(self) -> float:
         return self._client.slurms_time()

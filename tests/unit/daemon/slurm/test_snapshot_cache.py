@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_elastic.daemon.slurm.accounting import SlurmLimit
 from slurm_elastic.daemon.slurm.fake import Component, FakeClient, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
+from slurm_elastic.daemon.slurm.site import Site
 from slurm_elastic.daemon.slurm.snapshot_cache import ASK_EACH_S, ASKS, SnapshotCache
-from slurm_elastic.protocol.errors import TooOften
+from slurm_elastic.protocol.errors import SlurmUnreachable, TooOften
 
 ADA, BOB = 1001, 1002
 
@@ -77,3 +79,29 @@ def test_a_job_is_found_after_the_clock_was_set_back() -> None:
     world.slurm.now -= 3600
     job_id = world.slurm.submit(Component(1, 1))
     assert world.cache.find(job_id, ADA) is not None
+
+
+class WithoutSlurmdbd(FakeClient):
+    """A site with limits and a QOS of a partition; slurmdbd goes away."""
+
+    gone = False
+
+    def site(self) -> Site:
+        return Site(limits=(SlurmLimit(qos="gold", tres={"gres/gpu": 4}),))
+
+    def partition_qos(self) -> dict[str, str]:
+        return {"main": "part"}
+
+    def qos_over_partition(self) -> frozenset[str]:
+        if self.gone:
+            raise SlurmUnreachable("sacctmgr did not answer")
+        return frozenset({"gold"})
+
+
+def test_what_slurmdbd_said_holds_while_it_is_away() -> None:
+    """Else a QOS that goes before its partition's would not, for as long."""
+    client = WithoutSlurmdbd(FakeSlurm(nodes=1), "root")
+    cache = SnapshotCache(client)
+    assert cache.site().qos_over_partition == {"gold"}
+    client.gone = True
+    assert cache.site().qos_over_partition == {"gold"}
