@@ -59,20 +59,29 @@ def submit(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words
     return int(answer.stdout)
 
 
+def story(folder: Path) -> str:
+    """What a job has printed."""
+    logs = [*folder.glob("out.txt"), *folder.glob(".selastic/*/logs/*")]
+    return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)
+
+
+def completes(sandbox: Sandbox, job: int, folder: Path) -> None:
+    """Wait for its end, which is a good one."""
+
+    def state() -> str:
+        shown = sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+        return shown.partition("JobState=")[2].partition(" ")[0]
+
+    over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+    assert wait_until(lambda: state() in over and state(), 120, lambda: story(folder)) == "COMPLETED", story(folder)
+
+
 @pytest.mark.parametrize("name", RESIZED)
 def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str) -> None:
     """A companion's GPUs join the training and leave it again, and so does another batch: the job ends COMPLETED,
     without a restart, each sample of each epoch trained on exactly once."""
     tmp_path.chmod(0o755)
     gpus = 2 if name == "tensor_parallel" else 1
-
-    def text() -> str:
-        logs = [*tmp_path.glob("out.txt"), *tmp_path.glob(".selastic/*/logs/*")]
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)
-
-    def state() -> str:
-        shown = empty_sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
-        return shown.partition("JobState=")[2].partition(" ")[0]
 
     with FakeDaemon() as daemon:
         job = submit(empty_sandbox, tmp_path, name, daemon, "--epochs", "2", "--samples", "2053")
@@ -83,10 +92,9 @@ def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str
         daemon.order(2, job, (base,), batch=48)
         assert daemon.wait_phase(2, "running", 60).pieces == (base,)
         (tmp_path / "go").touch()
-        wait_until(lambda: state() in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 120, text)
-    assert state() == "COMPLETED", text()
+        completes(empty_sandbox, job, tmp_path)
     found = audit.check(tmp_path / "audit", samples=2053, epochs=2)
-    assert found.ok and found.worlds == 3 and found.restarts == 0, (found, text())
+    assert found.ok and found.worlds == 3 and found.restarts == 0, (found, story(tmp_path))
 
 
 def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_path: Path) -> None:
@@ -94,14 +102,6 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
     evaluations are those of the same script alone, printed once but for iterations that were done again."""
     tmp_path.chmod(0o755)
     size = ["--iterations", "60", "--evaluate-every", "5"]
-
-    def text() -> str:
-        logs = [*tmp_path.glob("out.txt"), *tmp_path.glob(".selastic/*/logs/*")]
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)
-
-    def state() -> str:
-        shown = empty_sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
-        return shown.partition("JobState=")[2].partition(" ")[0]
 
     def restored() -> int:
         return (tmp_path / "out.txt").read_text().count("restored from")
@@ -113,18 +113,17 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
             daemon.order(number, job, (base,), more)
             daemon.wait_phase(number, "running", 120)
         assert kill(*workers(empty_sandbox, job)) == 1
-        wait_until(lambda: restored() == 1, 120, text)
+        wait_until(lambda: restored() == 1, 120, lambda: story(tmp_path))
         daemon.order(4, job, (base,))
         daemon.wait_phase(4, "running", 120)
         (tmp_path / "go").touch()
-        wait_until(lambda: state() in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 120, text)
-    assert state() == "COMPLETED", text()
+        completes(empty_sandbox, job, tmp_path)
     found = audit.check(tmp_path / "audit", samples=8, epochs=60)
-    assert found.ok and found.restarts == 1 and found.worlds >= 5, (found, text())
+    assert found.ok and found.restarts == 1 and found.worlds >= 5, (found, story(tmp_path))
     command = [sys.executable, ROOT / "examples/train_iterations.py", *size, "--out", tmp_path / "alone"]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1"}
     alone = evaluations(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout)
-    ours = evaluations((tmp_path / "out.txt").read_text())
+    ours = evaluations((tmp_path / "out.txt").read_story(tmp_path))
     assert sorted(ours) == sorted(alone) == list(range(0, 60, 5))
     for iteration, losses in ours.items():
         assert losses == pytest.approx(alone[iteration] * len(losses), rel=1e-3), iteration
