@@ -33,7 +33,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from .adapters.loop import Counted, check_options, check_parts, rank_to_show, refuse, taken_over
 from .job import Job, join
-from .training.epoch_loop import VotedStep
+from .loops.epochs import VotedStep
 
 TRIED = "1.15"
 REPLACED = (

@@ -19,19 +19,19 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from .data.loader import Feed, mapped
 from .data.sampling import seed_all
+from .loops.epochs import EpochLoop
+from .loops.iterations import OwnLoop, Share
 from .numerics import batch as batches
 from .parallel.choice import strategy_of
 from .parallel.deterministic import prepare
 from .parallel.strategy import Wrapped
 from .state.variables import Variables
 from .training.checks import check_wrap
-from .training.epoch_loop import EpochLoop
 from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
 from .training.once import check_kept, on_rank_0, save
 from .training.optimizer_step import OptimizerSteps
-from .training.own_loop import OwnLoop, Share
 from .training.session import Session
 from .world.rendezvous import Membership
 

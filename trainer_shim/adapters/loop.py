@@ -19,9 +19,9 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..data.loader import Feed
 from ..data.sampling import Micro
 from ..job import Job
+from ..loops.epochs import VotedStep
 from ..numerics import batch as batches
 from ..state.progress import TrainingProgress
-from ..training.epoch_loop import VotedStep
 
 Part = tuple[Micro, Any]
 """A micro batch and its collated samples."""

@@ -26,10 +26,10 @@ from ..data.sampling import Micro, mix, seed_all
 from ..numerics.batch import slice_of
 from ..parallel.own_backward import OwnBackward, Replica
 from ..state.variables import Variables
+from ..training.checks import check_model
+from ..training.optimizer_step import OptimizerSteps
+from ..training.session import Session
 from ..world.agreement import TallyReader, VoteExchange, attempt
-from .checks import check_model
-from .optimizer_step import OptimizerSteps
-from .session import Session
 
 OF_ITERATION, OF_SHARE, OF_MICRO_BATCH = 2, 3, 4
 """What a seed is for, as its last counter."""

@@ -17,10 +17,10 @@ from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, to_device
 from ..data.sampling import Micro, mix, seed_all
 from ..numerics import batch as batches
+from ..training.once import share
+from ..training.session import Session
 from ..world.agreement import TallyReader
-from .once import share
-from .own_loop import OwnLoop
-from .session import Session
+from .iterations import OwnLoop
 
 MAX_FEEDS = 4
 """Datasets whose loader workers are kept."""
