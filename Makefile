@@ -80,7 +80,8 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 		$(BIN)/python -m pytest -s tests/cluster/test_killing.py tests/cluster/sites/test_site_kills.py \
 		tests/cluster/hosts/test_host_kills.py || failed=1; \
 	SELASTIC_EVERYWHERE=1 $(BIN)/python -m pytest tests/unit/daemon/mechanisms/test_faults_everywhere.py \
-		tests/cluster/hosts/test_failover.py tests/cluster/hosts/test_nodes_fail.py || failed=1; \
+		tests/cluster/hosts/test_failover.py tests/cluster/hosts/test_nodes_fail.py \
+		tests/cluster/sites/test_minutes_and_associations.py || failed=1; \
 	exit $$failed
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
