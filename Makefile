@@ -21,8 +21,8 @@ demo: ready slurm  ## the main job: elastic training on a private real Slurm, wi
 # Three runs side by side: they mostly wait, for Slurm and for each other's processes. The others begin as these are
 # done. Each prints when it is done; what any of them installs is there before.
 test: ready slurm hooks-deps lint types contracts  ## every check and test, those on a private real Slurm included
-	@echo "tests: three runs at a time; each prints when it is done (twenty minutes)"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-cluster test-shim test-unit test-sites test-hosts test-main-job
+	@echo "tests: three runs at a time; each prints when it is done (half an hour)"
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-hosts test-cluster test-shim test-sites test-unit test-main-job
 
 check: ready  ## for every day, in under three minutes: lint, types, contracts, and the unit tests without torch
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types contracts test-unit
