@@ -123,7 +123,7 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
     command = [sys.executable, ROOT / "examples/train_iterations.py", *size, "--out", tmp_path / "alone"]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1"}
     alone = evaluations(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout)
-    ours = evaluations((tmp_path / "out.txt").read_story(tmp_path))
+    ours = evaluations((tmp_path / "out.txt").read_text())
     assert sorted(ours) == sorted(alone) == list(range(0, 60, 5))
     for iteration, losses in ours.items():
         assert losses == pytest.approx(alone[iteration] * len(losses), rel=1e-3), iteration
