@@ -1,10 +1,10 @@
-"""What a job is to leave though it could train there: a companion's time is over, its user needs its place, a node is
-being drained.
+"""Companions that a job is to leave though it could train on them: their time is over, their user needs their place, or
+a node of theirs is being drained.
 
 Pure. Promise: a job is told to leave a companion LEAVE_S before Slurm ends it, and sooner where idle GPUs could take
 its place, while there is still time for another to come and warm up. Of the jobs that a user may submit, companions
-give back those that they were to leave free. A node that is being drained is left as soon as it is seen, as far as
-the job has an accepted size without it.
+give back those that they were to leave free. A companion's node that is being drained is left as soon as it is seen, as
+far as the job has an accepted size without it; the job's own nodes are not: without selasticd it would keep them, too.
 Limit: whether the idle GPUs suit the job is found out when they are placed; if they do not, it leaves that much too
 early. A job that is pinned, or in the middle of a resize, leaves a companion when Slurm ends it.
 """
@@ -44,11 +44,13 @@ def draining(nodes: Mapping[str, Node]) -> frozenset[str]:
 
 
 def draining_units(running: RunningJob, leave: frozenset[str]) -> frozenset[Unit]:
-    """The units on these nodes, with those that can only go along; none where it cannot come to rest without them."""
+    """Its companions' units on these nodes, with those that can only go along; none where it cannot come to rest
+    without them."""
     if running.frozen is not None:
         return _NONE
-    drops = droppable(running.giver)
-    found = frozenset(other for unit, along in drops.items() if unit[1] in leave for other in along)
+    drops, companions = droppable(running.giver), (piece for piece in running.pieces if piece.kind == "companion")
+    drained = [unit for unit in units_of(companions) if unit[1] in leave and unit in drops]
+    found = frozenset(other for unit in drained for other in drops[unit])
     return found if found and _rests(running, found) else _NONE
 
 

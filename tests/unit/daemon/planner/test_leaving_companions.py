@@ -146,6 +146,15 @@ def test_a_node_that_the_job_cannot_do_without_is_kept() -> None:
     assert not world.plan().resizes
 
 
+def test_nodes_of_its_own_are_kept() -> None:
+    """Whoever drains all nodes before a maintenance lets running jobs end on what they were submitted with; so does
+    this, though Slurm could take a node from it in place."""
+    world = World(2)
+    world.job(1, "n1 n2", comment="elastic:gpus=4-8,batch=240-256,via=shrink")
+    world.cluster.drain("n2")
+    assert not world.plan().resizes
+
+
 def test_of_a_wide_companion_only_the_drained_node_is_left() -> None:
     """The others of it go on."""
     world = World(3)
