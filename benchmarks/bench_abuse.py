@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import pwd
 import re
@@ -41,6 +42,7 @@ import _setup  # noqa: F401
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from free_ports import free_port
+from waiting import wait_until
 
 from slurm_elastic.daemon.sandbox import Sandbox, SandboxSpec
 from slurm_elastic.daemon.slurm import CommandClient
@@ -110,17 +112,10 @@ def play_supervisors(pipe: Connection, url: str, munge_socket: str, jobs: dict[i
         times[kind].append((began, time.monotonic() - began))
 
     tokens = {job: register(client, job, piece) for job, piece in jobs.items()}
-    count = Counter[int]()
-    due = iter(lambda: next(turn), None)
-
-    def turns() -> Iterator[int]:
-        while True:
-            yield from tokens
-
-    turn = turns()
+    count, turns = Counter[int](), itertools.cycle(tokens)
 
     def send() -> None:
-        job = next(due)
+        job = next(turns)
         count[job] += 1
         body = to_json(Reports((report(count[job]),)))
         timed("report", lambda: client.post(f"/v1/jobs/{job}/reports", body, token=tokens[job]))
@@ -140,6 +135,69 @@ def register(client: Client, job: int, *pieces: Piece) -> str:
 # --- the hostile user -----------------------------------------------------------------------------------------------
 
 
+class Hostile:
+    """What one user can do to the daemon with one job of theirs, and how often each was done."""
+
+    def __init__(self, url: str, munge_socket: str, env: dict[str, str], job: int, piece: Piece) -> None:
+        self.done: Counter[str] = Counter()
+        host, port = url.removeprefix("http://").split(":")
+        self._address, self._environment, self._job = (host, int(port)), {**os.environ, **env}, job
+        self._client = Client(url, munge_socket, timeout=60)
+        self._token = register(self._client, job, piece)
+        self._held: list[socket.socket] = []
+        self._many = to_json(Reports((report(1),) * REPORTS_AT_ONCE))
+        claimed = Piece(job, "base", piece.nodes, GPUS_CLAIMED)
+        self._claimed, self._nobody = (
+            to_json(Registration(VERSION, 1, (one,), BATCH, "train.py")) for one in (claimed, piece)
+        )
+
+    def attacks(self) -> dict[str, Callable[[], object]]:
+        client, job = self._client, self._job
+        tag = f"--comment=selastic:companion-of={job};resize=1"
+        reports, register_own = f"/v1/jobs/{job}/reports", f"/v1/jobs/{job}/register"
+        return {
+            "requests": lambda: self._submit("unwanted requests", "-n1", f"--comment=\u2003{REQUEST}"),
+            "companions": lambda: self._submit("fake companions", "-n1", tag, f"-Jselastic-{job}"),
+            "connections": self._connect,
+            "reports": lambda: self._ask("2,000 reports", client.post, reports, self._many, token=self._token),
+            "status": lambda: self._ask("status", client.get, "/v1/jobs"),
+            "history": lambda: self._ask("history", client.get, "/v1/acct"),
+            "gpus": lambda: self._ask("160,000 GPUs", client.post, register_own, self._claimed),
+            "unknown": lambda: self._ask("no such job", client.post, f"/v1/jobs/{NO_JOB}/register", self._nobody),
+        }
+
+    def _slurm(self, *command: str) -> str:
+        how = {"env": self._environment, "cwd": "/", "capture_output": True, "text": True, "timeout": 60}
+        return str(subprocess.run(command, check=False, **how).stdout).strip()  # type: ignore[call-overload]
+
+    def _submit(self, what: str, *options: str) -> None:
+        """Six jobs, which are cancelled again."""
+        line = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap=sleep 600"]
+        jobs = [self._slurm(*line) for _ in range(6)]
+        self.done[what] += sum(map(bool, jobs))
+        time.sleep(2.0)
+        self._slurm("scancel", *filter(None, jobs))
+
+    def _ask(self, what: str, call: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        self.done[what] += 1
+        try:
+            call(*arguments, **options)
+        except ElasticError as error:
+            self.done[f"{what}, refused: {str(error)[:60]}"] += 1
+            raise
+
+    def _connect(self) -> None:
+        """One more connection that says nothing, and a tenth of them anew when there are enough."""
+        if len(self._held) >= CONNECTIONS:
+            for one in self._held[: CONNECTIONS // 10]:
+                one.close()
+            del self._held[: CONNECTIONS // 10]
+        one = socket.create_connection(self._address, 5, source_address=(CONNECTIONS_FROM, 0))
+        one.send(b"POST /v1/jobs/1/reports HTTP/1.1\r\n")
+        self._held.append(one)
+        self.done["connections"] += 1
+
+
 def be_hostile(
     pipe: Connection, url: str, munge_socket: str, env: dict[str, str], job: int, piece: Piece, only: list[str]
 ) -> None:
@@ -149,65 +207,13 @@ def be_hostile(
     os.sched_setaffinity(0, {CPUS[-1]})
     os.nice(19)
     become(HOSTILE)
-    done: Counter[str] = Counter()
-    host, port = url.removeprefix("http://").split(":")
-    client = Client(url, munge_socket, timeout=60)
-    token = register(client, job, piece)
-    environment = {**os.environ, **env}
-
-    def slurm(*command: str) -> str:
-        said = subprocess.run(
-            command, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
-        )
-        return said.stdout.strip()
-
-    def submits(what: str, *options: str) -> None:
-        """Six jobs, which are cancelled again."""
-        line = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap=sleep 600"]
-        jobs = [slurm(*line) for _ in range(6)]
-        done[what] += sum(map(bool, jobs))
-        time.sleep(2.0)
-        slurm("scancel", *filter(None, jobs))
-
-    def asks(what: str, call: Callable[[], object]) -> None:
-        done[what] += 1
-        try:
-            call()
-        except ElasticError as error:
-            done[f"{what}, refused: {str(error)[:60]}"] += 1
-            raise
-
-    held: list[socket.socket] = []
-
-    def connects() -> None:
-        if len(held) >= CONNECTIONS:
-            for one in held[: CONNECTIONS // 10]:
-                one.close()
-            del held[: CONNECTIONS // 10]
-        one = socket.create_connection((host, int(port)), 5, source_address=(CONNECTIONS_FROM, 0))
-        one.send(b"POST /v1/jobs/1/reports HTTP/1.1\r\n")
-        held.append(one)
-        done["connections"] += 1
-
-    many = to_json(Reports((report(1),) * REPORTS_AT_ONCE))
-    claimed = to_json(Registration(VERSION, 1, (Piece(job, "base", piece.nodes, GPUS_CLAIMED),), BATCH, "train.py"))
-    nobody = to_json(Registration(VERSION, 1, (piece,), BATCH, "train.py"))
-    tag = f"--comment=selastic:companion-of={job};resize=1"
-    attacks: dict[str, Callable[[], object]] = {
-        "requests": lambda: submits("unwanted requests", "-n1", f"--comment=\u2003{REQUEST}"),
-        "companions": lambda: submits("fake companions", "-n1", tag, f"-Jselastic-{job}"),
-        "connections": connects,
-        "reports": lambda: asks("2,000 reports", lambda: client.post(f"/v1/jobs/{job}/reports", many, token=token)),
-        "status": lambda: asks("status", lambda: client.get("/v1/jobs")),
-        "history": lambda: asks("history", lambda: client.get("/v1/acct")),
-        "gpus": lambda: asks("160,000 GPUs", lambda: client.post(f"/v1/jobs/{job}/register", claimed)),
-        "unknown": lambda: asks("no such job", lambda: client.post(f"/v1/jobs/{NO_JOB}/register", nobody)),
-    }
+    hostile = Hostile(url, munge_socket, env, job, piece)
+    attacks = hostile.attacks()
     for name in only or attacks:
         for _ in range(AT_ONCE.get(name, 1)):
             again(attacks[name])
     pipe.recv()
-    pipe.send(done)
+    pipe.send(hostile.done)
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------
@@ -246,7 +252,7 @@ def daemon(cluster: Sandbox, folder: Path) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
     try:
-        until(lambda: rounds(url)[0] > 0, (folder / "log").read_text)
+        wait_until(lambda: rounds(url)[0] > 0, 120, (folder / "log").read_text)
         yield url
     finally:
         process.terminate()
@@ -263,13 +269,6 @@ def rounds(url: str) -> tuple[int, dict[str, float]]:
     well = re.search(r'(?m)^\w+_rounds_total\{outcome="well"\} (\S+)', text)
     parts = re.findall(r'(?m)^\w+_round_seconds\{part="(\w+)"\} (\S+)', text)
     return int(float(well[1])) if well else 0, {part: float(took) for part, took in parts}
-
-
-def until(done: Callable[[], bool], story: Callable[[], str]) -> None:
-    end = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < end, story()
-        time.sleep(0.1)
 
 
 def watch(url: str, seconds: float, times: Times) -> None:
@@ -291,7 +290,7 @@ def submit(cluster: Sandbox, user: str, count: int) -> dict[int, Piece]:
     made = [cluster.run([*words, "--wrap=exec sleep infinity"], user=user) for _ in range(count)]
     numbers = [int(one.stdout) for one in made]
     slurm = CommandClient(cluster.env["SLURM_CONF"])
-    until(lambda: all(slurm.snapshot().jobs[number].running for number in numbers), lambda: "the jobs do not run")
+    wait_until(lambda: all(slurm.snapshot().jobs[number].running for number in numbers), 120, "the jobs run")
     jobs = slurm.snapshot().jobs
     return {number: Piece(number, "base", jobs[number].nodes, 1, jobs[number].gpu_type) for number in numbers}
 
