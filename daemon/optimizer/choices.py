@@ -80,15 +80,19 @@ def _batches(job: JobView, policy: Policy, gpus: int) -> tuple[int, ...]:
 
 
 def speedup_at(job: JobView, policy: Policy, gpus: int, nodes: int, batch: int) -> float:
-    """Progress per second relative to the reference size and batch."""
+    """Progress per second relative to one GPU at the reference batch."""
     return speedups(job, policy, [(gpus, nodes, batch)])[0]
 
 
 def speedups(job: JobView, policy: Policy, points: Sequence[tuple[int, int, int]]) -> list[float]:
-    """Progress per second at each (GPUs, nodes, batch), relative to the reference size and batch."""
+    """Progress per second at each (GPUs, nodes, batch), relative to one GPU at the reference batch.
+
+    Not to the size that the job started with: a sum of such speedups would give of two equal jobs the one more that
+    happened to begin smaller.
+    """
     if job.model is None:
-        return [math.pow(gpus / job.reference_gpus, UNMEASURED) for gpus, _, _ in points]
-    reference = job.model.throughput(job.reference_gpus, nodes_at(job, job.reference_gpus), job.reference_batch)
+        return [math.pow(gpus, UNMEASURED) for gpus, _, _ in points]
+    reference = job.model.throughput(1, 1, job.reference_batch)
     speeds = job.model.throughputs(points)
     if points and not (0 < reference <= FASTEST and min(speeds) > 0 and sum(speeds) <= FASTEST):
         _check_speeds(job, points, speeds, reference)
@@ -101,7 +105,7 @@ def speedups(job: JobView, policy: Policy, points: Sequence[tuple[int, int, int]
 def _check_speeds(
     job: JobView, points: Sequence[tuple[int, int, int]], speeds: Sequence[float], reference: float
 ) -> None:
-    at = (job.reference_gpus, nodes_at(job, job.reference_gpus), job.reference_batch)
+    at = (1, 1, job.reference_batch)
     for (gpus, nodes, batch), speed in zip([*points, at], [*speeds, reference], strict=True):
         if not 0 < speed <= FASTEST:
             where = f"at {gpus} GPUs on {nodes} nodes, batch {batch}"

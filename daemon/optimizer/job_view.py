@@ -43,8 +43,9 @@ class JobView:
     """0 when not running."""
     current_batch: int
     reference_gpus: int
+    """That it asked for. No unit of progress: that is one GPU, at the reference batch."""
     reference_batch: int
-    """Speedup is 1 at the reference."""
+    """That a sample's worth is measured by."""
     weight: float = 1.0
     pause_s: float = 5.0
     """Measured or assumed cost of a resize."""

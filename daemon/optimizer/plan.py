@@ -2,7 +2,7 @@
 
     maximise  sum_j w_j * u(s_j(k_j, b_j) * (1 - penalty_j))      penalty 0 for what a job already has
 
-s_j is progress per second relative to the job's reference size; `policies` says what progress and u are, `choices`
+s_j is progress per second relative to one GPU of the job; `policies` says what progress and u are, `choices`
 what each job may have and what a move there costs, `solver` finds the maximum, `targets` explains it.
 
 Promise: pure and deterministic; a job that may not move keeps its size; none gets less than its smallest choice. A

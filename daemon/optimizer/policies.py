@@ -26,9 +26,11 @@ class Policy:
 
     summary: str
     utility: Callable[[float], float]
-    """Of progress, which is 1 at the job's reference size and batch."""
+    """Of progress, which is 1 on one GPU at the job's reference batch."""
     least_progress: float = 0.0
     """Progress that every choice is credited with at least, relative to the job's smallest size."""
+    relative: bool = False
+    """Whether a relative gain of progress is worth the same at any size, as with logarithms."""
     efficiency: bool | None = False
     """Whether a sample counts by its statistical efficiency; None: only of jobs that train until a quality is reached.
     """
@@ -49,7 +51,7 @@ def _harmonic(progress: float) -> float:
 POLICIES: dict[str, Policy] = {
     "auto": Policy(
         "sum of the logarithms of each job's own progress: goodput until a quality is reached, else throughput",
-        math.log, IDLE_SHARE, efficiency=None,
+        math.log, IDLE_SHARE, relative=True, efficiency=None,
     ),
     "throughput": Policy("sum of speedups, the batch as large as its range pays: the paper's objective", _sum),
     "goodput": Policy(
@@ -57,10 +59,10 @@ POLICIES: dict[str, Policy] = {
     ),
     "log-throughput": Policy(
         "sum of the logarithms of speedups: proportional fairness, any accepted batch as good as another",
-        math.log, IDLE_SHARE,
+        math.log, IDLE_SHARE, relative=True,
     ),
     "log-goodput": Policy(
-        "sum of the logarithms of goodput: proportional fairness", math.log, IDLE_SHARE, efficiency=True
+        "sum of the logarithms of goodput: proportional fairness", math.log, IDLE_SHARE, relative=True, efficiency=True
     ),
     "harmonic": Policy(
         "minus the sum of 1 / goodput: time per unit of progress", _harmonic, IDLE_SHARE, efficiency=True

@@ -22,6 +22,7 @@ from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.job_view import JobView, Model, nodes_at
 from ..optimizer.models import goodput
 from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
+from ..optimizer.policies import POLICIES
 from ..optimizer.solver.nested_caps import Cap
 from ..optimizer.targets import PoolPlan, Target
 from .eligibility import RunningJob, ascending_sizes, batches, sizes, weight_of
@@ -62,7 +63,7 @@ class PoolAnswer:
     value: float
     bound: float
     objective_gain: float
-    """Against leaving everyone where it is, in the objective's unit."""
+    """Against leaving everyone where it is, in relative gains of one job's progress."""
     members: tuple[Member, ...]
     held_back: bool = False
     """The gain was below the least one worth moving for: everyone stays."""
@@ -224,10 +225,10 @@ def share(
     """
     policy, cache = settings.policy, cache or Cache()
     bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
-    gains = [
-        best.value - math.fsum(map(partial(_value_of_staying, policy, cache), members, best.targets))
-        for members, best in zip(pools, bests, strict=True)
-    ]
+    gains = []
+    for members, best in zip(pools, bests, strict=True):
+        stays = list(map(partial(_value_of_staying, policy, cache), members, best.targets))
+        gains.append((best.value - math.fsum(stays)) / _worth(policy, members, stays))
     still = _held_back(pools, bests, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
     out = []
     for g, (members, best, gain) in enumerate(zip(pools, bests, gains, strict=True)):
@@ -237,6 +238,17 @@ def share(
         else:
             out.append(PoolAnswer(best.targets, best.value, best.bound, gain, tuple(members)))
     return out
+
+
+def _worth(policy: str, members: Sequence[Member], stays: Sequence[float]) -> float:
+    """What a relative gain of progress is worth in the objective, in the mean over the jobs: u'(s) s.
+
+    1 with logarithms. With sums it is the progress itself, with `harmonic` its inverse: a term's amount by its weight.
+    """
+    if POLICIES[policy].relative or not members:
+        return 1.0
+    each = (abs(stay) / m.view.weight for m, stay in zip(members, stays, strict=True))
+    return max(1e-12, math.fsum(each) / len(members))
 
 
 def _value_of_staying(policy: str, cache: Cache, m: Member, target: Target) -> float:
@@ -277,7 +289,7 @@ def _at_rest(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: fl
 
 
 def _progress(m: Member, target: Target) -> float | None:
-    """How much the job's weighted speedup changes, against its reference size."""
+    """How much the job's weighted speedup changes, against the size that it began with."""
     view, model = m.view, m.view.model
     if model is None or min(view.current_gpus, view.current_batch, target.gpus, target.batch) < 1:
         return None

@@ -99,6 +99,13 @@ def test_identical_linear_jobs_are_spread_evenly() -> None:
     assert sizes([job(str(i), model=linear, sizes=tuple(range(1, 33))) for i in range(8)], 32) == [4] * 8
 
 
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"static"}))
+def test_the_size_that_a_job_began_with_gives_it_no_larger_share(policy: str) -> None:
+    """Two equal jobs, one begun on 1 GPU and one on 8, get equal shares: the unit of progress is one GPU for both."""
+    jobs = [job(name, sizes=tuple(range(1, 17)), reference_gpus=began) for name, began in (("a", 1), ("b", 8))]
+    assert sizes(jobs, 16, policy) == [8, 8]
+
+
 def test_the_older_job_wins_a_tie() -> None:
     """Of two equal jobs and one GPU to spare, the first submitted gets it, under every objective."""
     for policy in ("throughput", "log-goodput", "harmonic"):

@@ -163,6 +163,17 @@ def test_a_small_gain_moves_nobody() -> None:
     assert "below the least worth moving for" in row(plan, 1).evidence["next"]
 
 
+@pytest.mark.parametrize("policy", ["auto", "throughput", "goodput", "harmonic"])
+@pytest.mark.parametrize(("gain", "grows"), [(0.05, True), (0.6, False)])
+def test_the_least_gain_is_one_jobs_relative_gain_under_every_policy(policy: str, gain: float, grows: bool) -> None:
+    """A job that would train 50 % faster moves at a least gain of 5 % and stays at 60 %, on however many GPUs it is."""
+    world = World(4)
+    world.job(1, "n1 n2", "elastic:gpus=8-16,batch=256")
+    world.states[1] = JobState(observations=(seen(8, 1.0), seen(16, 1 / 1.5)), reference=(8, 256))
+    world.settings = replace(SETTINGS, min_gain=gain, policy=policy)
+    assert bool(world.plan().resizes) == grows
+
+
 def test_a_pause_that_would_not_pay_moves_nobody() -> None:
     """Close to its time limit a job has no time to earn back its pause."""
     world = World(2)
