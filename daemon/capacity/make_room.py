@@ -81,7 +81,7 @@ def make_room(
 ) -> Room:
     """Reserve for each waiting job in turn. The ledger and the usage of Slurm's limits that are given do not change."""
     usage = usage or LimitUsage(Site())
-    maker = _Maker(snapshot, {giver.job_id: giver for giver in givers}, usage)
+    maker = _Maker(snapshot, ledger, {giver.job_id: giver for giver in givers}, usage)
     state = _Try(ledger.copy(), usage.empty(), {})
     met: list[Met] = []
     unmet: list[Need] = []
@@ -118,19 +118,23 @@ def make_room(
 class _Maker:
     """What does not change while room is made."""
 
-    def __init__(self, snapshot: Snapshot, givers: dict[int, Giver], usage: LimitUsage) -> None:
+    def __init__(self, snapshot: Snapshot, ledger: Ledger, givers: dict[int, Giver], usage: LimitUsage) -> None:
         self.snapshot = snapshot
         self.givers = givers
         self.relief = LimitRelief(snapshot, givers, usage)
         self.bundles: dict[Unit, tuple[int, tuple[Unit, ...]]] = {}
         self.on_node: dict[str, list[Unit]] = {}
+        self.with_gpus = {name for name in ledger.now if ledger.total(name).gpus > 0}
+        """Nodes with a GPU that is free, or that somebody may give up."""
         self.untrained = {unit for giver in givers.values() for unit in first_units(giver)}
         for giver in givers.values():
             for unit, bundle in droppable(giver).items():
                 self.bundles[unit] = (giver.job_id, bundle)
                 self.on_node.setdefault(unit[1], []).append(unit)
+        self.with_gpus |= self.on_node.keys()
         self._ok: dict[tuple[int, frozenset[Unit]], bool] = {}
         self._nodes: dict[NeedPart, list[str]] = {}
+        self._possible: dict[NeedPart, list[str]] = {}
         self._reach: dict[tuple[NeedPart, ...], tuple[frozenset[str], frozenset[str]]] = {}
 
     def reach(self, state: _Try, need: Need) -> tuple[frozenset[str], frozenset[str]]:
@@ -188,7 +192,7 @@ class _Maker:
 
     def _reserve(self, trial: _Try, part: NeedPart) -> bool:
         heap = []
-        for name in self._candidates(trial, part):
+        for name in self._possible_nodes(trial, part):
             ranked = self._rank(trial, part, name)
             if ranked is not None:
                 heap.append(ranked)
@@ -216,6 +220,14 @@ class _Maker:
             self._nodes[part] = self._large_enough(trial, part)
         return self._nodes[part]
 
+    def _possible_nodes(self, trial: _Try, part: NeedPart) -> list[str]:
+        """Those of the candidates that have GPUs free, or somebody who may give some up. The others never get any: in a
+        round GPUs only become free where somebody gives them up."""
+        if part not in self._possible:
+            found = self._candidates(trial, part)
+            self._possible[part] = [name for name in found if name in self.with_gpus] if part.amount.gpus else found
+        return self._possible[part]
+
     def _large_enough(self, trial: _Try, part: NeedPart) -> list[str]:
         return [
             name
@@ -235,9 +247,9 @@ class _Maker:
         late = 0 if trial.ledger.now[name].covers(part.amount) else 1
         if have.covers(part.amount):
             return name not in part.required, 0.0, late, 0.0, 0.0, have.gpus - part.amount.gpus, name, ()
-        best: tuple[float, float, float, int, tuple[Unit, ...]] | None = None
-        if not trial.gives:
+        if not trial.gives or name not in self.on_node:
             return None
+        best: tuple[float, float, float, int, tuple[Unit, ...]] | None = None
         for units in self._ways(trial, name, part.amount, have):
             freed = self._freed(trial, units, name)
             cost = sum(self._gpus(unit) * (0.5 if unit in self.untrained else 1.0) for unit in units)
@@ -311,16 +323,13 @@ class _Maker:
         """Seconds until the shape could be free if everything ran to its time limit; infinite when never."""
         latest = 0.0
         for part in need.parts:
-            ends = sorted(self._free_at(state, name, part) for name in self._candidates(state, part))
-            if len(ends) < part.nodes:
+            nodes = self._candidates(state, part)
+            if len(nodes) < part.nodes:
                 return inf
+            now = {name for name in self._possible_nodes(state, part) if self._rank(state, part, name) is not None}
+            ends = sorted([0.0 if name in now else self._ends.get(name, 0.0) for name in nodes])
             latest = max(latest, ends[part.nodes - 1])
         return latest
-
-    def _free_at(self, state: _Try, name: str, part: NeedPart) -> float:
-        if self._rank(state, part, name) is not None:
-            return 0.0
-        return self._ends.get(name, 0.0)
 
     @cached_property
     def _ends(self) -> dict[str, float]:

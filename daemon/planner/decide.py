@@ -93,7 +93,7 @@ def _context(inputs: Inputs) -> RoundContext:
     known = lasting(unlisted, inputs.unlisted_before)
     since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
-    waiting = [need for need in waiting if not may_have_started(snapshot, need, since)]
+    waiting = [need for need in waiting if not may_have_started(snapshot, need, since)] if since else waiting
     free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
     givers = [s.giver for s in free] if waiting else []
     room = make_room(snapshot, ledger, givers, waiting, usage)
