@@ -8,8 +8,9 @@ for it. Whether giving way helps against a limit is found out by make_room.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from slurm_elastic.protocol.records import record
 
@@ -92,8 +93,9 @@ def needs(snapshot: Snapshot, roster: Roster, passed: Collection[Kind] = ()) -> 
     for job in snapshot.jobs.values():
         if job.state == "PENDING" and job.job_id not in skip:
             groups.setdefault(job.het_job_id or job.job_id, []).append(job)
+    parts = _Parts(snapshot)
     found = [
-        _need(snapshot, job_id, jobs, job_id in roster.elastic)
+        _need(parts, job_id, jobs, job_id in roster.elastic)
         for job_id, jobs in groups.items()
         if job_id not in skip and all(_counts(job, snapshot.at) for job in jobs)
     ]
@@ -108,6 +110,7 @@ def _counts(job: Job, now: float) -> bool:
     return (comes or waits) and not job.reservation
 
 
+@lru_cache(maxsize=1 << 10)
 def limited(reason: str) -> bool:
     """Whether a job waits until others of its user, account or QOS end or hold less."""
     return _LIMIT.fullmatch(reason) is not None
@@ -117,26 +120,57 @@ def _unseen(job: Job, now: float) -> bool:
     return job.reason in ("None", "") and now < max(job.submit_time, job.eligible_time) + UNSEEN_S
 
 
-def _need(snapshot: Snapshot, job_id: int, jobs: list[Job], elastic: bool) -> Need:
-    jobs = sorted(jobs, key=lambda job: job.het_offset)
+class _Parts:
+    """What waiting jobs need and how early their partitions come: alike ones, as a queue mostly has them, share it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._tiers: dict[str, int] = {}
+        self._parts: dict[tuple[object, ...], tuple[NeedPart]] = {}
+
+    def tier(self, partition: str) -> int:
+        """Of partitions with commas between them: the highest."""
+        known = self._tiers.get(partition)
+        if known is None:
+            found = self.snapshot.partitions
+            names = [name for name in partition.split(",") if name in found]
+            known = self._tiers[partition] = max((found[name].tier for name in names), default=1)
+        return known
+
+    def of(self, jobs: Sequence[Job]) -> tuple[NeedPart, ...]:
+        """One for each component of a job."""
+        if len(jobs) == 1:
+            return self._one(jobs[0])
+        return tuple(part for job in jobs for part in self._one(job))
+
+    def _one(self, job: Job) -> tuple[NeedPart]:
+        key = (
+            job.num_nodes, len(job.nodes), job.gpus_per_node, job.gpus, job.cpus, job.mem_mb, job.partition,
+            job.gpu_type, job.required_nodes, job.features, job.excluded_nodes, job.exclusive,
+        )  # fmt: skip
+        known = self._parts.get(key)
+        if known is None:
+            known = self._parts[key] = (_part(self.snapshot, job),)
+        return known
+
+
+def _need(parts: _Parts, job_id: int, jobs: list[Job], elastic: bool) -> Need:
+    now = parts.snapshot.at
+    if len(jobs) > 1:
+        jobs = sorted(jobs, key=lambda job: job.het_offset)
     limits = [job.time_limit_s for job in jobs]
     return Need(
         job_id=job_id,
-        parts=tuple(_part(snapshot, job) for job in jobs),
+        parts=parts.of(jobs),
         elastic=elastic,
-        priority=min(job.priority for job in jobs),
+        priority=min([job.priority for job in jobs]),
         submit_time=jobs[0].submit_time,
         time_limit_s=max(limit for limit in limits if limit) if all(limits) else None,
-        tier=max((_tier(snapshot, job) for job in jobs), default=1),
+        tier=max([parts.tier(job.partition) for job in jobs]),
         jobs=tuple(jobs),
         limit=next((job.reason for job in jobs if limited(job.reason)), ""),
-        unseen=any(_unseen(job, snapshot.at) for job in jobs),
+        unseen=any([_unseen(job, now) for job in jobs]),
     )
-
-
-def _tier(snapshot: Snapshot, job: Job) -> int:
-    names = [name for name in job.partition.split(",") if name in snapshot.partitions]
-    return max((snapshot.partitions[name].tier for name in names), default=1)
 
 
 def _part(snapshot: Snapshot, job: Job) -> NeedPart:

@@ -140,8 +140,9 @@ class Division:
                 f" {m.view.least_per_gpu:g} of what a GPU brings it at its best size (awake_gain)"
             )
         asleep = self.context.asleep.get(running.job_id, 0)
-        wants = running.may_grow and running.can_add and ascending_sizes(running.job)[-1] > running.gpus
-        return Reason.KEEP_ASLEEP if asleep and idle <= 0 and wants else Reason.KEEP_BEST
+        if not asleep or idle > 0 or not (running.may_grow and running.can_add):
+            return Reason.KEEP_BEST
+        return Reason.KEEP_ASLEEP if ascending_sizes(running.job)[-1] > running.gpus else Reason.KEEP_BEST
 
     @staticmethod
     def _stays(m: Member, target: Target) -> bool:
@@ -167,8 +168,10 @@ class Division:
 
     def _why_kept(self, running: RunningJob) -> Reason:
         if running.until is None or self.inputs.now >= running.until:
+            if running.can_add or running.gpus >= running.job.request.max_gpus:
+                return Reason.KEEP_BEST
             why = registry.no_addition(running, running.site)
-            if not why or running.gpus >= running.job.request.max_gpus:
+            if not why:
                 return Reason.KEEP_BEST
             self.context.said[running.job_id] = why
             return Reason.KEEP_REQUEST

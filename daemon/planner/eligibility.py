@@ -103,21 +103,19 @@ class RunningJob:
     job_id: int = field(init=False)
     gpus: int = field(init=False)
     batch: int = field(init=False)
+    can_add: bool = field(init=False)
+    """Whether some mechanism can add to what it has."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "job_id", self.job.base.job_id)
         object.__setattr__(self, "gpus", sum([piece.gpus for piece in self.pieces]))
         object.__setattr__(self, "batch", self.state.in_use.batch if self.state.in_use else 0)
+        object.__setattr__(self, "can_add", registry.adding(self, self.site) is not None)
 
     @property
     def may_restart(self) -> bool:
         """Whether some mechanism can start it again at another size."""
         return registry.restarting(self, self.site) is not None
-
-    @property
-    def can_add(self) -> bool:
-        """Whether some mechanism can add to what it has."""
-        return registry.adding(self, self.site) is not None
 
     @property
     def pause_s(self) -> float | None:
