@@ -224,10 +224,11 @@ class Job(JobProperties):
             raise TrainingError("job.loader() was called outside the loop over job.epochs(); call it inside")
         return Loader(self, self._epoch_loop.feed(dataset, options), shuffle)
 
-    def step(self, loss: torch.Tensor, clip_norm: float | None = None) -> bool:
+    def step(self, loss: torch.Tensor, clip_norm: float | None = None, clip_value: float | None = None) -> bool:
         """Backward, and with the last micro batch of a step: clip, optimizer step, zero_grad, schedule.
 
-        loss: the mean over the batch that the loader just gave (a scalar). clip_norm: as clip_grad_norm_.
+        loss: the mean over the batch that the loader just gave (a scalar). clip_norm, clip_value: as
+        clip_grad_norm_, clip_grad_value_; of both, the value first.
         Returns whether an optimizer step was taken: a step that failed with a new world is done again by the old one.
         A resize, when there is one, comes with the loader's next batch.
         """
@@ -236,7 +237,7 @@ class Job(JobProperties):
         if voted is None or not session.world_switch.settle():
             return False
         session.last_state.step_begins()
-        session.optimizers().step(session.model(), clip_norm, self._state.progress)
+        session.optimizers().step(session.model(), clip_norm, clip_value, self._state.progress)
         session.stepped(*voted)
         return True
 

@@ -172,6 +172,10 @@ class Sharded(Strategy):
     def clip(self, limit: float) -> None:
         clip(self.module.parameters(), limit)
 
+    def clip_values(self, limit: float) -> None:
+        for grad in settle_gradients(self.module.parameters()):
+            local_of(grad).clamp_(-limit, limit)
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         local_optimizer_step.step(optimizer)
 

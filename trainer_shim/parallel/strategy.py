@@ -91,6 +91,10 @@ class Strategy(ABC):
         """Scale the gradients down to this norm, all of them together, as clip_grad_norm_ does."""
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
 
+    def clip_values(self, limit: float) -> None:
+        """Have no gradient's element lie further from 0 than this, as clip_grad_value_ does."""
+        torch.nn.utils.clip_grad_value_(self.module.parameters(), limit)
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """optimizer.step(), which no gradient scaler stands before."""
         optimizer.step()
@@ -119,10 +123,15 @@ class Called(Protocol):
 
 
 class Wrapped:
-    """What `job.wrap` and `job.replicate` return: called like the model, and in everything else the model itself."""
+    """What `job.wrap` and `job.replicate` return: called like the model, and in everything else the model itself, whose
+    class isinstance() finds; type() does not."""
 
     def __init__(self, parallel: Called) -> None:
         object.__setattr__(self, "_parallel", parallel)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._parallel.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._parallel(*args, **kwargs)

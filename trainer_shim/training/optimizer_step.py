@@ -85,11 +85,16 @@ class OptimizerSteps:
         scaled: torch.Tensor = self._scaler.scale(loss)
         return scaled
 
-    def step(self, model: Strategy, clip_norm: float | None, progress: TrainingProgress) -> None:
-        """Clip, step every optimizer at the rate that belongs to the batch, and clear the gradients."""
-        if clip_norm is not None:
-            for optimizer in self.optimizers if self._scaler is not None else ():
+    def step(
+        self, model: Strategy, clip_norm: float | None, clip_value: float | None, progress: TrainingProgress
+    ) -> None:
+        """Clip, by value first, step every optimizer at the rate that belongs to the batch, and clear the gradients."""
+        if self._scaler is not None and (clip_norm is not None or clip_value is not None):
+            for optimizer in self.optimizers:
                 self._scaler.unscale_(optimizer)
+        if clip_value is not None:
+            model.clip_values(clip_value)
+        if clip_norm is not None:
             model.clip(clip_norm)
         with self.stepping(progress):
             for optimizer in self.optimizers:

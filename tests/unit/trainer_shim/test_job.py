@@ -38,8 +38,14 @@ def test_the_documented_loop(made: list[elastic.Job]) -> None:
 
 
 def test_the_wrapped_model_is_the_users_model(made: list[elastic.Job]) -> None:
-    """No prefix in its state, its attributes and modes reach the model itself."""
+    """No prefix in its state, its attributes and modes reach the model itself; libraries that ask take it for what the
+    model is."""
     _, net, _ = wrapped(made)
+    assert isinstance(net, torch.nn.Module) and isinstance(net, torch.nn.Linear)
+    assert not isinstance(net, torch.nn.Sequential)
+    assert [id(parameter) for parameter in net.parameters()] == [id(entry) for entry in net.module.parameters()]
+    outer = torch.nn.ModuleDict({"net": net})
+    assert [name for name, _ in outer.named_parameters()] == ["net.weight", "net.bias"]
     assert sorted(net.state_dict()) == ["bias", "weight"]
     assert net.eval() is net and not net.module.training
     assert net.train().training
@@ -71,6 +77,27 @@ def test_gradients_are_clipped_and_accumulated(made: list[elastic.Job]) -> None:
         stepped = [job.step(loss_of(net, batch), clip_norm=1e-3) for batch in job.loader(DATA)]
     assert stepped == [False, False, True, False, False, True, False, True]
     assert all(norm <= 1.001e-3 for norm in norms) and len(norms) == 3
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_gradients_are_clipped_by_value(made: list[elastic.Job], scales: bool) -> None:
+    """Before they are by norm, and as the optimizer takes them: not as a gradient scaler has multiplied them."""
+    job = elastic.join(batch=20)
+    made.append(job)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scales else None
+    net, seen = job.wrap(model, optimizer, scaler=scaler), []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.clone()))
+    for _ in job.epochs(2):
+        for batch in job.loader(DATA):
+            loss = 100.0 * loss_of(net, batch)
+            (own,) = torch.autograd.grad(loss, [model.weight], retain_graph=True)
+            job.step(loss, clip_value=3.0, clip_norm=1.0 if job.epoch else None)
+            assert own.abs().max() > 3.0
+            if not job.epoch:
+                assert torch.allclose(seen[-1], own.clamp(-3.0, 3.0))
+    assert seen[1].norm() <= 1.0
 
 
 def test_evaluation_modes_and_errors_stay_inside_once(made: list[elastic.Job]) -> None:

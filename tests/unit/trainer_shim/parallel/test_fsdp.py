@@ -111,6 +111,17 @@ def test_what_looks_at_its_parameters_gets_parts_of_tensors(of_two: World) -> No
     assert isinstance(seen[0], DTensor)
 
 
+def test_parts_are_clipped_by_value(of_two: World) -> None:
+    """Each rank clips what it holds, and needs no other rank for it."""
+    sharded, _ = cut(of_two, torch.optim.SGD, {"lr": 0.1})
+    parameter = sharded.module[0].weight
+    parameter.grad = torch.randn_like(parameter)
+    before = parameter.grad.to_local().clone()
+    sharded.clip_values(0.5)
+    assert before.abs().max() > 0.5
+    assert torch.equal(parameter.grad.to_local(), before.clamp(-0.5, 0.5))
+
+
 def test_parts_are_not_handed_to_once(of_two: World) -> None:
     """`job.once(torch.save, model.state_dict(), path)` would write one rank's parts, from all ranks to one file."""
     sharded, _ = cut(of_two, torch.optim.SGD, {"lr": 0.1})
