@@ -40,7 +40,10 @@ MOST_S, MOST_MB, QUERIES = 2.0, 150.0, 2
 MARK = "~SEPARATOR~"
 PROGRAM = """#!/bin/sh
 echo {name} >>{folder}/asked
-case "$*" in *"%x"*) exit 0;; esac  # nobody excludes nodes
+case "$*" in
+*"%x"*) exit 0;;  # nobody excludes nodes
+-V) echo slurm 24.11.5; exit 0;;
+esac
 for last in "$@"; do :; done
 last=${{last%'~'}}
 exec sed "s/{mark}/~${{last##*'~'}}~/g" {folder}/{name}.txt
@@ -121,7 +124,7 @@ def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:
     """Fill the database by another process's life: what filling costs is not the daemon's memory."""
     with Store.open(settings.database_url) as store:
         jobs = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
-        JobRegistry(store, settings).update(jobs.snapshot())
+        JobRegistry(store, settings).update(jobs.snapshot(), jobs.end_states)
         train(store, pieces)
 
 
@@ -144,7 +147,10 @@ def measure(
     asked, queries, chance = folder / "asked", [], random.Random(2)
     with Store.open(settings.database_url) as store:
         jobs = SnapshotCache(CommandClient(path=f"{folder}:/usr/bin:/bin"))
-        rounds = Rounds(jobs, store, settings, JobRegistry(store, settings), Waiters())
+        registry = JobRegistry(store, settings)
+        for number in range(1, running + 1):  # their supervisors have spoken to this daemon
+            registry.heard(number, 0)
+        rounds = Rounds(jobs, store, settings, registry, Waiters())
         times = []
         tune_interpreter()
         for number in range(count):
@@ -156,6 +162,8 @@ def measure(
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
             assert not rounds.trouble, rounds.trouble
             queries.append(len(asked.read_text().split()))
+        reasons = {row.reason for row in store.current_decisions()}
+        assert "keep_unregistered" not in reasons, "no plan was made: the daemon does not take the jobs for registered"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return times, peak, max(queries[1:])
 

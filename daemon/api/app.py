@@ -75,6 +75,9 @@ class Controller(Planner, Protocol):
     async def wait_resize(self, job_id: int, after: int, timeout: float) -> Resize | None:
         """The current resize as soon as its id is above `after` or it is withdrawn; None after `timeout` seconds."""
 
+    def out_of_reach(self, job_id: int, gpus: int) -> str:
+        """Why the job can't come to that size from what it has now; empty when it can, or no round has seen it yet."""
+
     def health(self) -> Health:
         """How the rounds go; anyone may know."""
 
@@ -197,8 +200,9 @@ class Api:
 
     async def pin(self, call: Call[NoQuery, Pin]) -> object:
         """The owner or an admin holds a job at a size, or lets it go."""
-        await self._shares.run(call.viewer, partial(self._pin, call.job_id, call.message.gpus, call.viewer))
-        return Pinned(job_id=call.job_id, pinned=call.message.gpus)
+        gpus = call.message.gpus
+        why = await self._shares.run(call.viewer, partial(self._pin, call.job_id, gpus, call.viewer))
+        return Pinned(job_id=call.job_id, pinned=gpus, out_of_reach=why or None)
 
     async def clear_hosts(self, call: Call[NoQuery, Reachable]) -> object:
         """An admin, or a user for the jobs of theirs, says that hosts reach each other again."""
@@ -214,7 +218,8 @@ class Api:
                 raise NotFound(_unknown(job_id))
             raise NotAllowed(f"job {job_id} belongs to another user; you are uid {viewer.uid}")
 
-    def _pin(self, job_id: int, gpus: int | None, viewer: Viewer) -> None:
+    def _pin(self, job_id: int, gpus: int | None, viewer: Viewer) -> str:
+        """Why the job can't come to that size as it is now; empty when it can."""
         job = self.store.job(job_id)
         if job is None:
             raise NotFound(not_known([job_id]))
@@ -233,6 +238,7 @@ class Api:
             job_id, EventKind.UNPINNED if gpus is None else EventKind.PINNED, f"uid:{viewer.uid}", detail, steady_now()
         )
         self.controller.wake("pin")
+        return "" if gpus is None else self.controller.out_of_reach(job_id, gpus)
 
     def _clear_hosts(self, asked: Reachable, viewer: Viewer) -> Cleared:
         now = steady_now()

@@ -12,6 +12,8 @@ from dataclasses import replace
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.shrink_options import shrinks
+from ..mechanisms import registry
+from ..mechanisms.base import WantedSize
 from ..text.reasons import Reason
 from .context import RoundContext
 from .eligibility import RunningJob, sizes
@@ -34,6 +36,9 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
             f"it is pinned to {pinned} GPUs, and {context.limits.label(running.job_id)} in all"
         )
         return Allotment(running, running.gpus, running.batch, Reason.KEEP_LIMIT, 0.0)
+    if pinned is not None and (why := out_of_reach(running, pinned)):
+        context.said[running.job_id] = f"it is pinned to {pinned} GPUs, and {why}"
+        return Allotment(running, running.gpus, running.batch, Reason.KEEP_PINNED, 0.0)
     if pinned is not None:
         # An owner's word does not wait for a cooldown.
         batch = nearest_batch(running.job.request.batches(pinned), running.batch)
@@ -48,6 +53,21 @@ def fixed_target(context: RoundContext, running: RunningJob) -> Allotment | None
     rest = max(rests(running, forced))
     batch = nearest_batch(running.job.request.batches(rest), running.batch)
     return Allotment(running, rest, batch, context.why_forced(running), 0.0, forced)
+
+
+def out_of_reach(running: RunningJob, gpus: int) -> str:
+    """Why nothing that Slurm can do to the job leads to an accepted size; empty when something does."""
+    kept = shrinks(running.giver)
+
+    def reached(size: int) -> bool:
+        wanted = WantedSize(size, max(kept, default=0))
+        return size == running.gpus or size in kept or registry.cheapest(running, running.site, wanted) is not None
+
+    if reached(gpus):
+        return ""
+    near = sorted((size for size in sizes(running.job) if reached(size)), key=lambda size: (abs(size - gpus), size))[:3]
+    within = ", ".join(map(str, sorted(near)))
+    return f"from the {running.gpus} that it has, on its nodes, it can't come to that; sizes in reach: {within}"
 
 
 def take_back(running: RunningJob) -> Allotment | None:

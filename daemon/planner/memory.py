@@ -49,6 +49,11 @@ class Memory:
             del self.members[job_id]
         return found
 
+    def running_job(self, job_id: int) -> RunningJob | None:
+        """A running job as the last round found it."""
+        known = self._running_jobs.get(job_id)
+        return known.running if known is not None else None
+
 
 @record(frozen=True, slots=True)
 class _Known:

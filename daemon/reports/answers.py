@@ -65,6 +65,7 @@ class Pinned:
 
     job_id: int
     pinned: int | None
+    out_of_reach: str | None = about("why it can't come to that size as it is now", default=None)
 
 
 ANSWERS: dict[Route, type[Any]] = {

@@ -25,6 +25,7 @@ from ..api.waiters import Waiters
 from ..capacity.constraints import left_out_until
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
+from ..planner import fixed_targets
 from ..reports.answers import Health, ModelsInUse
 from ..reports.record import read
 from ..slurm.model import Job
@@ -224,6 +225,11 @@ class DaemonController:
         """Start the next round soon."""
         log.debug("woken: %s", why)
         self._wake()
+
+    def out_of_reach(self, job_id: int, gpus: int) -> str:
+        """Why the job can't come to that size from what it had in the last round; empty when it can."""
+        running = self.rounds.running_job(job_id)
+        return fixed_targets.out_of_reach(running, gpus) if running is not None else ""
 
     def health(self) -> Health:
         """Whether rounds succeed; for anyone."""

@@ -37,6 +37,7 @@ from ..mechanisms.requeue import bound_by_a_shrink, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.priors import Priors
 from ..planner import Inputs, Plan, plan_round
+from ..planner.eligibility import RunningJob
 from ..planner.memory import Memory
 from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site
@@ -121,6 +122,10 @@ class Rounds:
     def mode(self) -> str:
         """The mode of the settings; `advise` for a while after Slurm refused what concerns all jobs."""
         return "advise" if self.tripped and self.settings.mode == "act" else self.settings.mode
+
+    def running_job(self, job_id: int) -> RunningJob | None:
+        """A running elastic job as the last round found it."""
+        return self._memory.running_job(job_id)
 
     @property
     def late(self) -> bool:

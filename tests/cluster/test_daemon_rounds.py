@@ -81,6 +81,18 @@ def test_a_base_is_shrunk_in_place_for_a_rigid_job(selasticd: Selasticd) -> None
     assert base.running and base.nodes == (host,)
 
 
+def test_a_pin_that_nothing_leads_to_says_so(selasticd: Selasticd) -> None:
+    """Two nodes of four GPUs make no six. Whoever pins is told, and `explain` says it for as long as it holds."""
+    job = selasticd.submit("-N2", "--gres=gpu:a100:4", comment="elastic:gpus=2-8,step=2,batch=240-3840,via=shrink")
+    wait_until(lambda: selasticd.trains_on(job) == 8, 60, selasticd.log)
+    answer = selasticd.selastic("pin", str(job), "6")
+    assert answer.returncode == 0 and "sizes in reach: 4, 8" in answer.stdout, answer.stdout + answer.stderr
+    told = unwrapped("it is pinned to 6 GPUs, and from the 8 that it has")
+    wait_until(lambda: told in unwrapped(selasticd.selastic("explain", str(job)).stdout), 60, selasticd.log)
+    assert "in reach" not in selasticd.selastic("pin", str(job), "4").stdout
+    selasticd.settles_at(job, 4)
+
+
 def test_a_heterogeneous_component_is_released(selasticd: Selasticd) -> None:
     """A component is cancelled by its own id; the base and its script run on."""
     job = selasticd.submit("-N1", "--gres=gpu:a100:4", ":", "-N1", "--gres=gpu:a100:4", comment=REQUEST)

@@ -96,6 +96,9 @@ class FakeController:
             finally:
                 self.waits = False
 
+    def out_of_reach(self, job_id: int, gpus: int) -> str:
+        return "" if gpus < 6 else "it can't come to that; sizes in reach: 2, 4"
+
     def dry_plan(self) -> list[DecisionRow]:
         return [DecisionRow(job, 1.0, 1, 2, 64, 64, "grow_idle", None, None) for job in (7, 8)]
 

@@ -45,6 +45,9 @@ class StoredController:
     def wake(self, why: str) -> None:
         self.woken.append(why)
 
+    def out_of_reach(self, job_id: int, gpus: int) -> str:
+        return ""
+
     def health(self) -> Health:
         models = ModelsInUse(prior="9 earlier runs of this cluster", runs=9, programs=2, learned_at=0.0)
         return Health(mode="advise", models=models)

@@ -63,4 +63,6 @@ def _hold(args: argparse.Namespace, gpus: int | None, outcome: str) -> int:
         options.print_json(answer)
     else:
         print(f"Job {args.job} is {outcome}")
+        if answer.out_of_reach:
+            print(f"It stays as it is for now: {answer.out_of_reach}")
     return 0

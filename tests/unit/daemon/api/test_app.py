@@ -304,14 +304,16 @@ def test_pin(world: World) -> None:
     def pin(uid: int, gpus: object) -> httpx.Response:
         return world.http.post("/v1/jobs/7/pin", content=json.dumps({"gpus": gpus}), headers=as_uid(uid))
 
-    assert pin(ADA, 4).json() == {"job_id": 7, "pinned": 4} and world.store.pinned(7) == 4
+    assert pin(ADA, 4).json() == {"job_id": 7, "pinned": 4, "out_of_reach": None} and world.store.pinned(7) == 4
+    assert pin(ADA, 6).json()["out_of_reach"] == "it can't come to that; sizes in reach: 2, 4"
+    assert pin(ADA, 4).status_code == 200 and world.store.pinned(7) == 4
     assert pin(BOB, 2).status_code == 403 and world.store.pinned(7) == 4
     assert pin(ROOT, None).status_code == 200 and world.store.pinned(7) is None
     assert "nearest: 2, 4, 6" in pin(ADA, 3).json()["error"]
     for wrong in (0, -1, 1.5, True, "4", 10**9):
         assert pin(ADA, wrong).status_code == 400
     kinds = [(event.kind, event.who) for event in world.store.events(7)]
-    assert kinds == [("pinned", f"uid:{ADA}"), ("unpinned", f"uid:{ROOT}")]
+    assert kinds == [("pinned", f"uid:{ADA}")] * 3 + [("unpinned", f"uid:{ROOT}")]
     assert ("wake", "pin") in world.controller.calls
     del world.controller.owners[7]
     assert "has ended" in pin(ADA, 4).json()["error"]

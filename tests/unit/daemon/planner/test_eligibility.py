@@ -300,7 +300,23 @@ def test_a_pin_to_a_size_it_cannot_be_cut_down_to_leaves_the_job_as_it_is() -> N
     world.job(1, "n1 n2", "elastic:gpus=4-8,step=4,batch=240-256,via=companion")
     world.state(1, pinned=4)
     plan = world.plan()
-    assert plan.resizes == () and row(plan, 1).gpus_to == 8
+    found = row(plan, 1)
+    assert plan.resizes == () and found.gpus_to == 8 and found.reason == Reason.KEEP_PINNED.value
+    assert str(found.evidence["next"]).endswith("it can't come to that; sizes in reach: 8")
+
+
+def test_a_pin_between_what_its_nodes_make_says_which_sizes_are_in_reach() -> None:
+    """Nodes of four GPUs go whole, and what is added comes on top of what is left."""
+    world = World(4)
+    world.job(1, "n1 n2", "elastic:gpus=2-16,step=2,batch=240-256,via=shrink+companion")
+    world.state(1, pinned=6)
+    plan = world.plan()
+    assert plan.resizes == () and row(plan, 1).reason == Reason.KEEP_PINNED.value
+    assert str(row(plan, 1).evidence["next"]).startswith("it is pinned to 6 GPUs, and from the 8 that it has")
+    assert "sizes in reach: 4, 8" in str(row(plan, 1).evidence["next"])
+    for size in (4, 12):
+        world.state(1, pinned=size)
+        assert order(world.plan(), 1).gpus == size
 
 
 def test_a_pin_does_not_hammer_a_growth_that_failed() -> None:
