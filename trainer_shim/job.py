@@ -271,7 +271,7 @@ class Job(JobProperties):
         not made again for workers that join later or after a restart; inside a pass that code does not run again, and
         each call is made. The result has to be picklable; one that is written, what a checkpoint may hold. Modes that
         the function sets (eval) are undone. A sharded model needs all its ranks: there every rank calls the function,
-        and rank 0's result counts.
+        and rank 0's result counts; elsewhere a collective inside the function raises TrainingError.
         """
         if not self._begun:
             raise TrainingError("job.once() was called before the loop; there is no world yet to call it once in")

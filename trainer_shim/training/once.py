@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..checkpoint import contents
 from ..parallel.strategy import is_part
 from ..world import process_group as worlds
+from ..world.one_rank import collectives_refused
 from .session import Session
 
 
@@ -76,7 +78,9 @@ def _quietly(session: Session, function: Callable[..., Any], args: tuple[Any, ..
     """Nothing is saved or switched meanwhile, and modes that the function sets (eval) are undone."""
     parallel = session.model()
     modes = [(module, module.training) for module in parallel.module.modules()]
-    with parallel.bypassed(), session.snapshots.quiet():
+    alone = session.world().size > 1 and not parallel.sharded
+    refused = collectives_refused(f"job.once({_name(function)})") if alone else nullcontext()
+    with parallel.bypassed(), session.snapshots.quiet(), refused:
         result = function(*args, **kwargs)
     for module, mode in modes:
         module.training = mode

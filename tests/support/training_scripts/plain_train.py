@@ -24,6 +24,7 @@ parser.add_argument("--optimizer", default="AdamW")
 parser.add_argument("--hold-evaluation", action="store_true", help="it does not end before the test waits for the end")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--evaluate", type=float, default=-1.0, help="seconds that an evaluation takes; negative: none")
+parser.add_argument("--collective", action="store_true", help="in the evaluation, which is rank 0's alone")
 parser.add_argument("--release", action="store_true", help="train the last bias from the second epoch on")
 parser.add_argument("--unused", action="store_true")
 parser.add_argument("--every", type=float, default=600.0)
@@ -190,6 +191,8 @@ def evaluate() -> float:
     while args.hold_evaluation and HOLD.exists():
         time.sleep(0.01)
     time.sleep(args.evaluate)
+    if args.collective:
+        torch.distributed.barrier()
     with torch.no_grad():
         net.eval()
         return float(((net(data.x) - data.y) ** 2).mean())

@@ -176,6 +176,17 @@ def test_a_failing_script_fails_with_its_own_code(start: Start) -> None:
     assert "ValueError: this script fails" in control.story()
 
 
+def test_a_collective_of_rank_0_alone_is_named(start: Start) -> None:
+    """In job.once() of replicas nobody would answer it, and all ranks wait for an hour."""
+    control = start("--epochs", "1", "--evaluate", "0", "--collective")
+    control.spawn("a", "b")
+    control.ready("a", "b")
+    control.world("a", "b", source="fresh")
+    assert control.exits("a", "b") == [1, 1], control.story()
+    said = "torch.distributed.barrier() was called inside job.once(evaluate), which rank 0 runs alone"
+    assert control.story().count(said) >= 2, control.story()
+
+
 def test_without_a_supervisor_workers_leave(start: Start) -> None:
     """A lost connection ends training workers, and those that wait for a world, with code 75."""
     control = start("--pace", "0.01", "--epochs", "1000")
