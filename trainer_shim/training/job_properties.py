@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from slurm_elastic.protocol.errors import TrainingError
+
 from ..numerics.batch import Rate
 from .session import Session
 
@@ -83,6 +85,14 @@ class JobProperties:
         at the time. Schedulers given to wrap() are advanced once per base batch.
         """
         return max(1, -(-epochs * samples // self._tuning.base))
+
+    def decay(self, per_step: float) -> float:
+        """What is left after a step at the current batch, of an average that keeps this share in a step of join()'s:
+        averaged weights then reach as many samples back at every batch. An epoch's short last step counts as a whole.
+        """
+        if not 0.0 <= per_step <= 1.0:
+            raise TrainingError(f"job.decay({per_step!r}) is not accepted; accepted: 0 to 1, e.g. 0.999")
+        return float(per_step ** (self._session.batch / self._tuning.base))
 
     def log(self, *words: object) -> None:
         """Print on rank 0 only, at once."""

@@ -68,6 +68,32 @@ def test_rates_follow_the_batch_only_while_a_step_is_taken(
     assert used == pytest.approx([0.4, 0.4])
 
 
+@pytest.mark.parametrize("batch", [2, 4, 20])
+def test_averaged_weights_reach_as_many_samples_back(
+    made: list[elastic.Job], monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """What torch's AveragedModel still holds of its first weights after an epoch of 20 samples is the same at any
+    batch, as if each step of 4 samples had kept 9 tenths."""
+    monkeypatch.setenv("SELASTIC_BATCH", str(batch))
+    job, net, optimizer = wrapped(made, batch=4, max_batch=20)
+    optimizer.param_groups[0]["lr"] = 0.0
+    ema = torch.optim.swa_utils.AveragedModel(
+        net.module, avg_fn=lambda average, value, _: average.lerp(value, 1 - job.decay(0.9))
+    )
+    job.keep(ema=ema)
+    ema.update_parameters(net.module)  # the first one copies
+    with torch.no_grad():
+        net.bias.zero_()
+        ema.module.bias.fill_(1.0)
+    for _ in job.epochs(1):
+        for part in job.loader(DATA):
+            if job.step(loss_of(net, part)):
+                ema.update_parameters(net.module)
+    assert ema.module.bias.item() == pytest.approx(0.9**5)
+    with refused(r"job.decay\(1.5\) is not accepted; accepted: 0 to 1"):
+        job.decay(1.5)
+
+
 def test_gradients_are_clipped_and_accumulated(made: list[elastic.Job]) -> None:
     """Micro batches add up to one step, whose gradient clip_norm limits."""
     job, net, optimizer = wrapped(made, micro_batch=3)
