@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -19,8 +20,26 @@ from slurm_elastic.trainer_shim.training import audit
 
 ROOT = Path(__file__).parents[2]
 RESIZED = ("ddp", "fsdp", "tensor_parallel", "lightning", "transformers")
-NAMES = (*RESIZED, "iterations")
-LINES = {"iterations": 9, "ddp": 6, "fsdp": 6, "tensor_parallel": 6, "lightning": 2, "transformers": 2}
+LOOPS = {
+    # its words, the numbers it prints, samples and passes (or iterations) of the record, how far losses may be off
+    "diffusion": ("--epochs 3 --samples 4099", range(3), 4099, 3, 0.1),
+    "stream": ("--epochs 3", range(3), 1120, 3, 0.3),
+    "wgan": ("--iterations 60 --print-every 5", range(0, 60, 5), 6 * 64, 60, 0.01),
+    "ppo": ("--iterations 60", range(0, 60, 5), 3 * 48, 60, 0.01),
+}
+NAMES = (*RESIZED, "iterations", *LOOPS)
+LINES = {
+    "iterations": 9,
+    "diffusion": 6,
+    "stream": 6,
+    "wgan": 11,
+    "ppo": 8,
+    "ddp": 6,
+    "fsdp": 6,
+    "tensor_parallel": 6,
+    "lightning": 2,
+    "transformers": 2,
+}
 SLOW = """
 import itertools, os, sys, time
 if "slurm_elastic.trainer_shim.node.agent" in sys.orig_argv:
@@ -120,9 +139,7 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
         completes(empty_sandbox, job, tmp_path)
     found = audit.check(tmp_path / "audit", samples=8, epochs=60)
     assert found.ok and found.restarts == 1 and found.worlds >= 5, (found, story(tmp_path))
-    command = [sys.executable, ROOT / "examples/train_iterations.py", *size, "--out", tmp_path / "alone"]
-    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1"}
-    alone = evaluations(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout)
+    alone = evaluations(run_alone("iterations", *size, "--out", tmp_path / "alone"))
     ours = evaluations((tmp_path / "out.txt").read_text())
     assert sorted(ours) == sorted(alone) == list(range(0, 60, 5))
     for iteration, losses in ours.items():
@@ -131,11 +148,55 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
 
 
 def evaluations(out: str) -> dict[int, list[float]]:
-    """The losses that were printed for each iteration."""
+    """The losses that were printed for each iteration, or epoch."""
     found: dict[int, list[float]] = {}
-    for iteration, loss in re.findall(r"^iteration (\d+): loss (\S+)$", out, re.MULTILINE):
-        found.setdefault(int(iteration), []).append(float(loss))
+    for number, loss in re.findall(r"^(?:iteration|epoch) (\d+): loss (\S+)$", out, re.MULTILINE):
+        found.setdefault(int(number), []).append(float(loss))
     return found
+
+
+def test_loops_of_other_kinds_are_resized_and_killed(empty_sandbox: Sandbox, tmp_path: Path) -> None:
+    """All four at once: each grows to 2 GPUs, shrinks to 1, loses its worker and goes on. Each sample of each pass, or
+    of each iteration, counts once, and what they print is what they print alone: once, but for what was done again."""
+    tmp_path.chmod(0o755)
+    with contextlib.ExitStack() as stack:
+        daemons = {name: stack.enter_context(FakeDaemon()) for name in LOOPS}
+        jobs, bases, folders = {}, {}, {name: tmp_path / name for name in LOOPS}
+        for name, (words, *_) in LOOPS.items():
+            folders[name].mkdir()
+            jobs[name] = submit(empty_sandbox, folders[name], name, daemons[name], *words.split())
+        for name, daemon in daemons.items():
+            [bases[name]] = daemon.wait_registered().pieces
+        for number, more in enumerate(((Shape(1, 1, 1),), ()), start=1):
+            for name, daemon in daemons.items():
+                daemon.order(number, jobs[name], (bases[name],), more)
+            for daemon in daemons.values():
+                daemon.wait_phase(number, "running", 120)
+        for name, folder in folders.items():
+            assert kill(*workers(empty_sandbox, jobs[name])) == 1, story(folder)
+        for folder in folders.values():
+            said = (folder / "out.txt").read_text
+            wait_until(lambda said=said: said().count("restored from") == 1, 120, lambda folder=folder: story(folder))
+            (folder / "go").touch()
+        for name, folder in folders.items():
+            completes(empty_sandbox, jobs[name], folder)
+    for name, (words, numbers, samples, passes, tolerance) in LOOPS.items():
+        found = audit.check(folders[name] / "audit", samples, passes)
+        assert found.ok and found.restarts == 1 and found.worlds >= 4, (name, found, story(folders[name]))
+        alone = evaluations(run_alone(name, *words.split()))
+        ours = evaluations((folders[name] / "out.txt").read_text())
+        assert sorted(ours) == sorted(alone) == list(numbers), (name, story(folders[name]))
+        for number, losses in ours.items():
+            expected = [*alone[number]] * len(losses)
+            assert losses == pytest.approx(expected, rel=tolerance, abs=1e-3), (name, number)
+        assert sum(map(len, ours.values())) - len(ours) <= 12, name
+
+
+def run_alone(name: str, *words: object) -> str:
+    """What the example prints as one undisturbed process."""
+    command = [sys.executable, ROOT / f"examples/train_{name}.py", *map(str, words)]
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "packaging/namespace"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
