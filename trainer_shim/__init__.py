@@ -14,12 +14,13 @@ import slurm_elastic.protocol  # noqa: F401 - ends where Python is too old
 if TYPE_CHECKING:
     from .data.shard_streams import InOrder
     from .job import Job, join
+    from .parallel.averaged_weights import Average
 
-__all__ = ["InOrder", "Job", "join"]
+__all__ = ["Average", "InOrder", "Job", "join"]
+_ELSEWHERE = {"InOrder": ".data.shard_streams", "Average": ".parallel.averaged_weights"}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = import_module(".data.shard_streams" if name == "InOrder" else ".job", __name__)
-        return getattr(module, name)
+        return getattr(import_module(_ELSEWHERE.get(name, ".job"), __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,6 +34,7 @@ parser.add_argument("--strategy", default="ddp")
 parser.add_argument("--own-shard", choices=["mesh", "no mesh"], help="shard by a function of the script's own")
 parser.add_argument("--save", action="store_true", help="the model after each epoch")
 parser.add_argument("--tp", type=int, help="ranks of one replica")
+parser.add_argument("--ema", action="store_true", help="average the weights")
 parser.add_argument("--clip", type=float)
 parser.add_argument("--deterministic", type=int, default=0, help="shards of a step")
 parser.add_argument("--dropout", type=float, default=0.0)
@@ -183,6 +184,9 @@ if args.own_shard:
 net = job.wrap(model, optimizer, schedule, strategy=args.strategy, **options)
 average = Average()
 job.keep(average=average)
+if args.ema:
+    ema = elastic.Average(model)
+    job.keep(ema=ema)
 data = Data()
 source = InShards(data) if args.shards else data
 
@@ -213,6 +217,8 @@ for epoch in job.epochs(args.epochs):
         loss = ((net(x) - y) ** 2).mean()
         if job.step(loss, clip_norm=args.clip):
             average.steps += 1
+            if args.ema:
+                ema.update(model, job.decay(0.9))
         if job.global_step == args.stop and args.leave == "stop":
             job.stop()
         elif job.global_step == args.stop:
@@ -224,11 +230,17 @@ for epoch in job.epochs(args.epochs):
     if args.save:
         job.save(Path(args.out) / "saved.pt")
 
-whole = {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in model.state_dict().items()}
+
+def whole_of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: getattr(value, "full_tensor", lambda value=value: value)() for key, value in state.items()}
+
+
+whole, averaged = whole_of(model.state_dict()), whole_of(ema.weights) if args.ema else {}
 if job.rank == 0:
     torch.save(
         {
             "model": whole,
+            "ema": averaged,
             "noise_scale": job.noise_scale,
             "lr": schedule.get_last_lr(),
             "steps": average.steps,

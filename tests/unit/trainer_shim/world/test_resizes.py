@@ -371,6 +371,27 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
     assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
 
 
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=cuts)])
+def test_averaged_weights_go_along(zygote: Zygote, start: Start, tmp_path: Path, strategy: str) -> None:
+    """elastic.Average over 2 -> 3 -> 1 -> 2 workers, a kill of all and a restart from parts: as in one process."""
+    control = start("--hold-from", "0", "--ema", "--strategy", strategy)
+    control.start("a", "b")
+    for names in ("abc", "c", "cd"):
+        control.resize(*names)
+    saved = len(control.all("saved"))
+    control.send("c", {"type": "checkpoint"})
+    wait_until(lambda: len(control.all("saved")) > saved, 60, control.story)
+    for name in "cd":
+        control.kill(name)
+    control.exits("c", "d", hold=True)
+    control.start("e", "f", "g", source="checkpoint")
+    assert control.exits(*"efg") == [0] * 3, control.story()
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--ema")
+    assert ours["ema"].keys() == theirs["ema"].keys()
+    assert max(float((ours["ema"][key] - value).abs().max()) for key, value in theirs["ema"].items()) < 1e-12
+    assert difference({"model": ours["ema"]}, ours) > 1e-6
+
+
 @cuts
 def test_a_script_shards_by_itself(zygote: Zygote, start: Start, tmp_path: Path) -> None:
     """A shard= of one's own, with options of fully_shard, grows and shrinks on the mesh that it is given; job.save
