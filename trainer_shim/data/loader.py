@@ -128,15 +128,23 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
 
     def start(
-        self, epoch: int, ordinal: int, shuffle: bool, cursor: int, slicing: Slicing, unread: Unread = NOT_BEGUN
+        self,
+        epoch: int,
+        ordinal: int,
+        shuffle: bool,
+        cursor: int,
+        slicing: Slicing,
+        unread: Unread = NOT_BEGUN,
+        computed: bool = False,
     ) -> None:
-        """Begin a pass at a cursor; `unread` of its shards is what an earlier world has left, or (lanes, 0, ())."""
+        """Begin a pass at a cursor; `unread` of its shards is what an earlier world has left, or (lanes, 0, ()).
+        computed: see sampling.order."""
         previous = self._batches.plan.version if self._batches.plan else 0
         plan: MicroBatches
         if self._sizes is None:
-            plan = MicroBatches(order(self.samples, self._seed, epoch, ordinal, shuffle), cursor, slicing)
+            plan = MicroBatches(order(self.samples, self._seed, epoch, ordinal, shuffle, computed), cursor, slicing)
         else:
-            shards = [int(shard) for shard in order(len(self._sizes), self._seed, epoch, ordinal, shuffle)]
+            shards = [int(shard) for shard in order(len(self._sizes), self._seed, epoch, ordinal, shuffle)[:]]
             plan = StreamMicroBatches(self._sizes, shards, cursor, unread, slicing)
         plan.version = previous + 1
         self._batches.plan = plan

@@ -15,7 +15,7 @@ from slurm_elastic.protocol.errors import TrainingError
 
 from ..control.worker_client import ComingWorld
 from ..data.loader import Feed, to_device
-from ..data.sampling import Micro, mix, seed_all
+from ..data.sampling import COMPUTED_FROM, Micro, mix, seed_all
 from ..numerics import batch as batches
 from ..training.once import share
 from ..training.session import Session
@@ -115,8 +115,10 @@ class EpochLoop:
             )
         if progress.pass_samples:
             session.pass_boundary.passed()
-        elif feed.lanes:  # the pass is new to all ranks
-            progress.unread = (share(session, feed.lanes), 0, ())
+        else:  # the pass is new to all ranks
+            progress.computed = feed.samples >= COMPUTED_FROM
+            if feed.lanes:
+                progress.unread = (share(session, feed.lanes), 0, ())
         session.pass_boundary.end()
         session.optimizers().begin_pass()
         session.model().begin_pass()
@@ -124,7 +126,8 @@ class EpochLoop:
         progress.pass_samples = feed.samples
         session.boundary()  # a loop that was left early leaves a step's tally unread
         progress = session.state.progress
-        feed.start(progress.epoch, ordinal, shuffle, progress.cursor, session.slicing(), progress.unread)
+        now = progress.cursor, session.slicing(), progress.unread, progress.computed
+        feed.start(progress.epoch, ordinal, shuffle, *now)
         session.feed = feed
         session.reporting.meter.resume()
 

@@ -19,6 +19,9 @@ class TrainingProgress:
     """Length of the pass under way; 0: none has begun in this epoch."""
     unread: tuple[int, int, tuple[tuple[int, int, int], ...]] = (0, 0, ())
     """Of the pass under way, where its dataset is made of shards: see shard_streams.Unread."""
+    computed: bool = False
+    """Whether the order of the pass under way is computed (see sampling.order), as those of releases before it are not.
+    """
     step: int = 0
     samples: int = 0
     schedule: int = 0

@@ -15,7 +15,10 @@ from torch.utils.data import TensorDataset
 from worker_harness import NAMESPACE
 
 import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.data.sampling import order
+from slurm_elastic.trainer_shim.loops import epochs
 from slurm_elastic.trainer_shim.parallel.fsdp import check_shard
+from slurm_elastic.trainer_shim.state.progress import TrainingProgress
 from slurm_elastic.trainer_shim.training.checks import check_wrap
 from slurm_elastic.trainer_shim.world import mesh
 
@@ -148,6 +151,29 @@ def test_a_loader_left_early_ends_its_epoch(made: list[elastic.Job]) -> None:
             seen.append((epoch, len(batch[0])))
             break
     assert seen == [(0, 8), (1, 8)]
+
+
+def test_the_order_of_a_large_dataset_is_computed(made: list[elastic.Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From some length on. A pass under way goes on as it began: a release before this one has drawn its order."""
+    monkeypatch.setattr(epochs, "COMPUTED_FROM", 20)
+    samples = TensorDataset(torch.arange(20.0)[:, None], torch.zeros(20, 1))
+    job = elastic.join(batch=8)
+    made.append(job)
+    model = torch.nn.Linear(1, 1)
+    net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    seen = []
+    for epoch in job.epochs(3):
+        if epoch == 2:  # as if it had begun before
+            job._session.state.progress.pass_samples = 20
+            job._session.state.progress.computed = False
+        for batch in job.loader(samples):
+            seen += [int(value) for value in batch[0]]
+            job.step(loss_of(net, batch))
+    seed = job._session.tuning.seed
+    expected = [order(20, seed, epoch, 0, shuffle=True, computed=epoch < 2)[:] for epoch in range(3)]
+    assert seen == [int(index) for one in expected for index in one]
+    assert sorted(seen) == sorted([*range(20)] * 3)
+    assert not TrainingProgress(**{"epoch": 1, "pass_samples": 20}).computed
 
 
 def test_two_loaders_in_an_epoch(made: list[elastic.Job]) -> None:
