@@ -238,6 +238,11 @@ def bound(world: World, seconds: float = COLLECTIVE_TIMEOUT.total_seconds()) -> 
         change(datetime.timedelta(seconds=seconds), None)
 
 
+def is_grouped() -> bool:
+    """Whether this process is in a default process group, whoever made it."""
+    return bool(dist.is_initialized())
+
+
 def leave(later: bool = False, broken: bool = False) -> None:
     """Destroy the process group. Every DistributedDataParallel object of it has to be gone by now.
 

@@ -90,11 +90,18 @@ class Membership:
         return device
 
     def enter(self, about: Message) -> World:
-        """The first world. Under the supervisor this waits for it, and says what is ready, and `about` it."""
+        """The first world. Under the supervisor this waits for it, and says what is ready, and `about` it.
+
+        Raises TrainingError where the script has made a process group of its own, beside which no world can form."""
         if self.client is None:
             if self.world is None:
                 raise AssertionError("no world and no supervisor")
             return self.world
+        if worlds.is_grouped():
+            raise TrainingError(
+                "the script called torch.distributed.init_process_group(); leave it out: under selastic run the job "
+                "makes the process groups, a new one at each resize"
+            )
         self.client.send({"type": "ready", "worker": self.worker, **about})
         while True:
             coming = self.client.wait_held()

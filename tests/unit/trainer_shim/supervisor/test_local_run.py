@@ -121,6 +121,17 @@ def test_killed_agent_is_replaced(start: Callable[..., Run], tmp_path: Path) -> 
     assert audit.check(tmp_path / "audit", 1000, 1).ok
 
 
+def test_a_process_group_of_the_scripts_own_is_told(start: Callable[..., Run], tmp_path: Path) -> None:
+    """No world can form beside it: one sentence before the first step, and no restart."""
+    own = "import torch.distributed as dist\ndist.init_process_group('gloo', init_method='file://' + os.path.abspath("
+    own += "'group') + os.environ['SELASTIC_WORKER'], rank=0, world_size=1)\n"
+    (tmp_path / "train.py").write_text(TRAIN.replace("job = ", own + "job = ", 1))
+    run = start("--nproc", "2", "--no-daemon", "train.py", "200", "1", "0")
+    assert run.wait() == 1, run.text()
+    assert "called torch.distributed.init_process_group(); leave it out" in run.text()
+    assert "generation 1:" not in run.text() and "starting again" not in run.text()
+
+
 def test_failing_script_gives_its_code_and_last_lines(start: Callable[..., Run], tmp_path: Path) -> None:
     """A script that fails before it trains is not tried again: its exit code and its error reach the user."""
     (tmp_path / "bad.py").write_text("import sys\nprint('before')\nraise SystemExit(7)\n")
