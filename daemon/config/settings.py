@@ -29,6 +29,11 @@ from .user_mode import defaults as user_mode_defaults
 
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs only"}
+FAIRNESS = {
+    "job": "jobs: who has more elastic jobs gets more",
+    "user": "users",
+    "account": "Slurm accounts, whatever their place in the hierarchy",
+}
 MODES = ("off", "observe", "advise", "act")
 
 
@@ -180,6 +185,10 @@ class Settings:
     some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples
     weighed with its measured gradient noise scale (goodput), any other by samples. `log-throughput` and `log-goodput`
     take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/explanation/optimizer.md."""
+
+    fairness: str = choice("job", meanings=FAIRNESS)
+    """Between whom a plan is fair. The elastic jobs of one user or account share one weight in each pool, however many
+    they are; among them a request's `weight` counts as ever. With one group, or one job of each, nothing changes."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time between a resize of a job and its next growth. A resize of its batch alone does not count. Ten

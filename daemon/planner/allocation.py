@@ -41,12 +41,13 @@ def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idl
     found = []
     for running in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
         forced = context.forced(running)
-        key = forced, in_reach(running, forced, everything), node_gpus
+        factor = context.factors.get(running.job_id, 1.0)
+        key = forced, in_reach(running, forced, everything), node_gpus, factor
         before = known.get(running.job_id)
         if before is not None and before[0] is running and before[1] == key:
             found.append(before[2])
             continue
-        made = member(running, forced, everything, node_gpus, context.inputs.settings)
+        made = member(running, forced, everything, node_gpus, context.inputs.settings, factor)
         if made is not None:
             known[running.job_id] = running, key, made
             found.append(made)

@@ -69,9 +69,12 @@ class RoundContext:
         room: Room,
         usage: LimitUsage,
         unlisted: Mapping[str, int] = MappingProxyType({}),
+        factors: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """usage: of Slurm's limits. unlisted: by node, the GPUs in use that no job holds."""
+        """usage: of Slurm's limits. unlisted: by node, the GPUs in use that no job holds. factors: what a job's weight
+        is multiplied by to be fair, by job id; 1 where nothing is said."""
         self.inputs, self.running_jobs, self.room, self.unlisted = inputs, dict(running_jobs), room, unlisted
+        self.factors = factors
         limited = running_jobs.values() if inputs.site.limits else ()
         elastic = [(running.job.base, holds(running, usage)) for running in limited]
         qos = inputs.settings.companion_qos

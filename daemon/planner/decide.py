@@ -7,7 +7,7 @@ Limit: decisions are as good as their snapshot; what Slurm refuses is found out 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm_elastic.protocol.messages import Shape
@@ -16,10 +16,11 @@ from ..capacity.ledger import Pool, pool_of, pools
 from ..capacity.make_room import make_room
 from ..capacity.pending_jobs import needs
 from ..capacity.placement import take
+from ..capacity.shrink_options import Giver
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
-from .eligibility import RunningJob
+from .eligibility import RunningJob, fair_factors
 from .fixed_targets import fixed_target
 from .free_capacity import asleep, comebacks, free_ledger, reachable
 from .limit_usage import limit_usage
@@ -94,10 +95,28 @@ def _context(inputs: Inputs) -> RoundContext:
     since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     waiting = [need for need in waiting if not may_have_started(snapshot, need, since)] if since else waiting
+    factors = _factors(inputs, running_jobs.values())
     free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
-    givers = [s.giver for s in free] if waiting else []
+    givers = [_counting(s.giver, factors.get(s.job_id, 1.0)) for s in free] if waiting else []
     room = make_room(snapshot, ledger, givers, waiting, usage)
-    return RoundContext(inputs, running_jobs, room, usage, unlisted)
+    return RoundContext(inputs, running_jobs, room, usage, unlisted, factors)
+
+
+def _factors(inputs: Inputs, running_jobs: Iterable[RunningJob]) -> dict[int, float]:
+    """What fairness makes of the weights of all pools' jobs."""
+    if inputs.settings.fairness == "job":
+        return {}
+    found, by_pool = pools(inputs.snapshot), dict[str, list[RunningJob]]()
+    for running in running_jobs:
+        pool = pool_of(found, running.job.base)
+        if pool is not None:
+            by_pool.setdefault(pool.name, []).append(running)
+    every = [fair_factors(jobs, inputs.settings.fairness) for jobs in by_pool.values()]
+    return {job_id: factor for each in every for job_id, factor in each.items()}
+
+
+def _counting(giver: Giver, factor: float) -> Giver:
+    return giver if factor == 1.0 else replace(giver, weight=giver.weight * factor)
 
 
 def _withdrawn(context: RoundContext) -> dict[int, int]:

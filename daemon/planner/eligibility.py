@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from functools import lru_cache
@@ -241,6 +242,21 @@ def _open_growth(state: JobState, pieces: tuple[Piece, ...]) -> ResizeRow | None
 def weight_of(request: ElasticRequest, settings: Settings) -> float:
     """The request's weight as far as the site lets it count."""
     return min(request.weight, settings.max_weight)
+
+
+def fair_factors(running_jobs: Iterable[RunningJob], fairness: str) -> dict[int, float]:
+    """By job id, what the weights of one pool's jobs are multiplied by, so that its groups count alike; 1 in the mean.
+
+    A group's jobs share one weight. Empty with one group, or when every job is to count alike. Jobs that may not be
+    moved now count, too: the end of a cooldown changes nobody's weight.
+    """
+    if fairness == "job":
+        return {}
+    groups = {s.job_id: s.job.base.uid if fairness == "user" else s.job.base.account for s in running_jobs}
+    sizes_of = Counter(groups.values())
+    if len(sizes_of) < 2:
+        return {}
+    return {job_id: len(groups) / (len(sizes_of) * sizes_of[group]) for job_id, group in groups.items()}
 
 
 @record(frozen=True, slots=True)

@@ -105,9 +105,12 @@ def _nodes_left(
 
 
 def member(
-    running: RunningJob, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings
+    running: RunningJob, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings, factor: float = 1.0
 ) -> Member | None:
-    """The job as the optimizer sees it; None when it has no size to come to rest on. `room`: GPUs it could gain."""
+    """The job as the optimizer sees it; None when it has no size to come to rest on.
+
+    `room`: GPUs it could gain; `factor`: what its weight is multiplied by to be fair.
+    """
     downs = rests(running, forced)
     if not downs:
         return None
@@ -121,7 +124,7 @@ def member(
             choices[size] = downs[rest] + -(-(size - rest) // per_node)
     restart = None if forced else registry.restarting(running, running.site)
     by_restart = _restart_sizes(running, choices, rest + room, node_gpus) if restart else {}
-    view = _view(running, {**choices, **by_restart}, settings)
+    view = _view(running, {**choices, **by_restart}, settings, factor)
     if restart and by_restart:
         view = replace(view, restart_sizes=frozenset(by_restart), restart_pause_s=restart.cost_s(running, settings))
     return Member(running, forced, downs, view, rest)
@@ -181,7 +184,7 @@ def _same(choices: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return choices
 
 
-def _view(running: RunningJob, choices: Mapping[int, int], settings: Settings) -> JobView:
+def _view(running: RunningJob, choices: Mapping[int, int], settings: Settings, factor: float) -> JobView:
     state, request, noise = running.state, running.job.request, trusted_noise(running.state.observations)
     gpus, batch = state.reference or (running.gpus, running.batch)
     left = running.job.base.time_left_s
@@ -202,7 +205,7 @@ def _view(running: RunningJob, choices: Mapping[int, int], settings: Settings) -
         current_batch=running.batch,
         reference_gpus=max(1, gpus),
         reference_batch=max(1, batch),
-        weight=weight_of(request, settings),
+        weight=weight_of(request, settings) * factor,
         pause_s=pause,
         horizon_s=horizon,
         noise_scale=noise,

@@ -8,8 +8,9 @@ import pytest
 from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
 from store_records import resize_row
 
+from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.planner import JobState
-from slurm_elastic.daemon.planner.eligibility import weight_of
+from slurm_elastic.daemon.planner.eligibility import fair_factors, running_job, weight_of
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
 from slurm_elastic.protocol.messages import Piece, Resize
@@ -379,3 +380,62 @@ def test_a_guarded_range_ends_where_samples_lose_their_worth() -> None:
     assert said["", 1000.0] == said[",guard=80", 1e9] == 4096
     assert said[",guard=80", 1000.0] == 512
     assert said[",guard=80", 0.0] <= 256
+
+
+def _people(single: str, many: int, comment: str) -> World:
+    """One job of one group, and `many` jobs alike of another, each with a node; as many nodes again are idle."""
+    world = World(2 * many)
+    for job_id in range(1, many + 2):
+        world.job(job_id, f"n{job_id}", comment)
+        alone = job_id == 1
+        world.cluster.change(job_id, user="alice" if alone else "bob", uid=2001 if alone else 2002, account="lab")
+        if single == "account":
+            world.cluster.change(job_id, user="alice", uid=2001, account="lab" if alone else "physics")
+    return world
+
+
+@pytest.mark.parametrize("fairness", ["user", "account"])
+def test_a_group_with_one_job_gets_as_much_as_one_with_fifty(fairness: str) -> None:
+    """Their jobs share one weight; when every job counts alike the fifty get nearly all."""
+    world = _people(fairness, 50, "elastic:gpus=1-256,batch=2000-2048")
+    world.settings = replace(SETTINGS, fairness=fairness)
+    sizes = {row.job_id: row.gpus_to for row in world.plan().rows}
+    alone, others = sizes.pop(1), sum(sizes.values())
+    assert abs(alone - others) <= 4, (alone, others)
+    world.settings = replace(SETTINGS, fairness="job")
+    assert row(world.plan(), 1).gpus_to <= 20
+
+
+def test_factors_of_groups_are_one_in_the_mean_and_nothing_for_one_group() -> None:
+    """A group's jobs share one weight, whatever a cooldown or a pin keeps where it is."""
+    world = _people("user", 3, "elastic:gpus=4-16,batch=256-4096")
+    world.state(3, pinned=4)
+    jobs = []
+    for job_id, job in sort_jobs(world.cluster.snapshot(), accepted=set(world.states)).elastic.items():
+        jobs.append(running_job(job, world.states[job_id], SETTINGS, NOW))
+    assert fair_factors(jobs, "user") == pytest.approx({1: 2.0, 2: 2 / 3, 3: 2 / 3, 4: 2 / 3})
+    assert fair_factors(jobs, "account") == fair_factors(jobs, "job") == fair_factors([], "user") == {}
+
+
+def test_inside_a_group_a_requests_weight_counts() -> None:
+    """Of two jobs of one user the one with half the weight gets less; the other user is no worse off for it."""
+    world = World(12)
+    for job_id, uid, weight in ((1, 2001, 1.0), (2, 2002, 1.0), (3, 2002, 0.5)):
+        world.job(job_id, f"n{job_id}", f"elastic:gpus=4-256,batch=2000-2048,weight={weight}")
+        world.cluster.change(job_id, user=f"user{uid}", uid=uid)
+    world.settings = replace(SETTINGS, fairness="user")
+    sizes = [row(world.plan(), job_id).gpus_to for job_id in (1, 2, 3)]
+    assert sizes[0] >= sizes[1] + sizes[2] and sizes[1] > sizes[2]
+
+
+def test_the_group_that_has_most_by_its_weight_makes_room_first() -> None:
+    """A waiting job's node comes from the user whose jobs have more between them, though each has fewer GPUs."""
+    world = World(7)
+    for job_id, uid, nodes in ((1, 2001, "n1 n2 n3"), (2, 2002, "n4 n5"), (3, 2002, "n6 n7")):
+        world.job(job_id, nodes)
+        world.cluster.change(job_id, user=f"user{uid}", uid=uid)
+    world.cluster.wait(9, 1)
+    world.settings = replace(SETTINGS, fairness="user")
+    assert set(world.plan().met[0].givers) <= {2, 3}
+    world.settings = replace(SETTINGS, fairness="job")
+    assert set(world.plan().met[0].givers) == {1}

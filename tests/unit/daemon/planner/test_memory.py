@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_elastic.daemon.capacity.roster import ElasticJob
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.planner import Inputs, JobState, decide
 from slurm_elastic.daemon.planner.decide import Decisions
@@ -33,6 +34,9 @@ class Rounds:
         self.settings: Settings | None = None
         self.site, self.drained, self.named = Site(), "", ""
         self.rounds = self.reused = 0
+        self.fair: tuple[Settings, Settings] | None = None
+        self.owned: dict[int, tuple[ElasticJob, ElasticJob]] = {}
+        """By job id: the job as it comes, and as somebody's."""
         self._before: dict[int, RunningJob] = {}
 
     def __call__(self, inputs: Inputs) -> Decisions:
@@ -65,10 +69,25 @@ class Rounds:
         return replace(
             inputs,
             snapshot=replace(inputs.snapshot, nodes=found, jobs=jobs),
+            roster=replace(inputs.roster, elastic={i: self._owned(job) for i, job in inputs.roster.elastic.items()}),
             states={job_id: self._pinned(job_id, inputs) for job_id in inputs.states},
-            settings=self.settings or inputs.settings,
+            settings=self._fair(self.settings or inputs.settings),
             site=self.site,
         )
+
+    def _fair(self, settings: Settings) -> Settings:
+        """Between accounts: the same object for the same settings."""
+        if self.fair is None or self.fair[0] is not settings:
+            self.fair = settings, replace(settings, fairness="account")
+        return self.fair[1]
+
+    def _owned(self, job: ElasticJob) -> ElasticJob:
+        """Three accounts share the cluster; what comes and goes in one of them changes the weights of all."""
+        known, owned = self.owned.get(job.job_id, (None, job))
+        if known is not job:
+            owned = replace(job, base=replace(job.base, account=f"lab{job.job_id % 3}"))
+            self.owned[job.job_id] = job, owned
+        return owned
 
     def _pinned(self, job_id: int, inputs: Inputs) -> JobState:
         state = inputs.states[job_id]
