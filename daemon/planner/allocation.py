@@ -169,9 +169,8 @@ class Division:
 
     def _why_kept(self, running: RunningJob) -> Reason:
         if running.until is None or self.inputs.now >= running.until:
-            if running.can_add or running.gpus >= running.job.request.max_gpus:
-                return Reason.KEEP_BEST
-            why = registry.no_addition(running, running.site)
+            needless = running.can_add or running.gpus >= running.job.request.max_gpus
+            why = "" if needless else registry.no_addition(running, running.site)
             if not why:
                 return Reason.KEEP_BEST
             self.context.said[running.job_id] = why

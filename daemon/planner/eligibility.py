@@ -247,11 +247,9 @@ def weight_of(request: ElasticRequest, settings: Settings) -> float:
 def fair_factors(running_jobs: Iterable[RunningJob], fairness: str) -> dict[int, float]:
     """By job id, what the weights of one pool's jobs are multiplied by, so that its groups count alike; 1 in the mean.
 
-    A group's jobs share one weight. Empty with one group, or when every job is to count alike. Jobs that may not be
+    A group (of `fairness`: a user, an account) shares one weight. Empty with one group. Jobs that may not be
     moved now count, too: the end of a cooldown changes nobody's weight.
     """
-    if fairness == "job":
-        return {}
     groups = {s.job_id: s.job.base.uid if fairness == "user" else s.job.base.account for s in running_jobs}
     sizes_of = Counter(groups.values())
     if len(sizes_of) < 2:

@@ -37,14 +37,15 @@ class Memory:
         self, roster: Roster, states: Mapping[int, JobState], settings: Settings, site: Site, now: float
     ) -> dict[int, RunningJob]:
         """The running jobs as they are now."""
-        before, self._running_jobs, found = self._running_jobs, {}, {}
+        before, kept, found = self._running_jobs, dict[int, _Known](), {}
         for job_id, job in roster.elastic.items():
             if not job.running:
                 continue
             state, known = states.get(job_id, _UNKNOWN), before.get(job_id)
             if known is None or not known.holds(job, state, settings, site, now):
                 known = _Known(running_job(job, state, settings, now, site), settings, now)
-            self._running_jobs[job_id], found[job_id] = known, known.running
+            kept[job_id], found[job_id] = known, known.running
+        self._running_jobs = kept  # whole at once: other threads ask for single jobs
         for job_id in self.members.keys() - found.keys():
             del self.members[job_id]
         return found

@@ -123,7 +123,7 @@ def moves(
         wanted = WantedSize(allotment.gpus, max(kept, default=0), bool(allotment.forced), allotment.elsewhere)
         mechanism = registry.cheapest(running, running.site, wanted)
         if mechanism is None:
-            found[running.job_id] = _stay(allotment)  # a pin to a size that no piece can be cut down to
+            found[running.job_id] = _stay(allotment)  # nothing leads there from what it has
         else:
             placing[mechanism].append(allotment)
     under = _under([allotment for placed in placing.values() for allotment in placed])

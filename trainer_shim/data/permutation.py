@@ -25,7 +25,8 @@ class Permutation:
         self._low_bits = bits // 2
         self._low, self._high = (1 << self._low_bits) - 1, (1 << (bits - self._low_bits)) - 1
         self._keys = [(seed + number * _STEP) & ((1 << 63) - 1) for number in range(ROUNDS)]
-        self._blocks: dict[int, torch.Tensor] = {}
+        self._last: tuple[int, torch.Tensor] | None = None
+        """The block read last, with its number."""
 
     def __len__(self) -> int:
         return self._samples
@@ -42,12 +43,10 @@ class Permutation:
         return torch.cat(parts)
 
     def _block(self, number: int) -> torch.Tensor:
-        found = self._blocks.get(number)
-        if found is None:
+        if self._last is None or self._last[0] != number:
             first = number * BLOCK
-            found = self._walked(torch.arange(first, min(first + BLOCK, self._samples)))
-            self._blocks = {number: found}
-        return found
+            self._last = number, self._walked(torch.arange(first, min(first + BLOCK, self._samples)))
+        return self._last[1]
 
     def _walked(self, numbers: torch.Tensor) -> torch.Tensor:
         found = self._permuted(numbers)

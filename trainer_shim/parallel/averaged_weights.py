@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..world.mesh import DTensor, cuts_of, local_of
+from ..world.resharding import box_of
 from .strategy import is_part
 
 
@@ -25,13 +27,9 @@ class Average:
         """Take in the model's weights as they are: what is left of the average is this share of it."""
         for name, parameter in model.named_parameters():
             average = self.weights[name]
-            if not is_part(parameter):
-                average = self.weights[name] = average.to(parameter.device)
-                average.lerp_(parameter, 1.0 - decay)
-                continue
-            if not is_part(average):
-                average = self.weights[name] = _cut_as(parameter, average)
-            average._local_tensor.lerp_(parameter._local_tensor, 1.0 - decay)  # type: ignore[attr-defined]
+            if is_part(average) != is_part(parameter) or average.device != parameter.device:
+                average = self.weights[name] = _laid_out_as(parameter, average)
+            local_of(average).lerp_(local_of(parameter), 1.0 - decay)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.weights)
@@ -41,14 +39,13 @@ class Average:
         self.weights = {name: value.detach().clone() for name, value in state.items()}
 
 
-def _cut_as(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a whole tensor, where it has that of the parameter."""
-    from ..world.mesh import DTensor, cuts_of, local_of
-    from ..world.resharding import box_of
-
+def _laid_out_as(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """A whole tensor where the parameter is: of a sharded one, this rank's part."""
+    if not isinstance(parameter, DTensor):
+        return whole.to(parameter.device)
     for along, (first, end) in enumerate(box_of(whole.shape, cuts_of(parameter))):
         whole = whole.narrow(along, first, end - first)
     part = torch.empty_like(local_of(parameter)).copy_(whole)
-    layout = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
+    layout: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
     cut: torch.Tensor = DTensor.from_local(part, parameter.device_mesh, parameter.placements, **layout)
     return cut

@@ -414,7 +414,7 @@ def test_factors_of_groups_are_one_in_the_mean_and_nothing_for_one_group() -> No
     for job_id, job in sort_jobs(world.cluster.snapshot(), accepted=set(world.states)).elastic.items():
         jobs.append(running_job(job, world.states[job_id], SETTINGS, NOW))
     assert fair_factors(jobs, "user") == pytest.approx({1: 2.0, 2: 2 / 3, 3: 2 / 3, 4: 2 / 3})
-    assert fair_factors(jobs, "account") == fair_factors(jobs, "job") == fair_factors([], "user") == {}
+    assert fair_factors(jobs, "account") == fair_factors([], "user") == {}
 
 
 def test_inside_a_group_a_requests_weight_counts() -> None:
