@@ -55,6 +55,12 @@ class Cluster:
             if i + 1 not in self.jobs:
                 self._submit(i)
 
+    def resubmit(self, i: int, gpus: int) -> None:
+        """A waiting job now asks for so many GPUs."""
+        self.end(i)
+        self.trace[i].asked = gpus
+        self._submit(i)
+
     def start(self, i: int) -> tuple[Piece, ...]:
         """A job got its GPUs: its pieces. A remainder beside whole nodes is a component of a heterogeneous job."""
         if i + 1 not in self.jobs:
@@ -138,7 +144,8 @@ def _slurm_job(
     return SlurmJob(
         number, "RUNNING" if names else "PENDING", "simulated", 1, partition=PARTITION,
         reason="" if names else "Resources", nodes=names, batch_host=batch_host, num_nodes=nodes, gpus=nodes * gpus,
-        gpus_per_node=gpus, cpus=nodes * gpus, het_job_id=het[0], het_offset=het[1], submit_time=submit_time,
+        gpus_per_node=gpus, asked_per_node=gpus, cpus=nodes * gpus, het_job_id=het[0], het_offset=het[1],
+        submit_time=submit_time,
     )  # fmt: skip
 
 

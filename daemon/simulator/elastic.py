@@ -68,6 +68,8 @@ class Elastic(Simulation):
             self._withdraw(job_id)
         for move in made.begun:
             self._resize(move)
+        for job_id, shape in made.starts.items():
+            self.cluster.resubmit(job_id - 1, shape.gpus)
         self._backfill()
         for i in self.waiting if self.settings.drop else ():
             self.cluster.end(i)

@@ -18,6 +18,7 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import fit
 from ..planner import JobState
+from ..planner.eligibility import Remaining
 from ..planner.optimizer_inputs import NOISE_REPORTS
 from .jobs import SimulatedJob, SimulationSettings
 from .programs import BatchLadder, Program
@@ -75,6 +76,12 @@ def request_of(ladder: tuple[int, ...], batches: BatchLadder, weight: float, qua
     )  # fmt: skip
 
 
+def _remaining(job: SimulatedJob) -> Remaining:
+    """As a script says it that trains a number of epochs: at the batch it has, the samples of all the work."""
+    worth = job.program.efficiency(job.batch, 1.0 - job.left / job.work + 1e-9) if job.quality else 1.0
+    return Remaining(job.left / worth, job.rate / worth, job.updated)
+
+
 class JobStates:
     """The states of one simulation's running elastic jobs, by job id."""
 
@@ -111,6 +118,7 @@ class JobStates:
                 pause_s=self.settings.pause_s if self.settings.price_moves else 0.0,
                 reference=(job.first_gpus, job.trace.batch),
                 resized=tuple(job.resized_at),
+                remaining=_remaining(job),
             )
         self.stale.clear()
 

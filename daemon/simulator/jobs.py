@@ -48,12 +48,22 @@ class SimulationSettings:
     stretch: float = 4.0
     """Jobs that an assumed program makes elastic accept from this fraction of their GPUs to this multiple of them, and
     batches up to this multiple of theirs."""
+    shorter_first: float = Settings.shorter_first
+    """The planner's setting."""
+    start_smaller: bool = Settings.start_smaller
+    """The planner's setting."""
     until: str = "quality"
     """What ends the training of a job that does not say: "quality" counts a large batch's waste, "epochs" does not."""
 
     def planner(self, policy: str) -> Settings:
         """The settings of a daemon that plans for this cluster: the shipped ones, but for what is said here."""
-        found = Settings(mode="act", policy=policy, horizon_s=self.horizon_s)
+        found = Settings(
+            mode="act",
+            policy=policy,
+            horizon_s=self.horizon_s,
+            shorter_first=self.shorter_first,
+            start_smaller=self.start_smaller,
+        )
         if self.cooldown_s is None:
             return found
         return replace(found, cooldown_grow_s=self.cooldown_s, cooldown_shrink_s=self.cooldown_s)
