@@ -160,6 +160,7 @@ reports = Table(
     Column("bottleneck_share", Double, nullable=False),
     Column("bottleneck_rank", BigInteger, nullable=False),
     Column("bottleneck_node", String(255), nullable=False),
+    Column("samples_left", BigInteger, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
 Index(None, reports.c.at)

@@ -122,6 +122,8 @@ class Report:
     """Share of every step that would be saved without it."""
     bottleneck_rank: int = 0
     bottleneck_node: str = ""
+    samples_left: int = 0
+    """Until the training ends, as far as its script says that: epochs, or steps; 0: it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +166,13 @@ class Resize(ResizeTarget):
 
 FINISHED = "finished"
 """The phase that is of no resize: the training has ended."""
+STALLED, STEPS_AGAIN = "stalled", "steps_again"
+"""Phases of no resize, which a daemon of version 2 does not know: no step has been done for long, with who waits where
+in the detail; and steps are done again."""
 PHASES = (
     *(ResizeState.ACCEPTED, ResizeState.SAVED, ResizeState.SUBMITTED, ResizeState.GRANTED, ResizeState.READY),
     *(ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED),
+    *(STALLED, STEPS_AGAIN),
 )
 """What a supervisor may say."""
 

@@ -1,7 +1,7 @@
 """The elastic request: what sizes and batches a job accepts. One grammar and one parser, for every part of the product.
 
-    elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,lr=sqrt][,weight=2][,via=companion+shrink][,until=quality]
-            [,guard=80]
+    elastic:gpus=2-32,batch=256-8192[,step=2][,group=2][,slice=2][,lr=sqrt][,weight=2][,via=companion+shrink]
+            [,until=quality][,guard=80]
 
 The prefix `elastic:` marks it inside a job's comment; the SPANK option and the command line leave it out.
 Pure: no I/O, standard library only. It knows nothing of the cluster: whether a partition can hold such a job is
@@ -29,7 +29,7 @@ LARGEST = 1_000_000_000
 MOST_GPUS = 100_000
 """Bounds `sizes()`: whoever writes a comment must not be able to fill the daemon's memory."""
 MOST_GUARD = 100
-KEYS = ("gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard")
+KEYS = ("gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class ElasticRequest:
     """Distance between sizes, in GPUs, counted from `min_gpus`."""
     group: int = 1
     """GPUs of one model-parallel replica; sizes are whole multiples of it."""
+    slice: int = 1
+    """Samples of a replica in one step are a whole multiple of it."""
     lr: str = "auto"
     weight: float = 1.0
     via: tuple[str, ...] = DEFAULT_VIA
@@ -66,12 +68,14 @@ class ElasticRequest:
     def batches(self, gpus: int) -> tuple[int, ...]:
         """Global batches to consider at `gpus` GPUs, ascending; empty when no accepted batch is shared out evenly.
 
-        A batch is feasible when every replica gets the same number of samples. Of the feasible ones this gives both
-        ends of the range and the powers of two times the smallest between them: the curve is flat between neighbours.
+        A batch is feasible when every replica gets the same number of samples, a multiple of `slice`. Of the feasible
+        ones this gives both ends of the range and the powers of two times the smallest between them: the curve is flat
+        between neighbours.
         """
         replicas = max(1, gpus // self.group)
-        lowest = -(-self.min_batch // replicas) * replicas
-        highest = self.max_batch // replicas * replicas
+        unit = replicas * self.slice
+        lowest = -(-self.min_batch // unit) * unit
+        highest = self.max_batch // unit * unit
         if lowest > highest:
             return ()
         ladder = {lowest, highest}
@@ -87,6 +91,7 @@ class ElasticRequest:
         defaults: tuple[tuple[str, object, object], ...] = (
             ("step", self.step, self.group),
             ("group", self.group, 1),
+            ("slice", self.slice, 1),
             ("lr", self.lr, "auto"),
             ("weight", self.weight, 1.0),
             ("via", "+".join(self.via), "+".join(DEFAULT_VIA)),
@@ -124,6 +129,7 @@ def parse(text: str) -> ElasticRequest:
         max_batch=max_batch,
         step=_whole("step", words.get("step", str(group)), MOST_GPUS),
         group=group,
+        slice=_whole("slice", words.get("slice", "1"), LARGEST),
         lr=_one_of("lr", words.get("lr", "auto"), LR_RULES),
         weight=_weight(words.get("weight", "1")),
         via=tuple(_one_of("via", word, MECHANISMS) for word in words.get("via", "+".join(DEFAULT_VIA)).split("+")),
@@ -175,7 +181,7 @@ def _check_feasible(request: ElasticRequest) -> None:
         raise RequestError(
             f"batch={_range(request.min_batch, request.max_batch)} cannot be shared out evenly at any size "
             f"in gpus={_range(request.min_gpus, request.max_gpus)}; accepted: a range holding a multiple of "
-            f"{max(1, sizes[0] // request.group)}"
+            f"{max(1, sizes[0] // request.group) * request.slice}"
         )
 
 

@@ -18,7 +18,7 @@ local SEPARATORS = "; \t\n\r\f\v"
 local LONGEST = 1000
 -- Sizes tried before the answer is left to selasticd: slurmctld waits meanwhile.
 local PATIENCE = 4096
-local KEYS = { "gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard" }
+local KEYS = { "gpus", "batch", "step", "group", "slice", "lr", "weight", "via", "until", "guard" }
 local LR_RULES = { "auto", "none", "linear", "sqrt", "sde", "adascale" }
 local MECHANISMS = { "companion", "component", "shrink", "requeue", "expand" }
 local ENDS = { "epochs", "quality" }
@@ -113,7 +113,8 @@ local function check_feasible(r)
 				size = r.max_gpus + 1
 				break
 			end
-			if math.floor(r.max_batch / replicas) * replicas >= r.min_batch then return end
+			local unit = replicas * r.slice
+			if math.floor(r.max_batch / unit) * unit >= r.min_batch then return end
 		end
 		size = size + r.step
 	end
@@ -123,7 +124,7 @@ local function check_feasible(r)
 			range(r.min_gpus, r.max_gpus), r.group, r.step)
 	end
 	refuse("batch=%s cannot be shared out evenly at any size in gpus=%s; accepted: a range holding a multiple of %d",
-		range(r.min_batch, r.max_batch), range(r.min_gpus, r.max_gpus), first)
+		range(r.min_batch, r.max_batch), range(r.min_gpus, r.max_gpus), first * r.slice)
 end
 
 local function parse(text)
@@ -141,6 +142,7 @@ local function parse(text)
 	r.min_batch, r.max_batch = bounds("batch", given.batch, LARGEST)
 	r.group = whole("group", given.group or "1", MOST_GPUS)
 	r.step = given.step and whole("step", given.step, MOST_GPUS) or r.group
+	r.slice = whole("slice", given.slice or "1", LARGEST)
 	r.lr = one_of("lr", given.lr or "auto", LR_RULES)
 	r.weight = weight(given.weight or "1")
 	r.via = {}

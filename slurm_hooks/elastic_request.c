@@ -23,9 +23,10 @@ struct report {
 	size_t size;
 };
 
-enum key { GPUS, BATCH, STEP, GROUP, LR, WEIGHT, VIA, UNTIL, GUARD, KEYS };
+enum key { GPUS, BATCH, STEP, GROUP, SLICE, LR, WEIGHT, VIA, UNTIL, GUARD, KEYS };
 
-static const char *const key_names[KEYS] = {"gpus", "batch", "step", "group", "lr", "weight", "via", "until", "guard"};
+static const char *const key_names[KEYS] = {"gpus", "batch", "step",  "group", "slice",
+					    "lr",   "weight", "via", "until", "guard"};
 static const char *const lr_rules[] = {"auto", "none", "linear", "sqrt", "sde", "adascale"};
 static const char *const ends[] = {"epochs", "quality"};
 static const char *const mechanisms[] = {"companion", "component", "shrink", "requeue", "expand"};
@@ -231,7 +232,7 @@ static int split(struct span body, struct span *values, struct report report)
 }
 
 struct sizes {
-	int64_t min_gpus, max_gpus, min_batch, max_batch, step, group;
+	int64_t min_gpus, max_gpus, min_batch, max_batch, step, group, slice;
 };
 
 static void range(char *text, size_t size, int64_t low, int64_t high)
@@ -253,7 +254,7 @@ static int64_t common_divisor(int64_t a, int64_t b)
 	return a;
 }
 
-/* Is there a size, and one at which some batch gives every replica the same number of samples? */
+/* Is there a size, and one at which some batch gives every replica the same number of samples, a multiple of slice? */
 static int feasible(const struct sizes *s, struct report report)
 {
 	char gpus[48], batch[48];
@@ -269,19 +270,19 @@ static int feasible(const struct sizes *s, struct report report)
 			      gpus, (long long)s->group, (long long)s->step);
 	/* Beyond max_batch replicas there is less than one sample for each. */
 	for (int64_t k = first; k <= s->max_gpus && k / s->group <= s->max_batch; k += stride) {
-		int64_t replicas = k / s->group;
+		int64_t unit = k / s->group * s->slice;
 
-		if (s->max_batch / replicas * replicas >= s->min_batch)
+		if (s->max_batch / unit * unit >= s->min_batch)
 			return 0;
 	}
 	return refuse(report,
 		      "batch=%s cannot be shared out evenly at any size in gpus=%s; accepted: a range holding a multiple of %lld",
-		      batch, gpus, (long long)(first / s->group));
+		      batch, gpus, (long long)(first / s->group * s->slice));
 }
 
 static int check_values(const struct span *values, struct report report)
 {
-	struct sizes s = {.step = 1, .group = 1};
+	struct sizes s = {.step = 1, .group = 1, .slice = 1};
 	int64_t guard;
 
 	if (bounds("gpus", values[GPUS], MOST_GPUS, &s.min_gpus, &s.max_gpus, report) ||
@@ -291,6 +292,8 @@ static int check_values(const struct span *values, struct report report)
 		return -1;
 	s.step = s.group;
 	if (values[STEP].at && whole("step", values[STEP], MOST_GPUS, &s.step, report))
+		return -1;
+	if (values[SLICE].at && whole("slice", values[SLICE], LARGEST, &s.slice, report))
 		return -1;
 	if (values[LR].at && one_of("lr", values[LR], lr_rules, COUNT(lr_rules), report))
 		return -1;

@@ -84,6 +84,27 @@ def put_back(base: Job, now: float) -> bool:
     return not wish and not fresh
 
 
+def least_start(
+    snapshot: Snapshot,
+    job: ElasticJob,
+    ledger: Ledger,
+    accepted: Collection[int],
+    apart: Collection[tuple[str, str]] = (),
+) -> Shape | None:
+    """The smallest accepted size below what a waiting job asks for, where it fits now; None: there is none."""
+    asks = Size(max(1, job.base.num_nodes), job.base.asked_per_node)
+    least = min(accepted, default=asks.gpus)
+    if least >= asks.gpus:
+        return None
+    template = ShapeTemplate.of(job.base)
+    return place_restart(ledger, {}, least, template, _nodes(snapshot, job.base, template), asks.gpus_per_node, apart)
+
+
+def _nodes(snapshot: Snapshot, base: Job, template: ShapeTemplate) -> list[str]:
+    inside = (node for node in snapshot.nodes.values() if template.partition in node.partitions)
+    return [node.name for node in inside if meets(base.features, node.features)]
+
+
 def comes_back_at(
     snapshot: Snapshot,
     job: ElasticJob,
@@ -99,8 +120,7 @@ def comes_back_at(
     base, now = job.base, snapshot.at
     asks = Size(max(1, base.num_nodes), base.asked_per_node)
     template = ShapeTemplate.of(base)
-    inside = (node for node in snapshot.nodes.values() if template.partition in node.partitions)
-    nodes = [node.name for node in inside if meets(base.features, node.features)]
+    nodes = _nodes(snapshot, base, template)
     sizes = sorted((size for size in accepted if size <= asks.gpus), reverse=True)
     for gpus in sizes:
         found = place_restart(ledger, {}, gpus, template, nodes, asks.gpus_per_node, apart)

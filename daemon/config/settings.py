@@ -190,6 +190,18 @@ class Settings:
     """Between whom a plan is fair. The elastic jobs of one user or account share one weight in each pool, however many
     they are; among them a request's `weight` counts as ever. With one group, or one job of each, nothing changes."""
 
+    shorter_first: float = number(0.5, 0, 1)
+    """How far trainings that have less left are preferred: a job's weight is multiplied by its remaining work to minus
+    this power, in steps of a doubling, from a quarter to four times the middle job's work. 0.5 brings down the mean
+    time to completion by some 3 %, and the longest trainings take as much longer. What is left is known where a script
+    says its epochs or steps. 0: every job counts alike to its last step."""
+
+    start_smaller: bool = setting(False, "true or false", flag)
+    """Whether an elastic job that waits for more GPUs than there is room for is started at once at the smallest size of
+    its request, where idle GPUs have room for that. It grows from there. Where elastic jobs queue, they are done
+    earlier; one job may be worse off than if it had waited, and stays small if selasticd ends. Only jobs that have
+    never run and asked for their GPUs per node, without a list of nodes, `--exclusive` or an array."""
+
     cooldown_grow_s: float = number(600.0, 0, 86400)
     """Shortest time between a resize of a job and its next growth. A resize of its batch alone does not count. Ten
     minutes keep the cost of a one-minute restart small."""

@@ -107,12 +107,15 @@ def _own_nodes(job: ResizableJob) -> dict[str, Amount]:
     return own
 
 
-def resumes(shapes: Mapping[int, Shape], bound: Collection[int] = ()) -> list[Action]:
-    """Steps for jobs that Slurm or somebody else has put back, by job id: they come back at what fits.
+COMES_BACK = "it was put back, and comes back at what fits"
+STARTS_SMALLER = "there is no room for what it asks for, and it accepts less"
+
+
+def resumes(shapes: Mapping[int, Shape], why: str, bound: Collection[int] = ()) -> list[Action]:
+    """Steps for waiting jobs that are to start at these sizes, by job id.
 
     `bound`: those that a shrink of ours has bound to their nodes.
     """
-    why = "it was put back, and comes back at what fits"
     return [
         Resume(job_id, job_id, 0, Size(shape.nodes, shape.gpus_per_node, job_id in bound), why)
         for job_id, shape in shapes.items()

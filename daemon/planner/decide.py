@@ -18,13 +18,15 @@ from ..capacity.pending_jobs import needs
 from ..capacity.placement import take
 from ..capacity.shrink_options import Giver
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
+from ..optimizer.weights import fair_factors, short_factors
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
-from .eligibility import RunningJob, fair_factors
+from .eligibility import RunningJob
 from .fixed_targets import fixed_target
-from .free_capacity import asleep, comebacks, free_ledger, reachable
+from .free_capacity import asleep, comebacks, free_ledger, reachable, smaller_starts
 from .limit_usage import limit_usage
 from .moves import Allotment, Move, moves
+from .optimizer_inputs import remaining_s
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class Decisions:
     """Jobs whose growth under way is to be withdrawn, each with the waiting job that needs its nodes."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
+    starts: Mapping[int, Shape] = field(default_factory=dict)
+    """What to give waiting jobs that can start smaller than they asked."""
 
 
 def decide(inputs: Inputs) -> Decisions:
@@ -54,6 +58,7 @@ def decide(inputs: Inputs) -> Decisions:
     inputs.memory.turn()
     context = _context(inputs)
     resumes = comebacks(inputs, context.room.ledger)
+    starts = smaller_starts(inputs, context.room) if inputs.settings.start_smaller else {}
     found = pools(inputs.snapshot)
     by_pool: dict[str, list[RunningJob]] = {pool.name: [] for pool in found}
     places: dict[int, Pool] = {}
@@ -62,7 +67,7 @@ def decide(inputs: Inputs) -> Decisions:
         if pool is not None:
             by_pool[pool.name].append(running)
             places[running.job_id] = pool
-    made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes)
+    made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes, starts=starts)
     nodes = reachable(inputs, context.running_jobs, places)
     context.asleep.update(asleep(inputs.snapshot, nodes))
     allotments: list[Allotment] = []
@@ -103,16 +108,24 @@ def _context(inputs: Inputs) -> RoundContext:
 
 
 def _factors(inputs: Inputs, running_jobs: Iterable[RunningJob]) -> dict[int, float]:
-    """What fairness makes of the weights of all pools' jobs."""
-    if inputs.settings.fairness == "job":
+    """What the weights of all pools' jobs are multiplied by. Jobs that may not be moved now count, too: the end of a
+    cooldown changes nobody's weight."""
+    fairness, power = inputs.settings.fairness, inputs.settings.shorter_first
+    if fairness == "job" and not power:
         return {}
     found, by_pool = pools(inputs.snapshot), dict[str, list[RunningJob]]()
     for running in running_jobs:
         pool = pool_of(found, running.job.base)
         if pool is not None:
             by_pool.setdefault(pool.name, []).append(running)
-    every = [fair_factors(jobs, inputs.settings.fairness) for jobs in by_pool.values()]
-    return {job_id: factor for each in every for job_id, factor in each.items()}
+    factors = dict[int, float]()
+    for jobs in by_pool.values():
+        factors |= short_factors({s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))}, power)
+        if fairness != "job":
+            groups = {s.job_id: s.job.base.uid if fairness == "user" else s.job.base.account for s in jobs}
+            for job_id, factor in fair_factors(groups).items():
+                factors[job_id] = factors.get(job_id, 1.0) * factor
+    return factors
 
 
 def _counting(giver: Giver, factor: float) -> Giver:

@@ -11,6 +11,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from slurm_elastic.db.rows import DecisionRow, Mark
+from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.make_room import Met
@@ -18,17 +19,20 @@ from ..capacity.roster import ElasticJob
 from ..config.settings import Settings
 from ..mechanisms.base import pause_s
 from ..optimizer.job_view import nodes_at
+from ..optimizer.models import goodput
 from ..optimizer.targets import Target
 from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
 from ..reports.record import known_values
 from ..text.reasons import Reason
 from .eligibility import RunningJob, batches, weight_of
 from .moves import Move, nearest_batch
-from .optimizer_inputs import Member, PoolAnswer, rests
+from .optimizer_inputs import Member, PoolAnswer, rests, trusted_noise
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""
 MOST_NAMED = 3
+QUALITY_GAIN = 0.1
+"""Least gain by which a user is told of until=quality."""
 """Most waiting jobs that one alternative names."""
 
 
@@ -54,6 +58,8 @@ class DecisionContext:
     """GPUs in use on nodes of the pool that no job holds, in words."""
     asleep: int = 0
     """GPUs that the job could grow onto if they were awake."""
+    factor: float = 1.0
+    """What the job's weight is multiplied by."""
     stands: Mark | None = None
     """Of the job's last decision: one like that is made without evidence."""
 
@@ -93,9 +99,11 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
     """What a row says beside its numbers. `planned`: the size is the optimizer's."""
     running, settings = move.allotment.running, context.settings
     speeds = Speeds.of(running, move.gpus, move.allotment.batch, context.member)
+    worth, gain = _quality(running, move.gpus, move.allotment.batch, context.member) or (None, None)
     found = replace(
-        _common(running, context), **asdict(speeds), next=_next(move, begun, context), limit=context.limit or None
-    )
+        _common(running, context), **asdict(speeds), next=_next(move, begun, context), limit=context.limit or None,
+        sample_worth=worth, quality_gain=gain,
+    )  # fmt: skip
     if not move.changes:
         return found
     others = (entry for entry in context.moved() if entry.job_id != running.job_id)
@@ -112,6 +120,19 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
         ),
         tried=True if not planned and move.allotment.reason is Reason.GROW_IDLE else None,
     )
+
+
+def _quality(running: RunningJob, gpus: int, batch: int, member: Member | None) -> tuple[float, float] | None:
+    """(worth of a sample, gain at the same size with until=quality) of a job that trains epochs at a batch that wastes
+    many samples, if it trains until a quality is reached. None: it wastes few, or they are not known."""
+    speed, noise = _throughput(member), trusted_noise(running.state.observations)
+    if speed is None or noise is None or running.job.request.until != "epochs" or batch < 1:
+        return None
+    reference = (running.state.reference or (gpus, batch))[1]
+    worth = {b: goodput.efficiency(b, max(1, reference), noise) for b in (batch, *batches(running.job.request, gpus))}
+    best = max(speed(gpus, b) * worth[b] for b in worth)
+    gain = best / (speed(gpus, batch) * worth[batch]) - 1.0
+    return (round(worth[batch], 3), round(gain, 3)) if gain >= QUALITY_GAIN else None
 
 
 def _next(move: Move, begun: bool, context: DecisionContext) -> str | None:
@@ -146,18 +167,22 @@ def row_of_frozen(running: RunningJob, context: DecisionContext) -> DecisionRow:
     return made if made.mark == context.stands else _with(made, _common(running, context))
 
 
-def row_of_waiting(job: ElasticJob, met: Met | None, now: float, settings: Settings) -> DecisionRow:
+def row_of_waiting(
+    job: ElasticJob, met: Met | None, smaller: Shape | None, now: float, settings: Settings
+) -> DecisionRow:
     """The decision on an elastic job in Slurm's queue."""
     gpus = job.base.gpus + sum(part.gpus for part in job.components)
     coming = None
     if met is not None:
         given = sum(met.givers.values())
         coming = f"elastic jobs give up {given} GPUs for it" if met.givers else "there is room for it"
+    elif smaller is not None:
+        coming = f"it starts with {smaller.gpus} GPUs, for which there is room, and grows from there"
     made = DecisionRow(
         job_id=job.job_id,
         at=now,
         gpus_from=0,
-        gpus_to=gpus if met is not None else 0,
+        gpus_to=gpus if met is not None else smaller.gpus if smaller is not None else 0,
         batch_from=0,
         batch_to=0,
         reason=Reason.WAITING.value,
@@ -190,6 +215,7 @@ def _common(running: RunningJob, context: DecisionContext) -> Evidence:
         resizes_in_hour=len(state.resized) if len(state.resized) >= settings.max_resizes_per_job_hour else None,
         weight_asked=weight if counts < weight else None,
         weight_counts=settings.max_weight if counts < weight else None,
+        weight_factor=round(context.factor, 3) if context.factor != 1.0 else None,
         resize=state.resize.id if state.resize is not None else None,
         unlisted=context.unlisted or None,
         asleep_gpus=context.asleep or None,

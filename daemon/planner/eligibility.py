@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from functools import lru_cache
@@ -30,6 +29,19 @@ from ..text.reasons import Reason
 HOUR_S = 3600.0
 CLOCK_S = 600.0
 """What lies further in the future was stored by a wrong clock: nobody waits for it."""
+
+
+@record(frozen=True, slots=True)
+class Remaining:
+    """How much training a job had left, in samples, and how fast it went, when it said so."""
+
+    samples: float
+    samples_per_s: float
+    at: float
+
+    def after(self, now: float) -> float:
+        """Samples left now, if it has gone on at that speed."""
+        return max(0.0, self.samples - self.samples_per_s * max(0.0, now - self.at))
 
 
 @record(frozen=True, slots=True)
@@ -67,6 +79,8 @@ class JobState:
     """What its last resize gave up for a waiting job was not taken."""
     refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
     """What Slurm refuses to do about it now."""
+    remaining: Remaining | None = None
+    """None: its script does not say when the training ends."""
 
     @property
     def releases(self) -> tuple[bool, bool]:
@@ -244,19 +258,6 @@ def weight_of(request: ElasticRequest, settings: Settings) -> float:
     return min(request.weight, settings.max_weight)
 
 
-def fair_factors(running_jobs: Iterable[RunningJob], fairness: str) -> dict[int, float]:
-    """By job id, what the weights of one pool's jobs are multiplied by, so that its groups count alike; 1 in the mean.
-
-    A group (of `fairness`: a user, an account) shares one weight. Empty with one group. Jobs that may not be
-    moved now count, too: the end of a cooldown changes nobody's weight.
-    """
-    groups = {s.job_id: s.job.base.uid if fairness == "user" else s.job.base.account for s in running_jobs}
-    sizes_of = Counter(groups.values())
-    if len(sizes_of) < 2:
-        return {}
-    return {job_id: len(groups) / (len(sizes_of) * sizes_of[group]) for job_id, group in groups.items()}
-
-
 @record(frozen=True, slots=True)
 class _Rest:
     """What its last resizes leave a job free to do, and until when that holds."""
@@ -350,6 +351,13 @@ def _giver(job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], weight: 
         slow=state.slow,
         switches=site.switches,
     )
+
+
+def remaining(report: Report | None) -> Remaining | None:
+    """As its last report says it."""
+    if report is None or report.samples_left < 1:
+        return None
+    return Remaining(report.samples_left, report.samples_per_s, report.at)
 
 
 def slow_nodes(report: Report | None, in_use: InUse) -> dict[str, float]:

@@ -154,6 +154,18 @@ def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
     return math.exp(NOISE_GRID * round(math.log(last) / NOISE_GRID))
 
 
+def remaining_s(running: RunningJob, now: float) -> float | None:
+    """Seconds that the job would still train on one GPU at its reference batch; None where that is not known."""
+    state = running.state
+    if state.remaining is None or state.model is None:
+        return None
+    _, batch = state.reference or (1, running.batch)
+    worth = 1.0
+    if running.job.request.until == "quality":
+        worth = goodput.efficiency(running.batch, max(1, batch), trusted_noise(state.observations))
+    return state.remaining.after(now) * worth / state.model.throughput(1, 1, max(1, batch))
+
+
 @record(frozen=True, slots=True)
 class _Batches:
     """The request's batches; where only the batch could change and that is not to be, the present one.

@@ -46,6 +46,8 @@ class Plan:
     """Jobs whose growth under way is to be withdrawn, each with the waiting job that needs its nodes."""
     resumes: Mapping[int, Shape] = field(default_factory=dict)
     """What to give waiting jobs that have run before: the preempted, and those that lost a node."""
+    starts: Mapping[int, Shape] = field(default_factory=dict)
+    """What to give waiting jobs that can start smaller than they asked."""
 
 
 def plan_round(inputs: Inputs) -> Plan:
@@ -53,7 +55,7 @@ def plan_round(inputs: Inputs) -> Plan:
     made = decide(inputs)
     room, division = made.context.room, made.division
     wait_s = companion_wait_s(inputs.settings, inputs.site)
-    rows = _running_rows(made) + _waiting_rows(inputs, room)
+    rows = _running_rows(made) + _waiting_rows(inputs, room, made.starts)
     return Plan(
         rows=tuple(sorted(rows, key=lambda row: row.job_id)),
         resizes=tuple(move.resize(wait_s) for move in made.begun),
@@ -67,6 +69,7 @@ def plan_round(inputs: Inputs) -> Plan:
         unlisted=made.context.unlisted,
         withdrawn=made.withdrawn,
         resumes=made.resumes,
+        starts=made.starts,
     )
 
 
@@ -108,6 +111,7 @@ def _context(
         met=tuple(makes_room),
         moved=moved,
         limit=made.context.said.get(running.job_id, ""),
+        factor=made.context.factors.get(running.job_id, 1.0),
         stands=inputs.marks.get(running.job_id),
         unlisted=_unlisted(made, pool),
         asleep=made.context.asleep.get(running.job_id, 0),
@@ -119,10 +123,10 @@ def _unlisted(made: Decisions, pool: Pool | None) -> str:
     return by_node({name: gpus for name, gpus in left_out.items() if pool and name in pool.nodes}) if left_out else ""
 
 
-def _waiting_rows(inputs: Inputs, room: Room) -> list[DecisionRow]:
+def _waiting_rows(inputs: Inputs, room: Room, starts: Mapping[int, Shape]) -> list[DecisionRow]:
     met = {entry.need.job_id: entry for entry in room.met}
     return [
-        row_of_waiting(job, met.get(job_id), inputs.now, inputs.settings)
+        row_of_waiting(job, met.get(job_id), starts.get(job_id), inputs.now, inputs.settings)
         for job_id, job in inputs.roster.elastic.items()
         if job.base.pending
     ]

@@ -91,6 +91,15 @@ class Evidence:
     )
     weight_asked: float | None = about("the request's weight, where less of it counts", default=None)
     weight_counts: float | None = about("what of it counts: the site's max_weight", default=None)
+    weight_factor: float | None = about(
+        "what its weight is multiplied by: to be fair between users, and for what it has left", default=None
+    )
+    sample_worth: float | None = about(
+        "of a job that trains epochs: what a sample is worth at its batch, by its measured noise scale", default=None
+    )
+    quality_gain: float | None = about(
+        "the gain at the same size, were it planned until a quality is reached", default=None
+    )
     pinned: int | None = about("GPUs that the job is pinned to", default=None)
     resize: int | None = about("number of the resize under way", default=None)
     next: str | None = about("one sentence: what is tried next, or what prevents it", default=None)

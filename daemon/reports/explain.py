@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 EVENTS = 200
 """How far back a refusal is looked for."""
+OF_TRAINING = (
+    *(EventKind.STALLED, EventKind.STEPS_AGAIN, EventKind.RUNNING, EventKind.RESIZE_RUNNING),
+    *(EventKind.FINISHED, EventKind.ENDED),
+)
+"""Events that say whether a training goes on."""
 DECISIONS = 50
 """How far back the decision behind the last resize is looked for."""
 
@@ -160,6 +165,7 @@ class Explain:
     last_closed_resize: ResizeProgress | None = about("the last one that ended")
     refused: Refused | None = about("what Slurm refuses now")
     not_understood: str = about("what its supervisor and selasticd do not understand of each other", default="")
+    stalled: str = about("where its ranks wait, while no step is done", default="")
     hosts_apart: tuple[HostsApart, ...] = about("hosts that do not reach its own", default=())
     observations: tuple[Measurement, ...]
     mean_pause_s: float | None
@@ -184,6 +190,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         last_closed_resize=None if closed is None else _resize(ResizeProgress, closed),
         refused=_refused(store, job_id, now),
         not_understood=_not_understood(store, job_id),
+        stalled=_stalled(store, job_id),
         hosts_apart=_hosts_apart(store, job, now),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
@@ -254,6 +261,13 @@ def _not_understood(store: Store, job_id: int) -> str:
         return use.refusal
     last = store.events(job_id, limit=1)
     return str(last[0].detail.get("detail", "")) if last and last[0].kind == EventKind.NOT_UNDERSTOOD else ""
+
+
+def _stalled(store: Store, job_id: int) -> str:
+    """What its supervisor said, if it has said nothing of the training since."""
+    told = (event for event in store.events(job_id, limit=EVENTS) if event.kind in OF_TRAINING)
+    last = max(told, key=lambda event: event.id, default=None)
+    return str(last.detail.get("detail", "")) if last is not None and last.kind == EventKind.STALLED else ""
 
 
 def _hosts_apart(store: Store, job: JobRow, now: float) -> tuple[HostsApart, ...]:

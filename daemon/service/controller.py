@@ -17,7 +17,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import FINISHED, Grant, Phase, Piece, Registration, Resize
+from slurm_elastic.protocol.messages import FINISHED, STALLED, STEPS_AGAIN, Grant, Phase, Piece, Registration, Resize
 from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.version import version
 
@@ -147,7 +147,7 @@ class DaemonController:
             self.store.clear_in_use(job_id, at)
             self.registry.finished(job_id, phase.exit_code)
         self._note_reach(job_id, phase, now)
-        if resize is not None and phase.phase != FINISHED:
+        if resize is not None and phase.phase not in (FINISHED, STALLED, STEPS_AGAIN):
             self.store.advance_resize(phase.resize, ResizeState(phase.phase), phase.detail, at=now)
         self._record(job_id, phase, now)
         if phase.phase in (ResizeState.SAVED, ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED):
@@ -296,8 +296,8 @@ class DaemonController:
 
 
 def _event_of(phase: Phase) -> EventKind:
-    if phase.phase == FINISHED:
-        return EventKind.FINISHED
+    if phase.phase in (FINISHED, STALLED, STEPS_AGAIN):
+        return EventKind(phase.phase)
     state = ResizeState(phase.phase)
     by_itself = state is ResizeState.RUNNING and not phase.resize
     return EventKind.RUNNING if by_itself else EventKind.of(state)

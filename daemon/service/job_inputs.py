@@ -19,7 +19,7 @@ from ..mechanisms.refusals import Refusal
 from ..models.cache import Fitted
 from ..models.priors import Priors
 from ..planner import JobState
-from ..planner.eligibility import HOUR_S, slow_nodes
+from ..planner.eligibility import HOUR_S, remaining, slow_nodes
 from .job_registry import JobRegistry
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class JobInputs:
                 reference=self._registry.reference(job_id),
                 prior_words=prior.words,
                 reported_at=report.at if report is not None else None,
+                remaining=remaining(report),
                 slow=slow_nodes(report, in_use[job_id]),
                 refused=refused.get(job_id, {}),
                 gave_in_vain=job_id in in_vain,

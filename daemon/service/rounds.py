@@ -33,7 +33,7 @@ from ..mechanisms.kept_waiting import kept_waiting
 from ..mechanisms.overtaken import overtaken
 from ..mechanisms.reconcile import next_actions, unused
 from ..mechanisms.refusals import Refusal, Submitted, standing
-from ..mechanisms.requeue import bound_by_a_shrink, resumes
+from ..mechanisms.requeue import COMES_BACK, STARTS_SMALLER, bound_by_a_shrink, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.priors import Priors
 from ..planner import Inputs, Plan, plan_round
@@ -204,8 +204,9 @@ class Rounds:
         with self._part("resize"):
             withdrawn = self._withdraw(plan.withdrawn, seen)
             self._begin_resizes(plan, now)
-            back = resumes(plan.resumes, self._bound(plan, snapshot))
-            resumed = self.executor.run(back, self.mode == "act", snapshot.jobs, seen.numbers())
+            back = resumes(plan.resumes, COMES_BACK, self._bound(plan, snapshot))
+            sized = [*back, *resumes(plan.starts, STARTS_SMALLER)]
+            resumed = self.executor.run(sized, self.mode == "act", snapshot.jobs, seen.numbers())
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or withdrawn > 0 or resumed > 0 or any(stopped)

@@ -117,3 +117,18 @@ def test_a_preempted_job_trains_on_what_is_left(selasticd: Selasticd, tiers: Non
     began, back = jobs[urgent].start_time, jobs[job].start_time
     print(f"requeued {jobs[job].restarts} times, runs {(back or 0) - (began or 0):.0f} s after the other's start")
     assert jobs[urgent].running and began is not None and back is not None and back - began < BEGIN_S
+
+
+def test_a_job_that_has_no_room_starts_small_and_grows(empty_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six of eight nodes are taken and four asked for: with `start_smaller` the job runs on one of the two that are
+    idle, in place of waiting, grows onto the other, and has the rest of what it asked for when the six are free."""
+    with live_daemon(empty_sandbox, monkeypatch, "start_smaller = true\n") as selasticd:
+        rigid = selasticd.rigid(6)
+        wait_until(lambda: selasticd.jobs()[rigid].running, 60, selasticd.log)
+        job = selasticd.submit("-N4", "--gres=gpu:a100:4", comment="elastic:gpus=4-16,step=4,batch=240-3840")
+        selasticd.settles_at(job, 8, 120)
+        base = selasticd.jobs()[job]
+        assert base.running and base.num_nodes == 1 and selasticd.jobs()[rigid].running
+        assert "resume" in selasticd.events(job)
+        assert empty_sandbox.run(["scancel", str(rigid)]).returncode == 0
+        selasticd.settles_at(job, 16, 120)

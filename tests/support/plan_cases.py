@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from cluster_snapshots import Cluster
 from store_records import resize_row
@@ -78,14 +79,18 @@ class World:
     def state(self, job_id: int, **more: object) -> None:
         self.states[job_id] = replace(self.states[job_id], **more)  # type: ignore[arg-type]
 
-    def plan(
+    def plan(self, **more: Any) -> Plan:
+        """more: see inputs()."""
+        return plan_round(self.inputs(**more))
+
+    def inputs(
         self,
         passed: Sequence[Kind] = (),
         memory: Memory | None = None,
         marks: Mapping[int, Mark] | None = None,
         unlisted_before: Mapping[str, int] | None = None,
         host_pairs: Sequence[HostPair] = (),
-    ) -> Plan:
+    ) -> Inputs:
         snapshot = self.cluster.snapshot()
         roster = sort_jobs(snapshot, accepted=set(self.states))
         states = {}
@@ -96,13 +101,11 @@ class World:
             model = Curve(observations(state.observations)) if state.observations else None
             states[job_id] = replace(state, model=model)
         kept, marks = memory or Memory(), marks or {}
-        return plan_round(
-            Inputs(
-                *(snapshot, roster, states, self.settings, NOW, passed, kept),
-                marks=marks,
-                unlisted_before=unlisted_before or {},
-                host_pairs=host_pairs,
-            )
+        return Inputs(
+            *(snapshot, roster, states, self.settings, NOW, passed, kept),
+            marks=marks,
+            unlisted_before=unlisted_before or {},
+            host_pairs=host_pairs,
         )
 
 

@@ -37,6 +37,7 @@ def test_a_step_follows_the_group_unless_given() -> None:
         ("gpus=-1,batch=64", "gpus="),
         ("gpus=2-8,batch=64,gpus=4", "twice"),
         ("gpus=3,batch=256", "batch=256 cannot be shared out evenly"),
+        ("gpus=2-3,batch=63,slice=2", "accepted: a range holding a multiple of 4"),
         ("gpus=5-7,batch=8-64,group=4", "no multiple of group=4"),
         ("gpus=2-8,batch=64,lr=magic", "accepted: " + ", ".join(LR_RULES)),
         ("gpus=2-8,batch=64,via=teleport", "accepted: " + ", ".join(MECHANISMS)),
@@ -83,7 +84,7 @@ def requests(draw: st.DrawFn) -> ElasticRequest:
         min_gpus=low * group,
         max_gpus=(low + draw(sizes)) * group,
         min_batch=batch,
-        max_batch=batch + draw(st.integers(64 * 128, 100_000)),
+        max_batch=batch + draw(st.integers(3 * 64 * 128, 200_000)),
         step=group * draw(st.integers(1, 3)),
         group=group,
         lr=draw(st.sampled_from(LR_RULES)),
@@ -91,6 +92,7 @@ def requests(draw: st.DrawFn) -> ElasticRequest:
         via=tuple(draw(st.lists(st.sampled_from(MECHANISMS), min_size=1, max_size=3, unique=True))),
         until=draw(st.sampled_from(ENDS)),
         guard=draw(st.sampled_from((0, 1, 80, 100))),
+        slice=draw(st.sampled_from((1, 2, 3))),
     )
 
 
@@ -107,4 +109,4 @@ def test_every_offered_batch_is_accepted_and_shared_out_evenly(request: ElasticR
         assert request.accepts(gpus)
         for batch in request.batches(gpus):
             assert request.min_batch <= batch <= request.max_batch
-            assert batch % (gpus // request.group) == 0
+            assert batch % (gpus // request.group * request.slice) == 0

@@ -40,6 +40,9 @@ GOOD = (
     "gpus=2-32,batch=256-8192,until=epochs",
     "until=quality,gpus=2-32,batch=256-8192",
     "gpus=2-32,batch=256-8192,guard=80",
+    "gpus=2-32,batch=256-8192,slice=2",
+    "gpus=3-6,batch=64-66,slice=2",
+    "gpus=8,batch=64,group=2,slice=16",
     *(f"gpus=2-32,batch=256-8192,lr={rule}" for rule in LR_RULES),
 )
 BAD = (
@@ -106,6 +109,12 @@ BAD = (
     "gpus=2-32,batch=256,via=teleport",
     "gpus=2-32,batch=256,until=dawn",
     "gpus=2-32,batch=256,guard=0",
+    "gpus=2-32,batch=256,slice=0",
+    "gpus=2-32,batch=256,slice=1.5",
+    "gpus=2-32,batch=256,slice=1000000001",
+    "gpus=3,batch=63,slice=2",
+    "gpus=2-32,batch=256,slice=1000000000",
+    "gpus=4-6,batch=64,group=2,slice=64",
     "gpus=2-32,batch=256,guard=101",
     "gpus=2-32,batch=256,guard=0.8",
     "gpus=2-32,batch=256,until=quality,until=epochs",
@@ -234,6 +243,7 @@ values = {
     "weight": st.one_of(numbers, st.floats(0, 2000).map(lambda x: f"{x:.6f}"), junk),
     "via": st.lists(st.sampled_from((*MECHANISMS, "x", "")), min_size=1, max_size=4).map("+".join),
     "until": st.sampled_from((*ENDS, "dawn")),
+    "slice": numbers,
     "guard": st.sampled_from(("80", "100", "101", "0", "0.8")),
 }
 words = st.sampled_from(KEYS).flatmap(lambda key: values[key].map(lambda value: f"{key}={value}"))

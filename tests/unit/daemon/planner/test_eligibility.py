@@ -8,12 +8,12 @@ import pytest
 from plan_cases import NOW, SETTINGS, World, closed, order, row, seen
 from store_records import resize_row
 
-from slurm_elastic.daemon.capacity.roster import sort_jobs
 from slurm_elastic.daemon.planner import JobState
-from slurm_elastic.daemon.planner.eligibility import fair_factors, running_job, weight_of
+from slurm_elastic.daemon.planner.decide import decide
+from slurm_elastic.daemon.planner.eligibility import Remaining, remaining, weight_of
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
-from slurm_elastic.protocol.messages import Piece, Resize
+from slurm_elastic.protocol.messages import Piece, Report, Resize
 from slurm_elastic.protocol.request import parse
 
 
@@ -367,6 +367,22 @@ def test_only_a_job_until_quality_gives_up_a_large_batch_for_its_noise() -> None
     assert said["quality", 9] < 256 < said["epochs", 9] == said["quality", 2]
 
 
+def test_who_trains_epochs_at_a_batch_that_wastes_samples_is_told() -> None:
+    """The worth of a sample there, and what until=quality would bring at the same size; nothing where little is lost,
+    or the noise is not known."""
+    told = {}
+    for until, noise in (("epochs", 100.0), ("epochs", 1e6), ("epochs", 0.0), ("quality", 100.0)):
+        world = World(1)
+        world.job(1, "n1", f"elastic:gpus=4,batch=64-4096,until={until}")
+        reports = [replace(seen(4, step, batch, 9), noise_scale=noise) for step, batch in ((1.0, 256), (1.5, 512))]
+        world.states[1] = JobState(observations=tuple(reports), reference=(4, 256))
+        evidence = row(world.plan(), 1).evidence
+        told[until, noise] = evidence.get("sample_worth"), evidence.get("quality_gain")
+    worth, gain = told.pop(("epochs", 100.0))
+    assert worth == pytest.approx(356 / 4196, abs=1e-3) and gain > 1
+    assert set(told.values()) == {(None, None)}
+
+
 def test_a_guarded_range_ends_where_samples_lose_their_worth() -> None:
     """guard=80 takes no batch at which a sample keeps less than 80 %, and none above the first while the noise is
     not known; without a guard the range is all there is."""
@@ -406,15 +422,33 @@ def test_a_group_with_one_job_gets_as_much_as_one_with_fifty(fairness: str) -> N
     assert row(world.plan(), 1).gpus_to <= 20
 
 
-def test_factors_of_groups_are_one_in_the_mean_and_nothing_for_one_group() -> None:
-    """A group's jobs share one weight, whatever a cooldown or a pin keeps where it is."""
+def test_a_pinned_job_counts_in_its_group() -> None:
+    """A user's three jobs share one weight, whatever a cooldown or a pin keeps where it is."""
     world = _people("user", 3, "elastic:gpus=4-16,batch=256-4096")
+    world.settings = replace(SETTINGS, fairness="user")
     world.state(3, pinned=4)
-    jobs = []
-    for job_id, job in sort_jobs(world.cluster.snapshot(), accepted=set(world.states)).elastic.items():
-        jobs.append(running_job(job, world.states[job_id], SETTINGS, NOW))
-    assert fair_factors(jobs, "user") == pytest.approx({1: 2.0, 2: 2 / 3, 3: 2 / 3, 4: 2 / 3})
-    assert fair_factors(jobs, "account") == fair_factors([], "user") == {}
+    assert decide(world.inputs()).context.factors == pytest.approx({1: 2.0, 2: 2 / 3, 3: 2 / 3, 4: 2 / 3})
+
+
+def test_a_training_with_less_left_gets_more_and_nothing_where_that_is_off() -> None:
+    """Two equal jobs of which one says that it has a quarter of the other's samples left."""
+    world = World(6)
+    for job_id, left in ((1, 100_000), (2, 400_000)):
+        world.job(job_id, f"n{job_id}", "elastic:gpus=4-24,batch=2000-2048")
+        world.state(job_id, remaining=Remaining(left, 100.0, NOW - 60))
+    assert decide(world.inputs()).context.factors == pytest.approx({1: 2**0.5, 2: 2**-0.5})
+    sizes = [row(world.plan(), job_id).gpus_to for job_id in (1, 2)]
+    assert sizes[0] > sizes[1]
+    world.settings = replace(SETTINGS, shorter_first=0.0)
+    assert decide(world.inputs()).context.factors == {}
+
+
+def test_what_is_left_follows_from_the_last_report() -> None:
+    """At the speed reported, never below nothing; a report that does not say it leaves it unknown."""
+    told = Report(1, NOW - 10, 4, 1, 64, 16, 1, 9, 0.1, 0.1, 640.0, 9, 576, samples_left=10_000)
+    found = remaining(told)
+    assert found is not None and found.after(NOW) == 3600 and found.after(NOW + 1e6) == 0
+    assert remaining(replace(told, samples_left=0)) is remaining(None) is None
 
 
 def test_inside_a_group_a_requests_weight_counts() -> None:
@@ -439,3 +473,11 @@ def test_the_group_that_has_most_by_its_weight_makes_room_first() -> None:
     assert set(world.plan().met[0].givers) <= {2, 3}
     world.settings = replace(SETTINGS, fairness="job")
     assert set(world.plan().met[0].givers) == {1}
+
+
+def test_no_size_is_planned_that_gives_a_rank_what_its_script_cant_take() -> None:
+    """192 samples on four of 16 GPUs that grow: 12 each, or 16 on twelve where each takes multiples of 16 only."""
+    for words, chosen in (("", 16), (",slice=12", 16), (",slice=16", 12), (",slice=24", 8)):
+        world = World(4)
+        world.job(1, "n1", f"elastic:gpus=4-16,batch=192{words}")
+        assert row(world.plan(), 1).gpus_to == chosen

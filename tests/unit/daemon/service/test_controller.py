@@ -153,6 +153,28 @@ def test_a_job_that_could_not_register_says_so_once(world: World) -> None:
     assert told.not_understood.startswith("Registration: version 1")
 
 
+def test_where_a_training_hangs_is_told_until_it_goes_on(world: World) -> None:
+    """Its supervisor says so beside any resize, which it changes nothing of."""
+    job = world.elastic()
+    job.step()
+    world.rounds.run()
+    opened = world.store.resize_of(job.job_id)
+    assert opened is not None
+    pieces, said = (Piece(job.job_id, "base", ("n1",), 4, "a100"),), "no step for 63 s: rank 1 on n1 is at t.py line 7"
+
+    def told() -> str:
+        return explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now).stalled
+
+    for _ in range(2):
+        world.controller.phase(job.job_id, Phase(0, "stalled", 1, pieces, 240, world.slurm.now, detail=said))
+        assert told() == said
+        world.controller.phase(job.job_id, Phase(0, "steps_again", 1, pieces, 240, world.slurm.now))
+        assert told() == ""
+    assert world.store.resize(opened.id).state == opened.state
+    kinds = [event.kind for event in world.store.events(job.job_id)]
+    assert (kinds.count("stalled"), kinds.count("steps_again")) == (2, 2)
+
+
 def test_a_request_that_is_changed_is_told(world: World) -> None:
     """By `scontrol update comment=`, while the job runs."""
     job = world.elastic()
