@@ -17,9 +17,9 @@ TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/cluster and tests/end_to_end runs on a real Slurm."""
+    """Everything in tests/cluster, tests/end_to_end and tests/scripts runs on a real Slurm."""
     for item in items:
-        if item.path.is_relative_to(TESTS / "cluster") or item.path.is_relative_to(TESTS / "end_to_end"):
+        if any(item.path.is_relative_to(TESTS / folder) for folder in ("cluster", "end_to_end", "scripts")):
             item.add_marker(pytest.mark.cluster)
 
 

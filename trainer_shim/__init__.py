@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from .data.shard_streams import InOrder
     from .job import Job, join
     from .parallel.averaged_weights import Average
+    from .parallel.planned_sharding import fully_shard
 
-__all__ = ["Average", "InOrder", "Job", "join"]
-_ELSEWHERE = {"InOrder": ".data.shard_streams", "Average": ".parallel.averaged_weights"}
+__all__ = ["Average", "InOrder", "Job", "fully_shard", "join"]
+_ELSEWHERE = {
+    "InOrder": ".data.shard_streams",
+    "Average": ".parallel.averaged_weights",
+    "fully_shard": ".parallel.planned_sharding",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ model, its optimizer, schedulers, and first of the DataLoaders the one that is t
 is set with a step's last micro batch, as it does with accumulation. To Accelerate every worker is a process alone: each
 runs the whole evaluation, and gather() gives back what it gets, but under torchrun.
 
-Limits: data parallel replicas, one model, one optimizer, one training DataLoader. Takes the place of some of the
+Limits: one model, replicated or sharded (FSDP2), one optimizer, one training DataLoader. Takes the place of some of the
 Accelerator's public methods, and writes the rank into its state; tested with 1.15.
 """
 
@@ -19,6 +19,7 @@ Accelerator's public methods, and writes the rank into its state; tested with 1.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,13 +28,15 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate import __version__ as version
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.tracking import GeneralTracker
 from torch.utils.data import DataLoader
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .adapters.loop import Counted, check_options, check_parts, rank_to_show, refuse, taken_over
+from .adapters.loop import Counted, check_options, check_parts, rank_to_show, refuse, taken_over, whole, wrap_options
 from .job import Job, join
 from .loops.epochs import VotedStep
+from .state.trackers import Tracker
 
 TRIED = "1.15"
 REPLACED = (
@@ -44,19 +47,34 @@ REPLACED = (
     "register_for_checkpointing",
     "save_state",
     "load_state",
+    "init_trackers",
+    "log",
+    "get_tracker",
+    "end_training",
+    "clip_grad_norm_",
+    "get_state_dict",
 )
 USED = ("prepare_model", "prepare_optimizer", "sync_gradients", "scaler", "ddp_handler", "state", *REPLACED)
 
 
-def elastic(accelerator: Any, batch: int, max_batch: int | None = None, **options: Any) -> Job:
+def elastic(
+    accelerator: Any,
+    batch: int,
+    max_batch: int | None = None,
+    *,
+    strategy: str = "ddp",
+    shard: Any = None,
+    **options: Any,
+) -> Job:
     """Make an Accelerator elastic, in place, and return the job. The other arguments are those of join().
 
     batch: the global batch, in samples, that the learning rate was tuned for; the DataLoader's own is not used.
+    strategy: "fsdp" shards the model (FSDP2); shard: as in job.wrap().
     Raises TrainingError for an Accelerator that cannot be trained with elastically.
     """
     check(accelerator)
     check_options(options, "elastic")
-    hold = _Hold(accelerator, join(batch, max_batch, **options), int(options.get("seed", 0)))
+    hold = _Hold(accelerator, join(batch, max_batch, **options), strategy, shard)
     for name in REPLACED:
         setattr(accelerator, name, getattr(hold, name))
     hold.tell_rank()
@@ -69,7 +87,9 @@ def check(accelerator: Any) -> None:
         raise TrainingError(f"elastic() was given a {type(accelerator).__name__}; accepted: an accelerate.Accelerator")
     check_parts("accelerate", version, TRIED, [(accelerator, name) for name in USED])
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    fsdp = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     wrong = [
+        (fsdp or kind == "FSDP", "an fsdp_plugin, or Accelerate's configuration for FSDP,", "elastic(strategy='fsdp')"),
         (kind not in ("NO", "MULTI_CPU", "MULTI_GPU"), f"distributed_type {kind}", "data parallel replicas"),
         (accelerator.gradient_accumulation_steps != 1, "gradient_accumulation_steps", "elastic(micro_batch=...)"),
         (bool(accelerator._models), "elastic(accelerator) after prepare()", "elastic() before prepare()"),
@@ -80,10 +100,14 @@ def check(accelerator: Any) -> None:
 class _Hold:
     """What takes the place of an Accelerator's methods; those named in REPLACED."""
 
-    def __init__(self, accelerator: Any, job: Job, seed: int) -> None:
+    def __init__(self, accelerator: Any, job: Job, strategy: str, shard: Any) -> None:
         self.accelerator, self.job = accelerator, job
-        self._seed = seed
+        self._strategy, self._shard = strategy, shard
+        self._clip, self._get_state_dict = accelerator.clip_grad_norm_, accelerator.get_state_dict
         self._prepare, self._unwrap = accelerator.prepare, accelerator.unwrap_model
+        self._init_trackers, self._log = accelerator.init_trackers, accelerator.log
+        self._get_tracker = accelerator.get_tracker
+        self._tracker: Tracker | None = None
         self._net: Any = None
         self._kept = 0
         self.voted: VotedStep | None = None
@@ -118,7 +142,8 @@ class _Hold:
         optimizer = accelerator.prepare_optimizer(optimizers[0])
         optimizer.__class__ = type("ElasticOptimizer", (_Optimizer, AcceleratedOptimizer), {"_hold": self})
         handler = accelerator.ddp_handler
-        options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
+        replicas: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
+        options = wrap_options(model, self._strategy, self._shard, replicas)
         self._net = job.wrap(model, optimizer.optimizer, schedulers, scaler=accelerator.scaler, **options)
         taken = {id(models[0]): self._net, id(optimizers[0]): optimizer, id(loaders[0]): _Loader(self, loaders[0])}
         taken |= {id(scheduler): Counted(scheduler) for scheduler in schedulers}
@@ -138,6 +163,15 @@ class _Hold:
     def unwrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         return self._unwrap(model.module if model is self._net else model, *args, **kwargs)
 
+    def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Any:
+        return whole(self._clip(*args, **kwargs))
+
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
+        """Of a sharded model with whole tensors on rank 0; every rank calls it."""
+        if model is self._net and self._strategy == "fsdp":
+            return self.job.full_state()
+        return self._get_state_dict(model, unwrap)
+
     def register_for_checkpointing(self, *parts: Any) -> None:
         for part in parts:
             self.job.keep(**{f"registered{self._kept}": part})
@@ -155,9 +189,48 @@ class _Hold:
             "on from its own checkpoints"
         )
 
+    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
+        """On the process that is rank 0, when it first logs: by itself Accelerate has every worker do it."""
+        options = dict(init_kwargs or {})
+
+        def open(step: int) -> _Trackers:
+            purged = {"purge_step": step, **options.get("tensorboard", {})}
+            began = {"project_name": project_name, "config": config if step <= 1 else None}
+            self._init_trackers(**began, init_kwargs={**options, "tensorboard": purged})
+            return _Trackers(self.accelerator, self._log)
+
+        self._tracker = self.job.tracker(open)
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
+        if self._tracker is not None:
+            self._tracker.log(values, step=step, log_kwargs=log_kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        if self._tracker is not None and self.job.rank == 0:
+            return self._tracker.get(self._get_tracker, name, unwrap)
+        return GeneralTracker(_blank=True)
+
+    def end_training(self) -> None:
+        self.job._session.trackers.close()
+
     def stepped(self, voted: VotedStep) -> None:
         self.voted = None
         self.job._session.stepped(*voted)
+
+
+class _Trackers:
+    """An Accelerator's, while this process is rank 0."""
+
+    def __init__(self, accelerator: Any, log: Any) -> None:
+        self._accelerator, self.log = accelerator, log
+
+    def get(self, find: Any, name: str, unwrap: bool) -> Any:
+        return find(name, unwrap)
+
+    def close(self) -> None:
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
+        self._accelerator.trackers.clear()
 
 
 class _Optimizer:
@@ -186,7 +259,7 @@ class _Loader:
 
     def __init__(self, hold: _Hold, loader: Any) -> None:
         self._hold = hold
-        self._feed, self._shuffle = taken_over(loader, hold._seed)
+        self._feed, self._shuffle = taken_over(loader, hold.job)
         self.dataset = loader.dataset
 
     def __len__(self) -> int:

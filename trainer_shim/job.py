@@ -17,20 +17,21 @@ import torch
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .data.loader import Feed, mapped
-from .data.sampling import seed_all
+from .data.loader import check_loader, mapped, source_of
+from .data.sampling import seed_all, whole
 from .loops.epochs import EpochLoop
 from .loops.iterations import OwnLoop, Share
 from .numerics import batch as batches
-from .parallel.choice import strategy_of
+from .parallel.choice import check_has_values, strategy_of
 from .parallel.deterministic import prepare
 from .parallel.strategy import Wrapped
-from .state.variables import Variables
+from .state.trackers import Tracker
+from .state.variables import Collection, Variables
 from .training.checks import check_wrap
 from .training.job_properties import JobProperties
 from .training.learning_rate import Tuning
 from .training.micro_batch_probe import Probe
-from .training.once import check_kept, on_rank_0, save
+from .training.once import before_loop, check_kept, on_each_node, on_rank_0, save
 from .training.optimizer_step import OptimizerSteps
 from .training.session import Session
 from .world.rendezvous import Membership
@@ -45,6 +46,7 @@ def join(
     micro_batch: int | None = None,
     seed: int = 0,
     *,
+    slice: int | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 600.0,
     ramp: float = 0.01,
@@ -55,28 +57,32 @@ def join(
     """Take part in the training.
 
     batch: the global batch, in samples, that the learning rate was tuned for. max_batch: the largest global batch at
-    which its result is acceptable; None: whatever the elastic request allows. lr: how the rate follows the batch,
-    one of request.LR_RULES; auto: what the elastic request says, or else linear for SGD and sqrt for all others.
+    which its result is acceptable; None: whatever the elastic request allows. lr: how the rate follows the batch, one
+    of request.LR_RULES; auto: what the elastic request says, or else linear for SGD and sqrt for all others.
     micro_batch: most samples one rank computes at a time; None: its whole slice. seed: of data order and of every
-    rank's generators. checkpoints: a directory that every node sees; default: the job's own under `selastic run`,
-    none elsewhere. checkpoint_every_s: seconds between two checkpoints. ramp: share of an epoch over which a rate
-    rises after a grow. unit: {"tp": N} where N ranks hold one replica of the model together (tensor parallelism): then
-    worlds are whole multiples of N ranks, and wrap() takes parallelize=. deterministic: parameters that are the same
-    to the last bit on any number of ranks, at a cost (deterministic.py); a number: of shards that a batch is computed
-    in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals: types that checkpoints may hold
-    besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals() takes them.
-    Raises TrainingError for a value that is not accepted.
+    rank's generators. slice: what a rank's samples in a step, and in each micro batch, are a multiple of (mixup: 2; as
+    much as micro_batch: all micro batches are of that size); a pass leaves out the last samples of its order that fill
+    none; None: what the elastic request says, or 1. checkpoints: a directory that every node sees; default: the job's
+    own under `selastic run`, none elsewhere. checkpoint_every_s: seconds between two checkpoints. ramp: share of an
+    epoch over which a rate rises after a grow. unit: {"tp": N} where N ranks hold one replica of the model together
+    (tensor parallelism): then worlds are whole multiples of N ranks, and wrap() takes parallelize=. deterministic:
+    parameters that are the same to the last bit on any number of ranks, at a cost (deterministic.py); a number: of
+    shards that a batch is computed in, and so the most ranks that share the work; True: batch.SHARDS. safe_globals:
+    types that checkpoints may hold besides tensors, plain values and NumPy's, as torch.serialization.add_safe_globals()
+    takes them. Raises TrainingError for a value that is not accepted.
     """
     if lr == "auto":
         lr = os.environ.get("SELASTIC_LR") or lr
     batches.check_join(batch, max_batch, micro_batch, lr)
+    batch_sizes = (("batch", batch), ("max_batch", max_batch), ("micro_batch", micro_batch))
+    each = batches.check_slice(slice, batch_sizes, os.environ.get("SELASTIC_SLICE"))
     size = batches.check_unit(unit, os.environ.get("SELASTIC_GROUP"))
     shards = batches.check_deterministic(deterministic, lr)
     if _current:
         raise TrainingError("join() was called twice in one process; call it once, and hand the job on")
     if shards:
         prepare()
-    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, shards)
+    tuning = Tuning(batch, max_batch, lr, micro_batch, seed, ramp, each, shards)
     job = Job(Session(Membership(unit=size or 1), tuning, checkpoints, checkpoint_every_s, safe_globals), size)
     _current.append(job)
     return job
@@ -115,7 +121,8 @@ class Job(JobProperties):
         optimizer, scheduler: one or a sequence. Schedulers are advanced by the job, one step per base batch of
         samples; ReduceLROnPlateau and those stepped by epoch belong to keep(). scaler: a torch.amp.GradScaler.
         strategy: "ddp" keeps a replica on every rank, "fsdp" shards it (fully_shard). options: passed on to
-        DistributedDataParallel, e.g. find_unused_parameters; or shard=function(model, mesh) that calls fully_shard;
+        DistributedDataParallel, e.g. find_unused_parameters; or shard=function(model, mesh) that calls fully_shard, and
+        init=function(module) for a model on the meta device, whose modules reset_parameters() does not set alone;
         parallelize= what cuts up the model within a unit, a plan of parallelize_module or function(model, mesh).
         Returns what is called like the model; the model itself stays as it is, state_dict included.
         """
@@ -125,7 +132,9 @@ class Job(JobProperties):
             raise TrainingError(f"job.wrap() was called {before}; wrap one model (an nn.Module may hold several)")
         optimization = OptimizerSteps(self._tuning, optimizer, scheduler, scaler)
         check_wrap(model, optimization.optimizers, optimization.schedulers)
-        parallel = strategy_of(strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards)
+        parallel = strategy_of(
+            strategy, model, optimization.optimizers, options, self._unit, self._tuning.shards, self.device
+        )
         parallel.on_error = self._session.world_switch.broke
         parallel.measures = not optimization.scaled
         self._tuning.wants_noise = not optimization.scaled and (
@@ -146,6 +155,7 @@ class Job(JobProperties):
         if self._tuning.shards:
             raise TrainingError("job.fit() does not go with join(deterministic=True); accepted: join(micro_batch=...)")
         optimizers = self._session.optimizers()
+        check_has_values("job.fit()", self._session.model().module)
         dataset = mapped(dataset)
         limit = self._tuning.max_batch or len(dataset)
         probe = Probe(self._session.model().module, optimizers.optimizers, self.device, dataset, compute, collate_fn)
@@ -163,15 +173,72 @@ class Job(JobProperties):
         self._before_start("replicate")
         return self._own_loop.replicate(model, options, self._unit)
 
+    def shard(
+        self,
+        model: torch.nn.Module,
+        shard: Callable[[torch.nn.Module, Any], Any] | None = None,
+        *,
+        init: Callable[[torch.nn.Module], Any] | None = None,
+    ) -> Any:
+        """As replicate(), and cut the model up over the ranks (fully_shard), on whatever world there is.
+
+        shard: function(model, mesh) that calls fully_shard(..., mesh=mesh), again in each world; None: each block, and
+        the model. init: function(module) for a model on the meta device, whose modules reset_parameters() does not set
+        alone. Every rank calls the model equally often: evaluate on all ranks, or in once().
+        """
+        self._before_start("shard")
+        return self._own_loop.shard(model, {"shard": shard, "init": init}, self._unit)
+
     def keep(self, within: MutableMapping[str, Any] | None = None, /, *names: str, **parts: Any) -> None:
-        """Have more survive: objects with state_dict() and load_state_dict(), by name=object; and variables, by their
-        names within globals() or vars(object). What a variable is on rank 0 counts."""
+        """Have more survive: objects with state_dict() and load_state_dict(), lists and dicts, by name=object, where
+        None is nothing; and variables, by their names within globals() or vars(object). What a variable, or a list, is
+        on rank 0 counts."""
         self._before_start("keep")
         if within is not None:
             self._variables += 1
             self._state.keep(f"Variables{self._variables}", Variables(within, names))
         for name, part in parts.items():
-            self._state.keep(name, part)
+            if part is None:
+                continue  # a scaler, or an average, of a script that may do without
+            self._state.keep(name, Collection(part) if type(part) in (list, dict) else part)
+
+    def begin_at(self, epoch: int = 0, *, step: int = 0, samples: int | None = None, in_epoch: int = 0) -> None:
+        """Go on with a training that was begun without this job; the script has loaded its model, optimizers and
+        schedulers. Counts only where no checkpoint of this job is found, and not on a worker that joins.
+
+        epoch: epochs that are done. step: optimizer steps. samples: trained on; None: `step` times join()'s batch.
+        in_epoch: samples of the epoch under way that are done; so many of this job's order are left out.
+        """
+        self._before_start("begin_at")
+        counts = {"epoch": epoch, "step": step, "samples": samples or 0, "in_epoch": in_epoch}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise TrainingError(f"job.begin_at({name}={value!r}) is not accepted; accepted: a whole number, from 0")
+        each = self._tuning.each
+        self._session.starts_at = (
+            epoch,
+            step,
+            step * self._tuning.base if samples is None else samples,
+            in_epoch - in_epoch % each,
+        )
+
+    def on_each_node(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Before the loop: call function(*args, **kwargs) in one process of each node while that node's other workers
+        wait; every worker gets the result, also one that joins there later. For what has to lie on a node's own disk.
+        """
+        self._before_start("on_each_node")
+        self._onces += 1
+        return on_each_node(self._session, self._onces, function, *args, **kwargs)
+
+    def tracker(self, open: Callable[[int], Any]) -> Tracker:
+        """What logs this run: `open(step)` makes it, a SummaryWriter, say, on the process that is rank 0, when it is
+        first used in the loop. On others, and before the loop, calls to it do nothing.
+
+        step: the first that it logs, as global_step counts. When rank 0 moves to another process it is closed, and
+        opened there; before each checkpoint it is flushed.
+        """
+        self._before_start("tracker")
+        return self._session.trackers.add(open)
 
     def _before_start(self, call: str) -> None:
         if self._begun:
@@ -186,6 +253,8 @@ class Job(JobProperties):
         if self._session.strategy is None:
             raise TrainingError("job.epochs() was called before job.wrap(model, optimizer); wrap the model first")
         self._begun, epoch_loop = True, self._epoch_loop
+        self._onces = 0
+        self._session.reporting.length.epochs = count
         if self._own_loop.models:
             self._own_loop.begin("job.epochs()")
         else:
@@ -193,7 +262,8 @@ class Job(JobProperties):
             self._session.begin()
             self._session.optimizers().watch(self._state.parts.values(), lambda: epoch_loop.micro is not None)
         epoch_loop.open = True
-        self._session.pass_boundary.enter(self._state.progress)
+        joins = self._session.membership.source == "survivor"
+        self._session.pass_boundary.enter(self._state.progress, joins, self.log)
         try:
             while self._state.progress.epoch < count and not epoch_loop.stopped:
                 epoch_loop.number = self._onces = 0
@@ -203,6 +273,7 @@ class Job(JobProperties):
                     self._session.pass_boundary.begin()
         finally:
             epoch_loop.open = False
+            self._session.pass_boundary.leave()
             over = self._state.progress.epoch >= count
             if over:
                 self._session.pass_boundary.end()
@@ -214,15 +285,20 @@ class Job(JobProperties):
         it on every rank."""
         self._epoch_loop.stopped = self._own_loop.stopped = True
 
-    def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> Loader:
-        """One pass over the dataset, instead of DistributedSampler and DataLoader: this rank's micro batches, on its
-        device. dataset: map-style, or made of shards that are read in order (shard_streams.Shards), of which `shuffle`
-        mixes the order only. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share
-        out work.
+    def loader(self, dataset: Any, *, shuffle: bool | None = None, **options: Any) -> Loader:
+        """Passes over the dataset, instead of DistributedSampler and DataLoader: this rank's micro batches, on its
+        device. Made before the loop or in it; each time that it is iterated over, inside job.epochs(), is one pass.
+
+        dataset: map-style, or made of shards that are read in order (shard_streams.Shards), of which `shuffle` mixes
+        the order only; or a DataLoader, of which dataset, options and whether it shuffles are taken. shuffle: None for
+        a dataset: yes. options: DataLoader's (num_workers, collate_fn, pin_memory, ...), without those that share out
+        work.
         """
-        if not self._epoch_loop.open:
-            raise TrainingError("job.loader() was called outside the loop over job.epochs(); call it inside")
-        return Loader(self, self._epoch_loop.feed(dataset, options), shuffle)
+        dataset, taken = source_of(dataset)
+        shuffle = taken.pop("shuffle", True) if shuffle is None else shuffle
+        options = {**{name: value for name, value in taken.items() if name != "shuffle"}, **options}
+        check_loader(dataset, options, self._tuning.each)
+        return Loader(self, dataset, options, shuffle)
 
     def step(self, loss: torch.Tensor, clip_norm: float | None = None, clip_value: float | None = None) -> bool:
         """Backward, and with the last micro batch of a step: clip, optimizer step, zero_grad, schedule.
@@ -253,20 +329,23 @@ class Job(JobProperties):
         self._begun = True
         return self._own_loop.next(steps)
 
-    def share(self, total: int) -> Share:
+    def share(self, total: int, slice: int = 1) -> Share:
         """This rank's part of `total` micro batches, or samples, of the iteration; `total` is the same on every rank.
+        slice: what the part, and `total`, are a multiple of.
 
         Iterating over it gives the numbers of this rank's micro batches, each with the generators seeded for it, and
         exchanges gradients with the last one. `positions` are the same as a range, for a script that takes its samples
         at once. A loss is the mean over this rank's own part.
         """
-        return self._own_loop.share(total)
+        return self._own_loop.share(total, slice)
 
     # -- once, and the end ---------------------------------------------------------------------------------------
 
     def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call function(*args, **kwargs) on rank 0 while the others wait; every rank gets the result.
 
+        Before the loop, where no worker has a rank, the first one to come calls it. The result is kept beside the
+        checkpoints, and the call not made again for workers that join later or after a restart of this job.
         Where it stands before or behind a pass over the data, its result is written into a checkpoint, and the call
         not made again for workers that join later or after a restart; inside a pass that code does not run again, and
         each call is made. The result has to be picklable; one that is written, what a checkpoint may hold. Modes that
@@ -274,13 +353,18 @@ class Job(JobProperties):
         and rank 0's result counts; elsewhere a collective inside the function raises TrainingError.
         """
         if not self._begun:
-            raise TrainingError("job.once() was called before the loop; there is no world yet to call it once in")
+            self._onces += 1
+            return before_loop(self._session, self._onces, function, *args, **kwargs)
         between = self._epoch_loop.open and self._session.feed is None
         if between and self._onces in self._state.progress.once:
             self._onces += 1
             return self._state.progress.once[self._onces - 1]
         self._session.world_switch.settle()
-        result = on_rank_0(self._session, function, args, kwargs)
+        self._session.reporting.away(True)
+        try:
+            result = on_rank_0(self._session, function, args, kwargs)
+        finally:
+            self._session.reporting.away(False)
         if between:
             check_kept(self._session, function, result)
             self._state.progress.once[self._onces] = result
@@ -294,6 +378,10 @@ class Job(JobProperties):
 
         Every rank calls it, and rank 0 writes, as with once().
         """
+        if not self._begun:
+            raise TrainingError(
+                "job.save() was called before the loop, where no worker has a model to save; call it in it"
+            )
         self.once(save, self._session, path)
 
     def full_state(self) -> dict[str, Any]:
@@ -317,14 +405,27 @@ class Job(JobProperties):
 
 
 class Loader:
-    """An iterable over this rank's micro batches of one pass; made by job.loader()."""
+    """An iterable over this rank's micro batches of one pass after another; made by job.loader()."""
 
-    def __init__(self, job: Job, feed: Feed, shuffle: bool) -> None:
-        self._job, self._feed, self._shuffle = job, feed, shuffle
+    def __init__(self, job: Job, dataset: Any, options: dict[str, Any], shuffle: bool) -> None:
+        self._job, self._options, self._shuffle = job, options, shuffle
+        self._samples = whole(len(mapped(dataset)), job._tuning.each)
+        self.dataset = dataset
 
     def __iter__(self) -> Iterator[Any]:
-        return self._job._epoch_loop.iterate(self._feed, self._shuffle)
+        epoch_loop = self._job._epoch_loop
+        return epoch_loop.iterate(epoch_loop.feed(self.dataset, self._options), self._shuffle)
 
     def __len__(self) -> int:
         """Optimizer steps of a whole pass at the current global batch."""
-        return -(-self._feed.samples // self._job.batch)
+        return -(-self._samples // self._job.batch)
+
+    @property
+    def done(self) -> int:
+        """Batches of the pass that comes which are done already, where this worker joins or starts again within it:
+        `for i, batch in enumerate(loader, loader.done):`. At most one more than there are where the batch has changed.
+        """
+        progress, ordinal = self._job._state.progress, self._job._epoch_loop.number
+        if ordinal != progress.loader:
+            return len(self) if ordinal < progress.loader else 0
+        return -(-progress.cursor // self._job.batch)

@@ -50,7 +50,6 @@ class ElasticStrategy(Strategy):
         check_library()
         check_options(options, "ElasticStrategy")
         self.job: Job = join(batch, max_batch, **options)
-        self._seed = int(options.get("seed", 0))
         self._ddp = ddp or {}
         self._sigterm = signal.getsignal(signal.SIGTERM)
         # Lightning would take Slurm's variables, or torchrun's, for its own business: requeue, ports, ranks.
@@ -134,8 +133,8 @@ class ElasticStrategy(Strategy):
             return dataloader
         if self._loader is not None:
             raise TrainingError("there is more than one training DataLoader; accepted: one")
-        feed, shuffle = taken_over(dataloader, self._seed)
-        self._loader = _Loader(self, FrameworkLoop(self.job, feed, shuffle))
+        feed, shuffle = taken_over(dataloader, self.job)
+        self._loader = _Loader(self, FrameworkLoop(self.job, feed, shuffle, trainer.max_epochs))
         return self._loader
 
     @property

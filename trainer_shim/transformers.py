@@ -6,9 +6,9 @@ gradient_accumulation_steps: what the script trains with as one process. Survivo
 the Trainer's state, that of its callbacks, optimizer and scheduler go to workers that join and into the job's own
 checkpoints, from which the same script goes on by itself. Losses that count tokens are normalised over all ranks.
 
-Limits: data parallel replicas; whole epochs; shuffled or sequential data; one train() in a process. Every rank runs the
-whole evaluation. The loss that is logged is rank 0's share. Uses parts of the Trainer that are not its public
-interface; tested with 5.23.
+Limits: replicas, or a sharded model (FSDP2); whole epochs; shuffled or sequential data; one train() in a process.
+Every rank runs the whole evaluation. The loss that is logged is rank 0's share. Uses parts of the Trainer that are not
+its public interface; tested with 5.23.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -28,7 +28,17 @@ from transformers.trainer_callback import ExportableState
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from .adapters.loop import Counted, DrivenLoader, FrameworkLoop, Part, check_options, rank_to_show, taken_over
+from .adapters.loop import (
+    Counted,
+    DrivenLoader,
+    FrameworkLoop,
+    Part,
+    check_options,
+    rank_to_show,
+    taken_over,
+    whole,
+    wrap_options,
+)
 from .adapters.transformers_checks import check
 from .job import Job, join
 
@@ -37,13 +47,22 @@ OWN = ("is_local_process_zero", "is_world_process_zero", "max_steps", "stateful_
 COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 
 
-def elastic(trainer: Any, max_batch: int | None = None, *, batch: int | None = None, **options: Any) -> Any:
+def elastic(
+    trainer: Any,
+    max_batch: int | None = None,
+    *,
+    batch: int | None = None,
+    strategy: str = "ddp",
+    shard: Any = None,
+    **options: Any,
+) -> Any:
     """Make a Trainer elastic, in place, and return it. The other arguments are those of join().
 
     batch: the global batch, in samples, that the learning rate was tuned for; None: what one process would train with.
+    strategy: "fsdp" shards the model (FSDP2); shard: as in job.wrap(), None: by the blocks that the model names.
     Raises TrainingError for a Trainer that cannot be trained elastically.
     """
-    check(trainer)
+    check(trainer, strategy)
     check_options(options, "elastic")
     args = trainer.args
     if args.gradient_accumulation_steps > 1:
@@ -55,7 +74,9 @@ def elastic(trainer: Any, max_batch: int | None = None, *, batch: int | None = N
     kind = type(trainer)
     trainer.__class__ = type(f"Elastic{kind.__name__}", (_Elastic, kind), {})
     trainer.accelerator.backward = trainer._elastic_backward
-    trainer._hold = _Hold(trainer, job, int(options.get("seed", 0)))
+    trainer._hold = _Hold(trainer, job, strategy, shard)
+    clip = trainer.accelerator.clip_grad_norm_
+    trainer.accelerator.clip_grad_norm_ = lambda *args, **kwargs: whole(clip(*args, **kwargs))
     trainer.add_callback(_Steps(trainer._hold))
     trainer._hold.tell_rank()
     return trainer
@@ -64,8 +85,9 @@ def elastic(trainer: Any, max_batch: int | None = None, *, batch: int | None = N
 class _Hold:
     """What an elastic Trainer adds to a Trainer."""
 
-    def __init__(self, trainer: Any, job: Job, seed: int) -> None:
-        self.trainer, self.job, self.seed = trainer, job, seed
+    def __init__(self, trainer: Any, job: Job, strategy: str, shard: Any) -> None:
+        self.trainer, self.job = trainer, job
+        self.strategy, self._shard = strategy, shard
         self.loader: _Loader | None = None
         self.part: Part | None = None
         self.rate: Any = None
@@ -89,7 +111,8 @@ class _Hold:
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         scheduler, plateau = trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
         counted = None if isinstance(scheduler, plateau) else scheduler
-        options: dict[str, Any] = trainer.accelerator.ddp_handler.to_kwargs()  # the Trainer's ddp_... arguments
+        replicas = trainer.accelerator.ddp_handler.to_kwargs()  # the Trainer's ddp_... arguments
+        options = wrap_options(trainer.model, self.strategy, self._shard, replicas)
         net.call = job.wrap(trainer.model, optimizer, counted, scaler=trainer.accelerator.scaler, **options)
         if counted is None:
             job.keep(scheduler=scheduler)
@@ -123,9 +146,21 @@ class _Elastic:
             self.accelerator.prepare = prepare
         if hold.loader is not None:
             raise TrainingError("trainer.train() was called twice; one training is one process")
-        feed, shuffle = taken_over(loader, hold.seed)
-        hold.loader = _Loader(FrameworkLoop(hold.job, feed, shuffle))
+        feed, shuffle = taken_over(loader, hold.job)
+        epochs = int(self.args.num_train_epochs)
+        hold.loader = _Loader(FrameworkLoop(hold.job, feed, shuffle, epochs))
         return hold.loader
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if state_dict is None and self._hold.strategy == "fsdp":
+            state_dict = self._hold.job.full_state()  # every rank takes part
+        if state_dict is None or self.args.should_save:
+            super()._save(output_dir, state_dict)  # type: ignore[misc]
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Not where each rank has a part: the job's own checkpoints have them, and nothing goes on from this one."""
+        if self._hold.strategy != "fsdp":
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training:

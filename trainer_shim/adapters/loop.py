@@ -21,6 +21,7 @@ from ..data.sampling import Micro
 from ..job import Job
 from ..loops.epochs import VotedStep
 from ..numerics import batch as batches
+from ..parallel.strategy import is_part
 from ..state.progress import TrainingProgress
 
 Part = tuple[Micro, Any]
@@ -31,11 +32,12 @@ TAKEN_OVER = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init
 class FrameworkLoop:
     """See the module."""
 
-    def __init__(self, job: Job, feed: Feed, shuffle: bool) -> None:
+    def __init__(self, job: Job, feed: Feed, shuffle: bool, epochs: int) -> None:
         self.job = job
         self.feed = feed
         self._shuffle = shuffle
         self._session = job._session
+        self._session.reporting.length.epochs = epochs
         self._voted: VotedStep | None = None
         self.begun = False
 
@@ -143,6 +145,35 @@ def check_options(options: Mapping[str, Any], adapter: str) -> None:
             )
 
 
+def wrap_options(model: torch.nn.Module, strategy: str, shard: Any, replicas: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of job.wrap(). shard: the script's own; None: the blocks that a model of Transformers names, where it
+    does. replicas: what a framework has for DistributedDataParallel."""
+    if strategy != "fsdp":
+        if shard is not None:
+            raise TrainingError(f"elastic(strategy={strategy!r}, shard=...) is not possible; accepted: strategy='fsdp'")
+        return {"strategy": strategy, **replicas}
+    blocks = tuple(getattr(model, "_no_split_modules", None) or ())
+    if shard is None and blocks:
+        shard = _by_kinds(blocks)
+    return {"strategy": strategy, "shard": shard}
+
+
+def _by_kinds(kinds: tuple[str, ...]) -> Any:
+    def shard(model: torch.nn.Module, mesh: Any) -> None:
+        from ..world.mesh import fully_shard
+
+        for part in [part for part in model.modules() if type(part).__name__ in kinds]:
+            fully_shard(part, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    return shard
+
+
+def whole(norm: Any) -> Any:
+    """What clip_grad_norm_ gives for a sharded model, as a number that every rank has."""
+    return norm.full_tensor() if is_part(norm) else norm
+
+
 def refuse(adapter: str, options: Iterable[tuple[bool, str, str]]) -> None:
     """Raise TrainingError for the first option that is set. options: whether it is, its name, and what is accepted."""
     for found, what, accepted in options:
@@ -163,18 +194,19 @@ def check_parts(library: str, version: str, tried: str, parts: Iterable[tuple[An
             )
 
 
-def taken_over(loader: Any, seed: int) -> tuple[Feed, bool]:
+def taken_over(loader: Any, job: Job) -> tuple[Feed, bool]:
     """A feed in place of a framework's DataLoader, and whether it shuffles.
 
     Its batch size is not used; join(batch=...) counts. Raises TrainingError for a sampler that decides what is read.
     """
     if not isinstance(loader, DataLoader):
         raise TrainingError(f"the training data is a {type(loader).__name__}; accepted: one torch DataLoader")
+    tuning = job._session.tuning
     options = {name: getattr(loader, name) for name in TAKEN_OVER}
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor
     if isinstance(loader.dataset, IterableDataset):
-        return Feed(loader.dataset, seed, options), True
+        return Feed(loader.dataset, tuning.seed, options, tuning.each), True
     plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
     if not plain or not isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
         which = loader.sampler if plain else loader.batch_sampler
@@ -182,4 +214,4 @@ def taken_over(loader: Any, seed: int) -> tuple[Feed, bool]:
             f"the training DataLoader has a {type(which).__name__}, which would decide what each worker reads; "
             "accepted: shuffle=True or False"
         )
-    return Feed(loader.dataset, seed, options), isinstance(loader.sampler, RandomSampler)
+    return Feed(loader.dataset, tuning.seed, options, tuning.each), isinstance(loader.sampler, RandomSampler)

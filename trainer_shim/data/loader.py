@@ -15,14 +15,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..state.packed_tensors import rebuilt
-from .sampling import MASK, MIX_FROM, Micro, MicroBatches, Slicing, mix, mix_on, order, seed_all
+from .sampling import MASK, MIX_FROM, Micro, MicroBatches, Slicing, mix, mix_on, order, seed_all, whole
 from .shard_streams import NOT_BEGUN, ShardReader, Shards, StreamMicroBatches, Unread, sizes_of
 
+TAKEN = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+"""Options of a DataLoader that are read off one."""
 REFUSED = ("batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers", "generator", "in_order")
 
 
@@ -102,12 +115,16 @@ class _Batches:
 class Feed:
     """One dataset's DataLoader, kept with its workers over epochs and resizes."""
 
-    def __init__(self, dataset: Any, seed: int, options: dict[str, Any]) -> None:
-        check_loader(dataset, options)
+    def __init__(self, dataset: Any, seed: int, options: dict[str, Any], each: int = 1) -> None:
+        """each: as Slicing.each."""
+        check_loader(dataset, options, each)
         self.dataset = dataset
         self._sizes = sizes_of(dataset) if isinstance(dataset, Shards) else None
         source = mapped(dataset)
-        self.samples = len(source)
+        self.samples = whole(len(source), each)
+        """Trained on in a pass."""
+        self.left_out = len(source) - self.samples
+        """Of the pass, at its end."""
         self._seed = seed
         self.lanes = max(1, options.get("num_workers") or 0) if self._sizes is not None else 0
         """How many shards a rank reads side by side: one for each worker. All ranks have to use the same number."""
@@ -142,7 +159,8 @@ class Feed:
         previous = self._batches.plan.version if self._batches.plan else 0
         plan: MicroBatches
         if self._sizes is None:
-            plan = MicroBatches(order(self.samples, self._seed, epoch, ordinal, shuffle, computed), cursor, slicing)
+            samples = self.samples + self.left_out
+            plan = MicroBatches(order(samples, self._seed, epoch, ordinal, shuffle, computed), cursor, slicing)
         else:
             shards = [int(shard) for shard in order(len(self._sizes), self._seed, epoch, ordinal, shuffle)[:]]
             plan = StreamMicroBatches(self._sizes, shards, cursor, unread, slicing)
@@ -211,10 +229,36 @@ def mapped(dataset: Any) -> Any:
     return ShardReader(dataset) if isinstance(dataset, Shards) else dataset
 
 
-def check_loader(dataset: Any, options: dict[str, Any]) -> None:
+def source_of(given: Any) -> tuple[Any, dict[str, Any]]:
+    """A DataLoader's dataset and options, `shuffle` among them; of a dataset only itself.
+
+    Raises TrainingError for a DataLoader whose order is neither the dataset's nor a plain permutation.
+    """
+    if not isinstance(given, DataLoader):
+        return given, {}
+    if isinstance(given.dataset, (IterableDataset, Shards)):
+        return given.dataset, {}
+    sampler = given.sampler
+    plain = type(given.batch_sampler) is BatchSampler and type(sampler) in (
+        RandomSampler,
+        SequentialSampler,
+        DistributedSampler,
+    )
+    if not plain or getattr(sampler, "replacement", False):
+        of = sampler if type(given.batch_sampler) is BatchSampler else given.batch_sampler
+        raise TrainingError(
+            f"job.loader() was given a DataLoader with a {type(of).__name__}, whose order it does not know; accepted: "
+            "a dataset, or a DataLoader made with shuffle=True or False"
+        )
+    options = {name: getattr(given, name) for name in TAKEN}
+    if given.num_workers:
+        options["prefetch_factor"] = given.prefetch_factor
+    shuffles = type(sampler) is RandomSampler or getattr(sampler, "shuffle", False)
+    return given.dataset, {"shuffle": shuffles, **options}
+
+
+def check_loader(dataset: Any, options: dict[str, Any], each: int = 1) -> None:
     """Raise TrainingError for a dataset or an option that cannot be elastic."""
-    if isinstance(dataset, DataLoader):
-        raise TrainingError("job.loader() was given a DataLoader; give it the dataset and the DataLoader's options")
     if not isinstance(dataset, Shards):
         mapped = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not mapped:
@@ -223,8 +267,13 @@ def check_loader(dataset: Any, options: dict[str, Any]) -> None:
                 "dataset with __len__ and __getitem__, one with `shards` and iter_shard(shard, start), or "
                 "InOrder(dataset, samples=...), which reads and skips"
             )
-    if (sum(sizes_of(dataset)) if isinstance(dataset, Shards) else len(dataset)) == 0:
+    samples = sum(sizes_of(dataset)) if isinstance(dataset, Shards) else len(dataset)
+    if samples == 0:
         raise TrainingError("job.loader() was given an empty dataset; accepted: one sample or more")
+    if samples < each:
+        raise TrainingError(
+            f"job.loader() was given a dataset of {samples} samples, fewer than slice={each}; accepted: {each} or more"
+        )
     for name in REFUSED:
         if name in options:
             raise TrainingError(

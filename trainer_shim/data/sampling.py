@@ -78,6 +78,8 @@ class Slicing:
     """The noise scale is not known yet: up to this cursor every noise_scale.EVERY-th step is measured."""
     shards: int = 0
     """Parts of a deterministic step, each computed by itself, and not cut otherwise; 0: an ordinary step."""
+    each: int = 1
+    """Slices and micro batches are multiples of it, and so are batch and micro_batch."""
     together: bool = False
     """Whether ranks communicate in every pass through the model: then all have the same number of micro batches."""
 
@@ -123,14 +125,14 @@ def step_positions(cursor: int, samples: int, slicing: Slicing) -> list[range]:
     """The micro batches of the step at `cursor` for one rank, as positions in the epoch's order. Without a share there
     are none, or only empty ones."""
     total = step_of(slicing.batch, samples - cursor)
-    own = share_of(total, slicing.batch, slicing.ranks, slicing.rank)
+    own = share_of(total, slicing.batch, slicing.ranks, slicing.rank, slicing.each)
     shifted = range(cursor + own.start, cursor + own.stop)
-    return micros_of(shifted, micro_limit(cursor, total, len(own), slicing), least(total, slicing))
+    return micros_of(shifted, micro_limit(cursor, total, len(own), slicing), least(total, slicing), slicing.each)
 
 
 def least(total: int, slicing: Slicing) -> int:
     """How many micro batches every rank has in a step, at least; the first rank's slice is the largest."""
-    largest = len(share_of(total, slicing.batch, slicing.ranks, 0))
+    largest = len(share_of(total, slicing.batch, slicing.ranks, 0, slicing.each))
     return -(-largest // min(slicing.micro_batch or total, largest)) if slicing.together else 0
 
 
@@ -140,18 +142,20 @@ def positions_of(cursor: int, samples: int, slicing: Slicing) -> list[tuple[rang
         return [(part, -1, 0, False) for part in step_positions(cursor, samples, slicing)]
     total, found = step_of(slicing.batch, samples - cursor), []
     for shard in slice_of(slicing.shards, slicing.ranks, slicing.rank):
-        own = slice_of(total, slicing.shards, shard)
+        own = slice_of(total, slicing.shards, shard, slicing.each)
         shifted = range(cursor + own.start, cursor + own.stop)
-        parts = micros_of(shifted, min(slicing.micro_batch or total, len(own))) if len(own) else []
+        limit = min(slicing.micro_batch or total, len(own))
+        parts = micros_of(shifted, limit, each=slicing.each) if len(own) else []
         found += [(part, shard, place, place == len(parts) - 1) for place, part in enumerate(parts)]
     return found
 
 
 def micro_limit(cursor: int, total: int, own: int, slicing: Slicing) -> int:
     """Most samples in one micro batch of a rank with `own` of the step's `total`."""
-    limit = max(1, min(slicing.micro_batch or total, own))
-    if slicing.halve and slicing.ranks == 1 and total >= 4 and is_measured(cursor, slicing):
-        limit = min(limit, -(-total // 2))
+    each = slicing.each
+    limit = max(each, min(slicing.micro_batch or total, own))
+    if slicing.halve and slicing.ranks == 1 and total >= max(4, 2 * each) and is_measured(cursor, slicing):
+        limit = min(limit, -(-total // (2 * each)) * each)
     return limit
 
 
@@ -160,14 +164,20 @@ def is_measured(cursor: int, slicing: Slicing) -> bool:
     return cursor // slicing.batch % (noise_scale.EVERY if cursor < slicing.dense_until else noise_scale.SELDOM) == 0
 
 
+def whole(samples: int, each: int) -> int:
+    """How many of a pass's samples are trained on where slices are multiples of `each`."""
+    return samples - samples % each
+
+
 class MicroBatches:
     """The micro batches of one rank from a cursor to the end of the pass; it may be turned to another slicing.
 
     An iterator that can go on after it has ended: DataLoader asks ahead, and a resize near the end brings work back.
+    What is left of the order behind whole multiples of slicing.each is not trained on.
     """
 
     def __init__(self, indices: Order, cursor: int, slicing: Slicing) -> None:
-        self.samples = len(indices)
+        self.samples = whole(len(indices), slicing.each)
         self.version = 0
         self._indices = indices
         self._ready: list[Micro] = []
@@ -197,13 +207,13 @@ class MicroBatches:
         self._cursor += total
         slicing, measured = self._slicing, is_measured(cursor, self._slicing)
         if slicing.micro_batch is None and not (slicing.shards or slicing.together or (slicing.halve and measured)):
-            own = share_of(total, slicing.batch, slicing.ranks, slicing.rank)
+            own = share_of(total, slicing.batch, slicing.ranks, slicing.rank, slicing.each)
             if own:  # whole, as nearly always
                 part = range(cursor + own.start, cursor + own.stop)
                 return [Micro(self.version, cursor, total, 0, 1, self._take(part), measured, len(part))]
         places = positions_of(cursor, self.samples, slicing)
         # Where a rank has no share: one or two samples (batch normalisation refuses one), without weight.
-        padding = range(cursor, cursor + min(2, total))
+        padding = range(cursor, cursor + (min(2, total) if slicing.each == 1 else slicing.each))
         places = places or [(range(0), -1, 0, False)]
         return [
             Micro(

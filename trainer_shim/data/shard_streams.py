@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from slurm_elastic.protocol.errors import TrainingError
 
 from ..numerics.batch import micros_of, share_of, step_of
-from .sampling import Micro, MicroBatches, Slicing, is_measured, least, micro_limit
+from .sampling import Micro, MicroBatches, Slicing, is_measured, least, micro_limit, whole
 
 Run = tuple[int, int, int]
 """Shard, first sample, end."""
@@ -120,7 +120,8 @@ class _Walk:
         total = step_of(batch, self._samples - self.cursor)
         each, ranks = self.lanes.each, self._slicing.ranks
         lanes = range(self._number % each, ranks * each, each)
-        runs = [self.lanes.take(lane, len(share_of(total, batch, ranks, rank))) for rank, lane in enumerate(lanes)]
+        sizes = [len(share_of(total, batch, ranks, rank, self._slicing.each)) for rank in range(ranks)]
+        runs = [self.lanes.take(lane, size) for lane, size in zip(lanes, sizes, strict=True)]
         self.cursor += total
         self._number += 1
         return runs
@@ -138,7 +139,8 @@ class StreamMicroBatches(MicroBatches):
         super().__init__(range(self._bases[-1]), cursor, slicing)
 
     def _walk(self, cursor: int, unread: Unread, slicing: Slicing) -> _Walk:
-        return _Walk(Lanes(self._sizes, self._order, unread, slicing.ranks), cursor, self._bases[-1], slicing)
+        lanes = Lanes(self._sizes, self._order, unread, slicing.ranks)
+        return _Walk(lanes, cursor, whole(self._bases[-1], slicing.each), slicing)
 
     def turn(self, cursor: int, slicing: Slicing) -> None:
         unread = self.unread(cursor)
@@ -159,9 +161,10 @@ class StreamMicroBatches(MicroBatches):
         measured = is_measured(cursor, self._slicing)
         own = self._numbers(runs[self._slicing.rank])
         # Where a rank has no share: one or two samples of rank 0's, without weight.
-        padding = tuple(self._numbers(runs[0])[:2])
+        each = self._slicing.each
+        padding = tuple(self._numbers(runs[0])[: max(2, each)])
         limit = micro_limit(cursor, total, len(own), self._slicing)
-        parts = micros_of(range(len(own)), limit, max(1, least(total, self._slicing)))
+        parts = micros_of(range(len(own)), limit, max(1, least(total, self._slicing)), each)
         chosen = [tuple(own[part.start : part.stop]) or padding for part in parts]
         return [
             Micro(self.version, cursor, total, number, len(parts), samples, measured, len(part))

@@ -49,7 +49,7 @@ class EpochLoop:
         key = (id(dataset), repr(sorted((name, repr(value)) for name, value in options.items())))
         feed = self._feeds.get(key)
         if feed is None or feed.dataset is not dataset:
-            feed = Feed(dataset, self._session.tuning.seed, options)
+            feed = Feed(dataset, self._session.tuning.seed, options, self._session.tuning.each)
             if feed.lanes and self._session.tuning.shards:
                 raise TrainingError("join(deterministic=True) needs a dataset with __len__ and __getitem__")
             while len(self._feeds) >= MAX_FEEDS:  # a new dataset for every epoch: the oldest's workers end
@@ -113,10 +113,20 @@ class EpochLoop:
                 f"the dataset has {feed.samples} samples here and {progress.pass_samples} where the "
                 "training began; every worker needs the same dataset"
             )
+        if progress.cursor >= feed.samples:
+            raise TrainingError(
+                f"job.begin_at(in_epoch={progress.cursor}) is not accepted for a pass over {feed.samples} samples; "
+                "accepted: fewer, or the next epoch"
+            )
         if progress.pass_samples:
             session.pass_boundary.passed()
         else:  # the pass is new to all ranks
             progress.computed = feed.samples >= COMPUTED_FROM
+            if feed.left_out and progress.samples == 0:
+                session.log(
+                    f"slice={session.tuning.each}: of each pass over {feed.samples + feed.left_out} samples the last "
+                    f"{feed.left_out} of its order are left out, which fill no slice"
+                )
             if feed.lanes:
                 progress.unread = (share(session, feed.lanes), 0, ())
         session.pass_boundary.end()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,12 +24,14 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..control.worker_client import ComingWorld
 from ..data.sampling import Micro, mix, seed_all
 from ..numerics.batch import slice_of
-from ..parallel.own_backward import OwnBackward, Replica
+from ..parallel.choice import check_cuts, check_has_values
+from ..parallel.own_backward import OwnBackward, OwnModel, Replica
 from ..state.variables import Variables
 from ..training.checks import check_model
 from ..training.optimizer_step import OptimizerSteps
 from ..training.session import Session
-from ..world.agreement import TallyReader, VoteExchange, attempt
+from ..world import process_group as worlds
+from ..world.agreement import LARGEST_SAID, TallyReader, VoteExchange, attempt
 
 OF_ITERATION, OF_SHARE, OF_MICRO_BATCH = 2, 3, 4
 """What a seed is for, as its last counter."""
@@ -42,11 +44,13 @@ class OwnLoop:
         self._session = session
         self._strategy = OwnBackward()
         self._kept: list[torch.optim.Optimizer] = []
-        self._replicas: dict[int, list[Replica]] = {}
+        self._replicas: dict[int, list[OwnModel]] = {}
         """Of each kept optimizer, by its id: those whose parameters it holds."""
         self._skips = False
         """A gradient scaler may leave out steps."""
         self._handle: Any = None
+        self._excepthook: Any = None
+        """What came before the one of this loop."""
         self._voted: tuple[ComingWorld | None, VoteExchange] | None = None
         self._open = False
         """The loop is under way."""
@@ -54,42 +58,65 @@ class OwnLoop:
         """It goes over a dataset, and not by next()."""
         self._shares = self._given = 0
         """How many times the iteration under way was shared out, and into how many positions in all."""
+        self._asked: tuple[int, int] = (0, 0)
+        """Into how many the one before was, and the world that it was done in."""
         self._stepped: set[int] = set()
         """Optimizers stepped since the last share, by their id."""
         self.stopped = False
 
     @property
     def models(self) -> int:
-        return len(self._strategy.replicas)
+        return len(self._strategy.models)
 
     # -- before the loop -----------------------------------------------------------------------------------------
 
     def replicate(self, model: Any, options: dict[str, Any], unit: int | None) -> Any:
         """What job.replicate() does."""
+        self._check("job.replicate()", model, unit)
+        check_has_values("job.replicate()", model)
+        return self._add("job.replicate()", Replica(model, options, self._strategy))
+
+    def shard(self, model: Any, options: dict[str, Any], unit: int | None) -> Any:
+        """What job.shard() does."""
+        from ..parallel.own_shards import OwnShards  # which costs an import
+
+        device = self._session.device
+        self._check("job.shard()", model, unit)
+        check_cuts("job.shard()", "job.replicate()", model, device)
+        return self._add("job.shard()", OwnShards(model, options, device, self._strategy))
+
+    def _add(self, call: str, entry: OwnModel) -> Any:
         session, tuning = self._session, self._session.tuning
-        if session.strategy not in (None, self._strategy):
-            raise TrainingError("job.replicate() was called after job.wrap(); accepted: one of the two ways")
-        check_model("job.replicate()", model)
-        if unit is not None or tuning.shards:
-            name = "deterministic" if tuning.shards else "unit"
-            raise TrainingError(f"join({name}=...) does not go with job.replicate(); accepted: job.wrap()")
-        if not tuning.fixed and tuning.max_batch not in (None, tuning.base):
+        if any(other.sharded != entry.sharded for other in self._strategy.models):
             raise TrainingError(
-                f"join(max_batch={tuning.max_batch}) does not go with job.replicate(): a loop of the script's own "
-                f"makes its batch itself; accepted: join(batch={tuning.base}) alone"
+                f"{call} was called beside a model of the other kind; accepted: job.replicate() for all, or job.shard()"
             )
         tuning.max_batch, tuning.fixed = tuning.base, True
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
         session.strategy = self._strategy
         self._strategy.on_error = session.world_switch.broke
-        return self._strategy.add(model, options)
+        return self._strategy.add(entry)
+
+    def _check(self, call: str, model: Any, unit: int | None) -> None:
+        session, tuning = self._session, self._session.tuning
+        if session.strategy not in (None, self._strategy):
+            raise TrainingError(f"{call} was called after job.wrap(); accepted: one of the two ways")
+        check_model(call, model)
+        if unit is not None or tuning.shards:
+            name = "deterministic" if tuning.shards else "unit"
+            raise TrainingError(f"join({name}=...) does not go with {call}; accepted: job.wrap()")
+        if not tuning.fixed and tuning.max_batch not in (None, tuning.base):
+            raise TrainingError(
+                f"join(max_batch={tuning.max_batch}) does not go with {call}: a loop of the script's own "
+                f"makes its batch itself; accepted: join(batch={tuning.base}) alone"
+            )
 
     def begin(self, call: str) -> None:
         """Enter the first world, and take over the state that it starts from. call: what the script has called."""
         session = self._session
         if not self.models:
-            raise TrainingError(f"{call} was called before job.replicate(model); replicate the model first")
+            raise TrainingError(f"{call} was called before job.replicate(model); replicate, or shard, the model first")
         optimizers = {
             name: part for name, part in session.state.parts.items() if isinstance(part, torch.optim.Optimizer)
         }
@@ -103,18 +130,22 @@ class OwnLoop:
             if not found:
                 raise TrainingError(
                     f"job.keep() was given a {type(optimizer).__name__} that holds no parameter of what "
-                    "job.replicate() was given, so that ranks would drift apart; replicate its model too"
+                    "job.replicate() or job.shard() was given, so that ranks would drift apart; give it its model too"
                 )
+        self._strategy.hold(self._kept)
         session.state.keep("Model", self._strategy.module, own=True)
         session.optimization = OptimizerSteps(session.tuning, self._kept, None, None)
         self._over_data = session.world_switch.has_passes = call == "job.epochs()"
+        session.trackers.counted_before = False
+        if self._strategy.sharded:
+            self._excepthook, sys.excepthook = sys.excepthook, self._ended_by
         session.begin()
         self._open = True
         self._end_share()
 
-    def _replicas_of(self, optimizer: torch.optim.Optimizer) -> list[Replica]:
+    def _replicas_of(self, optimizer: torch.optim.Optimizer) -> list[OwnModel]:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        replicas = self._strategy.replicas
+        replicas = self._strategy.models
         return [entry for entry in replicas if any(id(parameter) in held for parameter in entry.module.parameters())]
 
     # -- the boundary --------------------------------------------------------------------------------------------
@@ -126,6 +157,7 @@ class OwnLoop:
             raise TrainingError(
                 "job.next() was called inside job.epochs(); the next batch of job.loader() is the boundary"
             )
+        session.reporting.length.steps = steps or 0
         if self._open:
             self._end_iteration()
             session.boundary()
@@ -140,9 +172,13 @@ class OwnLoop:
     def _begin_iteration(self) -> None:
         session, step = self._session, self._session.state.progress.step
         self._hold()
+        self._asked = self._given, self._asked[1]
         self._shares = self._given = 0
         seed_all(mix(session.tuning.seed, step, OF_ITERATION))
-        self._vote()
+        generation = session.world().generation
+        if self._asked[1] != generation:  # whoever is new has asked for nothing
+            self._asked = 0, generation
+        self._vote(min(self._asked[0], LARGEST_SAID))
 
     def _end_iteration(self) -> None:
         """Count it. The next thing is a boundary, or the end."""
@@ -151,11 +187,11 @@ class OwnLoop:
             self._hold()
             self._session.counted(self._session.batch, None, *voted)
 
-    def _vote(self) -> None:
-        """Say, beside the script's code that comes, what this rank is ready for."""
+    def _vote(self, said: int = 0) -> None:
+        """Say, beside the script's code that comes, what this rank is ready for, and what all are to say alike."""
         session = self._session
         coming, vote = session.vote()
-        made = attempt(lambda: VoteExchange(session.world(), vote), session.world_switch.broke, lambda: None)
+        made = attempt(lambda: VoteExchange(session.world(), vote, said), session.world_switch.broke, lambda: None)
         self._voted = (coming, made) if made is not None else None
 
     def _tally(self) -> tuple[ComingWorld | None, TallyReader] | None:
@@ -172,11 +208,35 @@ class OwnLoop:
         reader = attempt(exchange.reader, session.world_switch.broke, lambda: None)
         if reader is None:
             raise AssertionError("votes that nobody has counted")
+        if not exchange.agreed:
+            self._tell_apart()
         return coming, reader
+
+    def _tell_apart(self) -> NoReturn:
+        """Raise TrainingError, on every rank, for totals that were not the same."""
+        session = self._session
+        with session.membership.ending_when_broken():
+            totals = worlds.gather(session.world(), self._asked[0])
+        ranks: dict[int, list[str]] = {}
+        for rank, (total,) in enumerate(totals):
+            ranks.setdefault(total, []).append(str(rank))
+        asked = ", ".join(f"{total} on rank{'s' * (len(on) > 1)} {' '.join(on)}" for total, on in ranks.items())
+        raise TrainingError(
+            f"job.share(total) was called with other totals on other ranks in the iteration before this one: {asked}; "
+            "accepted: the total of all ranks together, the same on each, of which every rank gets its part"
+        )
 
     def _check_taken(self) -> None:
         """Raise TrainingError for gradients that are to be used later: at a resize they are gone."""
-        if not self._strategy.shared or self._session.last_state.torn or self._skips:
+        if not self._strategy.shared or self._session.last_state.torn:
+            return
+        if self._over_data and not self._strategy.used:
+            raise TrainingError(
+                "the next batch of job.loader() was asked for before the model was called with the last one, by a "
+                "loader around it that reads ahead, or by `continue`; accepted: a step for each batch, of job.loader() "
+                "itself"
+            )
+        if self._skips:
             return
         if any(parameter.grad is not None for parameter in self._strategy.module.parameters()):
             raise TrainingError(
@@ -221,19 +281,24 @@ class OwnLoop:
 
     # -- in an iteration -----------------------------------------------------------------------------------------
 
-    def share(self, total: int) -> Share:
+    def share(self, total: int, each: int) -> Share:
         """What job.share() does."""
         if not self._open or self._over_data:
             raise TrainingError("job.share() was called before job.next(); begin the loop with `while job.next():`")
         if not isinstance(total, int) or total < 1:
             raise TrainingError(f"job.share({total!r}) is not accepted; accepted: a number of micro batches or samples")
+        if not isinstance(each, int) or each < 1 or total % each:
+            raise TrainingError(
+                f"job.share({total}, slice={each!r}) is not accepted; accepted: a number that divides {total}, e.g. 2"
+            )
         session, world = self._session, self._session.world()
-        own = slice_of(total, world.replicas, world.replica)
+        own = slice_of(total, world.replicas, world.replica, each)
         session.record(total, range(self._given + own.start, self._given + own.stop), epoch=session.state.progress.step)
         self._stepped = set()
         self._strategy.take(len(own) / total)
         self._strategy.sync(True)
-        share = Share(self, total, own, self._shares)
+        rounds = -(-total // (each * world.replicas)) * each if self._strategy.sharded else 0
+        share = Share(self, total, own or range(each), self._shares, rounds)
         self._shares += 1
         self._given += total
         self.seed(share.number, share.positions.start, OF_SHARE)
@@ -244,7 +309,9 @@ class OwnLoop:
         session = self._session
         seed_all(mix(session.tuning.seed, session.state.progress.step, number, position, purpose))
 
-    def begin_micro_batch(self, share: Share, position: int, last: bool) -> None:
+    def begin_micro_batch(self, share: Share, position: int, counts: bool, last: bool) -> None:
+        if not counts:
+            self._strategy.weight = 0.0
         self._strategy.sync(last)
         self.seed(share.number, position, OF_MICRO_BATCH)
 
@@ -273,10 +340,19 @@ class OwnLoop:
         if not all(replica.complete for replica in replicas):
             raise TrainingError(
                 f"the script called step() of a {name} whose gradients no other rank has seen; compute the loss by "
-                "what job.replicate() returned, and go over job.share(total) to its end"
+                "what job.replicate() or job.shard() returned, and go over job.share(total) to its end"
             )
         self._stepped.add(id(optimizer))
         self._session.last_state.step_begins()
+
+    def _ended_by(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """An error ends the script. A sharded model communicates in the script's own backward and clipping: where that
+        has failed, it is the world that broke, and not the script."""
+        membership = self._session.membership
+        problem = membership.what_broke(error) if isinstance(error, RuntimeError) else ""
+        if problem:
+            membership.fail(self._session.world().generation, problem)
+        self._excepthook(kind, error, trace)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -289,6 +365,8 @@ class OwnLoop:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        if self._excepthook is not None:
+            sys.excepthook = self._excepthook
         if self._open and not self._over_data and not _failed():
             if self._session.last_state.torn:  # left behind the optimizer's step
                 self._end_iteration()
@@ -303,18 +381,22 @@ def _failed() -> bool:
 class Share:
     """This rank's part of an iteration; made by job.share()."""
 
-    def __init__(self, loop: OwnLoop, total: int, own: range, number: int) -> None:
+    def __init__(self, loop: OwnLoop, total: int, own: range, number: int, rounds: int) -> None:
         self._loop = loop
         self.total = total
         self.number = number
-        self.positions = own if own else range(1)
-        """This rank's of range(total). A rank without a part computes the first one for company, without weight."""
+        self.positions = own
+        """This rank's of range(total). A rank without a part computes the first ones for company, without weight."""
+        self._rounds = max(len(own), rounds)
+        """How often every rank calls a sharded model: a rank with fewer computes its last position again."""
 
     def __len__(self) -> int:
         """Of this rank's part; at least 1."""
         return len(self.positions)
 
     def __iter__(self) -> Iterator[int]:
-        for position in self.positions:
-            self._loop.begin_micro_batch(self, position, last=position == self.positions[-1])
+        own = len(self.positions)
+        for number in range(self._rounds):
+            position = self.positions[min(number, own - 1)]
+            self._loop.begin_micro_batch(self, position, counts=number < own, last=number == self._rounds - 1)
             yield position

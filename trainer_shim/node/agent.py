@@ -25,13 +25,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.message_fields import name_of, records, variables, whole
+from slurm_elastic.protocol.message_fields import name_of, records, texts, variables, whole
 from slurm_elastic.protocol.version import build
 
 from ..control import handshake, job_key
 from ..control.connection import Connection
 from ..control.event_loop import Loop
-from . import worker_process
+from . import stacks, worker_process
 from .log_keeper import LogKeeper
 from .reach import SUPERVISOR, Listener, Reach
 
@@ -41,6 +41,9 @@ LEAVE_S = 35.0
 """How long workers may take to write what they have trained once the supervisor is gone; they leave before that."""
 TAIL_LINES = 20
 FOLLOW_BACKLOG = 4 << 20
+STACKS_S = 2.0
+"""How long a worker that is asked for its stacks may take to write them."""
+MOST_OF_DUMP = 1 << 20
 PREIMPORTED = (
     "torch",
     "torch._dynamo",
@@ -59,15 +62,19 @@ class Child:
     pid: int
     output: int
     verdict: int
+    dump: int
+    """Where its stacks come from."""
     follow: bool
     sockets: str
     """A folder of the worker's in TMPDIR."""
+    stacks: bytes = b""
+    """Those that it was asked for last."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     partial: bytes = b""
 
     def close(self) -> None:
-        os.close(self.output)
-        os.close(self.verdict)
+        for descriptor in (self.output, self.verdict, self.dump):
+            os.close(descriptor)
 
     def remove_sockets(self) -> None:
         if self.sockets:
@@ -139,6 +146,8 @@ class Agent:
         elif kind == "follow":
             for child in self._children.values():
                 child.follow = child.name == message.get("worker")
+        elif kind == "stacks":
+            self._ask_stacks(texts(message, "workers"))
         elif kind == "reach":
             self._reach.try_all([Listener.of(other) for other in records(message, "others")], self._reached)
         elif kind == "quit":
@@ -177,23 +186,25 @@ class Agent:
     def _spawn(self, name: str, env: dict[str, str], follow: bool) -> None:
         reading, writing = os.pipe()
         verdict, judge = os.pipe()
+        dump, dumping = os.pipe()
         sockets = folder_for_sockets()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(writing, judge, env, sockets)
+            self._become_worker(writing, judge, dumping, env, sockets)
         with contextlib.suppress(OSError):  # the child does the same; whoever is second fails
             os.setpgid(pid, pid)
-        os.close(writing)
-        os.close(judge)
-        os.set_blocking(verdict, False)
-        os.set_blocking(reading, False)
-        child = Child(name, pid, reading, verdict, follow, sockets)
+        for descriptor in (writing, judge, dumping):
+            os.close(descriptor)
+        for descriptor in (reading, verdict, dump):
+            os.set_blocking(descriptor, False)
+        child = Child(name, pid, reading, verdict, dump, follow, sockets)
         self._children[pid] = child
         self._loop.watch(reading, lambda: self._output(child))
+        self._loop.watch(dump, lambda: self._dumped(child))
 
-    def _become_worker(self, output: int, verdict: int, env: dict[str, str], sockets: str) -> None:
+    def _become_worker(self, output: int, verdict: int, dump: int, env: dict[str, str], sockets: str) -> None:
         """In the child: never returns."""
         try:
             self._loop.leave_in_child()
@@ -204,7 +215,7 @@ class Agent:
                 child.close()
             host, port = self._address
             env["SELASTIC_CONTROL"] = f"{host}:{port}"
-            worker_process.run(self._arguments, env, output, verdict, sockets)
+            worker_process.run(self._arguments, env, output, verdict, dump, sockets)
         finally:
             os._exit(70)
 
@@ -242,6 +253,7 @@ class Agent:
         if child.partial:
             self._lines(child, b"\n")
         self._loop.watch(child.output, None)
+        self._loop.watch(child.dump, None)
         verdict = b""
         with contextlib.suppress(BlockingIOError):
             verdict = os.read(child.verdict, 1 << 16)
@@ -260,6 +272,31 @@ class Agent:
                 "tail": list(child.tail),
             }
         )
+
+    # --- where workers are --------------------------------------------------------------------------------------
+
+    def _ask_stacks(self, workers: tuple[str, ...]) -> None:
+        """Have them written to each worker's log; the supervisor gets the script's own."""
+        asked = [child for child in self._children.values() if child.name in workers]
+        for child in asked:
+            child.stacks = b""
+        problems = {child.name: stacks.ask(child.pid) for child in asked}
+
+        def answer() -> None:
+            for child in asked:
+                frames = stacks.main_thread(child.stacks.decode(errors="replace"))
+                problem = "" if frames else problems[child.name] or "does not answer a signal"
+                told = {"worker": child.name, "frames": list(frames), "problem": problem}
+                self._connection.send({"type": "stack", **told})
+
+        self._loop.after(STACKS_S, answer)
+
+    def _dumped(self, child: Child) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(child.dump, 1 << 16):
+                child.stacks = (child.stacks + data)[:MOST_OF_DUMP]
+                self._logs.write(child.name, data)
+            self._loop.watch(child.dump, None)
 
     # --- without a supervisor ---------------------------------------------------------------------------------
 

@@ -19,17 +19,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from . import stacks
+from .hints import hint
+
 PR_SET_PDEATHSIG = 1
 
 
-def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, sockets: str) -> NoReturn:
+def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, dump: int, sockets: str) -> NoReturn:
     """Run `script args...` or `-m module args...` in this process and end it with the script's exit code.
 
     A byte and the error's origin are written to `verdict` when an error, not the script's own sys.exit, ends it.
-    sockets: a folder for those of this process and its loader workers, which else make one each and leave it behind
-    when they are killed.
+    dump: where its stacks go when they are asked for. sockets: a folder for those of this process and its loader
+    workers, which else make one each and leave it behind when they are killed.
     """
     _leave_parent(output)
+    stacks.serve(dump)
     if sockets:
         multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
     os.environ.update(env)
@@ -41,7 +45,7 @@ def run(arguments: list[str], env: dict[str, str], output: int, verdict: int, so
     except SystemExit as stop:
         code = _exit_code(stop)
     except BaseException as error:
-        sys.last_type = type(error)  # as python does: exit handlers may ask
+        sys.last_type, sys.last_value = type(error), error  # as python does: exit handlers may ask
         _print_error(error)
         os.write(verdict, b"!" + origin(error).encode(errors="replace"))
     finally:
@@ -122,8 +126,10 @@ def origin(error: BaseException) -> str:
 
 
 def _print_error(error: BaseException) -> None:
-    """The traceback as python prints it: without the frames of this module."""
+    """The traceback as python prints it, or what the script has put in its place: without the frames of this module."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames)
+    sys.excepthook(type(error), error, frames)
+    if said := hint(error):
+        print(f"selastic: {said}", file=sys.stderr)

@@ -20,11 +20,12 @@ SDE_MAX_ONE_MINUS_BETA = 0.999
 """k (1 - beta) has to stay below 1: beyond it the SDE rule has no Adam to describe."""
 
 
-def slice_of(total: int, ranks: int, rank: int) -> range:
-    """Positions 0..total-1 that `rank` of `ranks` trains on; sizes differ by one at most, earlier ranks get more."""
-    share, extra = divmod(total, ranks)
+def slice_of(total: int, ranks: int, rank: int, each: int = 1) -> range:
+    """Positions 0..total-1 that `rank` of `ranks` trains on; sizes differ by one at most, earlier ranks get more. each:
+    sizes are multiples of it, as `total` is, and differ by it at most."""
+    share, extra = divmod(total // each, ranks)
     start = rank * share + min(rank, extra)
-    return range(start, start + share + (rank < extra))
+    return range(start * each, (start + share + (rank < extra)) * each)
 
 
 def step_of(batch: int, left: int) -> int:
@@ -33,17 +34,17 @@ def step_of(batch: int, left: int) -> int:
     return batch - 1 if left == batch + 1 and batch > 2 else min(batch, left)
 
 
-def share_of(total: int, batch: int, ranks: int, rank: int) -> range:
+def share_of(total: int, batch: int, ranks: int, rank: int, each: int = 1) -> range:
     """As slice_of, for a step of `total` samples: a short one goes to fewer ranks where some would have one sample."""
-    few = max(1, total // 2) if total < min(batch, 2 * ranks) else ranks
-    return slice_of(total, few, rank) if rank < few else range(total, total)
+    few = max(1, total // 2) if each == 1 and total < min(batch, 2 * ranks) else ranks
+    return slice_of(total, few, rank, each) if rank < few else range(total, total)
 
 
-def micros_of(positions: range, micro_batch: int, least: int = 0) -> list[range]:
+def micros_of(positions: range, micro_batch: int, least: int = 0, each: int = 1) -> list[range]:
     """Cut a slice into the fewest micro batches of at most `micro_batch`, of sizes that differ by one at most; into
-    `least` at least, some of which may then be empty."""
+    `least` at least, some of which may then be empty. each: as in slice_of; then `micro_batch` is a multiple, too."""
     count = max(-(-len(positions) // micro_batch), least)
-    parts = [slice_of(len(positions), count, index) for index in range(count)]
+    parts = [slice_of(len(positions), count, index, each) for index in range(count)]
     return [range(positions.start + part.start, positions.start + part.stop) for part in parts]
 
 
@@ -172,6 +173,25 @@ def check_unit(unit: object, group: str | None = None) -> int | None:
             f"join(unit={unit!r}) does not fit the elastic request's group={group}; accepted: a multiple of {size}"
         )
     return size
+
+
+def check_slice(value: object, batches: Iterable[tuple[str, int | None]], asked: str | None = None) -> int:
+    """What a rank's samples in a step are a multiple of. batches: join()'s, by name; they are multiples, too. asked:
+    the elastic request's, where there is one; it counts where join() says nothing.
+
+    Raises TrainingError for what is not accepted.
+    """
+    given = int(asked or 1) if value is None else value
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise TrainingError(f"join(slice={given!r}) is not accepted; accepted: a whole number of samples, from 1")
+    if asked and int(asked) % given:
+        raise TrainingError(
+            f"join(slice={given}) does not fit the elastic request's slice={asked}; accepted: slice={given} there, too"
+        )
+    for name, size in batches:
+        if size is not None and size % given:
+            raise TrainingError(f"join({name}={size}) is not a multiple of slice={given}; accepted: one that is")
+    return given
 
 
 def check_deterministic(value: object, lr: str) -> int:

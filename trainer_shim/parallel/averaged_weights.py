@@ -17,7 +17,8 @@ from .strategy import is_part
 
 
 class Average:
-    """See the module. For job.keep(); `weights` holds the average by the names of the model's parameters."""
+    """See the module. For job.keep(); `weights` holds the average by the names of the model's parameters. Of a model on
+    the meta device it begins with the first update."""
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -27,16 +28,19 @@ class Average:
         """Take in the model's weights as they are: what is left of the average is this share of it."""
         for name, parameter in model.named_parameters():
             average = self.weights[name]
+            if average.is_meta:
+                self.weights[name] = parameter.detach().clone()
+                continue
             if is_part(average) != is_part(parameter) or average.device != parameter.device:
                 average = self.weights[name] = _laid_out_as(parameter, average)
             local_of(average).lerp_(local_of(parameter), 1.0 - decay)
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self.weights)
+        return {name: value for name, value in self.weights.items() if not value.is_meta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over an average."""
-        self.weights = {name: value.detach().clone() for name, value in state.items()}
+        self.weights.update({name: value.detach().clone() for name, value in state.items()})
 
 
 def _laid_out_as(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

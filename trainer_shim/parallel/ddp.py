@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from slurm_elastic.protocol.errors import TrainingError
 from ..data.sampling import Micro
 from ..world.agreement import NO_VOTE, VOTE_SIZE, Tally, TallyReader, Vote, attempt
 from ..world.process_group import World
+from .compiled import Calls, total
 from .exposed_communication import ExposedCommunication
 from .gradient_norms import GradientNorms, Squares
 from .strategy import Strategy
@@ -108,6 +109,7 @@ class Replicated(Strategy):
         self._trained: list[bool] = []
         self._called = False
         self._bypass = 0
+        self._calls = Calls(module)
         self._norms = GradientNorms()
         self._exposed = ExposedCommunication()
         first = next((p for p in module.parameters() if p.is_floating_point()), None)
@@ -118,6 +120,7 @@ class Replicated(Strategy):
     def connect(self, world: World) -> None:
         # Nothing is broadcast here: that all ranks hold the same parameters before the first step is the caller's care.
         self._ranks, self._world, self._trained = world.size, world, self._trained_now()
+        self._calls.enter(world)
         self._norms.over(self.module.parameters(), shared=world.size > 1)
         if world.size == 1:
             return
@@ -128,6 +131,23 @@ class Replicated(Strategy):
         # and before DistributedDataParallel, which queues later, waits for their means.
         engine: Any = torch.autograd.Variable._execution_engine
         hidden.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(self._computed))
+
+    def compile_ahead(self, rows: Collection[int]) -> None:
+        def enter(world: World) -> Callable[..., Any]:
+            self.connect(world)
+            return run
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            if self._outer is None or self._ddp is None:
+                raise AssertionError("no world to rehearse in")
+            self._ddp.require_backward_grad_sync = False  # nobody is there
+            loss = total(self._wrapped(*args, **kwargs))
+            torch.autograd.backward((loss, self._outer.hidden), (None, self._outer.values))
+
+        try:
+            self._calls.rehearse(rows, enter)
+        finally:
+            self.disconnect()
 
     def begin_pass(self) -> None:
         world = self._world
@@ -153,6 +173,8 @@ class Replicated(Strategy):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._called = self._called or (not self._bypass and torch.is_grad_enabled())
+        if not self._bypass and torch.is_grad_enabled():
+            self._calls.note(args, kwargs)
         if self._ddp is None or self._bypass or self.void or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         # Buffers and buckets are agreed on in the forward pass.
@@ -169,6 +191,7 @@ class Replicated(Strategy):
 
     def expect(self, micro: Micro) -> None:
         self._called = self.void = False
+        self._calls.expect(len(micro.indices))
         self._norms.begin(micro.measured and self.measures, micro.last)
         if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
             self._ddp.require_backward_grad_sync = micro.last

@@ -1,8 +1,9 @@
 """A module whose parameters are cut up over ranks, resized in place: fully_shard (FSDP2), tensor parallelism, or both.
 
-At a resize the module is taken back to its whole form, sharded again over the new ranks, and every rank gets the parts
-that it is to hold (state_transfer.py). Limits: a rank's old parts stay in host memory until the new world's first step;
-submodules become new objects (the root stays the same object).
+At a resize the module is taken back to its whole form, without memory, sharded again over the new ranks, and every rank
+gets the parts that it is to hold (state_transfer.py): no rank has the whole model but one that is alone, or has made it
+so. Limits: a rank's old parts stay in host memory until the new world's first step; submodules become new objects (the
+root stays the same object).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..world.mesh import (
     PLACES,
     REPLICAS,
     DeviceMesh,
+    DTensor,
     check_sharded_over,
     clip,
     fully_shard,
@@ -36,6 +38,8 @@ from ..world.mesh import (
 from ..world.process_group import World, buckets_of
 from ..world.rehearsal import rehearse
 from . import local_optimizer_step
+from .initial_values import check_init, draw, names_on_meta
+from .planned_sharding import plan_of
 from .strategy import Strategy
 
 
@@ -45,8 +49,15 @@ class Sharded(Strategy):
     sharded = True
 
     def __init__(
-        self, module: nn.Module, optimizers: list[Any], options: dict[str, Any], unit: int | None, replicas_shard: bool
+        self,
+        module: nn.Module,
+        optimizers: list[Any],
+        options: dict[str, Any],
+        unit: int | None,
+        replicas_shard: bool,
+        device: torch.device | None = None,
     ) -> None:
+        """device: where a model on the meta device gets its memory."""
         options = dict(options)
         own = check_shard(options.pop("shard", None)) if replicas_shard else None
         self._shard = (own or shard_blocks) if replicas_shard else None
@@ -56,50 +67,89 @@ class Sharded(Strategy):
                 f"{torch.__version__}; accepted there: strategy='ddp', which keeps a replica in every unit"
             )
         self._parallelize = _parallelizer(options.pop("parallelize", None), unit)
+        self._init = check_init(options.pop("init", None))
         if options:
-            name, accepted = next(iter(options)), "shard, parallelize" if replicas_shard else "parallelize"
+            name, accepted = next(iter(options)), "shard, parallelize, init" if replicas_shard else "parallelize, init"
             raise TrainingError(f"job.wrap({name}=...) is not known here; accepted: {accepted}")
         super().__init__(module)
-        self._optimizers = optimizers
         self._plain_class = module.__class__
-        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._device = next((p.device for p in module.parameters() if not p.is_meta), device or torch.device("cpu"))
+        self._valueless = names_on_meta(module)
+        """Parameters and buffers that the script has left on the meta device, until they have their first values."""
         self._blank = _on_meta(module)
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self.hold(optimizers)
+        self._units = unit is not None
+        self._grouped = False
+
+    def hold(self, optimizers: list[Any]) -> None:
+        """Have these follow the module's parameters, which are whole now."""
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        self._optimizers = optimizers
         self._names = [
             [[names.get(id(p), "") for p in group["params"]] for group in o.param_groups] for o in optimizers
         ]
         """Of what the optimizers hold, by optimizer and group."""
-        self._units = unit is not None
-        self._grouped = False
 
     # -- worlds ----------------------------------------------------------------------------------------------------
 
     def connect(self, world: World) -> None:
+        if self._world is None and self._shard is shard_blocks:
+            self._shard = plan_of(self.module) or shard_blocks
         self._world, self._grouped = world, world.grouped
         self.mesh = mesh_of(world, self._device, self._units)
-        if self.mesh is None:
-            return
-        if world.unit > 1:
+        if self.mesh is not None and world.unit > 1:
             self._parallelize(self.module, self.mesh[PLACES])
-        if self._shard is not None:
+        if self.mesh is not None and self._shard is not None:
             replicas = self.mesh[REPLICAS] if self.mesh.ndim > 1 else self.mesh
             self._shard(self.module, replicas)
             check_sharded_over(self.module, replicas)
+        self._check_names()
+        _give_memory(self.module, self._device)  # only now: what a rank holds no part of gets none
         self._swap()
+
+    def _check_names(self) -> None:
+        """By their names parameters are known from one world to the next."""
+        before = {name for name, _ in self._blank.named_parameters()}
+        tied = {name for name, _ in self._blank.named_parameters(remove_duplicate=False)} - before
+        for name, _ in self.module.named_parameters():
+            if name in tied:
+                raise TrainingError(
+                    f"the parameter {name} is another module's too, and sharded apart from it they would be two; "
+                    "accepted: shard=function(model, mesh) with one fully_shard() for both, e.g. of the whole model"
+                )
+            if name not in before:
+                raise TrainingError(
+                    f"the model's shard=function has made a parameter {name}, which is not in the model that it was "
+                    "given; accepted: fully_shard(...) there, and other wrappers (activation checkpointing, "
+                    "torch.compile) before"
+                )
+
+    def initialize(self, seed: int, parameters: bool) -> None:
+        if self._valueless:
+            buffers = {name for name, _ in self._blank.named_buffers()}
+            names = self._valueless if parameters else self._valueless & buffers
+            draw(self._blank, self.module, names, self._device, seed, self._init)
+            self._valueless = set()
 
     def rehearse(self, rank: int, size: int) -> None:
         if self._shard is shard_blocks and not self._units:
             rehearse(rank, size, self._device, self._blank.parameters())
 
     def disconnect(self) -> None:
-        """Back to a whole module, with its parameters undefined: they are filled from the parts held; buffers stay."""
+        """Back to a whole module, whose parameters have no memory: the next world gives them some, and fills it from
+        the parts held. Buffers stay."""
         mesh, self.mesh = self.mesh, None
         if mesh is not None:
             release(mesh, self.module)
         if not self._grouped:
             return
         buffers = dict(self.module.named_buffers())
-        fresh = copy.deepcopy(self._blank).to_empty(device=self._device)
+        fresh = copy.deepcopy(self._blank)
+        for name, parameter in self.module.named_parameters():
+            fresh.get_parameter(name).requires_grad_(parameter.requires_grad)
+        modes = {name: part.training for name, part in self.module.named_modules()}
+        for name, part in fresh.named_modules():
+            part.training = modes.get(name, part.training)
         _forget(self.module)
         self.module.__class__ = self._plain_class
         self.module.__dict__ = fresh.__dict__
@@ -200,7 +250,7 @@ def check_shard(given: Any) -> Callable[[nn.Module, DeviceMesh], Any] | None:
         inspect.signature(given).bind(None, None)
     except (TypeError, ValueError):
         raise TrainingError(
-            f"job.wrap(shard={getattr(given, '__name__', given)}) is not accepted; accepted: function(model, mesh), "
+            f"shard={getattr(given, '__name__', given)} is not accepted; accepted: function(model, mesh), "
             "which calls fully_shard(..., mesh=mesh)"
         ) from None
     return given  # type: ignore[no-any-return]
@@ -233,6 +283,23 @@ def _on_meta(module: nn.Module) -> nn.Module:
         wrapped = nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
         memo[id(tensor)] = wrapped
     return copy.deepcopy(module, memo)
+
+
+def _give_memory(module: nn.Module, device: torch.device) -> None:
+    """As to_empty() does, to what is on the meta device: whole tensors stay tied, and parts stay the same objects."""
+    made: dict[int, Any] = {}
+
+    def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+
+    for part in module.modules():
+        for key, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_meta and not isinstance(parameter, DTensor):
+                if id(parameter) not in made:  # held there, or its id might be given to another one
+                    made[id(parameter)] = parameter, nn.Parameter(with_memory(parameter), parameter.requires_grad)
+                part._parameters[key] = made[id(parameter)][1]
+    if any(tensor.is_meta for tensor in [*module.parameters(), *module.buffers()]):
+        module._apply(with_memory)
 
 
 def _forget(module: nn.Module) -> None:

@@ -4,12 +4,13 @@ Each model has a DistributedDataParallel of its own. Its communication hook mult
 of the iteration that this rank has, and adds up: a loss that is the mean over the rank's own part, as under
 DistributedDataParallel, gives the gradient of the mean over all, whatever the sizes of the parts. That holds for
 several backward passes too, as the shares of all ranks add up to 1. A communication that fails in the script's
-backward() is dealt with before the optimizer's step. Limit: replicas only.
+backward() is dealt with before the optimizer's step. Models that are cut up: own_shards.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,28 +19,103 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..data.sampling import Micro
+from ..data.sampling import Micro, mix
 from ..world.agreement import TallyReader, Vote, attempt
 from ..world.process_group import World
+from .compiled import Calls, total
 from .ddp import UNSYNCED, check_options
-from .strategy import Strategy, Wrapped
+from .strategy import Called, Strategy, Wrapped
+
+
+class OwnModel(Called, Protocol):
+    """One model of a loop of the script's own."""
+
+    sharded: bool
+    """Whether it is cut up over the ranks."""
+
+    @property
+    def mesh(self) -> Any:
+        """What it is cut up over; None: it is whole."""
+
+    def hold(self, optimizers: list[Any]) -> None:
+        """The script's own, before the first world."""
+
+    def connect(self, world: World) -> None: ...
+
+    def initialize(self, seed: int, parameters: bool) -> None:
+        """As Strategy.initialize()."""
+
+    def rehearse(self, rank: int, size: int) -> None:
+        """As Strategy.rehearse()."""
+
+    def compile_ahead(self, rows: Collection[int]) -> None:
+        """As Strategy.compile_ahead()."""
+
+    def expect(self, rows: int) -> None:
+        """Samples of the micro batch that comes; 0: nobody knows."""
+
+    def begin_pass(self) -> None: ...
+
+    def disconnect(self) -> None: ...
+
+    def new_share(self) -> None: ...
+
+    def sync(self, travels: bool) -> None:
+        """Whether gradients travel with the backward pass that comes."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the gradients are those of all ranks."""
 
 
 class Replica:
     """One model: what job.replicate() has made of it."""
 
+    sharded = False
+    mesh = None
+
     def __init__(self, module: nn.Module, options: dict[str, Any], owner: OwnBackward) -> None:
         self.module = module
         self.ddp: DistributedDataParallel | None = None
+        check_options("job.replicate", options)
         self._options = {"gradient_as_bucket_view": True, **options}
         self._owner = owner
+        self._calls = Calls(module, len(owner.models))
         self._trained: list[bool] = []
         self.called = False
         """Since the last share was handed out, with gradients."""
         self.exchanged = False
         """Since then gradients have travelled."""
 
-    def connect(self) -> None:
+    def hold(self, optimizers: list[Any]) -> None:
+        """Parameters stay the same objects."""
+
+    def initialize(self, seed: int, parameters: bool) -> None:
+        """All have their values."""
+
+    def rehearse(self, rank: int, size: int) -> None:
+        """Nothing."""
+
+    def compile_ahead(self, rows: Collection[int]) -> None:
+        def enter(world: World) -> Callable[..., Any]:
+            ddp = DistributedDataParallel(self.module, **UNSYNCED, **self._options)
+            ddp.require_backward_grad_sync = False  # nobody is there
+            return lambda *args, **kwargs: total(ddp(*args, **kwargs)).backward()
+
+        try:
+            self._calls.rehearse(rows, enter)
+        finally:
+            self.disconnect()
+
+    def expect(self, rows: int) -> None:
+        self._calls.expect(rows)
+
+    def connect(self, world: World) -> None:
+        self._calls.enter(world)
+        if world.size > 1:
+            self._connect()
+
+    def _connect(self) -> None:
         self.ddp = DistributedDataParallel(self.module, **UNSYNCED, **self._options)
         self._trained = self._trained_now()
         self.ddp.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
@@ -48,7 +124,7 @@ class Replica:
         """DistributedDataParallel looks once at what is trained."""
         if self.ddp is not None and self._trained != self._trained_now():
             self.disconnect()
-            self.connect()
+            self._connect()
 
     def _trained_now(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.module.parameters()]
@@ -61,9 +137,12 @@ class Replica:
     def new_share(self) -> None:
         self.called = self.exchanged = False
 
+    def sync(self, travels: bool) -> None:
+        if self.ddp is not None:
+            self.ddp.require_backward_grad_sync = travels
+
     @property
     def complete(self) -> bool:
-        """Whether the gradients are those of all ranks."""
         return self.called and (self.exchanged or self.ddp is None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,6 +151,7 @@ class Replica:
             return self.module(*args, **kwargs)
         owner.expect_share()
         self.called = True
+        self._calls.note(args, kwargs)
         if ddp is None:
             return self.module(*args, **kwargs)
         # Buffers and buckets are agreed on in the forward pass.
@@ -112,56 +192,74 @@ class OwnBackward(Strategy):
 
     def __init__(self) -> None:
         super().__init__(nn.ModuleList())
-        self.replicas: list[Replica] = []
+        self.models: list[OwnModel] = []
         self.weight = 0.0
         """This rank's part of what is under way; of all ranks together it is 1."""
         self.broken: RuntimeError | None = None
         """What a communication has ended with."""
         self.shared = False
         """Whether the script has asked for its share of the iteration under way."""
+        self.used = False
+        """Whether a model was called with gradients since then."""
         self.bypass = 0
 
-    def add(self, module: nn.Module, options: dict[str, Any]) -> Any:
-        """One more model; what the script calls instead of it."""
-        check_options("job.replicate", options)
-        replica = Replica(module, options, self)
-        self.replicas.append(replica)
-        self.module = module if len(self.replicas) == 1 else nn.ModuleList(entry.module for entry in self.replicas)
-        return Wrapped(replica)
+    def add(self, model: OwnModel) -> Any:
+        """One more; what the script calls instead of it."""
+        self.models.append(model)
+        self.sharded = model.sharded
+        self.module = model.module if len(self.models) == 1 else nn.ModuleList(entry.module for entry in self.models)
+        return Wrapped(model)
+
+    def hold(self, optimizers: list[Any]) -> None:
+        for model in self.models:
+            model.hold(optimizers)
 
     def connect(self, world: World) -> None:
         self._world = world
-        for replica in self.replicas if world.size > 1 else ():
-            replica.connect()
+        for model in self.models:
+            model.connect(world)
+        self.mesh = next((model.mesh for model in self.models if model.mesh is not None), None)
+
+    def initialize(self, seed: int, parameters: bool) -> None:
+        for number, model in enumerate(self.models):
+            model.initialize(mix(seed, number), parameters)
+
+    def rehearse(self, rank: int, size: int) -> None:
+        for model in self.models:
+            model.rehearse(rank, size)
+
+    def compile_ahead(self, rows: Collection[int]) -> None:
+        for model in self.models:
+            model.compile_ahead(rows)
 
     def disconnect(self) -> None:
         self._world = self.mesh = None
-        for replica in self.replicas:
-            replica.disconnect()
+        for model in self.models:
+            model.disconnect()
 
     def begin_pass(self) -> None:
-        for replica in self.replicas:
-            replica.begin_pass()
+        for model in self.models:
+            model.begin_pass()
 
     def take(self, weight: float) -> None:
         """From now on gradients count by this weight."""
-        self.weight, self.shared = weight, True
-        for replica in self.replicas:
-            replica.new_share()
+        self.weight, self.shared, self.used = weight, True, False
+        for model in self.models:
+            model.new_share()
 
     def sync(self, travels: bool) -> None:
         """Whether gradients travel with the backward pass that comes."""
-        for replica in self.replicas:
-            if replica.ddp is not None:
-                replica.ddp.require_backward_grad_sync = travels
+        for model in self.models:
+            model.sync(travels)
 
     def expect_share(self) -> None:
-        """Raise TrainingError where a model is trained on nobody knows what."""
+        """A model is called with gradients. Raise TrainingError where it is trained on nobody knows what."""
+        self.used = True
         if not self.shared:
             raise TrainingError(
-                "what job.replicate() returned was called before job.share(total) in this iteration, or outside of "
-                "job.loader(), so that nobody knows how much this rank's gradient counts; accepted there: under "
-                "torch.no_grad()"
+                "what job.replicate() or job.shard() returned was called before job.share(total) in this iteration, or "
+                "outside of job.loader(), so that nobody knows how much this rank's gradient counts; accepted there: "
+                "under torch.no_grad()"
             )
 
     def check(self) -> None:
@@ -171,13 +269,15 @@ class OwnBackward(Strategy):
             attempt(lambda: _raise(error), self.on_error, lambda: None)
 
     def expect(self, micro: Micro) -> None:
+        for model in self.models:
+            model.expect(len(micro.indices))
         self.take(micro.weight / micro.total)
         self.sync(micro.last)
 
     def _backward(self, loss: torch.Tensor, vote: Vote | None) -> TallyReader | None:
         raise TrainingError(
             "job.step(loss) was called in a loop that is the script's own; call loss.backward() and optimizer.step(), "
-            "or give the model to job.wrap() instead of job.replicate()"
+            "or give the model to job.wrap() instead"
         )
 
 

@@ -6,6 +6,7 @@ What a script calls in place of its model stays one object, whatever becomes of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -42,11 +43,18 @@ class Strategy(ABC):
     def connect(self, world: World) -> None:
         """Take part in a world."""
 
+    def initialize(self, seed: int, parameters: bool) -> None:  # noqa: B027
+        """In the first world: give what the script has left on the meta device its initial values; buffers only, where
+        parameters come from elsewhere."""
+
     def begin_pass(self) -> None:  # noqa: B027
         """A pass over the data begins: the script may have frozen parameters, or released them, on all ranks alike."""
 
     def rehearse(self, rank: int, size: int) -> None:  # noqa: B027
         """On a joiner, while the old world still trains: what shortens the first moments in a world of this size."""
+
+    def compile_ahead(self, rows: Collection[int]) -> None:  # noqa: B027
+        """Before this worker is ready: compile what the others have. rows: samples of micro batches that come."""
 
     @abstractmethod
     def disconnect(self) -> None:

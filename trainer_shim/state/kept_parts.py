@@ -58,6 +58,23 @@ class State:
         parts = self._marked or {name: part.state_dict() for name, part in self.parts.items()}
         return {"format": FORMAT, "progress": dataclasses.asdict(self.progress), "parts": parts}
 
+    def capture_values(self) -> dict[str, Any]:
+        """As capture(), without what the model has on the meta device. Raises TrainingError for another part that has
+        something there."""
+        captured = self.capture()
+        for name, part in captured["parts"].items():
+            tensors: list[torch.Tensor] = []
+            if name == "Model":
+                captured["parts"] = {**captured["parts"], name: _without_meta(part)}
+                continue
+            pack(part, tensors)
+            if any(tensor.is_meta for tensor in tensors):
+                raise TrainingError(
+                    f"job.keep({name}=...) was given tensors on the meta device; accepted: what has its values, or "
+                    "elastic.Average(model) for averaged weights"
+                )
+        return captured
+
     def mark(self) -> None:
         """Until unmark() captures are of the parts as they are now. Tensors that only a step changes are not copied;
         those of what the script keeps are, into host memory."""
@@ -168,3 +185,7 @@ class State:
         ]
         skip = {"Model"} if len(places) == len(found) else set()
         return tensors, lambda: self.restore(unpack(skeleton, tensors), skip=skip)
+
+
+def _without_meta(model: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in model.items() if not getattr(value, "is_meta", False)}

@@ -40,6 +40,10 @@ class TrainingProgress:
     """Results of this epoch's job.once() calls, by their order."""
     finished: bool = False
 
+    def begin_at(self, epoch: int, step: int, samples: int, in_epoch: int) -> None:
+        """Go on where another program's training was; samples of all, and of the epoch under way."""
+        self.epoch, self.step, self.samples, self.cursor = epoch, step, samples, in_epoch
+
     def next_epoch(self) -> None:
         self.epoch += 1
         self.next_pass(0)

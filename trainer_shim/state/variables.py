@@ -1,7 +1,8 @@
-"""Variables of a script that survive as the rest of the state does: by their names, in globals() or in vars(object).
+"""Variables of a script that survive as the rest of the state does: by their names, in globals() or in vars(object);
+and lists and dicts, which stay the objects that the script has.
 
 Between hold() and the next one the state is what they were then, whatever the script assigns meanwhile. Limit: values
-are copied, tensors into host memory, so they are for counters and best results and not for weights.
+are copied, tensors by way of host memory, so they are for counters and best results and not for weights.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
+import torch
+
 from slurm_elastic.protocol.errors import TrainingError
 
 from .packed_tensors import copied
+
+DEVICES = "(devices)"
+"""Where tensors among the values were, by name, which a process that joins cannot know."""
 
 
 class Variables:
@@ -35,8 +41,14 @@ class Variables:
         self._held = self._now()
 
     def _now(self) -> dict[str, Any]:
-        now: dict[str, Any] = copied({name: self._within[name] for name in self._names})
-        return now
+        values = {name: self._within[name] for name in self._names}
+        now: dict[str, Any] = copied(values)
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        elsewhere = {name: value.device.type for name, value in tensors.items() if value.device.type != "cpu"}
+        return {**now, DEVICES: elsewhere} if elsewhere else now
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        self._within.update(values)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._now() if self._held is None else self._held)
@@ -44,6 +56,23 @@ class Variables:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Assign the values. Raises KeyError where there are others than this script keeps."""
         values: dict[str, Any] = copied({name: state[name] for name in self._names})
-        self._within.update(values)
+        for name, device in state.get(DEVICES, {}).items():
+            values[name] = values[name].to(device)
+        self._assign(values)
         if self._held is not None:
             self._held = self._now()
+
+
+class Collection(Variables):
+    """A list or a dict, loaded in place."""
+
+    def __init__(self, collection: list[Any] | dict[Any, Any]) -> None:
+        super().__init__({"collection": collection}, ("collection",))
+        self._collection = collection
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        self._collection.clear()
+        if isinstance(self._collection, dict):
+            self._collection.update(values["collection"])
+        else:
+            self._collection.extend(values["collection"])

@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=_positive, default=600, metavar="SECONDS", help="longest time without a checkpoint"
     )
     parser.add_argument(
+        "--hang-after",
+        type=_positive,
+        default=300,
+        metavar="SECONDS",
+        help="shortest time without a step after which it is said where every rank is",
+    )
+    parser.add_argument(
         "--preload",
         default="",
         metavar="MODULE,...",
@@ -151,7 +158,8 @@ def worker_env(asked: str) -> dict[str, str]:
         parsed = request.parse(asked)
     except RequestError:
         return {}
-    return {"SELASTIC_GROUP": str(parsed.group), **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
+    sizes = {"SELASTIC_GROUP": str(parsed.group), "SELASTIC_SLICE": str(parsed.slice)}
+    return {**sizes, **({} if parsed.lr == "auto" else {"SELASTIC_LR": parsed.lr})}
 
 
 def check_container(env: Mapping[str, str]) -> None:
@@ -213,6 +221,7 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         saved_step=job_dir.newest_step(options.job_dir),
         limits=RunLimits(
             checkpoint_s=float(args.checkpoint_every),
+            hang_s=float(args.hang_after),
             end_s=launchers.end_s(options.env if jobs else None),
         ),
     )

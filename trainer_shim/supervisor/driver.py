@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from slurm_elastic.protocol import codec, messages
@@ -60,6 +61,7 @@ class Supervisor:
             self._loop, self._key, options.listen, self._hello, self._message, self._connection_lost, self._print
         )
         env = {
+            **compiling(options.job_dir),
             **options.env,
             "SELASTIC_CONTROL": f"{options.host}:{self._server.port}",
             job_key.VARIABLE: self._key,
@@ -126,6 +128,9 @@ class Supervisor:
         elif message.get("type") == "reached" and name in self._agents:
             told = [(Listener.of(one), text(one, "problem")) for one in records(message, "unreached")]
             self._event(events.ReachTried(self._agents[name], tuple(told)))
+        elif message.get("type") == "stack":
+            seen = texts(message, "frames"), text(message, "problem", "")
+            self._event(events.StackSeen(text(message, "worker"), *seen))
         elif message.get("type") == "unshared" and name in self._agents:
             self._unshared(self._agents[name][1])
         elif message.get("type") == "notice" and name in self._agents:
@@ -186,6 +191,7 @@ class Supervisor:
             "SELASTIC_JOB_DIR": str(self._options.job_dir),
             "SELASTIC_BATCH": str(self._options.batch or ""),
             "SELASTIC_AUDIT": self._options.audit,
+            "SELASTIC_COMING": "{},{}".format(*self._machine.context.coming_size()),
             "CUDA_VISIBLE_DEVICES": self._machine.context.agents[action.agent].gpus[action.index],
         }
         self._to_agent(action.agent, {"type": "spawn", "worker": action.worker, "env": env, "follow": action.follow})
@@ -265,6 +271,17 @@ class Supervisor:
             self._loop.stop()
 
 
+def compiling(place: Path) -> dict[str, str]:
+    """One cache of what torch.compile makes, for all nodes of a job and all its runs. What the user has set counts."""
+    folder = place / "compiled"
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
+
+
 def program(command: Sequence[str]) -> str:
     """The script and its arguments as a message may hold them: the same in every locale."""
     return codec.printable(os.fsencode(" ".join(command)).decode(errors="replace")[:1000])
@@ -280,6 +297,9 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     actions.Spawn: Supervisor._spawn,
     actions.Kill: lambda self, action: self._to_agent(
         action.agent, {"type": "kill", "worker": action.worker, "signal": int(signal.SIGKILL)}
+    ),
+    actions.AskStacks: lambda self, action: self._to_agent(
+        action.agent, {"type": "stacks", "workers": list(action.workers)}
     ),
     actions.FollowOutput: lambda self, action: self._to_agent(
         action.agent, {"type": "follow", "worker": action.worker}

@@ -23,12 +23,6 @@ def check_model(call: str, model: Any) -> None:
         raise TrainingError(f"{call} was given a {type(model).__name__}; accepted: a torch.nn.Module")
     if type(model).__name__ in WRAPPERS:
         raise TrainingError(f"{call} was given a {type(model).__name__}; give it the model inside, unwrapped")
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise TrainingError(
-                f"{call} was given a model whose parameter {name} is on the meta device; accepted: one whose "
-                "parameters have their values, e.g. by model.to_empty(device=job.device) and its own initialization"
-            )
 
 
 def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedulers: Iterable[Any]) -> None:
@@ -42,6 +36,7 @@ def check_wrap(model: Any, optimizers: Sequence[torch.optim.Optimizer], schedule
                 "make it of model.parameters()"
             )
         _check_steps_alone(optimizer)
+        _check_state(optimizer)
     for scheduler in schedulers:
         driven = getattr(scheduler, "optimizer", None)  # perhaps in a framework's wrapping: its parameters tell
         if driven is not None and not any(_first(driven) is _first(optimizer) for optimizer in optimizers):
@@ -64,6 +59,14 @@ def _check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
                 f"job.wrap() was given a {type(optimizer).__name__} with lr={group.get('lr')!r}, which no rule can "
                 "change with the batch; accepted: an optimizer that is given a rate, lr=..."
             )
+
+
+def _check_state(optimizer: torch.optim.Optimizer) -> None:
+    if any(getattr(value, "is_meta", False) for entry in optimizer.state.values() for value in entry.values()):
+        raise TrainingError(
+            f"the {type(optimizer).__name__} has made its state of a model on the meta device, where it has no values; "
+            "accepted there: an optimizer that makes it in its first step, e.g. AdamW or SGD"
+        )
 
 
 def _first(optimizer: Any) -> Any:
@@ -106,11 +109,13 @@ class Advanced:
     def __init__(self, schedulers: Iterable[Any]) -> None:
         self._schedulers = [entry for entry in schedulers if isinstance(getattr(entry, "last_epoch", None), int)]
         self._starts = [entry.last_epoch for entry in self._schedulers]
+        self.before = 0
+        """Steps of the schedule that were taken before this job, by a training that it goes on with."""
 
     def check(self, steps: int) -> None:
         """`steps`: how often the job has advanced them. Raises TrainingError when a scheduler is elsewhere."""
         for scheduler, start in zip(self._schedulers, self._starts, strict=True):
-            if scheduler.last_epoch != start + steps:
+            if scheduler.last_epoch != start + steps - self.before:
                 raise TrainingError(
                     f"the script called step() of the {type(scheduler).__name__} that job.wrap() was given; "
                     "job.step() advances it, one step per base batch of samples; one that is stepped by epoch goes to "

@@ -6,6 +6,7 @@ from typing import Any
 
 from slurm_elastic.protocol.errors import TrainingError
 
+from ..data.sampling import whole
 from ..numerics.batch import Rate
 from .session import Session
 
@@ -84,7 +85,7 @@ class JobProperties:
         """The length of a schedule over `epochs` passes of `samples` samples: in base batches, whatever the batch is
         at the time. Schedulers given to wrap() are advanced once per base batch.
         """
-        return max(1, -(-epochs * samples // self._tuning.base))
+        return max(1, -(-epochs * whole(samples, self._tuning.each) // self._tuning.base))
 
     def decay(self, per_step: float) -> float:
         """What is left after a step at the current batch, of an average that keeps this share in a step of join()'s:

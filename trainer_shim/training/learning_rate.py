@@ -29,6 +29,8 @@ class Tuning:
     micro_batch: int | None
     seed: int
     ramp: float
+    each: int = 1
+    """Slices and micro batches are multiples of it."""
     shards: int = 0
     """Parts of a deterministic step; 0: an ordinary one."""
     fixed: bool = False
@@ -46,7 +48,7 @@ class Tuning:
     def limit(self) -> int | None:
         """Most samples a rank computes at a time in the current world; None: no limit."""
         known = [size for size in (self.micro_batch, self.agreed) if size]
-        return min(known) if known else None
+        return max(self.each, min(known) // self.each * self.each) if known else None
 
     def use(self, optimizers: Sequence[Any]) -> None:
         """The optimizers to act on; what `auto` means depends on them."""
@@ -64,6 +66,8 @@ class Tuning:
         if self.fixed:
             said = f"a loop of the script's own keeps its batch of {self.base}, and {batch} was asked for"
             return self.base, said if batch != self.base else ""
+        if batch % self.each:
+            return self.accept(max(self.base, batch - batch % self.each), starting)
         try:
             return check_batch(batch, self.max_batch), ""
         except TrainingError as error:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from slurm_elastic.protocol.errors import TrainingError
 
-from ..checkpoint import contents
+from ..checkpoint import contents, results
 from ..parallel.strategy import is_part
 from ..world import process_group as worlds
 from ..world.one_rank import collectives_refused
@@ -45,6 +45,49 @@ def on_rank_0(session: Session, function: Callable[..., Any], args: tuple[Any, .
     if not worked:
         raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
     return result
+
+
+def before_loop(session: Session, number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs) of one process, on every worker of this job, now or later; the `number`-th such call.
+
+    Kept beside the checkpoints, where there are any. Raises what the function raised on this worker, and TrainingError
+    where a fixed world's rank 0 failed.
+    """
+    writer, world = session.saving.writer, session.membership.world
+
+    def call() -> Any:
+        if writer is None:
+            return function(*args, **kwargs)
+        name = results.file_name(function, number)
+        return results.once(writer.directory / "once", name, lambda: function(*args, **kwargs), writer.safe)
+
+    if world is None or world.size == 1:
+        return call()
+    outcome: tuple[bool, Any] = (False, None)
+    try:
+        if world.rank == 0:
+            outcome = (True, _sendable(function, call()))
+    except Exception as error:
+        outcome = (False, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        worked, result = worlds.share(world, outcome)
+    if not worked:
+        raise TrainingError(f"job.once({_name(function)}) failed on rank 0: {result}")
+    return result
+
+
+def on_each_node(session: Session, number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs) of one process of each node, on all its workers, now or later."""
+    writer = session.saving.writer
+    key = str(writer.directory.resolve()) if writer is not None else os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if not key:
+        return function(*args, **kwargs)
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")  # what lay on a node's own disk may be gone
+    name = results.file_name(function, number)
+    return results.once_on_node(
+        f"{key} {restarts}", name, lambda: function(*args, **kwargs), writer.safe if writer else ()
+    )
 
 
 def save(session: Session, path: str | os.PathLike[str]) -> None:

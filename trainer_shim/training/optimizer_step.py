@@ -123,6 +123,10 @@ class OptimizerSteps:
                 scheduler.step()
         progress.schedule = due
 
+    def begin_at(self, samples: int) -> None:
+        """The schedulers stand where so many samples have brought them."""
+        self._advanced.before = samples // self._tuning.base
+
     def first_rate(self) -> float:
         """The first group's rate, as the script and its schedulers have set it."""
         return float(self.optimizers[0].param_groups[0]["lr"])

@@ -9,8 +9,11 @@ averages, is neither copied nor undone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..state.kept_parts import State
 from ..state.progress import TrainingProgress
+from ..world.one_rank import BeforePass
 
 
 class PassBoundary:
@@ -21,10 +24,13 @@ class PassBoundary:
         self._state = state
         self._survives = survives
         self._replays = False
+        self._before: BeforePass | None = None
 
-    def enter(self, progress: TrainingProgress) -> None:
-        """The script comes to its loop, perhaps in the middle of an epoch."""
+    def enter(self, progress: TrainingProgress, joins: bool, tell: Callable[[str], None]) -> None:
+        """The script comes to its loop, perhaps in the middle of an epoch. joins: a world that trains already. tell:
+        takes a sentence for the user."""
         self._replays = progress.loader > 0 or progress.pass_samples > 0
+        self._before = BeforePass(joins and self._replays, tell)
         self.begin()
 
     def begin(self) -> None:
@@ -41,3 +47,10 @@ class PassBoundary:
         """The next pass has begun, or the training is over."""
         self._state.unmark()
         self._replays = False
+        self.leave()
+
+    def leave(self) -> None:
+        """The script's code is over, by an error or by the next pass."""
+        if self._before is not None:
+            self._before.end()
+            self._before = None

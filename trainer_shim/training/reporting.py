@@ -11,10 +11,29 @@ from typing import Any
 
 from ..data.sampling import Slicing, positions_of
 from ..state.kept_parts import State
+from ..state.progress import TrainingProgress
 from ..world.process_group import World
 from ..world.rendezvous import Membership
 from .learning_rate import Tuning
 from .step_meter import Meter, Position, StepShape, pause
+
+BEAT_S = 1.0
+"""Least time between two words of how far the training is."""
+
+
+@dataclasses.dataclass
+class Length:
+    """How long the training is, as far as its script has said so; 0: it has not."""
+
+    epochs: int = 0
+    steps: int = 0
+    """Iterations of a loop of the script's own."""
+
+    def left(self, progress: TrainingProgress) -> int:
+        """Samples until the end, with one pass in each epoch, iterations as they have been so far; 0: not known."""
+        if self.steps:
+            return (self.steps - progress.step) * progress.samples // max(1, progress.step)
+        return max(0, (self.epochs - progress.epoch) * progress.pass_samples - progress.cursor) if self.epochs else 0
 
 
 class Reporting:
@@ -22,6 +41,7 @@ class Reporting:
 
     def __init__(self, membership: Membership, tuning: Tuning, state: State) -> None:
         self.meter = Meter()
+        self.length = Length()
         self._membership = membership
         self._tuning = tuning
         self._state = state
@@ -30,6 +50,10 @@ class Reporting:
         """Of the world that was left: when its last step ended, a step's seconds, ranks, batch, the rate's factor."""
         self._ended = self._resumed = 0.0
         self._shape: StepShape | None = None
+        self._beat: tuple[int, int, bool] | None = None
+        """What the supervisor was told last: the generation, the step, whether the script is away."""
+        self._beat_at = 0.0
+        self._away = False
 
     def entered(self, slicing: Slicing) -> None:
         """A world, or a batch, is new: its first step is announced, and measured by itself."""
@@ -68,7 +92,8 @@ class Reporting:
         progress, shape = self._state.progress, self._shape
         if shape is None:
             return
-        position = Position(progress.step, progress.samples, progress.epoch, self._tuning.noise(progress).scale)
+        noise_scale = self._tuning.noise(progress).scale
+        position = Position(progress.step, progress.samples, progress.epoch, noise_scale, self.length.left(progress))
         typical = total == shape.batch and (count in (None, shape.accumulation) or shape.rank > 0)
         self.meter.step(total, position, typical, exposed_s)
         self._ended = time.perf_counter()
@@ -101,6 +126,26 @@ class Reporting:
         if client is not None and client.report_s > 0:
             self.meter.every(client.report_s)
         self.send(self.meter.due())
+        self.beat()
+
+    def away(self, away: bool) -> None:
+        """The script is, or no longer is, in what may take any time (job.once)."""
+        self._away = away
+        self.beat()
+
+    def beat(self) -> None:
+        """Rank 0: say how far the training is, so that the supervisor notices when it gets no further."""
+        world, client, now = self._membership.world, self._membership.client, time.monotonic()
+        if client is None or world is None or world.rank != 0:
+            return
+        beat = world.generation, self._state.progress.step, self._away
+        last, self._beat = self._beat, beat
+        if last is None or beat[::2] != last[::2] or (beat != last and now - self._beat_at >= BEAT_S):
+            self._beat_at = now
+            fields = {"generation": beat[0], "step": beat[1], "away": beat[2], "usual_s": self.meter.median_step()}
+            client.send({"type": "beat", **fields})
+        else:
+            self._beat = last
 
     def send(self, report: dict[str, Any] | None) -> None:
         """Queue a report under a supervisor: rank 0's is the job's, of the others only what ranks differ in."""

@@ -21,11 +21,12 @@ from ..checkpoint.files import Found
 from ..checkpoint.snapshots import Snapshots
 from ..control.worker_client import ComingWorld
 from ..data.loader import Feed
-from ..data.sampling import Micro, Slicing
+from ..data.sampling import Micro, Slicing, positions_of
 from ..numerics.batch import share_of, slice_of
 from ..parallel.gradient_norms import Squares
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
+from ..state.trackers import Trackers
 from ..state.variables import Variables
 from ..world import process_group as worlds
 from ..world.agreement import Tally, TallyReader, Vote
@@ -34,6 +35,7 @@ from ..world.rendezvous import Membership
 from .audit import Recorder
 from .last_state import LastState
 from .learning_rate import Tuning
+from .leftovers import Leftovers
 from .optimizer_step import OptimizerSteps
 from .pass_boundary import PassBoundary
 from .reporting import Reporting
@@ -58,6 +60,9 @@ class Session:
         self.strategy: Strategy | None = None
         self.optimization: OptimizerSteps | None = None
         self.world_switch = WorldSwitch(self)
+        self.trackers = Trackers()
+        self.starts_at: tuple[int, int, int, int] | None = None
+        """Epoch, step, samples and those of the epoch, of a training without this job that it goes on with."""
         self.feed: Feed | None = None
         """The pass over a dataset that is under way."""
         self._votes: deque[tuple[ComingWorld | None, TallyReader]] = deque()
@@ -67,6 +72,8 @@ class Session:
         self._stepped = False
         """This process has done a step."""
         self._lag = 1 if self.device.type == "cuda" else 0
+        supervised = membership.client is not None
+        self._leftovers = Leftovers(lambda: self.strategy, lambda: membership.world) if supervised else None
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
         if membership.client is not None:
@@ -109,6 +116,7 @@ class Session:
             halve=tuning.wants_noise,
             dense_until=tuning.dense_until(progress, self.batch),
             shards=tuning.shards,
+            each=tuning.each,
             together=self.model().sharded,
         )
 
@@ -171,12 +179,13 @@ class Session:
         world, total = self.world(), micro.total
         small, large = (float(square) for square in squares)
         if world.size == 1:
-            first = len(slice_of(total, micro.count, 0))
+            first = len(slice_of(total, micro.count, 0, self.tuning.each))
             if micro.count > 1:
                 small *= (total / first) ** 2  # the loss was scaled by its share of the step
                 self.tuning.measured(self.state.progress, small, large, [first], total)
             return
-        sizes = [len(share_of(total, self.batch, world.size, rank)) for rank in range(world.size)]
+        each = self.tuning.each
+        sizes = [len(share_of(total, self.batch, world.size, rank, each)) for rank in range(world.size)]
         own = sizes[world.rank]
         small = small * (total / (own * world.size)) ** 2 if own else 0.0
         self._squares = (small, large, sizes, total)
@@ -201,6 +210,8 @@ class Session:
         sums = reader()
         if sums.square:
             self._take_squares(sums)
+        if sums.stop or sums.save:
+            self.trackers.flush()
         if sums.stop:
             self.last_state.saved(self.snapshots.save)
             self._stop()
@@ -229,6 +240,8 @@ class Session:
 
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
+        if self._leftovers is not None:
+            self._leftovers.begin()
         tuning, membership = self.tuning, self.membership
         micro = tuning.micro_batch or tuning.fitted
         limits = {
@@ -237,6 +250,10 @@ class Session:
             "micro_batch": micro,
             "unit": membership.unit,
         }
+        if self.starts_at is not None:
+            self.optimizers().begin_at(self.starts_at[2])
+        if membership.client is not None:
+            self.model().compile_ahead(self._coming_rows())
         membership.on_wait = lambda coming: self.model().rehearse(coming.rank, coming.size)
         world = membership.enter(limits)
         found, in_parts = None, None
@@ -254,6 +271,16 @@ class Session:
             for name, parameter in self.model().module.named_parameters():
                 parameter.requires_grad_(name not in self.state.progress.frozen)
 
+    def _coming_rows(self) -> set[int]:
+        """Samples of the micro batches in the world that this worker was started for."""
+        tuning, unit = self.tuning, self.membership.unit
+        ranks, batch = (int(word or 0) for word in os.environ.get("SELASTIC_COMING", "0,0").split(","))
+        batch, replicas = batch or tuning.base, ranks // unit
+        if tuning.shards or not 0 < replicas <= batch:
+            return set()
+        places = {Slicing(batch, replicas, rank, tuning.limit()) for rank in (0, replicas - 1)}
+        return {len(part) for place in places for part, *_ in positions_of(0, batch, place)}
+
     def _newest(self) -> Found | None:
         """Rank 0 of a first world: the newest checkpoint. A world that the supervisor calls fresh takes none."""
         source = self.membership.source
@@ -263,12 +290,16 @@ class Session:
             self.state.check(captured)
             self.state.take_progress(captured)
             self.log(f"restored from {saved.path} at step {saved.step}, {saved.samples} samples")
+        elif self.starts_at is not None:
+            self.state.progress.begin_at(*self.starts_at)
+            self.state.progress.schedule = self.starts_at[2] // self.tuning.base
         self.note({"restored_from_step": self.state.progress.step})
         return found
 
     def entered(self) -> None:
         """A world is complete, and every rank of it at one step."""
         self._set_batch()
+        self.trackers.entered(self.rank == 0, self.state.progress.step)
         self.reporting.entered(self.slicing())
         if self.feed is not None:
             self.feed.turn(self.state.progress.cursor, self.slicing())
@@ -300,16 +331,18 @@ class Session:
         sys.exit(128 + 15)
 
     def finish(self, finished: bool) -> None:
-        """The training is over, or left: save it, and tell the supervisor; not after an error inside a step.
+        """The training is over, or left: save it, and tell the supervisor; not after an error inside a step, nor by a
+        joiner before its first one: the others wait for it in that step, and nowhere else.
 
         Raises TrainingError when it cannot be saved and there is no supervisor that says so at the end of the script.
         """
-        if self.last_state.torn:
+        if self.last_state.torn or (not finished and self._joins):
             return
         self.world_switch.settle()
         progress = self.state.progress
         progress.finished = finished
         self.reporting.send(self.reporting.meter.rest())
+        self.trackers.flush()
         problem = self.snapshots.save_last()
         client = self.membership.client
         if client is None and problem:
@@ -319,8 +352,22 @@ class Session:
             client.send({"type": "done", **fields, "finished": finished, "unsaved": problem})
             client.flush()
 
+    @property
+    def _joins(self) -> bool:
+        """Whether this worker has come to a world that trains, and has done no step of it."""
+        return not self._stepped and self.membership.source == "survivor"
+
     def close(self) -> None:
         """Take leave of the group and of the supervisor."""
+        client, error = self.membership.client, getattr(sys, "last_value", None)
+        if client is not None and error is not None and self._joins:
+            # Before the others see that it is gone: its error is why the world does not come about.
+            said = f"{type(error).__name__}: {error}"[:500]
+            client.send({"type": "failed", "generation": self.world().generation, "error": said})
+            client.flush()
+        self.trackers.close()
+        if self._leftovers is not None:
+            self._leftovers.end()
         if self.strategy is not None:
             self.strategy.disconnect()
         # Under the supervisor the process ends right after this, and destroying a group may wait for dead ranks.

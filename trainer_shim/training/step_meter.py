@@ -57,6 +57,8 @@ class Position(NamedTuple):
     samples: int
     epoch: int
     noise_scale: float = 0.0
+    left: int = 0
+    """Samples until the training ends; 0: not known."""
 
 
 class Meter:
@@ -118,7 +120,8 @@ class Meter:
 
     def median_step(self) -> float:
         """Median of the last steps of this world, in seconds; 0 when none was measured."""
-        return statistics.median(self._recent) if self._recent else 0.0
+        recent = list(self._recent)  # the client's thread asks, too
+        return statistics.median(recent) if recent else 0.0
 
     def due(self) -> dict[str, Any] | None:
         """The report for the time since the last one, when it is time for one and steps were measured."""
@@ -153,6 +156,7 @@ def report(steps: list[StepTime], shape: StepShape, position: Position) -> dict[
         "samples": position.samples,
         "epoch": position.epoch,
         "noise_scale": position.noise_scale,
+        "samples_left": position.left,
         "input_wait_share": own.input_share,
         "memory_peak_mb": memory_peak_mb(),
         "pace": asdict(own),

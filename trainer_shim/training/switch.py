@@ -26,6 +26,7 @@ from ..control.worker_client import ComingWorld
 from ..parallel.strategy import Strategy
 from ..state.kept_parts import State
 from ..state.progress import TrainingProgress
+from ..state.trackers import Trackers
 from ..world import process_group as worlds
 from ..world import state_transfer
 from ..world.process_group import Gate, World
@@ -44,6 +45,7 @@ class SwitchingSession(Protocol):
     state: State
     reporting: Reporting
     snapshots: Snapshots
+    trackers: Trackers
     device: torch.device
 
     @property
@@ -118,6 +120,7 @@ class WorldSwitch:
         session, progress = self._session, self._session.state.progress
         model, old = session.model(), session.world()
         session.reporting.leaving(old, session.batch)
+        session.trackers.leaving(stays=coming.rank == 0 and not coming.leave)
         session.snapshots.begin(rank_0=coming.rank == 0 and not coming.leave)
         before = StateBefore.of(
             progress, model.module, HeldParts.of(session.state.capture()) if model.sharded else None
@@ -168,15 +171,18 @@ class WorldSwitch:
         session = self._session
         world, model, state = session.world(), session.model(), session.state
         own = state.progress.step if has_state else -1
-        steps, fitted = zip(*worlds.gather(world, own, session.tuning.fitted), strict=True)
+        begins = has_state and kept is None and captured is None and in_parts is None
+        told = worlds.gather(world, own, session.tuning.fitted, int(begins))
+        steps, fitted, begun = zip(*told, strict=True)
         session.tuning.agreed = min((size for size in fitted if size), default=0)
         if len({step for step in steps if step >= 0}) != 1:
             raise TrainingError(f"world {world.generation} has ranks at steps {steps}; all have to be at one step")
         holders = [rank for rank, step in enumerate(steps) if step >= 0]
         seconds, fresh = session.membership.forming_s, kept is None
         if model.sharded and has_state and kept is None and in_parts is None:
-            kept = HeldParts.of(captured or state.capture())
+            kept = HeldParts.of(captured or state.capture_values())
         model.connect(world)
+        model.initialize(session.tuning.seed, parameters=any(begun))
         if in_parts is not None:
             state.restore(session.snapshots.read_parts(in_parts, world))
         elif model.sharded:
@@ -259,5 +265,6 @@ class WorldSwitch:
 
     def _went_on(self, coming: ComingWorld) -> None:
         session = self._session
+        session.trackers.entered(session.world().rank == 0, session.state.progress.step)
         session.log(f"world {coming.generation} did not form; training goes on with {session.world().size} workers")
         session.reporting.stayed()

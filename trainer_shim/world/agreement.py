@@ -20,6 +20,8 @@ BITS = 5
 """Generations are distinguished modulo 2^BITS; two that are held at one time are never that far from each other."""
 VOTE_SIZE = BITS + 3
 NO_VOTE = [0.0] * VOTE_SIZE
+LARGEST_SAID = (1 << 19) - 1
+"""Its squares, over as many ranks, are whole numbers of a float64."""
 T = TypeVar("T")
 TallyReader = Callable[[], "Tally"]
 OnError = Callable[[RuntimeError], "Callable[[], None] | None"]
@@ -101,16 +103,18 @@ EMPTY_TALLY = Tally(switch=False, save=False, stop=False, square=0.0)
 class VoteExchange:
     """An all-reduce of one step's votes, under way from the moment this is made, beside the backward pass.
 
-    In host memory: it does not wait for a GPU.
+    In host memory: it does not wait for a GPU. said: a number, up to LARGEST_SAID, that is to be the same on all ranks.
     """
 
-    def __init__(self, world: World | None, vote: Vote | None) -> None:
+    def __init__(self, world: World | None, vote: Vote | None, said: int = 0) -> None:
         self._vote = vote
         self._ranks = world.size if world is not None and world.grouped else 1
         self._sum = torch.zeros(0)
         self._pending: Any = None
+        self.agreed = True
+        """Whether all ranks have said the same number; known once the votes are read."""
         if vote is not None and self._ranks > 1:
-            self._sum = torch.tensor(vote.encoded(), dtype=torch.float64)
+            self._sum = torch.tensor([*vote.encoded(), said, said * said], dtype=torch.float64)
             self._pending = dist.all_reduce(self._sum, async_op=True)
 
     def reader(self) -> TallyReader | None:
@@ -122,5 +126,7 @@ class VoteExchange:
         if self._pending is None:
             sums = Tally.of_one(self._vote)
         else:
-            sums = Tally.of_mean(self._ranks, (self._sum / self._ranks).tolist())
+            *_, said, squares = self._sum.tolist()
+            self.agreed = self._ranks * squares == said * said  # whole numbers, and exact
+            sums = Tally.of_mean(self._ranks, (self._sum[:VOTE_SIZE] / self._ranks).tolist())
         return lambda: sums

@@ -8,7 +8,8 @@ the script's model is not touched.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -19,16 +20,23 @@ from .mesh import fully_shard, mesh_of, release
 from .process_group import World
 
 
+@contextmanager
+def quiet_world(rank: int, size: int) -> Iterator[World]:
+    """A world that communicates nothing, of this one process."""
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it; some torches do so themselves
+
+    dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=size)
+    try:
+        yield World(-1, rank, size, grouped=True)
+    finally:
+        dist.destroy_process_group()
+
+
 def rehearse(rank: int, size: int, device: torch.device, parameters: Iterable[nn.Parameter]) -> None:
     """Rehearse for one place in a world of fully_shard'ed parameters. That it fails costs time only."""
     try:
-        from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it; some torches do so themselves
-
-        dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=size)
-        try:
-            _first_moments(World(-1, rank, size, grouped=True), device, parameters)
-        finally:
-            dist.destroy_process_group()
+        with quiet_world(rank, size) as world:
+            _first_moments(world, device, parameters)
     except Exception as error:  # whatever it is, the real world does without
         sys.stderr.write(f"selastic: no rehearsal of a world of {size}: {type(error).__name__}: {error}\n")
 

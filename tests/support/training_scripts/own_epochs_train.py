@@ -14,8 +14,10 @@ import slurm_elastic.trainer_shim as elastic
 
 parser = knobs(samples=203)
 parser.add_argument("--batch", type=int, default=20)
+parser.add_argument("--slice", type=int, help="what the script takes in multiples only, as mixup does")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--leave", type=int, default=-1, help="batch of an epoch behind which the loop over it is left")
+parser.add_argument("--begin", type=int, nargs=3, help="epoch, step and samples of it that a foreign training has done")
 args = parser.parse_args()
 torch.set_default_dtype(torch.float64)
 best_loss = 1e9
@@ -24,7 +26,7 @@ validations: list[float] = []
 
 def main() -> None:
     global best_loss
-    job = elastic.join(batch=args.batch)
+    job = elastic.join(batch=args.batch, slice=args.slice)
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(args.samples, 8, generator=generator)
     data = torch.utils.data.TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))
@@ -34,6 +36,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
     net = job.replicate(model)
     job.keep(globals(), "best_loss", "validations", optimizer=optimizer, scheduler=scheduler)
+    if args.begin:
+        job.begin_at(args.begin[0], step=args.begin[1], in_epoch=args.begin[2])
     pace = Pace(args)
     for _ in job.epochs(args.epochs):
         train(job.loader(data, num_workers=args.workers), net, criterion, optimizer, pace)
@@ -51,6 +55,8 @@ def train(loader: Iterable[Any], net: Any, criterion: Any, optimizer: torch.opti
     net.train()
     for i, (x, y) in enumerate(loader):
         pace()
+        if len(x) % (args.slice or 1):
+            raise ValueError(f"{len(x)} samples cannot be mixed")
         loss = criterion(net(x), y)
         optimizer.zero_grad()
         loss.backward()

@@ -14,6 +14,7 @@ import slurm_elastic.trainer_shim as elastic
 parser = knobs()
 parser.add_argument("--iterations", type=int, default=40)
 parser.add_argument("--batch", type=int, default=10)
+parser.add_argument("--sharded", action="store_true")
 args = parser.parse_args()
 torch.set_default_dtype(torch.float64)
 
@@ -25,7 +26,8 @@ def train() -> None:
     critic = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 1))
     opt_g = torch.optim.Adam(generator.parameters(), lr=1e-2)
     opt_d = torch.optim.Adam(critic.parameters(), lr=1e-2)
-    net_g, net_d = job.replicate(generator), job.replicate(critic)
+    spread = job.shard if args.sharded else job.replicate
+    net_g, net_d = spread(generator), spread(critic)
     seen = types.SimpleNamespace(steps=0)
     job.keep(vars(seen), "steps", opt_g=opt_g, opt_d=opt_d)
     criterion = torch.nn.BCEWithLogitsLoss()
@@ -47,8 +49,8 @@ def train() -> None:
         criterion(net_d(fake), torch.ones(len(real), 1)).backward()
         opt_g.step()
         seen.steps += 3
+    both = job.full_state()
     if job.rank == 0:
-        both = torch.nn.ModuleList([generator, critic]).state_dict()
         torch.save({"model": both, "steps": seen.steps}, Path(args.out) / f"{args.name}.pt")
 
 

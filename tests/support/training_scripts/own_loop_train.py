@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ parser.add_argument("--size", type=int, default=4, help="samples of one micro ba
 parser.add_argument("--evaluate-every", type=int, default=5)
 parser.add_argument("--limit", action="store_true", help="end by job.next(steps=...), not by break")
 parser.add_argument("--die", type=int, default=-1, help="iteration in whose backward pass rank 1 is killed, once")
+parser.add_argument("--odd", type=int, default=-1, help="world in which rank 1 asks for another total")
+parser.add_argument("--sharded", action="store_true", help="made on the meta device, by a function of the script's own")
 args = parser.parse_args()
 out = Path(args.out)
 block, letters = 8, 17
@@ -59,10 +62,59 @@ class Model(torch.nn.Module):
 
 iter_num = 0
 best_val_loss = 1e9
-model = Model().double()
+with torch.device("meta" if args.sharded else "cpu"):
+    model = Model().double()
+if args.sharded:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model.body = checkpoint_wrapper(model.body)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scaler = torch.amp.GradScaler("cpu", enabled=False)
-model = job.replicate(model)
+if args.sharded:
+    # As a script does that knows of no worlds, but for where fully_shard comes from.
+    for part in (model.embed, model.body, model.head):
+        elastic.fully_shard(part, reshard_after_forward=part is model.embed)
+    elastic.fully_shard(model)
+    model.embed.set_modules_to_forward_prefetch([model.body])
+    model.head.set_modules_to_backward_prefetch([model.body])
+    model.to_empty(device=job.device)
+    model = job.shard(model)
+else:
+    model = job.replicate(model)
+
+
+class Events:
+    """As a SummaryWriter writes: a file for each that is opened; what is not flushed is lost with the process."""
+
+    def __init__(self, step: int) -> None:
+        self.path = Path(run) / f"{time.monotonic_ns()}-{os.environ.get('SELASTIC_WORKER')}.jsonl"
+        self.lines = [{"purge": step}]
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.lines.append({name: value, "step": step})
+
+    def flush(self) -> None:
+        for line in self.lines:
+            note(self.path, **line)
+        self.lines.clear()
+
+    close = flush
+
+
+def new_run() -> str:
+    note(out / "runs.jsonl", worker=os.environ.get("SELASTIC_WORKER"))
+    run = out / f"run-{time.monotonic_ns()}"
+    run.mkdir()
+    return str(run)
+
+
+def download() -> None:
+    note(out / "downloads.jsonl", worker=os.environ.get("SELASTIC_WORKER"))
+
+
+run = job.once(new_run)
+job.on_each_node(download)
+tracker = job.tracker(Events)
 job.keep(globals(), "iter_num", "best_val_loss", optimizer=optimizer, scaler=scaler)
 
 
@@ -84,22 +136,28 @@ def get_lr(iteration: int) -> float:
 pace = Pace(args)
 while job.next(args.iterations if args.limit else None):
     pace()
+    if args.sharded:
+        model.unshard()
     master_process = job.rank == 0
     for group in optimizer.param_groups:
         group["lr"] = get_lr(iter_num)
-    if iter_num % args.evaluate_every == 0 and master_process:
+    if iter_num % args.evaluate_every == 0 and (master_process or args.sharded):
         val_loss = estimate_loss()
-        note(said, iteration=iter_num, loss=float(val_loss))
+        if master_process:
+            note(said, iteration=iter_num, loss=float(val_loss))
         if val_loss < best_val_loss:
             best_val_loss = val_loss
-            torch.save({"model": model.state_dict(), "iter_num": iter_num}, out / f"own-{args.name}.pt")
-    for micro_step in (micros := job.share(args.accumulation)):
+            job.save(out / f"own-{args.name}.pt") if args.sharded else torch.save(
+                model.state_dict(), out / f"own-{args.name}.pt"
+            )
+    for micro_step in (micros := job.share(args.accumulation + (job.generation == args.odd and job.rank == 1))):
         x, y, starts = get_batch()
         note(drawn, iteration=iter_num, micro=micro_step, starts=starts)
         loss = model(x, y) / len(micros)
         if iter_num == args.die and job.rank == 1 and job.generation == 1 and micro_step == micros.positions[-1]:
             loss.register_hook(lambda _: os.kill(os.getpid(), 9))
         scaler.scale(loss).backward()
+    tracker.add_scalar("position", micros.positions.start, iter_num)
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     scaler.step(optimizer)
@@ -108,6 +166,7 @@ while job.next(args.iterations if args.limit else None):
     iter_num += 1
     if iter_num >= args.iterations:
         break
+whole = job.full_state()
 if job.rank == 0:
     kept = {"iter_num": iter_num, "best_val_loss": float(best_val_loss), "lr": optimizer.param_groups[0]["lr"]}
-    torch.save({"model": model.state_dict(), "global_step": job.global_step, **kept}, out / f"{args.name}.pt")
+    torch.save({"model": whole, "global_step": job.global_step, **kept}, out / f"{args.name}.pt")

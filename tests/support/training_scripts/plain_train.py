@@ -32,6 +32,7 @@ parser.add_argument("--dtype", default="float64")
 parser.add_argument("--crash", type=int, default=-1, help="step before which rank 1 of the first world fails")
 parser.add_argument("--strategy", default="ddp")
 parser.add_argument("--own-shard", choices=["mesh", "no mesh"], help="shard by a function of the script's own")
+parser.add_argument("--meta", action="store_true", help="make the model without memory")
 parser.add_argument("--save", action="store_true", help="the model after each epoch")
 parser.add_argument("--tp", type=int, help="ranks of one replica")
 parser.add_argument("--ema", action="store_true", help="average the weights")
@@ -158,11 +159,14 @@ job = elastic.join(
     deterministic=args.deterministic or False,
     unit={"tp": args.tp} if args.tp else None,
 )
-model = Net().to(job.device, getattr(torch, args.dtype))
+with torch.device("meta" if args.meta else job.device):
+    model = Net().to(getattr(torch, args.dtype))
 model.head.bias.requires_grad_(not args.release)
 optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=job.steps(args.epochs, args.samples))
 options = {"find_unused_parameters": True} if args.unused else {}
+if args.meta:
+    options["init"] = lambda part: part.calls.zero_() if isinstance(part, Net) else None
 if args.tp:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -11,7 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from slurm_elastic.trainer_shim.transformers import elastic
 
-args = knobs().parse_args()
+parser = knobs()
+parser.add_argument("--strategy", default="ddp")
+args = parser.parse_args()
 pace = Pace(args)
 
 
@@ -53,7 +55,7 @@ options = TrainingArguments(
     lr_scheduler_type="cosine",
     warmup_steps=5,
     eval_strategy="epoch",
-    save_strategy="no",
+    save_strategy="epoch" if args.strategy == "fsdp" else "no",
     logging_steps=10,
     report_to=[],
     disable_tqdm=True,
@@ -62,12 +64,14 @@ options = TrainingArguments(
 watch = Watch()
 held_out = [data[index] for index in range(20)]
 trainer = Trainer(model=model, args=options, train_dataset=data, eval_dataset=held_out, callbacks=[watch])
-elastic(trainer, max_batch=80, lr=args.lr, micro_batch=args.micro)
+elastic(trainer, max_batch=80, lr=args.lr, micro_batch=args.micro, strategy=args.strategy)
 trainer.train()
+saved = Path(args.out) / "saved"
+trainer.save_model(saved)
 if trainer.is_world_process_zero():
     evaluated = [line for line in trainer.state.log_history if "eval_loss" in line]
     facts = {
-        "model": model.state_dict(),
+        "model": GPT2LMHeadModel.from_pretrained(saved, dtype=torch.float64).state_dict(),
         "lr": trainer.optimizer.param_groups[0]["lr"],
         "evaluated": [line["epoch"] for line in evaluated],
         "epoch": trainer.state.epoch,

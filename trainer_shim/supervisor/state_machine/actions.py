@@ -62,6 +62,14 @@ class Kill(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class AskStacks(Action):
+    """Have workers of an agent say where they are; StackSeen follows for each."""
+
+    agent: AgentKey
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FollowOutput(Action):
     worker: str
     agent: AgentKey

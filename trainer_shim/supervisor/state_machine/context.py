@@ -62,6 +62,8 @@ class RunLimits:
     """Longest time without a checkpoint; what a lost node costs at most."""
     end_s: float = 25.0
     """From Slurm's SIGTERM to the end of the job, a little less than to its SIGKILL."""
+    hang_s: float = 300.0
+    """Shortest time without a step after which all ranks' stacks are shown."""
     failures: int = 3
     """Consecutive failures without a newer checkpoint after which the job fails; of the same error in the script the
     second."""
@@ -210,6 +212,12 @@ class SupervisorContext:
         """The coming world, if this is its generation."""
         world = self.resize.world if self.resize else None
         return world if world is not None and world.generation == generation else None
+
+    def coming_size(self) -> tuple[int, int]:
+        """Ranks and batch of the world that workers are started for."""
+        resize = self.resize
+        pieces = resize.pieces if resize is not None else self.pieces
+        return sum(piece.gpus for piece in pieces), resize.batch if resize is not None else self.batch
 
     def forget_left(self) -> None:
         """Forget the companions that are not in use any more: a job may have thousands of them, one after another."""

@@ -107,6 +107,15 @@ class WorkerExit(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StackSeen(Event):
+    """Where a worker's script is: frames, innermost first, as `file:line function`; or why there are none."""
+
+    worker: str
+    frames: tuple[str, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ResizeCame(Event):
     resize: Resize
 
@@ -235,6 +244,18 @@ class JoinerLost:
     """A worker, or the whole of a companion, was lost before the new world's first step."""
 
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDone:
+    """Rank 0 of a generation has done so many steps, of which one takes `usual_s` seconds (0: not known yet).
+
+    away: it is in job.once(), and no step follows for as long as that takes."""
+
+    generation: int
+    step: int
+    usual_s: float
+    away: bool
 
 
 class LeaverGone:

@@ -23,10 +23,10 @@ from .restarts import Restarts
 from .roll_back import RollBack
 from .timers import Timer
 from .warm_up import WarmUp
-from .worker_messages import WorkerMessages
+from .worker_messages import Hangs, WorkerMessages
 
 Call = tuple[Callable[[Any], None], Any]
-PARTS = (WorkerMessages, Nodes, WarmUp, RollBack, Resizes, Restarts, Checkpoints, JobEnd)
+PARTS = (WorkerMessages, Nodes, WarmUp, RollBack, Resizes, Restarts, Checkpoints, Hangs, JobEnd)
 """In the order in which those that subscribe to the same event take it."""
 
 

@@ -21,6 +21,10 @@ from .timers import (
 from .workers import Worker, agents_of, ranked
 
 KILLED = 128
+WITHOUT_LOOP = (
+    "the script has ended without a loop of the job, so that each worker ran it for itself; accepted: "
+    "job = elastic.join(...), and then `for epoch in job.epochs(n):` or `while job.next():`"
+)
 CULPRIT_S = 1.0
 
 
@@ -34,6 +38,8 @@ class Restarts(Part):
         """The newest checkpoint's step at the last failure; -1: there was none."""
         self._error: str | None = None
         """What ended the script at the last failure, and where."""
+        self._without_loop = False
+        """That is said."""
         self._broken = ""
         """Why a world broke, while the end that explains it is awaited."""
 
@@ -175,15 +181,23 @@ class Restarts(Part):
                 context.timers.cancel(KillTimer(worker.agent))
             self._respawn_if_dead()
         elif context.joins(worker.agent):
-            said = f": {worker.error}" if worker.error else ""
+            why = worker.error or (last_line(event.tail) if event.raised else "")
+            said = f": {why}" if why else ""
             context.emit(events.JoinerLost(f"worker {event.worker} ended before its first step ({_how(event)}){said}"))
         elif context.leaves(worker) and (event.code == 0 or worker.quiesced):
             worker.quiesced = True
             context.emit(events.LeaverGone())
         elif event.code == 0 and event.signal == 0:
+            self._say_without_loop(worker)
             context.emit(events.TrainingOver({}))
         else:
             self._failed(worker, event)
+
+    def _say_without_loop(self, worker: Worker) -> None:
+        """A script that has ended well and never came to a loop: said once."""
+        if not (worker.ready or self._without_loop or self._context.has_trained):
+            self._without_loop = True
+            self._context.do(Print(WITHOUT_LOOP))
 
     def _failed(self, worker: Worker, event: events.WorkerExit) -> None:
         context = self._context
@@ -217,6 +231,12 @@ class Restarts(Part):
         worker = self._context.workers.get(event.worker)
         if worker is not None and not worker.exited and not worker.ending:
             self._context.do(Kill(worker.name, worker.agent))
+
+
+def last_line(tail: tuple[str, ...]) -> str:
+    """What a traceback ends with: the error and its sentence."""
+    line = next((line.strip() for line in reversed(tail) if line.strip()), "")
+    return line.removeprefix("selastic: ").removeprefix("slurm_elastic.protocol.errors.")[:500]
 
 
 def _how(event: events.WorkerExit) -> str:

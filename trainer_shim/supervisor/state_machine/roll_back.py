@@ -38,7 +38,9 @@ class RollBack(Part):
         if resize is not None and context.coming(event.generation) is not None:
             resize.agreed = False
             phase = "withdrawn" if resize.recalled else "failed"
-            context.emit(events.UndoResize(resize.recalled or resize.doubt or event.error, phase))
+            said = (worker.error for worker in context.workers_on(resize.agents) if worker.error)
+            why = resize.recalled or resize.doubt or next(said, "") or event.error  # a joiner's own error is the cause
+            context.emit(events.UndoResize(why, phase))
             context.emit(events.ResizeRolledBack(event.generation))
 
     def _job_preempted(self, event: events.JobPreempted) -> None:

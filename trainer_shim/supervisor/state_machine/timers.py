@@ -76,6 +76,16 @@ class CheckpointTimer(Timer):
 
 
 @dataclass(frozen=True, slots=True)
+class HangTimer(Timer):
+    """No step has been done for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class StacksTimer(Timer):
+    """Every rank has had its time to say where it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class LastCheckpointTimer(Timer):
     """The time for the last checkpoint is over."""
 

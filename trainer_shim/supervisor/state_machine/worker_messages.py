@@ -1,4 +1,5 @@
-"""What the workers of one job tell its supervisor: their own state is noted, what follows is emitted. Pure.
+"""What the workers of one job tell its supervisor: their own state is noted, what follows is emitted. And what it does
+when they tell of no step any more. Pure.
 
 Their reports become one report of the job: rank 0's, with what only all ranks together show. Limit: ranks report at
 their own times, so what is compared are stretches that overlap, not the same steps.
@@ -10,10 +11,18 @@ from slurm_elastic.protocol import bottleneck, codec
 from slurm_elastic.protocol.bottleneck import Pace
 from slurm_elastic.protocol.json_lines import Message
 
+from .. import hangs
 from . import events
-from .actions import ForwardReport, Send
-from .context import Handlers, Mode, Part, number
+from .actions import AskStacks, ForwardReport, Print, Send
+from .context import Handlers, Mode, Part, SupervisorContext, number
+from .timers import HangTimer, StacksTimer
 from .workers import Worker
+
+ANSWER_S = 6.0
+"""How long the agents' answers are awaited."""
+TOO_LATE_S = 5.0
+"""A timer that is so late says that this process was stopped itself."""
+SHOWN_FRAMES = 5
 
 
 class WorkerMessages(Part):
@@ -62,6 +71,9 @@ class WorkerMessages(Part):
             self._reported(worker, message)
         elif kind == "pace":
             self._note_pace(worker, message)
+        elif kind == "beat":
+            step, usual_s = int(number(message.get("step"))), number(message.get("usual_s"))
+            context.emit(events.StepsDone(generation, step, usual_s, bool(message.get("away"))))
 
     def _relay(self, worker: Worker, generation: int, message: Message) -> None:
         """Only rank 0 of a world that is coming opens a store."""
@@ -127,6 +139,115 @@ class WorkerMessages(Part):
         named = {"bottleneck": found.kind, "bottleneck_share": found.share}
         where = {"bottleneck_rank": found.rank, "bottleneck_node": node}
         return compared | named | ({} if found.kind == bottleneck.COMMUNICATION else where)
+
+
+class Hangs(Part):
+    """The part of the machine that notices when no step is done any more, and asks the ranks where they are, once."""
+
+    def __init__(self, context: SupervisorContext) -> None:
+        super().__init__(context)
+        self._generation, self._step = 0, -1
+        self._usual_s = self._longest_s = 0.0
+        self._since = self._due = 0.0
+        self._told = False
+        self._asked: dict[str, events.StackSeen | None] = {}
+        """Workers that were asked, with their answers."""
+
+    def handlers(self) -> Handlers:
+        return {
+            events.StepsDone: self._steps_done,
+            events.StackSeen: self._stack_seen,
+            events.Restarting: lambda event: self._forget(),
+            HangTimer: self._no_step,
+            StacksTimer: lambda event: self._tell(),
+        }
+
+    def _steps_done(self, event: events.StepsDone) -> None:
+        """Rank 0 of a world says how far it is."""
+        context = self._context
+        if event.generation > self._generation:
+            self._forget()
+            self._generation, self._step, self._since = event.generation, event.step, context.now
+        elif event.step > self._step:
+            took = context.now - self._since
+            if self._usual_s:
+                self._longest_s = max(self._longest_s, took)
+            if self._told:
+                self._told = False
+                said = f"training goes on, after {took:.0f} s without a step"
+                context.do(Print(said))
+                context.report_phase(0, "steps_again", said)
+            self._step, self._since = event.step, context.now
+            self._stop_asking()
+        elif self._told and not event.away:
+            return
+        else:
+            self._since = context.now  # it comes back from job.once()
+        self._usual_s = event.usual_s
+        if event.away:
+            context.timers.cancel(HangTimer())
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        resize = self._context.resize
+        usual_s = 0.0 if resize is not None and resize.agreed else self._usual_s
+        self._due = self._context.now + hangs.patience(self._context.limits.hang_s, usual_s, self._longest_s)
+        self._context.timers.set(HangTimer(), self._due)
+
+    def _no_step(self, event: HangTimer) -> None:
+        context = self._context
+        if context.mode not in (Mode.RUNNING, Mode.FORMING) or context.stop_code is not None:
+            return
+        resize = context.resize
+        if context.now - self._due > TOO_LATE_S or (resize is not None and resize.agreed and self._usual_s):
+            self._usual_s = 0.0
+            self._wait()
+            return
+        members = [worker for worker in context.members() if not worker.exited]
+        self._asked = {worker.name: None for worker in members}
+        for agent in dict.fromkeys(worker.agent for worker in members):
+            names = tuple(worker.name for worker in members if worker.agent == agent)
+            context.do(AskStacks(agent, names))
+        context.timers.set(StacksTimer(), context.now + ANSWER_S)
+
+    def _stack_seen(self, event: events.StackSeen) -> None:
+        if event.worker in self._asked:
+            self._asked[event.worker] = event
+            if all(self._asked.values()):
+                self._tell()
+
+    def _tell(self) -> None:
+        context, world, asked = self._context, self._context.world, self._asked
+        self._stop_asking()
+        if world is None or not asked:
+            return
+        self._told = True
+        ranks = {name: rank for rank, name in enumerate(world.members) if name in asked}
+        answers = {rank: asked[name] for name, rank in ranks.items()}
+        places = {
+            rank: hangs.place(seen.frames, seen.problem) if seen else hangs.place(()) for rank, seen in answers.items()
+        }
+        nodes = {rank: context.workers[name].agent[1] for name, rank in ranks.items() if name in context.workers}
+        said = hangs.sentence(context.now - self._since, self._usual_s, places, nodes)
+        context.do(Print(f"{said}; the whole stacks are in the logs of the ranks, and nothing was ended"))
+        for _, same in hangs.groups(places)[: hangs.SHOWN_GROUPS]:
+            seen = answers[same[0]]
+            frames = [frame for frame in (seen.frames if seen else ()) if not hangs.is_own(frame)]
+            for frame in frames[:SHOWN_FRAMES]:
+                context.do(Print(f"  rank {same[0]}| {frame}"))
+        context.report_phase(0, "stalled", said[:1000])
+
+    def _stop_asking(self) -> None:
+        self._asked = {}
+        self._context.timers.cancel(StacksTimer())
+
+    def _forget(self) -> None:
+        """Another world, or none: what was noted does not describe it."""
+        self._stop_asking()
+        self._context.timers.cancel(HangTimer())
+        self._usual_s = self._longest_s = 0.0
+        self._told = False
 
 
 def _pace(value: object) -> Pace | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from waiting import wait_until
 from worker_harness import NAMESPACE, Control, Zygote
 
 from slurm_elastic.trainer_shim.training import audit
+from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 
 SCRIPTS = {
     name: Path(__file__).parents[3] / "support" / "training_scripts" / f"{name}_train.py"
@@ -86,6 +88,41 @@ def test_a_resized_training_equals_an_unresized_one(
     assert audit.check(control.audit, samples=403, epochs=3).ok, control.story()
     compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
     assert max(pauses) < 5
+
+
+def test_accelerates_trackers_are_those_of_rank_0(start: Start, tmp_path: Path) -> None:
+    """1 -> 3 -> 2 workers, rank 0 replaced: who is rank 0 logs, each step once, and with the settings once."""
+    control = start("accelerate", "--hold-from", "0")
+    control.start("a")
+    control.resize("a", "b", "c")
+    control.resize("b", "c")
+    assert control.exits(*"abc") == [0] * 3, control.story()
+    files = [list(map(json.loads, path.read_text().splitlines())) for path in sorted(tmp_path.glob("events-*.jsonl"))]
+    assert [len([line for line in lines if "size" in line]) for lines in files] == [1, 0]
+    steps = [line["step"] for lines in files for line in lines if "step" in line]
+    assert steps == list(range(1, torch.load(tmp_path / "final.pt", weights_only=False)["steps"] + 1))
+
+
+@pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
+@pytest.mark.parametrize("framework", ["transformers", "accelerate"])
+def test_a_sharded_training_resized_and_killed(
+    start: Start, alone: Callable[[str], dict[str, Any]], tmp_path: Path, framework: str
+) -> None:
+    """elastic(strategy="fsdp"), 2 -> 4 -> 2 workers, then killed and restarted by three: as replicas in one process,
+    and what the framework saves is whole."""
+    control = start(framework, "--hold-from", "0", "--micro", "5", "--strategy", "fsdp")
+    control.start("a", "b")
+    for names in ("abcd", "bd"):
+        control.resize(*names)
+    control.send("b", {"type": "checkpoint"})
+    control.wait(lambda _, message: message["type"] == "saved" and message["step"] > 0)
+    for name in "bd":
+        control.kill(name)
+    control.exits("b", "d", hold=True)
+    control.start("e", "f", "g", source="checkpoint")
+    assert control.exits(*"efg") == [0, 0, 0], control.story()
+    assert audit.check(control.audit, samples=403, epochs=3).ok, control.story()
+    compare(torch.load(tmp_path / "final.pt", weights_only=False), alone(framework), ROUNDING[framework])
 
 
 @pytest.mark.parametrize("framework", SCRIPTS)
@@ -208,7 +245,7 @@ for make in [
 import slurm_elastic.trainer_shim as shim
 shim.job._current[0].close()
 
-from accelerate import Accelerator
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from slurm_elastic.trainer_shim.accelerate import elastic
 again = Accelerator(cpu=True)
 again.prepare(torch.nn.Linear(1, 1))
@@ -238,6 +275,7 @@ for make in [
     lambda: train(["backward"], sgd, DataLoader(data)),
     lambda: train(["step", "backward"], sgd, DataLoader(data)),
     lambda: train([], sgd, DataLoader(data)),
+    lambda: elastic(Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)), batch=4),
 ]:
     tell(make)
 """
@@ -259,6 +297,6 @@ def test_what_cannot_be_done_elastically_is_refused() -> None:
     )
     named += ("Linear", "max_steps", "part of an epoch", "elastic(unit=...)", "resume_from_checkpoint")
     named += ("Linear", "elastic(deterministic=...)", "after prepare()", "without the DataLoader", "0 optimizers")
-    named += ("step() was not called after", "step() was called before", "for a batch")
+    named += ("step() was not called after", "step() was called before", "for a batch", "fsdp_plugin")
     assert len(said) == len(named), done.stdout + done.stderr
     assert all(word in line for word, line in zip(named, said, strict=True)), said

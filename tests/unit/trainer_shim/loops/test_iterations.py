@@ -12,7 +12,9 @@ from worker_harness import SCRIPT, Control, Start, Zygote, alone, difference, re
 
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
 from slurm_elastic.trainer_shim.training import audit
+from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS
 
+cuts = pytest.mark.skipif(not CUTS_ON_CPUS, reason="this torch's fully_shard needs GPUs")
 OWN = SCRIPT.with_name("own_loop_train.py")
 EPOCHS = SCRIPT.with_name("own_epochs_train.py")
 GAN = SCRIPT.with_name("own_gan_train.py")
@@ -107,6 +109,37 @@ def test_killed_and_started_again_from_a_checkpoint(zygote: Zygote, begin: Start
     assert done and done[-1]["step"] == 60
 
 
+@cuts
+def test_sharded_iterations_resized_and_killed(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """job.shard() of a model on the meta device, with activation checkpointing, fully_shard() and prefetching as a
+    script has them: 7 micro batches that ranks have unequal numbers of, clipping and GradScaler by the script,
+    2 -> 4 -> 2 -> 1 -> 3 workers, a kill and a restart from a checkpoint: samples, parameters, variables and
+    evaluations as in one process."""
+    control = begin("--hold-from", "0", "--pace", "0.01", "--sharded")
+    control.start("a", "b")
+    control.resize(*"abcd")
+    control.resize(*"bd")
+    control.resize("d")
+    control.resize(*"def")
+    control.send("d", {"type": "checkpoint"})
+    control.wait(lambda _, message: message["type"] == "saved" and message["step"] > 0)
+    control.kill("e")
+    assert control.exits(*"def", hold=True) == [EXIT_LOST, -9, EXIT_LOST], control.story()
+    assert "Traceback" not in (tmp_path / "d.log").read_text() + (tmp_path / "f.log").read_text()
+    control.members = []
+    control.start("g", "h", source="checkpoint")
+    assert control.exits("g", "h") == [0, 0], control.story()
+    found = audit.check(control.audit, samples=7, epochs=60)
+    assert found.ok and found.restarts == 1, (found, control.story())
+    ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, "--sharded")
+    assert difference(ours, theirs) < 1e-12
+    for key in KEPT:
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-12)
+    (name,) = [path.name.split(".")[0].removeprefix("drawn-") for path in (tmp_path / "still").glob("drawn-*")]
+    assert drawn(tmp_path) == drawn(tmp_path / "still", name)
+    assert said(tmp_path) == pytest.approx(said(tmp_path / "still", name), rel=1e-6)
+
+
 def test_a_rank_that_dies_in_the_scripts_backward(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
     """No optimizer of another rank takes a step with gradients that are not whole: it leaves, asks to be tried again,
     and says why; the state saved before goes on as undisturbed."""
@@ -123,10 +156,25 @@ def test_a_rank_that_dies_in_the_scripts_backward(zygote: Zygote, begin: Start, 
     assert audit.check(control.audit, samples=7, epochs=60).ok
 
 
-def test_several_models_and_backward_passes_resized(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+def test_totals_that_differ_are_told(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """Gradients would be weighted wrongly without a word; what a joiner has not asked for before is no difference."""
+    control = begin("--hold-from", "0", "--odd", "2")
+    control.start("a", "b")
+    control.resize("a", "b", "c")
+    assert control.exits("a", "b", "c", hold=False) == [1, 1, 1], control.story()
+    for name in "abc":
+        said_there = (tmp_path / f"{name}.log").read_text()
+        assert "in the iteration before this one: 7 on ranks 0 2, 8 on rank 1; accepted" in said_there
+
+
+@pytest.mark.parametrize("kind", [(), pytest.param(("--sharded",), marks=cuts)])
+def test_several_models_and_backward_passes_resized(
+    zygote: Zygote, begin: Start, tmp_path: Path, kind: tuple[str, ...]
+) -> None:
     """Two backward passes into one step, two steps of a critic for one of its generator, uneven shares of 10 samples,
-    resized 1 -> 3 -> 4 -> 2: the parameters of both, and what is counted, as in one process."""
-    control = begin("--hold-from", "0", "--pace", "0.01", script=GAN)
+    one model's result given to the other, resized 1 -> 3 -> 4 -> 2: the parameters of both, and what is counted, as in
+    one process."""
+    control = begin("--hold-from", "0", "--pace", "0.01", *kind, script=GAN)
     control.start("a")
     for names in ("abc", "abcd", "bd"):
         control.resize(*names)

@@ -40,6 +40,35 @@ def test_iterations_are_counted_and_end(made: list[elastic.Job]) -> None:
     assert (job.global_step, job.samples) == (3, 24)
 
 
+def test_replicas_and_shards_are_not_mixed(made: list[elastic.Job]) -> None:
+    """A rank with fewer micro batches computes one more of a sharded model, which a replica would count."""
+    job, _, _ = own(made)
+    with refused(r"job.shard\(\) was called beside a model of the other kind"):
+        job.shard(torch.nn.Linear(3, 1))
+    with refused("shard=4 is not accepted; accepted: function"):
+        job.shard(torch.nn.Linear(3, 1), 4)  # type: ignore[arg-type]
+
+
+def test_a_sharded_model_alone_is_whole(made: list[elastic.Job]) -> None:
+    """One process needs no parts: the loop is as it is with replicas; under torch.no_grad() anybody may call it."""
+    job = elastic.join(batch=8)
+    made.append(job)
+    with torch.device("meta"):
+        model = torch.nn.Linear(3, 1)
+    net, optimizer = job.shard(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    job.keep(optimizer=optimizer)
+    while job.next(2):
+        with torch.no_grad():
+            before = loss_of(net, (X, Y))
+        with refused("before job.share"):
+            net(X)
+        for _ in job.share(1):
+            loss_of(net, (X, Y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss_of(model, (X, Y)) < before
+
+
 def test_a_stop_ends_the_loop_at_the_next_boundary(made: list[elastic.Job]) -> None:
     job, net, optimizer = own(made)
     while job.next():

@@ -13,8 +13,10 @@ import torch.distributed as dist
 from local_jobs import refused
 from torch import nn
 
-from slurm_elastic.trainer_shim.parallel import local_optimizer_step
+import slurm_elastic.trainer_shim as elastic
+from slurm_elastic.trainer_shim.parallel import local_optimizer_step, own_shards
 from slurm_elastic.trainer_shim.parallel.fsdp import Sharded
+from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward
 from slurm_elastic.trainer_shim.training.once import on_rank_0
 from slurm_elastic.trainer_shim.world import process_group as worlds
 from slurm_elastic.trainer_shim.world.mesh import CUTS_ON_CPUS, DTensor
@@ -128,6 +130,171 @@ def test_parts_are_not_handed_to_once(of_two: World) -> None:
     session: Any = None
     with refused(r"job.once\(save\) was given parts of a sharded model.*job.save\(path\)"):
         on_rank_0(session, torch.save, ({"epoch": 1, "model": sharded.module.state_dict()}, "path"), {})
+
+
+class Block(nn.Module):
+    """A layer with a buffer that no state_dict has, and one with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.norm = nn.Linear(5, 7), nn.BatchNorm1d(7)
+        self.register_buffer("scale", torch.full((7,), 3.0), persistent=False)
+        self.shift = nn.Parameter(torch.zeros(7))
+        self.up = nn.Linear(7, 5)
+        self.norm.bias = self.shift
+
+    def reset_parameters(self) -> None:
+        self.scale.fill_(3.0)
+        nn.init.normal_(self.shift)
+
+
+def on_meta(world: World, **options: Any) -> tuple[Sharded, torch.optim.Optimizer]:
+    """A model made without memory, in this world, with its optimizer made before."""
+    with torch.device("meta"):
+        model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.AdamW(model.parameters())
+    sharded = Sharded(model, [optimizer], options, None, True)
+    sharded.connect(world)
+    return sharded, optimizer
+
+
+def test_a_model_on_meta_gets_the_same_values_on_any_number_of_ranks(of_two: World) -> None:
+    """Each rank draws its part of what a process alone draws: tied tensors once, buffers too, and the script's own
+    generators are where they were; the optimizer holds the model's own parameters."""
+    alone, _ = on_meta(World(0, 0, 1, grouped=False))
+    state = torch.get_rng_state()
+    alone.initialize(3, parameters=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(99)
+    sharded, optimizer = on_meta(of_two)
+    sharded.initialize(3, parameters=True)
+    assert [id(entry) for entry in optimizer.param_groups[0]["params"]] == [id(e) for e in sharded.module.parameters()]
+    parts = dict(sharded.module.named_parameters())
+    for name, whole in alone.module.named_parameters():
+        assert isinstance(parts[name], DTensor)
+        assert torch.equal(parts[name].to_local(), whole.detach().chunk(2)[1]), name
+        assert whole.std() > 0 or "norm" in name
+    assert parts["0.norm.weight"].to_local().eq(1).all() and sharded.module[1].scale.eq(3).all()
+    assert parts.keys() == dict(alone.module.named_parameters()).keys() and "0.norm.bias" not in parts
+
+
+def test_a_joiner_draws_buffers_only(of_two: World) -> None:
+    """Its parameters come from the others. Left, the model keeps buffers, modes and what is trained, and no memory."""
+    sharded, _ = on_meta(of_two)
+    for parameter in sharded.module.parameters():
+        parameter.detach().to_local().fill_(7.0)
+    sharded.initialize(3, parameters=False)
+    assert all(parameter.to_local().eq(7).all() for parameter in sharded.module.parameters())
+    assert sharded.module[0].scale.eq(3).all() and sharded.module[0].norm.running_var.eq(1).all()
+    sharded.module[0].norm.eval()
+    sharded.module[1].shift.requires_grad_(False)
+    sharded.disconnect()
+    assert all(parameter.is_meta for parameter in sharded.module.parameters())
+    assert sharded.module[0].scale.eq(3).all() and not sharded.module[0].norm.training and sharded.module[1].training
+    assert [name for name, entry in sharded.module.named_parameters() if not entry.requires_grad] == ["1.shift"]
+
+
+def test_what_nothing_sets_is_named(of_two: World) -> None:
+    """Neither reset_parameters() nor init=function; a tensor that is neither parameter nor buffer; a wrapper put around
+    a layer in shard=."""
+    with torch.device("meta"):
+        model: Any = nn.Sequential(nn.Linear(3, 3), nn.ParameterList([nn.Parameter(torch.zeros(3))]))
+    sharded = Sharded(model, [], {}, None, True)
+    sharded.connect(of_two)
+    with refused(r"nothing sets 1\.0, which was made on the meta device: ParameterList has no reset_parameters"):
+        sharded.initialize(0, parameters=True)
+    sharded.disconnect()
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.ParameterList([nn.Parameter(torch.zeros(3))]))
+    sharded = Sharded(
+        model, [], {"init": lambda part: [value.fill_(2.0) for value in part._parameters.values()]}, None, True
+    )
+    sharded.connect(of_two)
+    sharded.initialize(0, parameters=True)
+    assert all(parameter.to_local().eq(2).all() for parameter in sharded.module.parameters())
+    sharded.disconnect()
+    model.cache = torch.zeros(2, device="meta")
+    with refused("cache is on the meta device and neither a parameter nor a buffer"):
+        Sharded(model, [], {}, None, True)
+    with refused("init=4 is not accepted; accepted: function"):
+        Sharded(nn.Linear(2, 2), [], {"init": 4}, None, True)
+    wraps = Sharded(
+        nn.Sequential(nn.Linear(2, 2)), [], {"shard": lambda whole, _: whole.insert(0, nn.Linear(1, 1))}, None, True
+    )
+    with refused("shard=function has made a parameter 1.weight"):
+        wraps.connect(of_two)
+
+
+def test_what_was_planned_is_done_in_each_world(of_two: World) -> None:
+    """fully_shard() of layers and of the model with options, and what is prefetched, as a script says it before there
+    is a world: in each world as torch would have done it. Meanwhile, and alone, the model is whole."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    with torch.device("meta"):
+        model: Any = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model:
+        ignored = {model[0].bias}
+        sharded_layer = elastic.fully_shard(
+            layer, mp_policy=policy, reshard_after_forward=False, ignored_params=ignored
+        )
+        assert sharded_layer is layer
+    elastic.fully_shard(model, ignored_params=ignored)
+    model[0].set_modules_to_forward_prefetch([model[1], model[2]])
+    model[2].set_modules_to_backward_prefetch([model[1]])
+    assert model.to_empty(device="cpu") is model and model[0].weight.is_meta
+    with refused("fully_shard.. was called twice for one Linear"):
+        elastic.fully_shard(model[0])
+    with refused("fully_shard.mesh=.*accepted: none"):
+        elastic.fully_shard(nn.Linear(1, 1), mesh=1)
+    sharded = Sharded(model, [], {}, None, True)
+    sharded.connect(World(0, 0, 1, grouped=False))
+    model.unshard()
+    assert not any(isinstance(entry, DTensor) for entry in model.parameters())
+    sharded.disconnect()
+    for _ in range(2):
+        sharded.connect(of_two)
+        states = [part._get_fsdp_state() for part in model]
+        assert states[0]._states_to_forward_prefetch == states[1:]
+        assert states[2]._states_to_backward_prefetch == [states[1]]
+        (group, *_) = getattr(states[1], "_fsdp_param_groups", None) or [states[1]._fsdp_param_group]
+        assert group.mp_policy == policy and group.post_forward_mesh_info is None
+        assert [n for n, entry in model.named_parameters() if not isinstance(entry, DTensor)] == ["0.bias"]
+        sharded.disconnect()
+
+
+def test_gradients_of_chained_models_count_once(of_two: World) -> None:
+    """What goes back into a model counts by the rank's share, times the ranks, and what goes on to its inputs as
+    before; what was computed for company counts nothing, whatever it is. A result without tensors is refused."""
+    weighted = own_shards._weighted
+    x = torch.ones(2, requires_grad=True)
+    (inside, plain), found = weighted((x * 1.0, 7), 1 / 1.5)
+    (outside,), _ = weighted([inside * 1.0], 1.5)
+    outside.sum().backward()
+    assert (found, plain) == (1, 7) and torch.equal(x.grad, torch.ones(2))
+    y = torch.ones(2, requires_grad=True)
+    weighted(y, 0.0)[0].backward(torch.full((2,), torch.nan))
+    assert torch.equal(y.grad, torch.zeros(2))
+    owner = OwnBackward()
+
+    class Odd(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {torch.nn.functional.linear(x, self.weight)}
+
+    net = owner.add(own_shards.OwnShards(Odd(2, 2), {}, torch.device("cpu"), owner))
+    owner.connect(of_two)
+    owner.take(0.5)
+    with refused("returned a set in which no tensor with a gradient was found"):
+        net(torch.ones(1, 2))
+    owner.disconnect()
+
+
+def test_tied_parameters_are_not_sharded_apart(of_two: World) -> None:
+    """fully_shard of each of two blocks would make two of what is one."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    with refused("the parameter 1.weight is another module's too"):
+        Sharded(model, [], {}, None, True).connect(of_two)
 
 
 def test_a_rehearsed_world_finds_everything_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,11 @@ def test_the_request_of_the_command_line_counts_first() -> None:
 def test_a_request_without_a_rule_leaves_it_to_the_script(asked: str) -> None:
     """lr=auto, none given, and a request that cannot be read: nothing is imposed."""
     assert "SELASTIC_LR" not in worker_env(asked)
-    assert worker_env("elastic:gpus=2-4,batch=8,lr=sqrt,group=2") == {"SELASTIC_LR": "sqrt", "SELASTIC_GROUP": "2"}
+    assert worker_env("elastic:gpus=2-4,batch=8,lr=sqrt,group=2,slice=4") == {
+        "SELASTIC_LR": "sqrt",
+        "SELASTIC_GROUP": "2",
+        "SELASTIC_SLICE": "4",
+    }
 
 
 def test_component_is_found_among_its_siblings() -> None:

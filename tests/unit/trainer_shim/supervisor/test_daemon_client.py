@@ -63,6 +63,26 @@ def test_a_daemon_of_the_next_version_is_understood() -> None:
     assert link.close(60)
 
 
+class Older(Script):
+    """A daemon that speaks version 2 of the messages."""
+
+    def call(self, route: Route, job_id: int | None = None, *_: object, **__: object) -> Any:
+        answer = super().call(route, job_id)
+        return answer | {"version": 2} if route is routes.REGISTER else answer
+
+
+@pytest.mark.parametrize(("client", "posted"), [(Older({}), ["phases"]), (Script({}), ["phases"] * 2)])
+def test_a_daemon_that_does_not_know_of_hangs_is_not_told(client: Script, posted: list[str]) -> None:
+    """What it does not understand would keep the job at its size."""
+    link = DaemonClient(client, 7, lambda resize: None, lambda text: None, lambda grant: None)  # type: ignore[arg-type]
+    link.update_registration(Registration(VERSION, 1, (), 64, "train.py"))
+    for phase in ("stalled", "running"):
+        link.report_phase(Phase(0, phase, 1, (), 64))
+    wait_until(lambda: len(client.posted) > len(posted), 60, lambda: client.posted)
+    client.ended.set()
+    assert link.close(60) and client.posted[1:] == posted
+
+
 class Disagreeing:
     """A daemon that does not understand, or is not understood, in what a test names, until it is `replaced`."""
 

@@ -6,6 +6,8 @@ import pytest
 
 from slurm_elastic.protocol import codec, messages
 from slurm_elastic.protocol.bottleneck import Pace
+from slurm_elastic.trainer_shim.state.progress import TrainingProgress
+from slurm_elastic.trainer_shim.training.reporting import Length
 from slurm_elastic.trainer_shim.training.step_meter import WARM_UP_STEPS, Meter, Position, StepShape, pause
 
 SHAPE = StepShape(generation=3, batch=64, micro_batch=8, accumulation=2)
@@ -24,6 +26,15 @@ def measured(clock: Clock, meter: Meter, times: list[float], wait: float = 0.0) 
         clock.now += took
         meter.waited(wait)
         meter.step(64, Position(step=number, samples=64 * number, epoch=1))
+
+
+def test_what_is_left_is_counted_in_samples() -> None:
+    """Of epochs the passes not yet done; of a script's own iterations as many samples each as so far; else nothing."""
+    progress = TrainingProgress(epoch=2, cursor=40, pass_samples=100, step=8, samples=240)
+    assert Length(epochs=5).left(progress) == 260
+    assert Length(steps=20).left(progress) == 360
+    assert Length().left(progress) == Length(epochs=2).left(progress) == 0
+    assert Length(steps=20).left(TrainingProgress()) == 0
 
 
 def test_a_report_is_what_selasticd_accepts() -> None:

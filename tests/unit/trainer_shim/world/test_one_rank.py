@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from local_jobs import refused
 
-from slurm_elastic.trainer_shim.world.one_rank import COLLECTIVES, collectives_refused
+from slurm_elastic.trainer_shim.world.one_rank import COLLECTIVES, BeforePass, collectives_refused
 
 
 @pytest.fixture
@@ -40,3 +40,21 @@ def test_collectives_are_refused_where_nobody_answers(grouped: None) -> None:
         thread.join()
     assert elsewhere == [1.0]
     assert before == [getattr(dist, name) for name in COLLECTIVES]
+
+
+def test_a_collective_before_the_pass_is_refused_to_who_joins(grouped: None) -> None:
+    """To the others it is told, once; behind that nothing is seen any more."""
+    told: list[str] = []
+    together, joins = BeforePass(False, told.append), "behind the pass"
+    dist.barrier()
+    dist.barrier()
+    together.end()
+    [said] = told
+    assert "torch.distributed.barrier() is called at test_one_rank.py line" in said and joins in said
+    alone = BeforePass(True, told.append)
+    with refused(r"torch.distributed.all_reduce\(\) is called at test_one_rank.py line \d+ before the pass"):
+        dist.all_reduce(torch.ones(()))
+    alone.end()
+    alone.end()
+    dist.barrier()
+    assert len(told) == 1

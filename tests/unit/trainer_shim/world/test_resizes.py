@@ -353,6 +353,7 @@ def test_rank_0_reports_what_it_measures(start: Start) -> None:
     assert 0 < report["samples_per_s"] < 50 / 0.02
     in_epoch = min(1003, (report["step"] - report["epoch"] * 21) * 50)
     assert report["samples"] == report["epoch"] * 1003 + in_epoch
+    assert report["samples_left"] == 40 * 1003 - report["samples"]
     control.close()
 
 
@@ -369,6 +370,33 @@ def test_a_sharded_training_equals_an_unresized_one(zygote: Zygote, start: Start
     ours, theirs = result(tmp_path), alone(zygote, tmp_path, "--micro", "20")
     assert difference(ours, theirs) < 1e-12
     assert {key: ours[key] for key in KEPT} == {key: theirs[key] for key in KEPT}
+
+
+@cuts
+@pytest.mark.parametrize("cut", [(), ("--own-shard", "mesh"), ("--tp", "2")])
+def test_a_model_on_meta_begins_and_goes_on_as_one_process(
+    zygote: Zygote, start: Start, tmp_path: Path, cut: tuple[str, ...]
+) -> None:
+    """Made without memory: the first values do not depend on the number of ranks, joiners and a restart take over the
+    others', and a rank that is alone holds all of it; averaged weights go along."""
+    given = ("--meta", "--strategy", "fsdp", "--ema")
+    control = start("--hold-from", "0", *given, *cut)
+    control.start("a", "b")
+    for names in ("abcd", "cd"):
+        control.resize(*names)
+    control.send("c", {"type": "checkpoint"})
+    control.wait(lambda _, message: message["type"] == "saved")
+    for name in "cd":
+        control.kill(name)
+    control.exits(*"cd", hold=True)
+    control.start("e", "f", source="checkpoint")
+    if "--tp" not in cut:
+        control.resize("f")
+    assert control.exits("e", "f") == [0, 0], control.story()
+    assert audit.check(control.audit, samples=1003, epochs=3).ok
+    ours, theirs = result(tmp_path), alone(zygote, tmp_path, *given, *([] if "--tp" in cut else cut))
+    assert difference(ours, theirs) < 1e-12
+    assert max(float((ours["ema"][key] - value).abs().max()) for key, value in theirs["ema"].items()) < 1e-12
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=cuts)])

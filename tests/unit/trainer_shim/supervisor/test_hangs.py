@@ -1,0 +1,220 @@
+"""A training that gets no further: when it is said, what is said, and that a real one says it and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_daemon import FakeDaemon
+from local_run import Run
+from supervisor_harness import Drive
+from waiting import wait_until
+
+from slurm_elastic.trainer_shim.node import stacks
+from slurm_elastic.trainer_shim.supervisor import hangs
+from slurm_elastic.trainer_shim.supervisor.hangs import Place, patience, place, ranges, sentence
+from slurm_elastic.trainer_shim.supervisor.state_machine.actions import AskStacks, Kill, Print, ReportPhase
+from slurm_elastic.trainer_shim.supervisor.state_machine.events import StackSeen, WorkerExit
+from slurm_elastic.trainer_shim.supervisor.state_machine.timers import HangTimer
+from slurm_elastic.trainer_shim.supervisor.state_machine.worker_messages import ANSWER_S
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+IN_BACKWARD = (f"{TORCH}/autograd/graph.py:979 _engine_run_backward", "/home/a/train.py:15 <module>")
+IN_LOAD = ("/home/a/data.py:7 load", "/home/a/train.py:12 <module>")
+
+
+@pytest.mark.parametrize(
+    ("usual", "longest", "expected"),
+    [
+        (0.0, 0.0, hangs.FIRST_STEPS_S),  # the first step compiles
+        (0.1, 0.0, 300.0),
+        (60.0, 0.0, 30 * 60.0),
+        (0.1, 400.0, 800.0),  # an evaluation between two steps comes again
+        (0.1, 9000.0, hangs.LONGEST_PATIENCE_S),
+    ],
+)
+def test_how_long_a_training_may_do_no_step(usual: float, longest: float, expected: float) -> None:
+    """A multiple of the usual step, with a floor."""
+    assert patience(300.0, usual, longest) == expected
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        (IN_LOAD, Place("is", "data.py line 7 in load()", False)),
+        (IN_BACKWARD, Place("is in backward(), where gradients are exchanged,", "train.py line 15", True)),
+        (
+            (
+                f"{TORCH}/distributed/distributed_c10d.py:4800 barrier",
+                f"{TORCH}/distributed/c10d_logger.py:83 wrapper",
+                "/home/a/train.py:9 main",
+            ),
+            Place("waits in barrier()", "train.py line 9 in main()", True),
+        ),
+        (
+            (
+                "/usr/lib/python3.11/selectors.py:415 select",
+                f"{TORCH}/utils/data/dataloader.py:1234 _try_get_data",
+                "/home/a/train.py:9 main",
+            ),
+            Place("waits for a batch of its DataLoader", "train.py line 9 in main()", False),
+        ),
+        (
+            ("/x/slurm_elastic/trainer_shim/world/objects.py:50 share", "/home/a/train.py:9 main"),
+            Place("waits for the other ranks", "train.py line 9 in main()", True),
+        ),
+        (
+            (f"{TORCH}/nn/modules/linear.py:125 forward", "/home/a/m.py:3 forward"),
+            Place("is", "m.py line 3 in forward()", False),
+        ),
+    ],
+)
+def test_where_a_rank_is(frames: tuple[str, ...], expected: Place) -> None:
+    """From its frames, innermost first."""
+    assert place(frames) == expected
+
+
+def test_one_sentence_says_who_waits_for_whom() -> None:
+    """Who is in no collective comes first; ranks at one place are told together."""
+    waiting, loading = place(IN_BACKWARD), place(IN_LOAD)
+    nodes = {rank: f"n{rank // 2}" for rank in range(6)}
+    said = sentence(63.2, 0.21, {rank: loading if rank == 3 else waiting for rank in range(6)}, nodes)
+    assert said == (
+        "no step for 63 s (one takes 0.21 s): rank 3 on n1 is at data.py line 7 in load(); "
+        "ranks 0-2, 4-5 are in backward(), where gradients are exchanged, at train.py line 15"
+    )
+    said = sentence(63.2, 0.0, {0: waiting, 1: place((), "is stopped by a signal")}, nodes)
+    assert "rank 1 on n0 is stopped by a signal; rank 0" in said
+    barrier = place((f"{TORCH}/distributed/distributed_c10d.py:48 barrier", "/home/a/train.py:9 main"))
+    assert sentence(63.2, 0.0, {0: waiting, 1: barrier}, nodes).endswith("; all wait, and not in the same call")
+    assert ranges([7, 1, 2, 3]) == "1-3, 7"
+
+
+def test_the_scripts_own_thread_is_found_in_a_dump() -> None:
+    """The one that took the signal; without the frames that the script is run from."""
+    dump = (
+        'Thread 0x00007f (most recent call first):\n  File "a.py", line 1 in work\n\n'
+        'Current thread 0x00007e (most recent call first):\n  File "b.py", line 2 in sleep\n'
+        '  File "t.py", line 9 in <module>\n'
+        '  File "/x/trainer_shim/node/worker_process.py", line 104 in _run_script\n'
+    )
+    assert stacks.main_thread(dump) == ("b.py:2 sleep", "t.py:9 <module>")
+    assert stacks.main_thread("") == ()
+
+
+def beat(drive: Drive, step: int, usual_s: float = 0.1, away: bool = False) -> None:
+    drive.say("10.n1.0", "beat", generation=1, step=step, usual_s=usual_s, away=away)
+
+
+def answer(drive: Drive, rank_2: tuple[str, ...] = IN_LOAD) -> None:
+    for rank, worker in enumerate(drive.members()):
+        drive(StackSeen(worker, rank_2 if rank == 2 else IN_BACKWARD))
+
+
+def test_a_hang_is_told_once_and_nothing_is_ended() -> None:
+    """All ranks are asked; the sentence goes to the output and to selasticd; so does that steps are done again."""
+    drive = Drive().up()
+    beat(drive, 5)
+    drive.wait(299.0)
+    assert not drive.every(AskStacks)
+    drive.wait(2.0)
+    assert [len(ask.workers) for ask in drive.new(AskStacks)] == [2, 2]
+    answer(drive)
+    [told] = [action.phase for action in drive.every(ReportPhase) if action.phase.phase == "stalled"]
+    assert "rank 2 on n2 is at data.py line 7 in load(); ranks 0-1, 3 are in backward()" in told.detail
+    assert any(told.detail in line.text for line in drive.every(Print))
+    drive.wait(5000.0)
+    assert len(drive.every(AskStacks)) == 2 and not drive.every(Kill)
+    beat(drive, 6)
+    assert drive.phases(0)[-2:] == ["stalled", "steps_again"]
+
+
+def test_ranks_that_do_not_answer_are_named() -> None:
+    """Their node may be gone; the others' answers are told in bounded time."""
+    drive = Drive().up()
+    beat(drive, 5)
+    drive.wait(301.0)
+    for worker in drive.members()[:3]:
+        drive(StackSeen(worker, IN_BACKWARD))
+    assert drive.phases(0)[-1] == "running"
+    drive.wait(ANSWER_S)
+    assert drive.phases(0)[-1] == "stalled"
+    assert any("rank 3 on n2 does not answer" in line.text for line in drive.every(Print))
+
+
+def test_what_takes_its_time_is_no_hang() -> None:
+    """job.once(), first steps, a restart, an end, and a supervisor that was stopped itself."""
+    drive = Drive().up()
+    beat(drive, 5)
+    beat(drive, 5, away=True)
+    drive.wait(9000.0)
+    beat(drive, 5)
+    drive.wait(299.0)
+    beat(drive, 6, usual_s=0.0)
+    drive.wait(hangs.FIRST_STEPS_S - 1)
+    beat(drive, 7)
+    drive.wait(2000.0)  # stopped: its timer comes far too late
+    assert not drive.every(AskStacks)
+    drive = Drive().up()
+    beat(drive, 5)
+    drive.say("10.n1.0", "done", step=5, finished=True)
+    drive.wait(301.0)
+    assert not drive.every(AskStacks)
+
+
+def test_a_rank_killed_after_a_hang_ends_the_watch() -> None:
+    """A restart begins anew: its first steps have their time."""
+    drive = Drive().up()
+    beat(drive, 5)
+    drive.wait(301.0)
+    drive.say(drive.members()[1], "failed", error="gone")
+    drive(WorkerExit(drive.members()[1], 1, raised=True, error="E at f:1"))
+    assert HangTimer() not in drive.context.timers
+    drive.wait(ANSWER_S)
+    assert "stalled" not in drive.phases(0)
+
+
+SCRIPT = """
+import os, sys, time, torch
+import slurm_elastic.trainer_shim as elastic
+job = elastic.join(batch=16, lr="none")
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(64000, 4), torch.randint(0, 3, (64000,)))
+model = torch.nn.Linear(4, 3)
+net = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+def load():
+    while os.path.exists("hang"):
+        time.sleep(0.05)
+for epoch in job.epochs(1):
+    for x, y in job.loader(data):
+        if job.rank == 1:
+            load()
+        job.step(torch.nn.functional.cross_entropy(net(x), y))
+        time.sleep(0.02)
+"""
+
+
+def test_a_real_hang_says_where_each_rank_is_and_goes_on(start: Callable[..., Run], tmp_path: Path) -> None:
+    """One rank sleeps, the other waits for it in backward; stacks are in the logs; then the first is stopped."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with FakeDaemon() as daemon:
+        run = start("--nproc", "2", "--hang-after", "3", "train.py", env=daemon.env(tmp_path))
+        wait_until(lambda: daemon.reports, 60, run.text)
+        (tmp_path / "hang").touch()
+        told = daemon.wait_phase(0, "stalled").detail
+        assert "in load(); rank 0 on" in told and "is in backward(), where gradients are exchanged, at train.py" in told
+        assert told in run.text() and "rank 1| train.py:" in run.text()
+        logs = [path.read_text() for path in sorted((run.job_dir / "logs").glob("0.*.log"))]
+        assert "in _engine_run_backward" in logs[0] and "in load" in logs[1], logs
+        (tmp_path / "hang").unlink()
+        daemon.wait_phase(0, "steps_again")
+        daemon.phases.clear()
+        worker = run.worker_pids()[1]
+        os.kill(worker, signal.SIGSTOP)
+        assert "rank 1 on" in (told := daemon.wait_phase(0, "stalled").detail) and "is stopped by a signal" in told
+        os.kill(worker, signal.SIGCONT)
+        daemon.wait_phase(0, "steps_again")
+        assert "starting again" not in run.text()

@@ -1,0 +1,66 @@
+"""Scripts that join wrongly are told so in one sentence, by a real `selastic run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fake_daemon import FakeDaemon
+from local_run import Run
+from small_training import TRAIN
+
+from slurm_elastic.protocol.messages import Shape
+
+IMPORT = "import torch.distributed as dist\n"
+
+
+def line_of(script: str, words: str) -> int:
+    return next(number for number, line in enumerate(script.splitlines(), 1) if words in line)
+
+
+def test_a_collective_before_the_pass_is_named_and_fails_the_growth_with_that_reason(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    """It works until somebody joins: the user is told at its first call, and the failed resize says why."""
+    script = IMPORT + TRAIN.replace("    for x, y", "    dist.barrier()\n    for x, y")
+    (tmp_path / "train.py").write_text(script)
+    named = f"torch.distributed.barrier() is called at train.py line {line_of(script, 'dist.barrier')} before the pass"
+    with FakeDaemon() as daemon:
+        run = start("--nproc", "2", "train.py", "64000", "1", "0.02", env=daemon.env(tmp_path))
+        base = daemon.wait_registered().pieces
+        run.says(named)
+        assert run.text().count(named) == 1
+        daemon.order(1, 0, base, (Shape(1, 1),))
+        detail = daemon.wait_phase(1, "failed").detail
+        assert named in detail and "a worker that joins in that pass is alone there" in detail
+        assert "starting again" not in run.text()
+
+
+def test_a_collective_at_the_top_is_named_at_once(start: Callable[..., Run], tmp_path: Path) -> None:
+    """There is no process group yet, and torch's own words ask for one."""
+    script = IMPORT + TRAIN.replace("torch.manual_seed(0)", "dist.barrier()")
+    (tmp_path / "train.py").write_text(script)
+    run = start("--nproc", "2", "--no-daemon", "train.py", "64", "1", "0")
+    assert run.wait() == 1
+    assert (
+        f"selastic: train.py line {line_of(script, 'dist.barrier')} calls barrier(): under selastic run" in run.text()
+    )
+
+
+def test_a_script_without_a_loop_is_told_so(start: Callable[..., Run], tmp_path: Path) -> None:
+    """Before its first step where it trains by itself; at its end where it only joins, or not even that."""
+    by_itself = TRAIN[: TRAIN.index("net =")] + (
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for x, y in torch.utils.data.DataLoader(data):\n"
+        "    torch.nn.functional.cross_entropy(model(x), y).backward()\n    opt.step()\n    print('trained')\n"
+    )
+    scripts = {"by_itself.py": by_itself, "joins.py": TRAIN[: TRAIN.index("for epoch")], "plain.py": "print('over')\n"}
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(script)
+        run = start("--nproc", "2", "--no-daemon", "--job-dir", str(tmp_path / name[:3]), name, "64", "1", "0")
+        if name == "by_itself.py":
+            assert run.wait() == 1 and "trained" not in run.text()
+            assert "called step() of a SGD, and has given the job no model" in run.text()
+        else:
+            assert run.wait() == 0
+            assert run.text().count("the script has ended without a loop of the job") == 1, run.text()

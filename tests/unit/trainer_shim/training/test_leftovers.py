@@ -1,0 +1,82 @@
+"""What a script has kept from torchrun is refused under the supervisor, each by its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from local_jobs import refused
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from slurm_elastic.trainer_shim.parallel.own_backward import OwnBackward, Replica
+from slurm_elastic.trainer_shim.training.leftovers import Leftovers
+from slurm_elastic.trainer_shim.world.process_group import World
+
+
+@pytest.fixture
+def about() -> Iterator[SimpleNamespace]:
+    """The job's strategy and its world, as a test sets them."""
+    known = SimpleNamespace(strategy=None, world=None)
+    known.leftovers = Leftovers(lambda: known.strategy, lambda: known.world)
+    yield known
+    known.leftovers.end()
+
+
+def trained() -> tuple[torch.nn.Module, Any]:
+    model = torch.nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_an_optimizer_stepped_without_a_loop(about: SimpleNamespace) -> None:
+    """Of a script that has given the job nothing, or does not begin its loop; another model's is its own business."""
+    model, optimizer = trained()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with refused(r"step\(\) of a SGD, and has given the job no model: .*job.wrap\(model, optimizer\)"):
+        optimizer.step()
+    about.strategy = OwnBackward()
+    optimizer.step()
+    about.strategy.add(Replica(model, {}, about.strategy))
+    with refused(r"step\(\) of a SGD before the job's loop"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()  # makes its state
+    model(torch.ones(1, 2)).sum().backward()
+    about.leftovers.begin()
+    optimizer.step()
+    assert any(not torch.equal(was, now) for was, now in zip(before, model.parameters(), strict=True))
+
+
+def test_a_script_makes_no_distributed_data_parallel(about: SimpleNamespace) -> None:
+    """The job's own are made as ever, and afterwards anybody's."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with refused("the script made a DistributedDataParallel"):
+            DistributedDataParallel(torch.nn.Linear(1, 1))
+        strategy = OwnBackward()
+        replica = Replica(torch.nn.Linear(1, 1), {}, strategy)
+        replica._connect()
+        assert replica.ddp is not None
+        strategy.add(replica)
+        strategy.disconnect()
+        assert "module" in inspect.signature(DistributedDataParallel.__init__).parameters
+        about.leftovers.end()
+        DistributedDataParallel(torch.nn.Linear(1, 1))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_sampler_of_another_world_is_refused(about: SimpleNamespace) -> None:
+    """One that was made before a resize, or for a fixed world."""
+    sampler: DistributedSampler[int] = DistributedSampler(range(8), num_replicas=2, rank=1, shuffle=False)  # type: ignore[arg-type]
+    about.world = World(1, 1, 2, grouped=True)
+    assert list(sampler) == [1, 3, 5, 7]
+    about.world = World(2, 1, 3, grouped=True)
+    with refused("a DistributedSampler made for rank 1 of 2 is used on rank 1 of 3"):
+        list(sampler)

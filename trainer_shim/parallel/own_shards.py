@@ -1,0 +1,123 @@
+"""Models cut up over the ranks (fully_shard) whose forward and backward passes are the script's.
+
+fully_shard takes the mean of the gradients over the ranks. So what goes back from a model's result into it counts by
+this rank's share of the iteration, times the ranks, and what goes on from it to what it was given counts as before:
+models may be chained, and a loss that is the mean over the rank's own part gives the gradient of the mean over all.
+Every rank has to call the model equally often: one with fewer micro batches computes its last one again, for nothing.
+Limit: a loss that uses parameters themselves, beside the model's result, counts as a mean over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..world.agreement import attempt
+from ..world.process_group import World
+from .fsdp import Sharded
+from .own_backward import OwnBackward
+
+
+class OwnShards:
+    """One model: what job.shard() has made of it."""
+
+    sharded = True
+
+    def __init__(self, module: nn.Module, options: dict[str, Any], device: torch.device, owner: OwnBackward) -> None:
+        self.module = module
+        self.parts = Sharded(module, [], options, None, True, device)
+        self._owner = owner
+        self._ranks = 1
+        self._called = self._travels = False
+
+    @property
+    def mesh(self) -> Any:
+        return self.parts.mesh
+
+    def hold(self, optimizers: list[Any]) -> None:
+        self.parts.hold(optimizers)
+
+    def connect(self, world: World) -> None:
+        self.parts.connect(world)
+        self._ranks = world.size
+
+    def initialize(self, seed: int, parameters: bool) -> None:
+        self.parts.initialize(seed, parameters)
+
+    def compile_ahead(self, rows: Collection[int]) -> None:
+        """Nothing: a part of it is only there in a world."""
+
+    def expect(self, rows: int) -> None:
+        """Nothing."""
+
+    def rehearse(self, rank: int, size: int) -> None:
+        self.parts.rehearse(rank, size)
+
+    def begin_pass(self) -> None:
+        """What is trained is looked at in every step."""
+
+    def disconnect(self) -> None:
+        self.parts.disconnect()
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def new_share(self) -> None:
+        self._called = self._travels = False
+
+    def sync(self, travels: bool) -> None:
+        self._travels = travels
+        if self._ranks > 1:
+            self.module.set_requires_gradient_sync(travels)  # type: ignore[operator]
+
+    @property
+    def complete(self) -> bool:
+        return self._called and (self._travels or self._ranks == 1)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        owner = self._owner
+        if not torch.is_grad_enabled() or owner.bypass:
+            return attempt(lambda: self.module(*args, **kwargs), owner.on_error, lambda: None)
+        owner.expect_share()
+        self._called = True
+        if self._ranks == 1:
+            return self.module(*args, **kwargs)
+        factor = owner.weight * self._ranks
+        (args, kwargs), _ = _weighted((args, kwargs), 1 / factor if factor else 0.0)
+        result = attempt(lambda: self.module(*args, **kwargs), owner.on_error, lambda: None)
+        result, found = _weighted(result, factor)
+        if not found and any(parameter.requires_grad for parameter in self.module.parameters()):
+            raise TrainingError(
+                f"a model of job.shard() returned a {type(result).__name__} in which no tensor with a gradient was "
+                "found; accepted: tensors, in tuples, lists, dicts or what torch.utils._pytree knows"
+            )
+        return result
+
+
+class _Weighted(torch.autograd.Function):
+    """The same tensor, whose gradient counts by a factor."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+        context.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        # What was computed for company may be anything.
+        return gradient * context.factor if context.factor else torch.zeros_like(gradient), None
+
+
+def _weighted(tree: Any, factor: float) -> tuple[Any, int]:
+    """With all tensors that have a gradient weighted; and how many those are."""
+    leaves, structure = tree_flatten(tree)
+    weighted: Any = _Weighted.apply
+    takes = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
+    leaves = [weighted(leaf, factor) if take else leaf for leaf, take in zip(leaves, takes, strict=True)]
+    return tree_unflatten(leaves, structure), sum(takes)

@@ -1,0 +1,106 @@
+"""What a script has kept from when it trained alone, or ran under torchrun, and would train something else than meant.
+
+Promise: told in one sentence, at the call, before anything is trained wrongly. Limits: under the supervisor only, for
+elsewhere a world does not change; optimizers of torch's own base class.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler
+
+from slurm_elastic.protocol.errors import TrainingError
+
+from ..parallel.strategy import Strategy
+from ..world.process_group import World
+
+LOOPS = "`for epoch in job.epochs(n):` or `while job.next():`"
+
+
+class Leftovers:
+    """One per job, from join() to its end."""
+
+    def __init__(self, strategy: Callable[[], Strategy | None], world: Callable[[], World | None]) -> None:
+        self._strategy, self._world = strategy, world
+        self._before_loop: Any = register_optimizer_step_pre_hook(self._stepped)
+        self._replaced: list[tuple[type, str, Any]] = []
+        self._watch(DistributedDataParallel, "__init__", self._made)
+        self._watch(DistributedSampler, "__iter__", self._drawn)
+
+    def begin(self) -> None:
+        """The script's loop begins: there optimizers are watched by who steps them."""
+        if self._before_loop is not None:
+            self._before_loop.remove()
+            self._before_loop = None
+
+    def end(self) -> None:
+        self.begin()
+        for kind, name, before in self._replaced:
+            setattr(kind, name, before)
+        self._replaced.clear()
+
+    def _watch(self, kind: type, name: str, met: Callable[[Any], None]) -> None:
+        before = kind.__dict__[name]
+
+        @functools.wraps(before)
+        def watched(this: Any, *args: Any, **kwargs: Any) -> Any:
+            met(this)
+            return before(this, *args, **kwargs)
+
+        setattr(kind, name, watched)
+        self._replaced.append((kind, name, before))
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if all(parameter.grad is None for parameter in held):
+            return  # it makes its state
+        name, strategy = type(optimizer).__name__, self._strategy()
+        if strategy is None:
+            raise TrainingError(
+                f"the script called step() of a {name}, and has given the job no model: each worker would train one of "
+                "its own; accepted: job.wrap(model, optimizer), or job.replicate(model) and job.keep(...), and then "
+                f"{LOOPS}"
+            )
+        own = {id(parameter) for parameter in strategy.module.parameters()}
+        if any(id(parameter) in own for parameter in held):
+            raise TrainingError(
+                f"the script called step() of a {name} before the job's loop, so that workers neither exchange "
+                f"gradients nor could join; accepted: inside of {LOOPS}"
+            )
+
+    def _made(self, made: Any) -> None:
+        if not _calls().startswith("slurm_elastic."):
+            raise TrainingError(
+                "the script made a DistributedDataParallel, which belongs to one world and would keep the next one "
+                "from forming; accepted: what job.wrap() or job.replicate() returned, in its place"
+            )
+
+    def _drawn(self, sampler: Any) -> None:
+        world = self._world()
+        place = (sampler.rank, sampler.num_replicas)
+        if world is not None and place != (world.rank, world.size):
+            raise TrainingError(
+                f"a DistributedSampler made for rank {place[0]} of {place[1]} is used on rank {world.rank} of "
+                f"{world.size}: samples would be left out, or seen twice; accepted: job.loader(dataset), job.share(n), "
+                "or for an evaluation a new sampler each time"
+            )
+
+
+def _calls() -> str:
+    """The module that has called what is watched."""
+    frames: Iterator[Any] = _frames(sys._getframe(1))
+    names = (str(frame.f_globals.get("__name__", "")) for frame in frames)
+    return next((name for name in names if name != __name__ and name != "torch.nn.parallel.distributed"), "")
+
+
+def _frames(frame: Any) -> Iterator[Any]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
