@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = f"{Shipped.cooldown_grow_s:g} before it grows, {Shipped.cooldown_shrink_s:g} before it shrinks for another"
     add("--cooldown", type=float, metavar="S", help=f"between resizes of a job (default: {own}, as selasticd)")
     add("--horizon", type=float, default=Shipped.horizon_s, metavar="S", help=f"over which a move must pay {shown}")
+    add("--start-smaller", action="store_true", help="a job that cannot start as asked starts at its smallest size")
     add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
     add("--learned", action="store_true", help="the planner learns curves from 3 %% noisy reports, as the daemon does")
     add("--window", type=float, default=0.0, metavar="S", help="count the jobs completed by then (default: all)")
@@ -147,10 +148,11 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
     else:
         cooldown = f"{settings.cooldown_s:g} s between resizes of a job"
     known = "curves learned from reports (--learned)" if settings.learned else "curves known exactly (no --learned)"
+    smaller = ", or at their smallest where that has no room (--start-smaller)" if settings.start_smaller else ""
     found = [
         f"cluster: {nodes} nodes of {settings.gpus_per_node} GPUs, one kind, one partition, always up (--cluster)",
-        "jobs start in the order in which they came, at the size that they were submitted with; an elastic job never "
-        "gives up GPUs of the node that its batch script runs on",
+        f"jobs start in the order in which they came, at the size that they were submitted with{smaller}; an elastic "
+        "job never gives up GPUs of the node that its batch script runs on",
         "elastic policies: selasticd's own planner with its shipped settings, a decision at most every "
         f"{settings.interval_s:g} s (--interval), {settings.pause_s:g} s of pause at every resize (--pause), "
         f"{cooldown} (--cooldown), {known}",
@@ -182,7 +184,7 @@ def _settings(args: argparse.Namespace) -> SimulationSettings:
         gpus=nodes * per_node,
         gpus_per_node=per_node,
         **{f"{name}_s": getattr(args, name) for name in ("interval", "pause", "grow_wait", "cooldown", "horizon")},
-        **{name: getattr(args, name) for name in ("drop", "learned", "seed", "stretch", "until")},
+        **{name: getattr(args, name) for name in ("start_smaller", "drop", "learned", "seed", "stretch", "until")},
     )
 
 

@@ -183,6 +183,11 @@ def now(facts: Explain, cause: Decision | None) -> list[str]:
     """What the last decision says, where nothing else says it, and how far a resize has come."""
     if words.is_over(facts.job):
         return []
+    stalled = [facts.stalled] if facts.stalled else []
+    return stalled + _size_now(facts, cause)
+
+
+def _size_now(facts: Explain, cause: Decision | None) -> list[str]:
     resize, decision = facts.resize, facts.decision
     if resize:
         return [_progress(facts, resize), ResizeState(resize.state).meaning]
@@ -236,6 +241,14 @@ def next_steps(facts: Explain) -> list[str]:
     asked, counts = evidence.weight_asked, evidence.weight_counts
     if asked and counts:
         lines.append(f"its weight={asked:g} counts as {counts:g}, the most that the site allows (max_weight)")
+    if evidence.sample_worth is not None and evidence.quality_gain is not None:
+        lines.append(
+            f"at its batch a sample is worth {evidence.sample_worth:.0%} of one at the batch it began with (measured"
+            f" gradient noise): if it trains until a quality, and not for its epochs, until=quality in the request"
+            f" brings {evidence.quality_gain:+.0%} at this size"
+        )
+    if evidence.weight_factor:
+        lines.append(f"its weight is multiplied by {evidence.weight_factor:g} (settings fairness, shorter_first)")
     held = job.held_gpus or 0
     if held > (job.gpus or held) and facts.resize is None:
         lines.append(f"Slurm holds {words.gpus(held)} for it, {held - (job.gpus or 0)} more than it trains on")

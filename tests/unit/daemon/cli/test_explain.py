@@ -403,6 +403,14 @@ def test_gpus_that_were_left_out_are_told(store: Store, viewer: Callable[..., An
     assert "left out: GPUs in use by no job that Slurm lists (2 on n3)" in text
 
 
+def test_what_its_weight_and_its_samples_count_is_told(store: Store, viewer: Callable[..., Any]) -> None:
+    """Why a job gets less than one like it, and what it would gain by saying that it trains until a quality."""
+    steady(store, evidence={"weight_factor": 0.707, "sample_worth": 0.4, "quality_gain": 0.62})
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert "its weight is multiplied by 0.707 (settings fairness, shorter_first)" in text
+    assert "a sample is worth 40% of one at the batch it began with" in text and "brings +62% at this size" in text
+
+
 def test_reports_without_a_model_are_told(store: Store, viewer: Callable[..., Any]) -> None:
     """A job whose measurements make no model keeps its size; the sentence says what is wrong with them."""
     steady(store, reason="keep_unfitted", evidence={"unfitted": "step time 1e-300 s at 4 GPUs"})
