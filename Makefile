@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
-.PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job
+.PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job test-scripts
 .PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse soak-training soak-cluster soak-growth test-matrix
 
@@ -101,6 +101,13 @@ bench-abuse: slurm  ## what one hostile user costs the others' reports, status a
 bench-batch:  ## loss under random changes of the batch, by learning-rate rule
 bench-reports:  ## what reports cost a step
 bench-resize: slurm  ## the pause of a resize, beside a cold restart and torchrun
+
+# SCRIPTS: a folder with checkouts of their repositories, by name; without it they are fetched, or the tests skipped.
+SCRIPTS ?=
+TORCHVISION ?= torchvision==0.28.0
+test-scripts: ready slurm  ## public training scripts with the diffs of examples/diffs, resized and killed on a private real Slurm (SCRIPTS=)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCHVISION)' '$(TORCH)' PyYAML
+	SELASTIC_SCRIPTS=$(SCRIPTS) $(BIN)/python -m pytest --durations=0 tests/scripts
 
 test-matrix: ready  ## the contract with Slurm and the main job on the Slurm of Debian trixie and forky (24.11, 26.05)
 	packaging/test-matrix $(SUITES)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from example_jobs import completes, story, submit
 from fake_daemon import FakeDaemon
 from kill_targets import kill, workers
 from waiting import wait_until
@@ -40,59 +41,13 @@ LINES = {
     "lightning": 2,
     "transformers": 2,
 }
-SLOW = """
-import itertools, os, sys, time
-if "slurm_elastic.trainer_shim.node.agent" in sys.orig_argv:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-    steps = itertools.count(1)
-    def wait(*_):
-        until = time.monotonic() + next(steps) * 0.03
-        while time.monotonic() < until and not os.path.exists("go"):
-            time.sleep(0.05)
-    register_optimizer_step_post_hook(wait)
-"""
-"""Every step takes longer than the one before it until there is a file `go`: 130 steps take four minutes, so that the
-training does not end before it was resized, however busy the machine. The examples themselves know nothing of tests."""
 
 
-def submit(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words: str) -> int:
-    """sbatch NAME.sbatch as a user would, with a `selastic` that keeps a record of every sample."""
+def submit_example(sandbox: Sandbox, folder: Path, name: str, daemon: FakeDaemon, *words: str) -> int:
+    """sbatch NAME.sbatch."""
     for file in (ROOT / "examples").glob(f"*{name}.*"):
         shutil.copy(file, folder)
-    run = f'#!/bin/bash\nshift\nexec {sys.executable} -m slurm_elastic.trainer_shim.supervisor.cli --audit audit "$@"\n'
-    (folder / "bin").mkdir()
-    (folder / "bin/selastic").write_text(run)
-    (folder / "bin/selastic").chmod(0o755)
-    (folder / "bin/sitecustomize.py").write_text(SLOW)
-    variables = {
-        "PATH": f"{folder}/bin:/usr/bin:/bin",
-        "PYTHONPATH": f"{folder}/bin:{ROOT / 'packaging/namespace'}",
-        "OMP_NUM_THREADS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        **daemon.env(folder),
-    }
-    exports = ",".join(["NONE", *(f"{key}={value}" for key, value in variables.items())])
-    command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=out.txt", f"--export={exports}"]
-    answer = sandbox.run([*command, str(folder / f"{name}.sbatch"), *words])
-    assert answer.returncode == 0, answer.stderr
-    return int(answer.stdout)
-
-
-def story(folder: Path) -> str:
-    """What a job has printed."""
-    logs = [*folder.glob("out.txt"), *folder.glob(".selastic/*/logs/*")]
-    return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)
-
-
-def completes(sandbox: Sandbox, job: int, folder: Path) -> None:
-    """Wait for its end, which is a good one."""
-
-    def state() -> str:
-        shown = sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
-        return shown.partition("JobState=")[2].partition(" ")[0]
-
-    over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-    assert wait_until(lambda: state() in over and state(), 120, lambda: story(folder)) == "COMPLETED", story(folder)
+    return submit(sandbox, folder, f"{name}.sbatch", daemon, *words)
 
 
 @pytest.mark.parametrize("name", RESIZED)
@@ -103,7 +58,7 @@ def test_an_example_is_resized(empty_sandbox: Sandbox, tmp_path: Path, name: str
     gpus = 2 if name == "tensor_parallel" else 1
 
     with FakeDaemon() as daemon:
-        job = submit(empty_sandbox, tmp_path, name, daemon, "--epochs", "2", "--samples", "2053")
+        job = submit_example(empty_sandbox, tmp_path, name, daemon, "--epochs", "2", "--samples", "2053")
         [base] = daemon.wait_registered().pieces
         daemon.order(1, job, (base,), (Shape(1, gpus, gpus),), batch=64)
         grown = daemon.wait_phase(1, "running", 120)
@@ -126,7 +81,7 @@ def test_a_loop_of_its_own_is_resized_and_killed(empty_sandbox: Sandbox, tmp_pat
         return (tmp_path / "out.txt").read_text().count("restored from")
 
     with FakeDaemon() as daemon:
-        job = submit(empty_sandbox, tmp_path, "iterations", daemon, *size)
+        job = submit_example(empty_sandbox, tmp_path, "iterations", daemon, *size)
         [base] = daemon.wait_registered().pieces
         for number, more in enumerate(((Shape(1, 1, 1),), (), (Shape(1, 1, 1),)), start=1):
             daemon.order(number, job, (base,), more)
@@ -164,7 +119,7 @@ def test_loops_of_other_kinds_are_resized_and_killed(empty_sandbox: Sandbox, tmp
         jobs, bases, folders = {}, {}, {name: tmp_path / name for name in LOOPS}
         for name, (words, *_) in LOOPS.items():
             folders[name].mkdir()
-            jobs[name] = submit(empty_sandbox, folders[name], name, daemons[name], *words.split())
+            jobs[name] = submit_example(empty_sandbox, folders[name], name, daemons[name], *words.split())
         for name, daemon in daemons.items():
             [bases[name]] = daemon.wait_registered().pieces
         for number, more in enumerate(((Shape(1, 1, 1),), ()), start=1):
