@@ -113,7 +113,7 @@ class EpochLoop:
                 f"the dataset has {feed.samples} samples here and {progress.pass_samples} where the "
                 "training began; every worker needs the same dataset"
             )
-        if progress.cursor >= feed.samples:
+        if not progress.pass_samples and 0 < feed.samples <= progress.cursor:
             raise TrainingError(
                 f"job.begin_at(in_epoch={progress.cursor}) is not accepted for a pass over {feed.samples} samples; "
                 "accepted: fewer, or the next epoch"
