@@ -5,10 +5,11 @@
 Slurm's answers are synthesised in the form that squeue and sinfo print and come through two small programs of their
 names, so that the real client, parsers, registry, store and planner run on them. Every job is elastic and reports; the
 waiting ones are ordinary. `first` is the first round after a start: models are fitted, records are read, and evidence
-is written for every job. Before each later round `--anew` of the jobs report a speed that is not what they had reported
-so far. Memory is the daemon's largest resident size. `--check` ends with status 1 when a later round takes more than
-2 s of CPU or two queries, or the memory is over 150 MB.
-Limit: Slurm's own time for its answers is not in it; 5,000 jobs take squeue about 0.2 s. Jobs have three reports each:
+is written for every job. Before each later round every job has less time left and reports, as running ones do: a share
+of `--anew` another speed than so far, the others what they have reported before. Memory is the daemon's largest
+resident size. `--check` ends with status 1 when a later round takes more than 2 s of CPU or two queries, or the memory
+is over 150 MB.
+Limit: Slurm's own time for its answers is not in it; 5,000 jobs take squeue about 0.2 s. Jobs have ten reports each:
 one that has trained for a quarter of an hour keeps 2.4 kB for each configuration that it was measured at.
 """
 
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_elastic.daemon.api.waiters import Waiters
@@ -37,7 +39,11 @@ from slurm_elastic.protocol.messages import Piece, Report
 
 GPUS = 8
 MOST_S, MOST_MB, QUERIES = 2.0, 150.0, 2
-MARK = "~SEPARATOR~"
+MARK, LEFT = "~SEPARATOR~", "TIME-LEFT"
+RAN_S, LIMIT_S = 3600, 86400
+"""How long jobs have run at the beginning, and may run."""
+BEFORE = 8
+"""Reports of a job at the batch that it trains at: a further one says little that is new."""
 PROGRAM = """#!/bin/sh
 echo {name} >>{folder}/asked
 case "$*" in
@@ -46,7 +52,9 @@ case "$*" in
 esac
 for last in "$@"; do :; done
 last=${{last%'~'}}
-exec sed "s/{mark}/~${{last##*'~'}}~/g" {folder}/{name}.txt
+left=$(($(cat {folder}/ends) - $(date +%s)))
+left="$((left / 3600)):$((left / 60 % 60)):$((left % 60))"
+exec sed "s/{mark}/~${{last##*'~'}}~/g;s/{left}/$left/" {folder}/{name}.txt
 """
 """Slurm's limits and reservations are asked for by scontrol once a minute; here there are none."""
 
@@ -54,7 +62,7 @@ exec sed "s/{mark}/~${{last##*'~'}}~/g" {folder}/{name}.txt
 def job_row(number: int, state: str, nodes: list[int], gpus: int, comment: str) -> dict[str, str]:
     """A job as squeue prints it; a running one holds `gpus` on its one node, a waiting one wants whole nodes."""
     count = max(1, len(nodes)) if state == "RUNNING" else max(1, gpus // GPUS)
-    now = str(int(time.time()))
+    now = str(int(time.time()) - RAN_S)
     running = {"NodeList": f"n{nodes[0]}", "BatchHost": f"n{nodes[0]}", "StartTime": now} if nodes else {}
     return {
         **dict.fromkeys(JOB_FIELDS, "N/A"),
@@ -64,7 +72,8 @@ def job_row(number: int, state: str, nodes: list[int], gpus: int, comment: str) 
         **dict(NodeList="", BatchFlag="1", BatchHost="n/a", PriorityLong=str(4294901759 - number)),
         "tres-alloc": f"cpu={gpus},mem={gpus}G,node={count},billing=1,gres/gpu={gpus},gres/gpu:a100={gpus}",
         "tres-per-node": f"gres:gpu:a100:{gpus // count}",
-        **dict(TimeLimit="1-00:00:00", TimeLeft="23:00:00", SubmitTime=now, EligibleTime=now, RestartCnt="0"),
+        **dict(TimeLimit="1-00:00:00", TimeLeft=LEFT if nodes else "1-00:00:00", RestartCnt="0"),
+        **dict(SubmitTime=now, EligibleTime=now),
         **dict(Dependency="(null)", ReqNodes="", Feature="(null)", Reservation="(null)", OverSubscribe="OK"),
         **dict(Name="train", Comment=comment),
         **running,
@@ -100,24 +109,32 @@ def cluster(folder: Path, jobs: int, nodes: int, rigid: int) -> list[Piece]:
     node_rows = [node_row(number + 1, count) for number, count in enumerate(used)]
     (folder / "sinfo.txt").write_text(printed(node_rows, NODE_FIELDS))
     (folder / "scontrol.txt").touch()
+    (folder / "ends").write_text(str(int(time.time()) - RAN_S + LIMIT_S))
     for name in ("squeue", "sinfo", "scontrol"):
         program = folder / name
-        program.write_text(PROGRAM.format(name=name, folder=folder, mark=MARK))
+        program.write_text(PROGRAM.format(name=name, folder=folder, mark=MARK, left=LEFT))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return pieces
 
 
 def train(store: Store, pieces: list[Piece]) -> None:
-    """Every job has registered and reported at three sizes of its batch."""
-    chance = random.Random(1)
-    for piece in pieces:
+    """Every job has registered and reported at three batches."""
+    for piece, speed in zip(pieces, speeds(len(pieces)), strict=True):
         store.set_in_use(piece.slurm_job_id, 1, (piece,), 64, time.time(), reason="registered")
-        slope, base = chance.uniform(0.5, 4.0) / 1000, chance.uniform(0.01, 0.05)
-        for step, batch in enumerate((64, 128, 256), 1):
-            seconds = base + slope * batch
-            report = Report(1, time.time() + step, 1, 1, batch, batch, 1, 10, seconds, seconds, batch / seconds,
-                            10 * step, 640 * step, 0)  # fmt: skip
-            store.submit_reports(piece.slurm_job_id, [report], time.time()).result()
+        reports = [said(batch, speed(batch), step) for step, batch in enumerate((128, 256, *[64] * BEFORE), 1)]
+        store.submit_reports(piece.slurm_job_id, reports, time.time()).result()
+
+
+def speeds(jobs: int) -> list[Callable[[int], float]]:
+    """The step time of each job by its batch, in seconds."""
+    chance = random.Random(1)
+    drawn = [(chance.uniform(0.5, 4.0) / 1000, chance.uniform(0.01, 0.05)) for _ in range(jobs)]
+    return [lambda batch, slope=slope, base=base: base + slope * batch for slope, base in drawn]
+
+
+def said(batch: int, seconds: float, step: int) -> Report:
+    """A report of so many seconds for a step."""
+    return Report(1, time.time(), 1, 1, batch, batch, 1, 10, seconds, seconds, batch / seconds, step, 640 * step, 0)
 
 
 def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:
@@ -128,13 +145,12 @@ def prepare(folder: Path, pieces: list[Piece], settings: Settings) -> None:
         train(store, pieces)
 
 
-def report_anew(store: Store, jobs: int, share: float, chance: random.Random) -> None:
-    """That share of the jobs is slower or faster than it was at the batch of 128."""
-    waiting = []
-    for number in chance.sample(range(1, jobs + 1), round(share * jobs)):
-        seconds = chance.uniform(0.1, 0.6)
+def report_all(store: Store, jobs: int, share: float, chance: random.Random) -> None:
+    """Every job reports, and that share of them is slower or faster than it was at the batch of 128."""
+    waiting, anew = [], set(chance.sample(range(1, jobs + 1), round(share * jobs)))
+    for number, speed in enumerate(speeds(jobs), 1):
         step = int(time.time() * 1000)
-        new = Report(1, time.time(), 1, 1, 128, 128, 1, 10, seconds, seconds, 128 / seconds, step, 640 * step, 0)
+        new = said(128, chance.uniform(0.1, 0.6), step) if number in anew else said(64, speed(64), step)
         waiting.append(store.submit_reports(number, [new], time.time()))
     for future in waiting:
         future.result()
@@ -155,7 +171,7 @@ def measure(
         tune_interpreter()
         for number in range(count):
             if number:
-                report_anew(store, running, share, chance)
+                report_all(store, running, share, chance)
             asked.unlink(missing_ok=True)
             wall, cpu = time.perf_counter(), time.process_time()
             rounds.run()

@@ -336,7 +336,7 @@ class _Maker:
         """By node: seconds until the last of its jobs reaches its time limit; infinite where one has none."""
         found: dict[str, float] = {}
         for job in self.snapshot.jobs.values():
-            left = inf if job.time_left_s is None else job.time_left_s
+            left = job.left_s(self.snapshot.at)
             for name in job.nodes:
                 found[name] = max(found.get(name, left), left)
         return found

@@ -124,8 +124,9 @@ def _whose(limit: SlurmLimit) -> str:
 class LimitUsage:
     """What is used of each limit. Copy it before trying."""
 
-    def __init__(self, site: Site, jobs: Iterable[Job] = ()) -> None:
-        self.site = site
+    def __init__(self, site: Site, jobs: Iterable[Job] = (), at: float = 0.0) -> None:
+        """at: when the jobs were looked at, for what limits of time are used."""
+        self.site, self.at = site, at
         self.used: dict[tuple[Key, str], float] = {}
         self._bounds: dict[Charged, tuple[Bound, ...]] = {}
         self._of = _by_owner(site.limits)
@@ -140,7 +141,8 @@ class LimitUsage:
     def empty(self) -> LimitUsage:
         """The same limits, and nothing used of them."""
         made = LimitUsage(Site())
-        made.site, made._bounds, made._of, made._minutes = self.site, self._bounds, self._of, self._minutes
+        made.site, made.at, made._bounds, made._of = self.site, self.at, self._bounds, self._of
+        made._minutes = self._minutes
         return made
 
     def copy(self) -> LimitUsage:
@@ -164,13 +166,16 @@ class LimitUsage:
         if not self._minutes:
             return amounts
         whole, lag = _minutes(job.time_limit_s), self.site.run_minutes_lag_s
-        counted = whole if lag is None or not job.active else min(whole, _minutes(job.time_left_s) + lag / 60)
+        counted = whole if lag is None or not job.active else min(whole, self._left(job) + lag / 60)
         return _with_minutes(amounts, counted, whole)
 
     def beside(self, base: Job, amounts: Mapping[str, float]) -> Mapping[str, float]:
         """What a companion of a running job will use, its minutes included: it ends when the job does."""
-        left = _minutes(base.time_left_s)
+        left = self._left(base)
         return _with_minutes(amounts, left, left) if self._minutes else amounts
+
+    def _left(self, job: Job) -> float:
+        return _minutes(None if job.ends_at is None else job.left_s(self.at))
 
     def bounds(self, who: Charged) -> tuple[Bound, ...]:
         """What limits such jobs."""
@@ -212,7 +217,7 @@ NO_LIMIT_MINUTES = 365 * 24 * 60.0
 """What Slurm takes for the time of a job without a time limit."""
 
 
-def _minutes(seconds: int | None) -> float:
+def _minutes(seconds: float | None) -> float:
     return NO_LIMIT_MINUTES if seconds is None else seconds / 60
 
 

@@ -31,7 +31,7 @@ class KeptWaiting:
 
     def actions(self, snapshot: Snapshot, site: Site) -> list[Action]:
         """How it ends. `site`: as it is now."""
-        usage = LimitUsage(site, snapshot.jobs.values())
+        usage = LimitUsage(site, snapshot.jobs.values(), snapshot.at)
         explained = usage.lacks(charged(self.companion), usage.of(self.companion)) != {}
         state = ResizeState.OVERTAKEN if explained else ResizeState.WITHDRAWN
         why = f"Slurm keeps companion {self.companion.job_id} waiting: {self.companion.reason}"

@@ -19,7 +19,7 @@ from .context import RoundContext
 from .eligibility import RunningJob, ascending_sizes
 from .fixed_targets import failed_lately
 from .moves import Allotment, nearest_batch
-from .optimizer_inputs import Member, PoolAnswer, explored, in_reach, member, share
+from .optimizer_inputs import Member, PoolAnswer, explored, horizon, in_reach, member, share
 from .user_limits import reach
 
 
@@ -34,7 +34,7 @@ class Group:
 
 def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idle: int) -> list[Member]:
     """The movable jobs of a pool as the optimizer takes them, the oldest first."""
-    nodes, known = context.inputs.snapshot.nodes, context.inputs.memory.members
+    nodes, known, settings = context.inputs.snapshot.nodes, context.inputs.memory.members, context.inputs.settings
     node_gpus = max((nodes[name].gpus for name in pool.nodes), default=1)
     everything = idle + sum(running.gpus for running in movable)
     everything = 1 << everything.bit_length()  # the same sizes from round to round; no plan gives more than there is
@@ -42,12 +42,13 @@ def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idl
     for running in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
         forced = context.forced(running)
         factor = context.factors.get(running.job_id, 1.0)
-        key = forced, in_reach(running, forced, everything), node_gpus, factor
+        horizon_s = horizon(running, settings, context.inputs.snapshot.at)
+        key = forced, in_reach(running, forced, everything), node_gpus, factor, horizon_s
         before = known.get(running.job_id)
         if before is not None and before[0] is running and before[1] == key:
             found.append(before[2])
             continue
-        made = member(running, forced, everything, node_gpus, context.inputs.settings, factor)
+        made = member(running, forced, everything, node_gpus, settings, factor, horizon_s)
         if made is not None:
             known[running.job_id] = running, key, made
             found.append(made)

@@ -124,15 +124,15 @@ class RoundContext:
         return {job_id: (Reason.SHRINK_DRAIN, units) for job_id, units in found.items() if units}
 
     def _ending(self) -> dict[int, tuple[Reason, frozenset[Unit]]]:
-        jobs, found = self.inputs.snapshot.jobs, {}
+        jobs, at, found = self.inputs.snapshot.jobs, self.inputs.snapshot.at, {}
         soon_s = LEAVE_S + companion_wait_s(self.inputs.settings, self.inputs.site)
-        ends = {job.job_id for job in jobs.values() if job.time_left_s is not None and job.time_left_s < soon_s}
+        ends = {job.job_id for job in jobs.values() if job.ends_at is not None and job.ends_at < at + soon_s}
         for job_id, running in self.running_jobs.items() if ends else ():
             if len(running.pieces) == 1 or job_id in self.room.forced:
                 continue
             if ends.isdisjoint([piece.slurm_job_id for piece in running.pieces]):
                 continue
-            late, soon = ending_units(running, jobs, LEAVE_S), ending_units(running, jobs, soon_s)
+            late, soon = (ending_units(running, jobs, at, within) for within in (LEAVE_S, soon_s))
             if late:  # too late for a successor
                 self.running_jobs[job_id] = replace(running, may_grow=False)
                 found[job_id] = Reason.COMPANION_ENDS, late

@@ -92,7 +92,7 @@ def reachable(
     for job_id, pool in places.items():
         base, closed = running_jobs[job_id].job.base, _NONE
         if coming:
-            ends = inf if base.time_left_s is None else snapshot.at + base.time_left_s
+            ends = inf if base.ends_at is None else base.ends_at
             closed = frozenset(node for kept in coming if kept.start < ends for node in kept.nodes)
         if base.excluded_nodes or inputs.host_pairs:
             closed = closed.union(base.excluded_nodes, _out_of_reach(inputs, running_jobs[job_id]))

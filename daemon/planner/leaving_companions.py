@@ -27,13 +27,14 @@ OUTLASTS_S = 120.0
 """A job that ends this soon after its companion ends with it: a companion has whole minutes."""
 
 
-def ending_units(running: RunningJob, jobs: Mapping[int, Job], within_s: float) -> frozenset[Unit]:
-    """The units that end within so many seconds, and before their job; none where it cannot come to rest without them.
+def ending_units(running: RunningJob, jobs: Mapping[int, Job], at: float, within_s: float) -> frozenset[Unit]:
+    """The units that end within so many seconds from `at`, and before their job; none where it cannot come to rest
+    without them.
 
     `jobs`: all that Slurm lists.
     """
-    before = min(within_s, _left_s(jobs, running.job_id) - OUTLASTS_S)
-    ends = (piece for piece in _companions(running) if _left_s(jobs, piece.slurm_job_id) < before)
+    before = min(within_s, _left_s(jobs, running.job_id, at) - OUTLASTS_S)
+    ends = (piece for piece in _companions(running) if _left_s(jobs, piece.slurm_job_id, at) < before)
     found = frozenset(unit for piece in ends for unit in units_of((piece,)))
     return found if found and _rests(running, found) else _NONE
 
@@ -89,9 +90,9 @@ def _rests(running: RunningJob, units: frozenset[Unit]) -> bool:
     return not sizes(running.job).isdisjoint(shrinks(running.giver, units))
 
 
-def _left_s(jobs: Mapping[int, Job], job_id: int) -> float:
+def _left_s(jobs: Mapping[int, Job], job_id: int, at: float) -> float:
     job = jobs.get(job_id)
-    return inf if job is None or job.time_left_s is None else job.time_left_s
+    return inf if job is None else job.left_s(at)
 
 
 _DRAINING = frozenset({"DRAIN", "DRAINING"})

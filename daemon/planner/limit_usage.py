@@ -23,7 +23,7 @@ def limit_usage(
     """The usage of the site's limits; of a site without limits, nothing. `companion_qos`: the setting."""
     if not site.limits:
         return LimitUsage(site)
-    usage = LimitUsage(site, snapshot.jobs.values())
+    usage = LimitUsage(site, snapshot.jobs.values(), snapshot.at)
     for running in running_jobs:
         for job_id, gone in _loose(running).items():
             job = snapshot.jobs[job_id]

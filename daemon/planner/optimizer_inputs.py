@@ -105,11 +105,17 @@ def _nodes_left(
 
 
 def member(
-    running: RunningJob, forced: frozenset[Unit], room: int, node_gpus: int, settings: Settings, factor: float = 1.0
+    running: RunningJob,
+    forced: frozenset[Unit],
+    room: int,
+    node_gpus: int,
+    settings: Settings,
+    factor: float = 1.0,
+    horizon_s: float | None = None,
 ) -> Member | None:
     """The job as the optimizer sees it; None when it has no size to come to rest on.
 
-    `room`: GPUs it could gain; `factor`: what its weight is multiplied by to be fair.
+    `room`: GPUs it could gain; `factor`: what its weight is multiplied by to be fair; `horizon_s`: as `horizon` has it.
     """
     downs = rests(running, forced)
     if not downs:
@@ -124,7 +130,7 @@ def member(
             choices[size] = downs[rest] + -(-(size - rest) // per_node)
     restart = None if forced else registry.restarting(running, running.site)
     by_restart = _restart_sizes(running, choices, rest + room, node_gpus) if restart else {}
-    view = _view(running, {**choices, **by_restart}, settings, factor)
+    view = _view(running, {**choices, **by_restart}, settings, factor, horizon_s or settings.horizon_s)
     if restart and by_restart:
         view = replace(view, restart_sizes=frozenset(by_restart), restart_pause_s=restart.cost_s(running, settings))
     return Member(running, forced, downs, view, rest)
@@ -196,16 +202,20 @@ def _same(choices: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return choices
 
 
-def _view(running: RunningJob, choices: Mapping[int, int], settings: Settings, factor: float) -> JobView:
+def horizon(running: RunningJob, settings: Settings, at: float) -> float:
+    """Seconds in which a pause has to be earned back: close to its time limit a job has little time for that."""
+    return max(1.0, min(settings.horizon_s, running.job.base.left_s(at)))
+
+
+def _view(
+    running: RunningJob, choices: Mapping[int, int], settings: Settings, factor: float, horizon_s: float
+) -> JobView:
     state, request, noise = running.state, running.job.request, trusted_noise(running.state.observations)
     gpus, batch = state.reference or (running.gpus, running.batch)
-    left = running.job.base.time_left_s
     pause = pause_s(running, settings)
-    # Close to its time limit a job has little time to earn back a pause.
-    horizon = max(1.0, settings.horizon_s if left is None else min(settings.horizon_s, left))
     # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
     waits = not (running.may_grow and running.may_shrink and running.may_rebatch)
-    settled = waits or pause / horizon > BATCH_GAIN
+    settled = waits or pause / horizon_s > BATCH_GAIN
     return JobView(
         label=str(running.job_id),
         model=state.model,
@@ -219,7 +229,7 @@ def _view(running: RunningJob, choices: Mapping[int, int], settings: Settings, f
         reference_batch=max(1, batch),
         weight=weight_of(request, settings) * factor,
         pause_s=pause,
-        horizon_s=horizon,
+        horizon_s=horizon_s,
         noise_scale=noise,
         quality=request.until == "quality",
         least_per_gpu=settings.awake_gain if running.site.power_saving else 0.0,

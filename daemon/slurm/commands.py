@@ -80,6 +80,7 @@ class CommandClient(SlurmClient):
     ) -> None:
         self._timeout_s = timeout_s
         self._of_thread = threading.local()
+        self._reader = parse.JobReader()
         self._prefix = tuple(prefix)
         # Nothing else of the caller's environment: SQUEUE_*, SLURM_JOB_ID and the like change what the commands do.
         self._environment = {"PATH": path, "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
@@ -92,9 +93,10 @@ class CommandClient(SlurmClient):
 
     @_in_one_time
     def snapshot(self) -> Snapshot:
-        at = time.time()
-        jobs = parse.jobs(self._listing("squeue", ["-a"], self._job_fields))
-        rows = list(self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS))
+        at, fields = time.time(), self._job_fields
+        jobs = self._reader.jobs(self._listing("squeue", ["-a"], fields), fields, at)
+        found = self._listing("sinfo", ["-a", "-N"], parse.NODE_FIELDS)
+        rows = [dict(zip(parse.NODE_FIELDS, row, strict=True)) for row in found]
         nodes = parse.nodes(rows)
         return Snapshot(at, with_nodes(jobs, nodes), nodes, parse.partitions(rows))
 
@@ -315,12 +317,12 @@ class CommandClient(SlurmClient):
             return ""
         if done.returncode != 0:
             raise _no_answer(done, "squeue")
-        for row in parse.records(done.stdout, fields, separator, "squeue"):
-            if row["JobID"] == str(job_id) and row["ArrayTaskID"].isdigit():
-                return f"{int(row['ArrayJobID'])}_{int(row['ArrayTaskID'])}"
+        for number, array, task in parse.records(done.stdout, fields, separator, "squeue"):
+            if number == str(job_id) and task.isdigit():
+                return f"{int(array)}_{int(task)}"
         return ""
 
-    def _listing(self, command: str, options: list[str], fields: Sequence[str]) -> Iterator[dict[str, str]]:
+    def _listing(self, command: str, options: list[str], fields: Sequence[str]) -> Iterator[list[str]]:
         separator = _separator()
         done = self._run([command, "-h", *options, "-O", parse.format_of(fields, separator)])
         if done.returncode != 0:

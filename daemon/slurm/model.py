@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from slurm_elastic.protocol.records import record
@@ -108,7 +109,8 @@ class Job:
     exclusive: bool = False
     time_limit_s: int | None = None
     """None: unlimited."""
-    time_left_s: int | None = None
+    ends_at: float | None = None
+    """When it has used up its time limit, if it runs on; None: it has no limit, or waits."""
     submit_time: float = 0.0
     start_time: float | None = None
     """When it started; None while pending (Slurm's guesses of a future start are left out)."""
@@ -123,6 +125,10 @@ class Job:
         if not self.array_task:
             return ""
         return f"{self.array_job_id}_{self.array_task if self.array_task.isdigit() else f'[{self.array_task}]'}"
+
+    def left_s(self, at: float) -> float:
+        """Seconds from `at` until it has used up its time limit; infinite when it has none, or waits."""
+        return inf if self.ends_at is None else max(0.0, self.ends_at - at)
 
     @property
     def running(self) -> bool:

@@ -61,8 +61,8 @@ def slurms_time(stats: str) -> float:
     return float(found[1])
 
 
-def records(output: str, fields: Sequence[str], separator: str, what: str) -> Iterator[dict[str, str]]:
-    """Split what -O printed, record by record: all of them together would be most of a daemon's memory.
+def records(output: str, fields: Sequence[str], separator: str, what: str) -> Iterator[list[str]]:
+    """The fields of what -O printed, record by record: all of them together would be most of a daemon's memory.
 
     SlurmUnparsable when one is cut short or has another number of fields.
     """
@@ -73,7 +73,7 @@ def records(output: str, fields: Sequence[str], separator: str, what: str) -> It
         values = text.split(separator)
         if len(values) != len(fields):
             raise SlurmUnparsable(f"{what} printed {len(values)} fields in place of {len(fields)}: {text[:80]!r}.")
-        yield dict(zip(fields, values, strict=True))
+        yield values
 
 
 def job_fields(release: tuple[int, int]) -> tuple[str, ...]:
@@ -81,9 +81,42 @@ def job_fields(release: tuple[int, int]) -> tuple[str, ...]:
     return (*JOB_FIELDS, EXCLUSIVE) if release >= (26, 5) else JOB_FIELDS
 
 
-def jobs(rows: Iterable[dict[str, str]]) -> dict[int, Job]:
-    """Jobs by id. SlurmUnparsable names the field that is not of its form."""
-    return {job.job_id: job for job in map(_job, rows)}
+class JobReader:
+    """Jobs from one listing after the other. A job is the same object as before as long as its record says the same,
+    but for the time that it has left. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, Job]] = {}
+        """By the text of its id: a job, and the record that it was read from, without the time left."""
+
+    def jobs(self, rows: Iterable[list[str]], fields: Sequence[str], at: float) -> dict[int, Job]:
+        """Jobs by id, from records of these fields asked for at that time. SlurmUnparsable names the field that is not
+        of its form."""
+        before, found, number, clock = self._known, dict[str, tuple[str, Job]](), *map(fields.index, ("JobID", _CLOCK))
+        for row in rows:
+            left, row[clock] = row[clock], ""
+            text = _BETWEEN.join(row)
+            known, job = before.get(row[number], _UNKNOWN)
+            if job is None or known != text:
+                job = _job(dict(zip(fields, row, strict=True)))
+            ends = ends_at(job.start_time, job.time_limit_s, _read(left, _CLOCK, row[number], duration_s), at)
+            found[row[number]] = text, job if job.ends_at == ends else replace(job, ends_at=ends)
+        self._known = found
+        return {job.job_id: job for _, job in found.values()}
+
+
+_CLOCK, _BETWEEN = "TimeLeft", "\0"
+_UNKNOWN: tuple[str, Job | None] = "", None
+ANSWER_S = 30.0
+"""Between a question for the time left and the moment that the answer counts from, at most."""
+
+
+def ends_at(start: float | None, limit_s: int | None, left_s: int | None, at: float) -> float | None:
+    """When a job that had so much time left at `at` has used it up; None: it has not started, or has no limit. That is
+    the limit after its start, the same whenever it is asked for, unless it was suspended for a while."""
+    if start is None or limit_s is None or left_s is None:
+        return None
+    return start + limit_s if abs(start + limit_s - (at + left_s)) <= ANSWER_S else at + left_s
 
 
 def end_states(output: str) -> dict[int, str]:
@@ -121,14 +154,18 @@ def partitions(rows: list[dict[str, str]]) -> dict[str, Partition]:
     return found
 
 
+def _read(text: str, name: str, job: str, reader: Callable[[str], T]) -> T:
+    try:
+        return reader(text)
+    except (ValueError, SlurmUnparsable) as error:
+        raise SlurmUnparsable(f"{name}={text[:80]!r} of job {job[:20]} from squeue: {error}") from None
+
+
 def _job(row: dict[str, str]) -> Job:
+    """The job of a record, but for its end."""
+
     def read(name: str, reader: Callable[[str], T]) -> T:
-        try:
-            return reader(row[name])
-        except (ValueError, SlurmUnparsable) as error:
-            raise SlurmUnparsable(
-                f"{name}={row[name][:80]!r} of job {row['JobID'][:20]} from squeue: {error}"
-            ) from None
+        return _read(row[name], name, row["JobID"], reader)
 
     held = read("NodeList", lambda text: expand(_given(text)))
     num_nodes = len(held) or read("NumNodes", _count)
@@ -168,7 +205,6 @@ def _job(row: dict[str, str]) -> Job:
         reservation=_same(_given(row["Reservation"])),
         exclusive=_exclusive(row),
         time_limit_s=read("TimeLimit", duration_s),
-        time_left_s=read("TimeLeft", duration_s),
         submit_time=read("SubmitTime", _moment) or 0.0,
         start_time=None if pending else read("StartTime", _moment),
         eligible_time=read("EligibleTime", _moment) or 0.0,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from slurm_elastic.protocol.errors import SlurmUnreachable, TooOften
 
@@ -29,6 +30,15 @@ ASK_GAP_S = 0.25
 
 ASKS, ASK_EACH_S = 5, 10.0
 """Snapshots that one user has for jobs that do not exist, and the seconds until there is another one."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _as_before(found: Mapping[K, V], before: Mapping[K, V]) -> dict[K, V]:
+    """The same, with the objects of before for what is as it was: who keeps what was made of one knows it again."""
+    return {key: known if (known := before.get(key, new)) is new or known == new else new for key, new in found.items()}
 
 
 class SnapshotCache(SlurmClient):
@@ -65,7 +75,13 @@ class SnapshotCache(SlurmClient):
         number = next(self._numbers)
         self._slurms_clock.look()
         found = self._with_excluded_nodes(self._client.snapshot())
-        found = replace(found, at=found.at - self._slurms_clock.ahead())
+        before = self.latest()
+        found = replace(
+            found,
+            at=found.at - self._slurms_clock.ahead(),
+            jobs=_as_before(found.jobs, before.jobs),
+            nodes=_as_before(found.nodes, before.nodes),
+        )
         with self._lock:
             if number > self._kept:
                 self._kept, self._snapshot = number, found

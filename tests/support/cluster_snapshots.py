@@ -49,7 +49,7 @@ class Cluster:
         self.nodes[node] = replace(self.nodes[node], flags=frozenset({"IDLE", "DRAIN"}))
 
     def change(self, job_id: int, **more: object) -> None:
-        self.jobs[job_id] = replace(self.jobs[job_id], **more)
+        self.jobs[job_id] = replace(self.jobs[job_id], **self._ending(more))
 
     def snapshot(self) -> Snapshot:
         nodes = dict(self.nodes)
@@ -63,6 +63,12 @@ class Cluster:
                     mem_alloc_mb=node.mem_alloc_mb + job.mem_mb,
                 )
         return Snapshot(at=self.at, jobs=dict(self.jobs), nodes=nodes)
+
+    def _ending(self, more: dict[str, object]) -> dict[str, object]:
+        """time_left_s as the end of a job."""
+        left = {"ends_at": self.at + more["time_left_s"]} if more.get("time_left_s") is not None else {"ends_at": None}
+        rest = {name: value for name, value in more.items() if name != "time_left_s"}
+        return {**rest, **(left if "time_left_s" in more else {})}
 
     def _add(
         self,
@@ -97,9 +103,9 @@ class Cluster:
             "priority": 100,
             "comment": comment,
             "time_limit_s": 3600,
-            "time_left_s": 3000 if nodes else None,
+            "ends_at": self.at + 3000 if nodes else None,
             "submit_time": 10.0 * job_id,
             "start_time": 500.0 if nodes else None,
         }
-        self.jobs[job_id] = Job(**{**values, **more})  # type: ignore[arg-type]
+        self.jobs[job_id] = Job(**{**values, **self._ending(more)})  # type: ignore[arg-type]
         return self.jobs[job_id]

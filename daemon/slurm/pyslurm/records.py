@@ -16,7 +16,7 @@ from slurm_elastic.protocol.errors import SlurmUnparsable
 
 from ..model import ACTIVE, Job, Node, Partition
 from ..nodelist import expand
-from ..parse import state_flags
+from ..parse import ends_at, state_flags
 
 _NOTHING = frozenset({"", "None", "(null)", "N/A"})
 
@@ -26,15 +26,16 @@ def tracks_gpus(tres: Iterable[str]) -> bool:
     return any(name.partition(":")[0] == "gres/gpu" for name in tres)
 
 
-def job(source: Any) -> Job | None:
-    """A pyslurm.Job as a Job; None for one that has ended: slurmctld tells of it for a while (MinJobAge)."""
+def job(source: Any, at: float) -> Job | None:
+    """A pyslurm.Job, asked for at that time, as a Job; None for one that has ended: slurmctld tells of it for a while
+    (MinJobAge)."""
     try:
-        return _job(source) if source.state in ACTIVE or source.state == "PENDING" else None
+        return _job(source, at) if source.state in ACTIVE or source.state == "PENDING" else None
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise SlurmUnparsable(f"job {source.id} from pyslurm: {error}.") from None
 
 
-def _job(source: Any) -> Job:
+def _job(source: Any, at: float) -> Job:
     pending = source.state == "PENDING"
     held = () if pending else expand(source.allocated_nodes or "")
     num_nodes = len(held) or source.num_nodes or 0
@@ -43,6 +44,8 @@ def _job(source: Any) -> Job:
     # pyslurm 25.11 cannot read its own tres_per_node ("gres/gpu:4" has no "="), but reads the older gres_per_node.
     asked = {name.removeprefix("gres/").removeprefix("gres:"): n for name, n in (source.gres_per_node or {}).items()}
     each, asked_type = _gpus(asked)
+    start = None if pending or not source.start_time else float(source.start_time)
+    limit = None if source.time_limit is None else source.time_limit * 60
     return Job(
         job_id=source.id,
         state=source.state,
@@ -72,10 +75,10 @@ def _job(source: Any) -> Job:
         required_nodes=expand(source.required_nodes or ""),
         reservation=source.reservation or "",
         exclusive=source.resource_sharing in ("NO", "EXCLUSIVE"),
-        time_limit_s=None if source.time_limit is None else source.time_limit * 60,
-        time_left_s=None if source.time_limit is None else max(0, source.time_limit * 60 - (source.run_time or 0)),
+        time_limit_s=limit,
+        ends_at=ends_at(start, limit, None if limit is None else max(0, limit - (source.run_time or 0)), at),
         submit_time=float(source.submit_time or 0),
-        start_time=None if pending or not source.start_time else float(source.start_time),
+        start_time=start,
         eligible_time=float(source.eligible_time or 0),
         restarts=source.requeue_count or 0,
     )

@@ -47,7 +47,7 @@ class Calls:
             self._tracked = records.tracks_gpus(slurm.slurmctld.Config.load().accounting_storage_tres)
             if not self._tracked:
                 raise NotTracked
-        jobs = [found for one in slurm.Jobs.load().values() if (found := records.job(one)) is not None]
+        jobs = [found for one in slurm.Jobs.load().values() if (found := records.job(one, at)) is not None]
         nodes = {one.name: records.node(one) for one in slurm.Nodes.load().values()}
         used = {name for node in nodes.values() for name in node.partitions}
         partitions = [records.partition(one) for one in slurm.Partitions.load().values()]

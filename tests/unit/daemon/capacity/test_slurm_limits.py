@@ -150,7 +150,7 @@ def test_minutes_are_counted_as_slurm_does() -> None:
     cluster, site = base_and(SlurmLimit("lab", tres={"gres/gpu run minutes": 2000.0}), run_minutes_lag_s=300.0)
     cluster.run(2, "n2", 2, time_limit_s=36000, time_left_s=18000)
     counted = cluster.jobs[2]
-    late, never = (LimitUsage(one, [counted]) for one in (site, replace(site, run_minutes_lag_s=None)))
+    late, never = (LimitUsage(one, [counted], cluster.at) for one in (site, replace(site, run_minutes_lag_s=None)))
     (bound,) = late.bounds(charged(counted))
     assert late.left(bound) == 2000 - 2 * 305 and never.left(bound) == 2000 - 2 * 600
 
@@ -162,7 +162,7 @@ def test_minutes_become_gpus() -> None:
     cluster.run(1, "n1", 4, time_limit_s=36000, time_left_s=6000)
     cluster.run(2, "n2", 4, time_limit_s=36000, time_left_s=36000)
     bases = [cluster.jobs[1], cluster.jobs[2]]
-    usage = LimitUsage(site, bases)
+    usage = LimitUsage(site, bases, cluster.at)
     more = {limit.jobs: limit.more for limit in gpu_limits(usage, [(base, usage.of(base)) for base in bases])}
     left = 6000 - 4 * 100 - 4 * 600
     assert more == {frozenset({1, 2}): left // 100, frozenset({1}): left // 100, frozenset({2}): left // 600}
@@ -176,7 +176,7 @@ def test_what_one_job_may_use_in_minutes_holds_for_all_its_pieces() -> None:
     """MaxTRESMinsPerJob counts whole time limits, of a companion what is left of its job's."""
     cluster, site = base_and(SlurmLimit(qos="normal", tres={"gres/gpu minutes": 3000.0}, scope="job"))
     cluster.run(1, "n1", 4, time_limit_s=36000, time_left_s=6000)
-    usage = LimitUsage(site)
+    usage = LimitUsage(site, at=cluster.at)
     (limit,) = gpu_limits(usage, [(cluster.jobs[1], usage.of(cluster.jobs[1]))])
     assert limit.more == (3000 - 4 * 600) // 100
     assert limit.label == "Slurm's limit gres/gpu minutes=3000 of each job (QOS normal) leaves it"
@@ -187,7 +187,7 @@ def test_wall_time_that_is_used_up_keeps_jobs_from_companions() -> None:
     for most, more in ((99.0, [0]), (100.0, [])):
         cluster, site = base_and(SlurmLimit(qos="normal", tres={"wall minutes left": most}), run_minutes_lag_s=0.0)
         cluster.run(1, "n1", 4, time_limit_s=36000, time_left_s=6000)
-        usage = LimitUsage(site)
+        usage = LimitUsage(site, at=cluster.at)
         found = gpu_limits(usage, [(cluster.jobs[1], usage.of(cluster.jobs[1]))])
         assert list(dict.fromkeys(limit.more for limit in found)) == more
         assert CompanionLimits(usage, usage.empty()).allow(cluster.jobs[1], shapes(cluster, 1)) is not bool(more)

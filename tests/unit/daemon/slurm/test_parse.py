@@ -13,6 +13,8 @@ from slurm_elastic.daemon.slurm.model import Job, Node, Partition
 from slurm_elastic.protocol.errors import SlurmUnparsable
 
 SEP = "~5f3a~"
+AT = 1795189352.0
+"""When the listings are asked for: six seconds after the jobs have started."""
 # Recorded from Slurm 22.05.8 (separator shortened).
 RUNNING = (
     "1 1 N/A N/A N/A RUNNING None games 5 research main normal 2 2 2 n[1-2] 1 n1 "
@@ -47,8 +49,9 @@ def printed(*lines: tuple[str, str]) -> str:
     return "".join(SEP.join([*line.split(" "), comment]) + SEP + SEP + "\n" for line, comment in lines)
 
 
-def read(*lines: tuple[str, str]) -> dict[int, Job]:
-    return parse.jobs(parse.records(printed(*lines), parse.JOB_FIELDS, SEP, "squeue"))
+def read(*lines: tuple[str, str], reader: parse.JobReader | None = None, at: float = AT) -> dict[int, Job]:
+    rows = parse.records(printed(*lines), parse.JOB_FIELDS, SEP, "squeue")
+    return (reader or parse.JobReader()).jobs(rows, parse.JOB_FIELDS, at)
 
 
 def test_running_job() -> None:
@@ -74,7 +77,7 @@ def test_running_job() -> None:
         mem_mb=1024,
         priority=4294901759,
         time_limit_s=365 * 86400,
-        time_left_s=365 * 86400 - 6,
+        ends_at=1795189346.0 + 365 * 86400,
         submit_time=1795189345.0,
         start_time=1795189346.0,
         eligible_time=1795189345.0,
@@ -82,11 +85,32 @@ def test_running_job() -> None:
     )
 
 
+def test_a_job_that_only_has_less_time_left_stays_the_same_object() -> None:
+    """From one listing to the next, however long the answer takes; whatever else changes makes it another."""
+    reader, line = parse.JobReader(), (RUNNING, "a comment")
+    job = read(line, reader=reader)[1]
+    later = (RUNNING.replace("364-23:59:54", "364-23:59:20"), "a comment")
+    assert read(later, reader=reader, at=AT + 34.0)[1] is job
+    assert read(later, reader=reader, at=AT + 20.0)[1] is job  # squeue took 14 s
+    other = read((later[0], "another comment"), reader=reader, at=AT + 34.0)[1]
+    assert other.comment == "another comment" and read(line, reader=reader)[1] == job
+    assert read((later[0].replace("365-00", "366-00"), ""), reader=reader, at=AT + 34.0)[1].time_limit_s == 366 * 86400
+
+
+def test_the_end_of_a_job_that_was_suspended_is_later() -> None:
+    """Its limit counts from its start only while it was never suspended; with the same record it ends ever later."""
+    reader = parse.JobReader()
+    assert read((RUNNING, ""), reader=reader)[1].ends_at == 1795189346.0 + 365 * 86400
+    for waited in (600.0, 660.0):
+        assert read((RUNNING, ""), reader=reader, at=AT + waited)[1].left_s(AT + waited) == 365 * 86400 - 6
+    assert read((COMPONENT, ""), (PENDING, ""))[10].ends_at is None
+
+
 def test_component_and_companion() -> None:
     """A component names its whole job; an allocation by salloc has no batch host, whatever BatchHost says."""
     jobs = read((COMPONENT, "(null)"), (COMPANION, "selastic:companion-of=1;resize=4"))
     assert (jobs[10].het_job_id, jobs[10].het_offset, jobs[10].batch_host, jobs[10].comment) == (9, 1, "n4", "")
-    assert (jobs[12].batch_host, jobs[12].time_limit_s, jobs[12].time_left_s) == ("", 3600, 3594)
+    assert (jobs[12].batch_host, jobs[12].time_limit_s, jobs[12].left_s(AT)) == ("", 3600, 3594)
     assert jobs[12].comment == "selastic:companion-of=1;resize=4"
 
 
@@ -101,9 +125,10 @@ def test_pending_job_holds_nothing_and_has_not_started() -> None:
 
 def test_a_job_behind_one_of_another_partition_waits_for_resources() -> None:
     """squeue has a sentence for it, in which nodes need not be down at all."""
-    rows = list(parse.records(printed((PENDING, "(null)")), parse.JOB_FIELDS, SEP, "squeue"))
+    (row,) = parse.records(printed((PENDING, "(null)")), parse.JOB_FIELDS, SEP, "squeue")
     said = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
-    assert parse.jobs([{**rows[0], "Reason": said}])[6].reason == "Resources"
+    row[parse.JOB_FIELDS.index("Reason")] = said
+    assert parse.JobReader().jobs([row], parse.JOB_FIELDS, AT)[6].reason == "Resources"
 
 
 def test_waiting_array_is_one_record() -> None:
@@ -132,6 +157,7 @@ def test_gpus_from_the_request_where_accounting_does_not_track_them() -> None:
         ("NodeList", "n[1-"),
         ("NodeList", "@all"),
         ("TimeLimit", "soon"),
+        ("TimeLeft", "soon"),
         ("tres-alloc", "cpu=2,mem=lots"),
         ("SubmitTime", "2026-11-20T15:00:00"),
         ("HetJobID", "x"),
@@ -139,10 +165,10 @@ def test_gpus_from_the_request_where_accounting_does_not_track_them() -> None:
 )
 def test_a_field_of_another_form_is_an_error_that_names_it(field: str, value: str) -> None:
     """No field is guessed at: the whole observation is refused, naming the job, the field and the value."""
-    rows = list(parse.records(printed((RUNNING, "")), parse.JOB_FIELDS, SEP, "squeue"))
-    rows[0][field] = value
+    (row,) = parse.records(printed((RUNNING, "")), parse.JOB_FIELDS, SEP, "squeue")
+    row[parse.JOB_FIELDS.index(field)] = value
     with pytest.raises(SlurmUnparsable, match="job 1") as error:
-        parse.jobs(rows)
+        parse.JobReader().jobs([row], parse.JOB_FIELDS, AT)
     assert value in str(error.value)
 
 
@@ -178,7 +204,8 @@ def test_nodes_in_several_partitions_are_one() -> None:
     ]
     tails = {"main": ["ib,nvlink", "10", "OFF"], "long": ["ib,nvlink", "1", "REQUEUE"]}
     text = "".join(SEP.join([*row, *tails[row[2]]]) + SEP + SEP + "\n" for row in rows)
-    records = list(parse.records(text, parse.NODE_FIELDS, SEP, "sinfo"))
+    printed_rows = parse.records(text, parse.NODE_FIELDS, SEP, "sinfo")
+    records = [dict(zip(parse.NODE_FIELDS, row, strict=True)) for row in printed_rows]
     nodes = parse.nodes(records)
     assert parse.partitions(records) == {"main": Partition("main", 10, "OFF"), "long": Partition("long", 1, "REQUEUE")}
     assert nodes["n1"] == Node(

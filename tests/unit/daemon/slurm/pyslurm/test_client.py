@@ -331,23 +331,23 @@ def source(**changes: Any) -> SimpleNamespace:
 
 def test_a_running_job_is_read() -> None:
     """What it holds, from the TRES that were allocated."""
-    job = records.job(source())
+    job = records.job(source(), 1705.0)
     assert job is not None
     assert (job.nodes, job.batch_host, job.num_nodes) == (("n1", "n2"), "n1", 2)
     assert (job.gpus, job.gpus_per_node, job.asked_per_node, job.gpu_type) == (4, 2, 2, "a100")
     assert (job.mem_mb, job.cpus, job.user, job.reason, job.comment) == (2048, 8, "root", "", "")
-    assert (job.time_limit_s, job.time_left_s, job.start_time, job.restarts) == (3600, 3000, 1100.0, 1)
+    assert (job.time_limit_s, job.ends_at, job.start_time, job.restarts) == (3600, 4700.0, 1100.0, 1)
     assert (job.features, job.het_job_id, job.array_job_id, job.array_task) == ("fast&big", 0, 0, "")
 
 
 def test_a_waiting_job_is_read() -> None:
     """What it asks for, from the TRES that were requested; a guessed start is none."""
     waiting = {"state": "PENDING", "allocated_nodes": None, "batch_host": None, "allocated_tres": None}
-    job = records.job(source(**waiting, state_reason="Resources", gres_per_node={}, time_limit=None))
+    job = records.job(source(**waiting, state_reason="Resources", gres_per_node={}, time_limit=None), 1705.0)
     assert job is not None
     assert (job.nodes, job.batch_host, job.start_time, job.reason) == ((), "", None, "Resources")
     assert (job.num_nodes, job.gpus, job.gpus_per_node, job.asked_per_node) == (2, 4, 0, 0)
-    assert (job.time_limit_s, job.time_left_s) == (None, None)
+    assert (job.time_limit_s, job.ends_at) == (None, None)
 
 
 def test_a_directory_that_was_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,13 +362,13 @@ def test_a_directory_that_was_away_is_asked_again(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"])
 def test_ended_jobs_are_left_out(state: str) -> None:
     """slurmctld tells of them for MinJobAge more seconds; squeue leaves them out too."""
-    assert records.job(source(state=state)) is None
+    assert records.job(source(state=state), 1705.0) is None
 
 
 def test_task_zero_of_an_array_is_one() -> None:
     """pyslurm gives None for task 0, as for a job that is no task."""
-    zero = records.job(source(array_id=7))
-    waiting = records.job(source(array_id=7, array_tasks_waiting="3-5", array_tasks_parallel=2))
+    zero = records.job(source(array_id=7), 1705.0)
+    waiting = records.job(source(array_id=7, array_tasks_waiting="3-5", array_tasks_parallel=2), 1705.0)
     assert zero is not None and waiting is not None
     assert (zero.array_job_id, zero.array_task, waiting.array_task) == (7, "0", "3-5%2")
 
@@ -392,7 +392,7 @@ def test_another_form_is_unparsable() -> None:
     changed = source()
     del changed.allocated_tres
     with pytest.raises(SlurmUnparsable, match="job 7 from pyslurm"):
-        records.job(changed)
+        records.job(changed, 1705.0)
 
 
 def test_what_pyslurm_itself_cannot_read_is_unparsable() -> None:
@@ -406,7 +406,7 @@ def test_what_pyslurm_itself_cannot_read_is_unparsable() -> None:
     values = vars(source())
     values.pop("gres_per_node")
     with pytest.raises(SlurmUnparsable, match="job 7 from pyslurm"):
-        records.job(Unreadable(**values))
+        records.job(Unreadable(**values), 1705.0)
 
 
 def test_sizes_are_left_to_commands(bench: Bench) -> None:
