@@ -108,6 +108,17 @@ class Roster:
         return found
 
 
+@dataclass(slots=True)
+class Known:
+    """What the last rosters were made of. It changes no roster: a job that is as it was stays the same object, so that
+    whoever keeps what was made of it knows it again."""
+
+    alone: dict[int, tuple[tuple[object, ...], ElasticJob]] = field(default_factory=dict)
+    """Jobs without components, and companions left out, with all that each was made from."""
+    whole: Mapping[int, ElasticJob] = field(default_factory=dict)
+    """Jobs of the last roster."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Whose jobs may be managed."""
@@ -133,14 +144,16 @@ def sort_jobs(
     scope: Scope | None = None,
     asked: Mapping[int, str] | None = None,
     accepted: Collection[int] = (),
+    known: Known | None = None,
 ) -> Roster:
     """Sort a snapshot's jobs.
 
     `asked`: requests that supervisors brought, by job id; they override the comment. `accepted`: jobs that were
-    elastic before, whose present size is ours and no longer has to be a starting size.
+    elastic before, whose present size is ours and no longer has to be a starting size. `known`: of rosters of the same
+    scope.
     """
-    scope, asked = scope or Scope(), asked or {}
-    elastic: dict[int, ElasticJob] = {}
+    scope, asked, known = scope or Scope(), asked or {}, known or Known()
+    alone, elastic = dict[int, tuple[tuple[object, ...], ElasticJob]](), dict[int, ElasticJob]()
     unmanaged: dict[int, Unmanaged] = {}
     components, reached = _components(snapshot), dict[str, tuple[int, frozenset[str]] | None]()
     for job in snapshot.jobs.values():
@@ -150,13 +163,25 @@ def sort_jobs(
         parts = tuple(components.get(job.job_id, ()))
         if job.partition not in reached:  # most jobs share one
             reached[job.partition] = _reached(snapshot, job.partition)
+        made_from = job, text, reached[job.partition], job.job_id in accepted
+        before = None if parts else known.alone.get(job.job_id)
+        if before is not None and before[0] == made_from:
+            alone[job.job_id], elastic[job.job_id] = before, before[1]
+            continue
         verdict = _judge(reached[job.partition], scope, job, parts, text, started=job.job_id in accepted)
         if isinstance(verdict, Unmanaged):
             unmanaged[job.job_id] = verdict
-        else:
-            constraint = held_to(job.features, _features(snapshot, job)) if job.features else ""
-            elastic[job.job_id] = ElasticJob(job, verdict, _held(job, parts), parts, constraint=constraint)
+            continue
+        constraint = held_to(job.features, _features(snapshot, job)) if job.features else ""
+        made = elastic[job.job_id] = ElasticJob(job, verdict, _held(job, parts), parts, constraint=constraint)
+        if not parts and not job.features:
+            alone[job.job_id] = made_from, made
     orphans = _attach_companions(snapshot, scope, elastic)
+    for job_id, made in elastic.items():
+        whole = known.whole.get(job_id, made)
+        if whole is not made and whole == made:
+            elastic[job_id] = whole
+    known.alone, known.whole = alone, elastic
     return Roster(elastic, unmanaged, orphans)
 
 

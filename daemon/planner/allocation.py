@@ -19,7 +19,7 @@ from .context import RoundContext
 from .eligibility import RunningJob, ascending_sizes
 from .fixed_targets import failed_lately
 from .moves import Allotment, nearest_batch
-from .optimizer_inputs import Member, PoolAnswer, explored, horizon, in_reach, member, share
+from .optimizer_inputs import Member, PoolAnswer, explored, horizon, in_reach, member, share, trusted_noise
 from .user_limits import reach
 
 
@@ -43,7 +43,8 @@ def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idl
         forced = context.forced(running)
         factor = context.factors.get(running.job_id, 1.0)
         horizon_s = horizon(running, settings, context.inputs.snapshot.at)
-        key = forced, in_reach(running, forced, everything), node_gpus, factor, horizon_s
+        noise = trusted_noise(running.state.observations)
+        key = forced, in_reach(running, forced, everything), node_gpus, factor, horizon_s, noise
         before = known.get(running.job_id)
         if before is not None and before[0] is running and before[1] == key:
             found.append(before[2])

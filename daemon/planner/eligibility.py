@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from functools import lru_cache
 from math import inf
+from operator import attrgetter
 
 from slurm_elastic.db.rows import InUse, ObservationRow, ResizeRow
 from slurm_elastic.protocol.bottleneck import SLOW_RANK
@@ -82,15 +83,29 @@ class JobState:
     remaining: Remaining | None = None
     """None: its script does not say when the training ends."""
 
+    def differs_in_reports_only(self, other: JobState) -> bool:
+        """Whether the two say the same but for what comes with each report, and leaves the job as it is: what was
+        measured, when, and how much is left."""
+        return bool(_but_reports(self) == _but_reports(other)) and self.measured == other.measured
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything is known of its speed."""
+        return bool(self.observations) and not self.unfitted
+
     @property
     def releases(self) -> tuple[bool, bool]:
         """Whether its Slurm jobs may lose nodes now, and whether one may be ended."""
         return EventKind.SHRINK not in self.refused, EventKind.CANCEL not in self.refused
 
 
+_WITH_EACH_REPORT = ("observations", "reported_at", "remaining")
+_but_reports = attrgetter(*(name for name in JobState.__dataclass_fields__ if name not in _WITH_EACH_REPORT))
+
+
 @record(frozen=True, slots=True)
 class RunningJob:
-    """A running elastic job in a round."""
+    """A running elastic job in a round. Kept for the next one, it is renewed by what reports have said since."""
 
     job: ElasticJob
     state: JobState
@@ -127,6 +142,10 @@ class RunningJob:
         object.__setattr__(self, "batch", self.state.in_use.batch if self.state.in_use else 0)
         object.__setattr__(self, "can_add", registry.adding(self, self.site) is not None)
 
+    def renew(self, state: JobState) -> None:
+        """Take a state that differs in reports only."""
+        object.__setattr__(self, "state", state)
+
     @property
     def may_restart(self) -> bool:
         """Whether some mechanism can start it again at another size."""
@@ -150,7 +169,7 @@ class RunningJob:
 
     @property
     def measured(self) -> bool:
-        return bool(self.state.observations) and not self.state.unfitted
+        return self.state.measured
 
 
 def running_job(

@@ -1,7 +1,7 @@
 """What is kept from one round's plan for the next: what was made of jobs that have not changed since.
 
-Promise: a plan made with it is the plan made without it. Limit: a job is known again by its very values (the objects,
-not what is in them): who makes them again in every round gains from the optimizer's part alone.
+Promise: a plan made with it is the plan made without it. Limit: a job is known again by the very object that the roster
+has of it; whoever makes that again in every round gains from the optimizer's part alone.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Memory:
             state, known = states.get(job_id, _UNKNOWN), before.get(job_id)
             if known is None or not known.holds(job, state, settings, site, now):
                 known = _Known(running_job(job, state, settings, now, site), settings, now)
+            elif known.running.state is not state:
+                known.running.renew(state)
             kept[job_id], found[job_id] = known, known.running
         self._running_jobs = kept  # whole at once: other threads ask for single jobs
         for job_id in self.members.keys() - found.keys():
@@ -67,8 +69,8 @@ class _Known:
     def holds(self, job: ElasticJob, state: JobState, settings: Settings, site: Site, now: float) -> bool:
         """Whether it is still so."""
         own = self.running
-        same = own.job is job and own.state is state and own.site is site and self.settings is settings
-        return same and self.at <= now < own.fresh_until
+        same = own.job is job and own.site is site and self.settings is settings and self.at <= now < own.fresh_until
+        return same and (own.state is state or own.state.differs_in_reports_only(state))
 
 
 _UNKNOWN = JobState()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from types import MappingProxyType
 
 from slurm_elastic.db.rows import InUse, ResizeRow
 from slurm_elastic.db.store import Store
@@ -23,6 +23,7 @@ from ..planner.eligibility import HOUR_S, remaining, slow_nodes
 from .job_registry import JobRegistry
 
 log = logging.getLogger(__name__)
+_NOTHING: Mapping[EventKind, Refusal] = MappingProxyType({})
 
 
 class JobInputs:
@@ -49,13 +50,18 @@ class JobInputs:
         seen = {job_id: tuple(store.observations(job_id)) for job_id in known}
         models = self._fitted.of({job_id: (seen[job_id], prior.prior) for job_id, prior in known.items()})
         self._log_unfitted()
-        found = {job_id: JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ())) for job_id in wanted}
-        for job_id, prior in known.items():
+        found = {}
+        for job_id in wanted:
+            prior = known.get(job_id)
+            if prior is None:
+                found[job_id] = JobState(resize=resizes.get(job_id), resized=resized.get(job_id, ()))
+                continue
             report, last = store.last_report(job_id), store.last_closed_resize(job_id)
             failed = last is not None and last.state == ResizeState.FAILED and not last.add
-            found[job_id] = replace(
-                found[job_id],
+            found[job_id] = JobState(
                 in_use=in_use[job_id],
+                resize=resizes.get(job_id),
+                resized=resized.get(job_id, ()),
                 last=last,
                 failures=store.failed_in_a_row(job_id) if failed else 0,
                 pinned=store.pinned(job_id),
@@ -69,7 +75,7 @@ class JobInputs:
                 reported_at=report.at if report is not None else None,
                 remaining=remaining(report),
                 slow=slow_nodes(report, in_use[job_id]),
-                refused=refused.get(job_id, {}),
+                refused=refused.get(job_id, _NOTHING),
                 gave_in_vain=job_id in in_vain,
             )
         return found

@@ -19,7 +19,7 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.event_kind import EventKind
 from slurm_elastic.protocol.request import find
 
-from ..capacity.roster import ElasticJob, Roster, Scope, sort_jobs
+from ..capacity.roster import ElasticJob, Known, Roster, Scope, sort_jobs
 from ..config.settings import Settings
 from ..reports.record import made_from
 from ..slurm.model import Job, Snapshot
@@ -52,6 +52,9 @@ class JobRegistry:
         self._reference: dict[int, tuple[int, int]] = {}
         self._heard: set[int] = set()
         self._asked_again: set[int] = set()
+        self._known = Known()
+        self._rows: dict[int, tuple[ElasticJob, JobRow]] = {}
+        """By job id: what was made of a job, beside it."""
 
     def set_request(self, job_id: int, request: str) -> None:
         """The job's supervisor has sent an elastic request of its own, which replaces the one in the comment where the
@@ -106,7 +109,7 @@ class JobRegistry:
         """Store the elastic jobs of a snapshot, and the end of those that it no longer lists."""
         rows = {row.job_id: row for row in self.store.jobs(active_only=True)}
         roster = self._sort(snapshot, rows)
-        found = [self.managed_row(job) for job in roster.elastic.values()]
+        found = self._managed_rows(roster)
         found += [
             job_row(entry.job, entry.request, False, entry.reason, entry.detail) for entry in roster.unmanaged.values()
         ]
@@ -132,6 +135,14 @@ class JobRegistry:
                 if counted < sum(piece.gpus for piece in held):
                     self.store.count_held(job_id, worlds[job_id].generation, held)
 
+    def _managed_rows(self, roster: Roster) -> list[JobRow]:
+        before, rows = self._rows, dict[int, tuple[ElasticJob, JobRow]]()
+        for job_id, job in roster.elastic.items():
+            known = before.get(job_id)
+            rows[job_id] = known if known is not None and known[0] is job else (job, self.managed_row(job))
+        self._rows = rows
+        return [row for _, row in rows.values()]
+
     def managed_row(self, job: ElasticJob) -> JobRow:
         """The row of an elastic job as Slurm describes it now."""
         reason = Reason.WAITING if job.base.pending else Reason.KEEP_UNREGISTERED
@@ -155,7 +166,7 @@ class JobRegistry:
             if job is not None and row.managed and job_id not in asked and find(job.comment) is None:
                 asked[job_id] = row.request
         accepted = {job_id for job_id, row in rows.items() if row.managed and row.start_time is not None}
-        return sort_jobs(snapshot, self.scope, asked, accepted)
+        return sort_jobs(snapshot, self.scope, asked, accepted, self._known)
 
     def _record_change(self, row: JobRow, before: JobRow | None) -> None:
         """Store an event when it is managed, or not, or for another reason than before, or asks for something else."""

@@ -108,7 +108,7 @@ class Rounds:
         self._unused: dict[Unit, float] = {}
         self._job_inputs = JobInputs(store, registry, self.priors)
         self._nonstarters = Nonstarters()
-        self._memory = Memory()
+        self._memory, self._in_mode = Memory(), settings
         self._site = Site()
         self._unlisted: Mapping[str, int] = {}
         self._left_out: Mapping[str, int] = {}
@@ -294,7 +294,7 @@ class Rounds:
                 seen.snapshot,
                 seen.roster,
                 self._job_inputs.collect(running, seen.in_use, seen.resizes, refused, self._nonstarters.in_vain, now),
-                replace(self.settings, mode=self.mode),
+                self._settings_of(self.mode),
                 now,
                 self._nonstarters.excluded(now),
                 self._memory,
@@ -305,6 +305,12 @@ class Rounds:
                 self.store.host_pairs(),
             )
         )
+
+    def _settings_of(self, mode: str) -> Settings:
+        """The settings in that mode; the same object as long as it is the same."""
+        if self._in_mode.mode != mode:
+            self._in_mode = replace(self.settings, mode=mode)
+        return self._in_mode
 
     def _note_unlisted(self, unlisted: Mapping[str, int]) -> None:
         """Say once which nodes hold GPUs that no job accounts for: what is left of such a node counts, and no more."""

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -37,6 +38,8 @@ class Jobs(StorePart):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._stored: dict[int, JobRow] = {}
+        self._active: dict[int, JobRow] | None = None
+        """Those that have not ended, once somebody has asked for them."""
         self._speaks: dict[str, int] = {}
         self._pins: dict[int, int] | None = None
 
@@ -46,7 +49,8 @@ class Jobs(StorePart):
 
     def upsert_jobs(self, rows: Iterable[JobRow]) -> None:
         """Like `upsert_job` for many jobs, in one transaction."""
-        changed = [row for row in rows if self._stored.get(row.job_id) != row]
+        stored = self._stored
+        changed = [row for row in rows if (known := stored.get(row.job_id)) is not row and known != row]
         if not changed:
             return
         with self._db.lock:
@@ -59,6 +63,8 @@ class Jobs(StorePart):
                 self._forget(row.job_id)
             with self._memory:
                 self._stored.update((row.job_id, row) for row in changed)
+                if self._active is not None:  # those that have ended were forgotten
+                    self._active.update((row.job_id, row) for row in changed if not has_ended(row.state))
                 self._speaks = {}
 
     def job(self, job_id: int) -> JobRow | None:
@@ -69,11 +75,20 @@ class Jobs(StorePart):
 
     def jobs(self, active_only: bool = True) -> list[JobRow]:
         """Jobs by id; those that have not ended, or all."""
+        with self._memory:
+            known = None if self._active is None or not active_only else list(self._active.values())
+        if known is not None:
+            return sorted(known, key=attrgetter("job_id"))
         query = select(*(schema.jobs.c[name] for name in _FIELDS)).order_by(schema.jobs.c.job_id)
-        if active_only:
-            query = query.where(schema.jobs.c.ended.is_(False))
-        with self._db.read() as connection:
-            return [JobRow(*row) for row in connection.execute(query)]
+        if not active_only:
+            with self._db.read() as connection:
+                return [JobRow(*row) for row in connection.execute(query)]
+        with self._db.lock:
+            with self._db.read() as connection:
+                rows = [JobRow(*row) for row in connection.execute(query.where(schema.jobs.c.ended.is_(False)))]
+            with self._memory:
+                self._active = {row.job_id: row for row in rows}
+        return rows
 
     def job_of_task(self, name: str) -> int | None:
         """The job that Slurm calls by this name in an array, such as 7_3; the youngest where Slurm began ids again."""
@@ -98,6 +113,8 @@ class Jobs(StorePart):
         super()._forget(job_id)
         with self._memory:
             self._stored.pop(job_id, None)
+            if self._active is not None:
+                self._active.pop(job_id, None)
             self._speaks = {}
             self._pins = None
 

@@ -6,13 +6,17 @@ The store, the rounds, the planner and the controller are the real ones; only Sl
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_elastic.daemon.api.waiters import Waiters
+from slurm_elastic.daemon.capacity.roster import Known
 from slurm_elastic.daemon.config.settings import Settings
 from slurm_elastic.daemon.mechanisms.timeouts import Bounds
+from slurm_elastic.daemon.planner.memory import Memory
 from slurm_elastic.daemon.service.controller import DaemonController
+from slurm_elastic.daemon.service.job_inputs import JobInputs
 from slurm_elastic.daemon.service.job_registry import JobRegistry
 from slurm_elastic.daemon.service.rounds import Rounds
 from slurm_elastic.daemon.slurm.fake import UIDS, Component, FakeSlurm
@@ -61,6 +65,18 @@ class World:
         self.controller = DaemonController(
             self.store, self.jobs, self.rounds, self.registry, self.waiters, lambda: None, clock
         )
+
+    def rounds_from_scratch(self) -> Rounds:
+        """The daemon's rounds as they are, but for what was made of jobs in the rounds before and kept."""
+        rounds = copy(self.rounds)
+        rounds.registry = copy(self.registry)
+        rounds.registry._known, rounds.registry._rows = Known(), {}
+        rounds.client = SnapshotCache(self.slurm.client(), lambda: self.slurm.now, lambda seconds: None)
+        rounds._memory, rounds._in_mode = Memory(), self.settings
+        rounds._job_inputs = JobInputs(self.store, rounds.registry, rounds.priors)
+        # Fitted with others, a model may differ in its last bit.
+        rounds._job_inputs._fitted = self.rounds._job_inputs._fitted
+        return rounds
 
     def elastic(
         self, nodes: int = 1, gpus: int = 4, comment: str = REQUEST, measured: bool = True, **fields: object
@@ -123,6 +139,8 @@ class Supervisor:
     batch: int = 240
     generation: int = 0
     registered: bool = False
+    noise_scale: float = 0.0
+    """That it reports."""
     silent: bool = False
     """Hangs: takes no step."""
     ended: bool = False
@@ -205,6 +223,7 @@ class Supervisor:
         report = Report(
             self.generation, self.world.slurm.now, self.gpus, nodes, self.batch, micro, 1, 10, step_time, step_time,
             self.batch / step_time, int(self.world.slurm.now), int(self.world.slurm.now) * 240, 0,
+            noise_scale=self.noise_scale,
         )  # fmt: skip
         self.world.store.submit_reports(self.job_id, [report], self.world.slurm.now).result()
 

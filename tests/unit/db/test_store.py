@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,21 @@ def test_a_requeued_job_is_active_again(store: Store) -> None:
     store.end_job(7, "PREEMPTED", 20.0)
     store.upsert_job(dataclasses.replace(JOB, state="PENDING"))
     assert [job.job_id for job in store.jobs()] == [7]
+
+
+def test_jobs_are_remembered_as_the_database_has_them(store: Store, url: str) -> None:
+    """Whatever became of them since somebody asked: stored, changed, ended, requeued."""
+    chance = random.Random(1)
+    for number in range(60):
+        job_id = chance.randint(1, 8)
+        if chance.random() < 0.3:
+            store.end_job(job_id, "COMPLETED", float(number))
+        else:
+            states = chance.choices(("PENDING", "RUNNING", "CANCELLED by 1000"), k=2)
+            rows = [dataclasses.replace(JOB, job_id=job_id + i, state=state) for i, state in enumerate(states)]
+            store.upsert_jobs(rows)
+        with Store(url) as other:
+            assert store.jobs() == other.jobs()
 
 
 def test_token_speaks_for_its_job_alone(store: Store, url: str) -> None:

@@ -1,7 +1,8 @@
 """The daemon against an in-memory Slurm under anything that can happen: hypothesis looks for an order that breaks it.
 
-At every moment: nobody below its minimum, no GPU given twice, the batch host kept, only elastic jobs touched. And from
-every state, left alone, it comes to rest in a bounded number of rounds, with nothing leaked.
+At every moment: nobody below its minimum, no GPU given twice, the batch host kept, only elastic jobs touched; what is
+kept from round to round changes nothing in a plan, nor in what it says. And from every state, left alone, it comes to
+rest in a bounded number of rounds, with nothing leaked.
 """
 
 from __future__ import annotations
@@ -54,12 +55,18 @@ class Machine(RuleBasedStateMachine):
     # --- what users do --------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.slurm.reachable and len(self.world.supervisors) < 5)
-    @rule(number=st.integers(0, len(REQUESTS) - 1), nodes=st.integers(1, 2), measured=st.booleans())
-    def submit_elastic(self, number: int, nodes: int, measured: bool) -> None:
+    @rule(
+        number=st.integers(0, len(REQUESTS) - 1),
+        nodes=st.integers(1, 2),
+        measured=st.booleans(),
+        minutes=st.integers(0, 20),
+    )
+    def submit_elastic(self, number: int, nodes: int, measured: bool, minutes: int) -> None:
         """A job with a request that its starting size fits."""
         nodes = 1 if number in (1, 2) else nodes
         gpus = 2 if number == 2 else 4
-        job = self.world.elastic(nodes, gpus, REQUESTS[number], measured)
+        limited = {"ends_at": self.world.slurm.now + 60.0 * minutes} if minutes > 10 else {}
+        job = self.world.elastic(nodes, gpus, REQUESTS[number], measured, **limited)
         self.least[job.job_id] = int(REQUESTS[number].partition("gpus=")[2].partition("-")[0])
 
     @precondition(lambda self: self.world.slurm.reachable and len(self.world.supervisors) < 5)
@@ -146,6 +153,12 @@ class Machine(RuleBasedStateMachine):
             self.world.supervisors[data.draw(st.sampled_from(sorted(self.world.supervisors)))].step()
 
     # --- what always holds ----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.slurm.reachable)
+    @invariant()
+    def what_is_kept_changes_no_plan(self) -> None:
+        kept, fresh = self.world.rounds.dry_run(), self.world.rounds_from_scratch().dry_run()
+        assert kept == fresh
 
     @invariant()
     def nothing_is_broken(self) -> None:
