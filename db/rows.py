@@ -149,7 +149,7 @@ class PriorRow:
     """As the optimizer wrote it; the store does not look inside."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DecisionRow:
     """What a round decided for one job, and on what grounds."""
 

@@ -50,6 +50,8 @@ def next_actions(
     for job_id, resize in by_job.items():
         actions += led[job_id].next_actions(roster.elastic.get(job_id), in_use.get(job_id), resize, now, bounds)
     for job_id, job in roster.elastic.items():
+        if job_id not in by_job and _all_in_use(job, in_use.get(job_id)):
+            continue
         if job.running and not (job_id in led and led[job_id].restarts):
             whole = kept_whole.get(job_id, "")
             actions += _for_job(job, in_use.get(job_id), by_job.get(job_id), unused_since, now, bounds, whole)
@@ -65,6 +67,8 @@ def unused(
     in_use = _understood(in_use)
     for job_id, job in roster.elastic.items():
         resize = by_job.get(job_id)
+        if resize is None and _all_in_use(job, in_use.get(job_id)):
+            continue
         for held in job.held:
             for unit in units_of((held.piece,)) - _wanted(in_use.get(job_id), resize, held):
                 found[unit] = before.get(unit, now)
@@ -72,6 +76,11 @@ def unused(
             if resize is None or tag.resize != resize.id:
                 found[(queued.job_id, "")] = before.get((queued.job_id, ""), now)
     return found
+
+
+def _all_in_use(job: ElasticJob, use: InUse | None) -> bool:
+    """Whether it trains on just what it holds, and waits for nothing: as most jobs do."""
+    return use is not None and not job.queued and job.pieces == use.pieces
 
 
 def _understood(in_use: Mapping[int, InUse]) -> dict[int, InUse]:

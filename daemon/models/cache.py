@@ -30,11 +30,14 @@ _Key = tuple[tuple[Observation, ...], Prior]
 
 
 class _Known(NamedTuple):
-    """What a job's model was made from, as it was stored and as it was fitted."""
+    """A job's model, and what that was made from: as it was stored and as it was fitted."""
 
     rows: Rows
-    prior: Prior
+    each: tuple[Observation | None, ...]
+    """What a fit takes of each row; None: nothing."""
     key: _Key
+    model: ThroughputModel | PlanInputError | None = None
+    """None: not fitted yet, or nothing can have been measured."""
 
 
 class Fitted:
@@ -49,37 +52,43 @@ class Fitted:
     def of(self, jobs: Mapping[int, tuple[Rows, Prior]]) -> dict[int, ThroughputModel]:
         """Models by job id, of those that were measured; jobs not asked for are forgotten."""
         self._jobs = {job_id: self._known(job_id, *has) for job_id, has in jobs.items()}
-        keys = {job_id: known.key for job_id, known in self._jobs.items() if known.key[0]}
-        new = list({key: None for key in keys.values() if key not in self._models})
+        lacking = {job_id: known for job_id, known in self._jobs.items() if known.model is None and known.key[0]}
+        new = list({known.key: None for known in lacking.values() if known.key not in self._models})
         for first in range(0, len(new), TOGETHER):
             some = new[first : first + TOGETHER]
-            made = fit_each([observations for observations, _ in some], [prior for _, prior in some])
+            made = fit_each([seen for seen, _ in some], [prior for _, prior in some])
             self._models.update(zip(some, made, strict=True))
-        if len(self._models) > 2 * len(keys):
-            self._models = {key: self._models[key] for key in keys.values()}
-        self.unfitted = {job_id: UNREAL for job_id, (rows, _) in jobs.items() if rows and job_id not in keys}
+        for job_id, known in lacking.items():
+            self._jobs[job_id] = known._replace(model=self._models[known.key])
+        if len(self._models) > 2 * len(jobs):
+            self._models = {known.key: known.model for known in self._jobs.values() if known.model is not None}
+        self.unfitted = {}
         found: dict[int, ThroughputModel] = {}
-        for job_id, key in keys.items():
-            model = self._models[key]
-            if isinstance(model, PlanInputError):
-                self.unfitted[job_id] = str(model)
-            else:
-                found[job_id] = model
+        for job_id, known in self._jobs.items():
+            if isinstance(known.model, ThroughputModel):
+                found[job_id] = known.model
+            elif known.rows:
+                self.unfitted[job_id] = UNREAL if known.model is None else str(known.model)
         return found
 
     def _known(self, job_id: int, rows: Rows, prior: Prior) -> _Known:
         known = self._jobs.get(job_id)
-        if known is not None and known.prior is prior:
-            if known.rows == rows:
-                return known
-            seen = observations(rows)
-            return _Known(rows, prior, known.key if seen == known.key[0] else (seen, prior))
-        return _Known(rows, prior, (observations(rows), prior))
+        # The rows are kept, so that an id stays its row's.
+        before = dict(zip(map(id, known.rows), known.each, strict=True)) if known is not None else {}
+        each = tuple([before[id(row)] if id(row) in before else _taken(row) for row in rows])
+        seen = tuple([one for one in each if one is not None])
+        if known is not None and known.key[1] is prior and seen == known.key[0]:
+            return known._replace(rows=rows, each=each)
+        return _Known(rows, each, (seen, prior))
 
 
 def observations(rows: Rows) -> tuple[Observation, ...]:
     """What a fit takes of these rows: those that can have been measured."""
     return tuple(observation(row) for row in rows if believed(row))
+
+
+def _taken(row: ObservationRow) -> Observation | None:
+    return observation(row) if believed(row) else None
 
 
 def believed(row: ObservationRow) -> bool:

@@ -39,6 +39,8 @@ class Cache:
     old_views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
     lists: Memo = field(default_factory=dict)
     """What the solver read of the lists of choices."""
+    present: dict[tuple[int, str], float] = field(default_factory=dict)
+    """The speedups at what jobs have, by the identity of the views that are kept, and policy."""
 
     def turn(self) -> None:
         """Begin another round of plans: forget, once there is no more room, what was not asked for since last time."""
@@ -48,6 +50,7 @@ class Cache:
         self.old, self.made = self.made, {}
         self.old_views, self.views = self.views, {}
         self.lists = {key: made for key, made in self.lists.items() if key in kept}
+        self.present = {key: speedup for key, speedup in self.present.items() if key[0] in self.old_views}
 
 
 def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None) -> PoolPlan:
@@ -57,7 +60,7 @@ def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, c
     """
     made = [choices_of(job, policy, cache) for job in jobs]
     found = solve(made, capacity, [job.label for job in jobs], memo=cache.lists if cache else None)
-    return explained(jobs, made, found, capacity, policy)
+    return explained(jobs, made, found, capacity, policy, cache.present if cache else None)
 
 
 Solver = Callable[[Sequence[Sequence[JobView]], Sequence[int], Sequence[Cap], str, Cache | None], list[PoolPlan]]
@@ -81,7 +84,7 @@ def plan_pools(
     limits = [caps[c] for c in found.binding if caps[c].label]
     out, first = list[PoolPlan](), 0
     for jobs, options, solution, free, k in zip(pools, made, found.solutions, found.unlimited, capacities, strict=True):
-        planned = explained(jobs, options, solution, k, policy)
+        planned = explained(jobs, options, solution, k, policy, cache.present if cache else None)
         if limits:
             targets = list(planned.targets)
             for j, (target, own, i) in enumerate(zip(targets, options, free.choice, strict=True)):

@@ -64,8 +64,11 @@ def explained(
     solution: Solution,
     capacity: int,
     policy: str,
+    present: dict[tuple[int, str], float] | None = None,
 ) -> PoolPlan:
-    """Targets with their reasons from a solved allocation."""
+    """Targets with their reasons from a solved allocation. `present`: speedups at what jobs have, kept by the identity
+    of jobs that are kept, too."""
+    present = {} if present is None else present
     chosen = [own[i] for own, i in zip(options, solution.choice, strict=True)]
     used = sum(job.current_gpus for job in jobs)
     grown = sum(max(0, choice.gpus - job.current_gpus) for job, choice in zip(jobs, chosen, strict=True))
@@ -80,7 +83,7 @@ def explained(
                 gpus=choice.gpus,
                 batch=choice.batch,
                 value=choice.value,
-                progress_change=_progress_change(job, choice, policy),
+                progress_change=_progress_change(job, choice, policy, present),
                 reason=_reason(job, choice, grow, shrink),
                 offered=own,
                 price=solution.price,
@@ -90,14 +93,18 @@ def explained(
     return PoolPlan(tuple(targets), solution.value, solution.bound)
 
 
-def _progress_change(job: JobView, choice: Choice, policy: str) -> float:
+def _progress_change(job: JobView, choice: Choice, policy: str, present: dict[tuple[int, str], float]) -> float:
     if job.current_gpus == 0:
         return choice.speedup
     if (choice.gpus, choice.batch) == (job.current_gpus, job.current_batch):
         return 0.0
-    batch = job.current_batch if job.current_batch > 0 else choice.batch
     nodes = nodes_at(job, job.current_gpus)
-    return choice.speedup / speedup_at(job, POLICIES[policy], job.current_gpus, nodes, batch) - 1.0
+    if job.current_batch < 1:  # what it has depends on the choice
+        return choice.speedup / speedup_at(job, POLICIES[policy], job.current_gpus, nodes, choice.batch) - 1.0
+    now = present.get((id(job), policy))
+    if now is None:
+        now = present[id(job), policy] = speedup_at(job, POLICIES[policy], job.current_gpus, nodes, job.current_batch)
+    return choice.speedup / now - 1.0
 
 
 def _reason(job: JobView, choice: Choice, grow: str, shrink: str) -> str:

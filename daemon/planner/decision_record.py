@@ -12,6 +12,7 @@ from itertools import islice
 
 from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.make_room import Met
@@ -36,7 +37,7 @@ QUALITY_GAIN = 0.1
 """Most waiting jobs that one alternative names."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DecisionContext:
     """What a decision was taken on, beside the job itself."""
 

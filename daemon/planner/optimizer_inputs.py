@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 
 from slurm_elastic.db.rows import ObservationRow
@@ -46,6 +46,8 @@ class Member:
     view: JobView
     rest: int
     """The largest of `downs`."""
+    progress: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
+    """By (GPUs, batch): how much progress changes there, once somebody has asked."""
 
     @cached_property
     def staying(self) -> JobView:
@@ -318,6 +320,15 @@ def _progress(m: Member, target: Target) -> float | None:
     view, model = m.view, m.view.model
     if model is None or min(view.current_gpus, view.current_batch, target.gpus, target.batch) < 1:
         return None
+    if (target.gpus, target.batch) == (view.current_gpus, view.current_batch):
+        return 0.0
+    known = m.progress.get((target.gpus, target.batch))
+    if known is None:
+        known = m.progress[target.gpus, target.batch] = _changed_progress(view, model, target)
+    return known
+
+
+def _changed_progress(view: JobView, model: Model, target: Target) -> float:
     nodes = dict(view.choices)
     dense = max(k / count for k, count in nodes.items())
 

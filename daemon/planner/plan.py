@@ -80,9 +80,10 @@ def _running_rows(made: Decisions) -> list[DecisionRow]:
     for met in made.context.room.met:
         for job_id in met.givers:
             makes_room.setdefault(job_id, []).append(met)
-    rows = []
+    rows, unlisted = [], cache(lambda pool: _unlisted(made, pool))
     for job_id, running in made.context.running_jobs.items():
-        context = _context(made, running, makes_room.get(job_id, ()), moved)
+        pool = made.pools.get(job_id)
+        context = _context(made, running, pool, makes_room.get(job_id, ()), moved, unlisted(pool))
         move = made.moves.get(job_id)
         rows.append(row_of_frozen(running, context) if move is None else row(move, job_id in begun, context))
     return rows
@@ -95,9 +96,14 @@ def _moved(made: Decisions) -> list[OtherMove]:
 
 
 def _context(
-    made: Decisions, running: RunningJob, makes_room: Sequence[Met], moved: Callable[[], Sequence[OtherMove]]
+    made: Decisions,
+    running: RunningJob,
+    pool: Pool | None,
+    makes_room: Sequence[Met],
+    moved: Callable[[], Sequence[OtherMove]],
+    unlisted: str,
 ) -> DecisionContext:
-    inputs, pool = made.context.inputs, made.pools.get(running.job_id)
+    inputs = made.context.inputs
     member, shared, target = made.division.shared.get(running.job_id, (None, None, None))
     return DecisionContext(
         now=inputs.now,
@@ -113,7 +119,7 @@ def _context(
         limit=made.context.said.get(running.job_id, ""),
         factor=made.context.factors.get(running.job_id, 1.0),
         stands=inputs.marks.get(running.job_id),
-        unlisted=_unlisted(made, pool),
+        unlisted=unlisted,
         asleep=made.context.asleep.get(running.job_id, 0),
     )
 
