@@ -120,7 +120,7 @@ def cluster(folder: Path, jobs: int, nodes: int, rigid: int) -> list[Piece]:
 def train(store: Store, pieces: list[Piece]) -> None:
     """Every job has registered and reported at three batches."""
     for piece, speed in zip(pieces, speeds(len(pieces)), strict=True):
-        store.set_in_use(piece.slurm_job_id, 1, (piece,), 64, time.time(), reason="registered")
+        store.set_in_use(piece.slurm_job_id, 1, (piece,), 64, time.time() - RAN_S, reason="registered")
         reports = [said(batch, speed(batch), step) for step, batch in enumerate((128, 256, *[64] * BEFORE), 1)]
         store.submit_reports(piece.slurm_job_id, reports, time.time()).result()
 

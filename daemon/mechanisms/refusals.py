@@ -156,9 +156,14 @@ class Refusals:
                 return of_scope.refusal
         return None
 
+    @property
+    def none(self) -> bool:
+        """Whether nothing is refused to anybody."""
+        return not self._jobs and not self._scopes
+
     def of(self, job: Submitted, now: float) -> Mapping[EventKind, Refusal]:
         """What Slurm refuses to do about a job now, the widest reason first."""
-        if not self._jobs and not self._scopes:
+        if self.none:
             return {}
         found: dict[EventKind, Refusal] = {}
         for kind in {kind for kind, _ in (*self._jobs, *self._scopes)}:

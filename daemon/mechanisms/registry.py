@@ -88,6 +88,8 @@ def used(before: Sequence[Piece], keep: Sequence[Piece], placed_by: Mechanism | 
     that has placed what is added. One that restarts the job does it alone."""
     if placed_by is not None and placed_by.restarts:
         return (placed_by,)
+    if before == keep:
+        return () if placed_by is None else (placed_by,)
     gone = units_of(before) - units_of(keep)
     kinds = {piece.kind for piece in before if units_of((piece,)) & gone}
     return tuple(m for m in MECHANISMS if m is placed_by or (m.drops and m.drops.kind in kinds))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from slurm_elastic.db.rows import ObservationRow
@@ -24,6 +25,7 @@ COMPUTE_GRID = 0.02
 """The same of the share of a step that is not communication."""
 TOGETHER = 500
 """Models fitted at once: more cost as much each, and memory."""
+_configuration = attrgetter("gpus", "nodes", "batch", "micro_batch", "accumulation", "comm_share")
 UNREAL = f"none has a step time from {STEP_S[0]:g} to {STEP_S[1]:g} s"
 Rows = Sequence[ObservationRow]
 _Key = tuple[tuple[Observation, ...], Prior]
@@ -73,13 +75,14 @@ class Fitted:
 
     def _known(self, job_id: int, rows: Rows, prior: Prior) -> _Known:
         known = self._jobs.get(job_id)
-        # The rows are kept, so that an id stays its row's.
-        before = dict(zip(map(id, known.rows), known.each, strict=True)) if known is not None else {}
-        each = tuple([before[id(row)] if id(row) in before else _taken(row) for row in rows])
-        seen = tuple([one for one in each if one is not None])
-        if known is not None and known.key[1] is prior and seen == known.key[0]:
-            return known._replace(rows=rows, each=each)
-        return _Known(rows, each, (seen, prior))
+        if known is None or len(known.rows) != len(rows):
+            each = tuple([_taken(row) for row in rows])
+        else:  # of a job that has reported mostly one row has changed
+            alike = zip(rows, known.rows, known.each, strict=True)
+            each = tuple([taken if _alike(row, before) else _taken(row) for row, before, taken in alike])
+        if known is not None and known.key[1] is prior and each == known.each:
+            return _Known(rows, known.each, known.key, known.model)
+        return _Known(rows, each, (tuple([one for one in each if one is not None]), prior))
 
 
 def observations(rows: Rows) -> tuple[Observation, ...]:
@@ -89,6 +92,14 @@ def observations(rows: Rows) -> tuple[Observation, ...]:
 
 def _taken(row: ObservationRow) -> Observation | None:
     return observation(row) if believed(row) else None
+
+
+def _alike(row: ObservationRow, before: ObservationRow) -> bool:
+    """Whether a fit takes the same of both, at first sight."""
+    if row is before:
+        return True
+    same = row.step_time == before.step_time and row.count.bit_length() == before.count.bit_length()
+    return same and bool(_configuration(row) == _configuration(before))
 
 
 def believed(row: ObservationRow) -> bool:

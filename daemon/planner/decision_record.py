@@ -6,7 +6,7 @@ Evidence is the record of daemon/reports/evidence.py. Nothing here decides; what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import islice
 
@@ -101,8 +101,9 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
     running, settings = move.allotment.running, context.settings
     speeds = Speeds.of(running, move.gpus, move.allotment.batch, context.member)
     worth, gain = _quality(running, move.gpus, move.allotment.batch, context.member) or (None, None)
+    about = {name: getattr(speeds, name) for name in _SPEEDS}
     found = replace(
-        _common(running, context), **asdict(speeds), next=_next(move, begun, context), limit=context.limit or None,
+        _common(running, context), **about, next=_next(move, begun, context), limit=context.limit or None,
         sample_worth=worth, quality_gain=gain,
     )  # fmt: skip
     if not move.changes:
@@ -264,6 +265,9 @@ class Speeds:
         if gpus not in counts:
             doubt = round(model.uncertainties([(gpus, nodes_at(member.view, gpus))])[0], 3)
         return cls(*reports, before, after, gpus not in counts, doubt, before / unit, after / unit)
+
+
+_SPEEDS = tuple(Speeds.__dataclass_fields__)
 
 
 def _throughput(member: Member | None) -> Callable[[int, int], float] | None:

@@ -52,6 +52,8 @@ class Move:
 
     @property
     def gpus(self) -> int:
+        if not self.add and self.keep is self.allotment.running.pieces:
+            return self.allotment.running.gpus
         return sum(piece.gpus for piece in self.keep) + sum(shape.gpus for shape in self.add)
 
     @property

@@ -110,11 +110,19 @@ def _shared_names(kind: Any, other: Any) -> tuple[str, ...]:
 
 def known_values(record: Any) -> dict[str, Any]:
     """A record as JSON values, without what is not known: as the store keeps it."""
-    found = ((item.name, getattr(record, item.name)) for item in fields(record))
+    kind: Any = type(record)
+    found = ((name, getattr(record, name)) for name in _names(kind))
     return {name: _json(value) for name, value in found if value is not None}
 
 
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind))
+
+
 def _json(value: Any) -> Any:
+    if isinstance(value, (str, int, float)):
+        return value
     if isinstance(value, tuple):
         return [_json(item) for item in value]
     return known_values(value) if hasattr(value, "__dataclass_fields__") else value

@@ -7,7 +7,7 @@ training that went back to a checkpoint lowers the row's start too, so that work
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,10 +198,9 @@ class Allocations(StorePart):
 
     def _means(self, job_id: int) -> dict[bool, float]:
         """Mean pause of the resizes by requeue (True) and of the others (False), of those kinds that it has had."""
-        known = self._pauses
-        with suppress(KeyError):
-            if known is not None:
-                return known[job_id]
+        known = None if self._pauses is None else self._pauses.get(job_id)
+        if known is not None:
+            return known
         with self._db.lock:
             if self._pauses is None:
                 # All jobs at once: one by one they would take seconds.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, select
@@ -52,15 +52,21 @@ class Configuration:
         if self.known is not None:
             return self.known
         times, rates, noises, shares = (self.youngest[i :: len(_MEASURED)] for i in range(len(_MEASURED)))
-        figures = median(times), median(rates), self.last_at, _median_measured(noises), _median_measured(shares)
+        figures = _median(times), _median(rates), self.last_at, _median_measured(noises), _median_measured(shares)
         self.known = ObservationRow(*key, self.count, *figures)
         return self.known
 
 
 def _median_measured(values: array[float]) -> float:
     """Over those that were measured; 0: none was."""
-    found = [value for value in values if value > 0]
-    return median(found) if found else 0.0
+    found = [value for value in values if value > 0] if any(values) else []
+    return _median(found) if found else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    """That of the statistics module, without its checks."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def key_of(row: Any) -> Key:

@@ -7,7 +7,6 @@ forward, and what is closed stays closed. Limit: which resize is wanted, and whe
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -91,9 +90,11 @@ class ResizeStore(StorePart):
     def last_closed_resize(self, job_id: int) -> ResizeRow | None:
         """The job's last resize that is over, however it ended."""
         known = self._closed
-        with suppress(KeyError):
-            if known is not None:
+        if known is not None:
+            try:
                 return known[job_id]
+            except KeyError:  # asked for the first time
+                pass
         with self._db.lock:
             if self._closed is None:
                 # All jobs at once: one by one they would take seconds.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -78,8 +79,7 @@ class ThroughputModel:
         """Relative 1-sigma of the throughput at each (GPUs, nodes), at the micro batch first measured."""
         if not sizes:
             return []
-        gpus, nodes = np.array(sizes, dtype=np.float64).T
-        _, slope = log_step_time(np.array(self.parameters)[:, None], factor_array(gpus, nodes, 1.0), 1.0)
+        _, slope = log_step_time(np.array(self.parameters)[:, None], _factors_at(tuple(sizes)), 1.0)
         spread = (slope * (self.covariance @ slope)).sum(0)
         measured = {(k, n) for k, n, _ in self.seen}
         form = np.array([0.0 if size in measured else FORM_ERROR**2 for size in sizes])
@@ -91,6 +91,13 @@ class ThroughputModel:
         """Relative 1-sigma by which a curve refitted from as many new reports would differ, where it was measured."""
         total = sum(weight for _, _, weight in self.seen)
         return max(0.002, min(0.015, 0.015 / math.sqrt(1.0 + total)))
+
+
+@lru_cache(maxsize=1 << 10)
+def _factors_at(sizes: tuple[tuple[int, int], ...]) -> Array:
+    """At the first micro batch: thousands of jobs ask for the same few sizes."""
+    gpus, nodes = np.array(sizes, dtype=np.float64).T
+    return factor_array(gpus, nodes, 1.0)
 
 
 def fit(observations: Sequence[Observation], prior: Prior | None = None) -> ThroughputModel:
