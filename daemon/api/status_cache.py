@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from typing import Literal
 
 import msgspec
 
@@ -20,13 +20,13 @@ from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.errors import StoreError
 
 from ..reports.common import Viewer
-from ..reports.status import Board, shown, whole
+from ..reports.status import Board, BoardRow, elapsed_s, shown, whole
 
 log = logging.getLogger(__name__)
 FRESH_S = 1.0
 """Age up to which measurements are reused."""
-CHEAP_S = 0.03
-"""CPU time up to which a status is cheap: some hundred jobs."""
+CHEAP_S = 0.004
+"""CPU time up to which a status is cheap: some hundred jobs, or more of which few have reported since."""
 REUSE_FACTOR = 20.0
 """An expensive one is reused for so many times the CPU time that it took: it costs 1/20 of a core at most."""
 STALE_S = 10.0
@@ -37,31 +37,64 @@ WATCHED_S = 900.0
 """How long after a request expensive ones are made ahead."""
 NOT_A_UID = -1
 """Of somebody who owns no job."""
+Kind = Literal["owner", "admin", "other"]
+"""Of viewers, of one row."""
+_TIME = b'"elapsed_s":'
+
+
+class RenderedRow:
+    """A row as JSON, made once for each kind of viewer but for the time that its job has run, which is filled in."""
+
+    __slots__ = ("_texts", "row")
+
+    def __init__(self, row: BoardRow, before: RenderedRow | None = None) -> None:
+        """It is made at once for those who have asked for the one before."""
+        self.row = row
+        self._texts: dict[Kind, tuple[bytes, bytes]] = {}
+        for kind in before._texts if before is not None else ():
+            self._made(kind)
+
+    def of(self, kind: Kind, elapsed: bytes) -> bytes:
+        """For this kind of viewer, after so much time."""
+        before, after = self._texts.get(kind) or self._made(kind)
+        return before + elapsed + after if after else before
+
+    def _made(self, kind: Kind) -> tuple[bytes, bytes]:
+        row = self.row.status  # as its owner sees it
+        if kind != "owner":
+            (row,) = shown([self.row], Viewer(NOT_A_UID, admin=kind == "admin"))
+        made = msgspec.json.encode(row), b""
+        if row.elapsed_s is not None:  # no text within the row can hold these bytes: its quotes are escaped
+            before, name, rest = made[0].partition(_TIME)
+            made = before + name, rest[rest.index(b",") :]
+        self._texts[kind] = made
+        return made
 
 
 class RenderedStatus:
-    """The rows as JSON, each made once for its owner, for admins and for all others."""
+    """All rows as JSON, at one time. What is as it was `before` is not made again."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._owners = [msgspec.json.encode(row) for _, row in board]
+    def __init__(self, board: Board, now: float, before: RenderedStatus | None = None) -> None:
+        known = before._rows if before is not None else {}
+        self._rows: dict[int, RenderedRow] = {}
+        for row in board:
+            kept = known.get(row.job.job_id)
+            self._rows[row.job.job_id] = kept if kept is not None and kept.row is row else RenderedRow(row, kept)
+        self._elapsed = [msgspec.json.encode(elapsed_s(row.job, now)) for row in board]
 
-    @cached_property
-    def _admins(self) -> list[bytes]:
-        return [msgspec.json.encode(row) for row in shown(self._board, Viewer(NOT_A_UID, admin=True))]
-
-    @cached_property
-    def _others(self) -> list[bytes]:
-        return [msgspec.json.encode(row) for row in shown(self._board, Viewer(NOT_A_UID))]
+    @property
+    def board(self) -> dict[int, BoardRow]:
+        """What it was made from, by job id."""
+        return {job_id: rendered.row for job_id, rendered in self._rows.items()}
 
     def of(self, viewer: Viewer) -> bytes:
         """{"jobs": what `reports.status.shown` gives}."""
-        others = self._admins if viewer.admin else [] if viewer.private else self._others
-        rows = [
-            self._owners[index] if job.uid == viewer.uid else others[index]
-            for index, (job, _) in enumerate(self._board)
-            if others or job.uid == viewer.uid
-        ]
+        others: Kind | None = "admin" if viewer.admin else None if viewer.private else "other"
+        rows = []
+        for rendered, elapsed in zip(self._rows.values(), self._elapsed, strict=True):
+            kind = "owner" if rendered.row.job.uid == viewer.uid else others
+            if kind is not None:
+                rows.append(rendered.of(kind, elapsed))
         return b'{"jobs":[%b]}' % b",".join(rows)
 
 
@@ -73,7 +106,7 @@ class StatusCache:
         self._making = threading.Lock()
         self._ordered = threading.Lock()
         """Held from the order of the next status until it is made, or has failed."""
-        self._cached: tuple[int, float, RenderedStatus] = (-1, 0.0, RenderedStatus([]))
+        self._cached: tuple[int, float, RenderedStatus] = (-1, 0.0, RenderedStatus([], 0.0))
         self._cost = 0.0
         self._last_request = clock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
@@ -120,6 +153,6 @@ class StatusCache:
             version, now, cost = self._store.version, self._clock(), time.thread_time()
             known, at, rendered = self._cached
             if known != version or not 0 <= now - at < FRESH_S:
-                rendered = RenderedStatus(whole(self._store, now))
+                rendered = RenderedStatus(whole(self._store, now, rendered.board), now, rendered)
                 self._cached, self._cost = (version, now, rendered), time.thread_time() - cost
             return rendered

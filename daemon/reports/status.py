@@ -6,9 +6,11 @@ job is as old as the daemon's last round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_elastic.protocol import request as elastic_request
 from slurm_elastic.protocol.errors import RequestError
@@ -146,13 +148,14 @@ class StatusTable:
     jobs: tuple[JobStatus, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LastKnown:
+class LastKnown(NamedTuple):
     """What the store says of a job besides its record: read for all jobs at once, or for one."""
 
     used: InUse | None
     decision: DecisionRow | None
     opened: ResizeRow | None
+    report: Report | None
+    pinned: int | None
 
 
 @lru_cache(maxsize=8192)
@@ -169,14 +172,23 @@ def status(store: Store, viewer: Viewer, now: float) -> list[JobStatus]:
     return shown(whole(store, now), viewer)
 
 
-Board = list[tuple["JobRow", JobStatus]]
-"""Every job with its record in full, as its owner sees it. Not to be shown before `shown`."""
+class BoardRow(NamedTuple):
+    """A job with its record in full, as its owner sees it, and what that was made from. Not to be shown before
+    `shown`."""
+
+    job: JobRow
+    known: LastKnown
+    status: JobStatus
+
+
+Board = list[BoardRow]
+"""Every job that has not ended."""
 
 
 def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
     """What of it this viewer may see."""
     found = []
-    for job, row in board:
+    for job, _, row in board:
         if may_see(viewer, job):
             found.append(replace(row, own=viewer.uid == job.uid))
         elif not viewer.private:
@@ -184,17 +196,22 @@ def shown(board: Board, viewer: Viewer) -> list[JobStatus]:
     return found
 
 
-def whole(store: Store, now: float) -> Board:
-    """The rows of `status`, in full."""
+def whole(store: Store, now: float, before: Mapping[int, BoardRow] = MappingProxyType({})) -> Board:
+    """The rows of `status`, in full. A row of before of which nothing has changed is given again, as it was: only how
+    long its job has run may be more by now."""
     opened = {resize.job_id: resize for resize in store.open_resizes()}
     used, jobs = store.all_in_use(), store.jobs(active_only=True)
     decided = store.standing([job.job_id for job in jobs])
-
-    def full(job: JobRow) -> JobStatus:
-        known = LastKnown(used.get(job.job_id), decided.get(job.job_id), opened.get(job.job_id))
-        return job_row(store, job, True, now, known)
-
-    return [(job, full(job)) for job in jobs]
+    board = []
+    for job in jobs:
+        number = job.job_id
+        report, pinned = store.last_report(number), store.pinned(number)
+        known = LastKnown(used.get(number), decided.get(number), opened.get(number), report, pinned)
+        kept = before.get(number)
+        if kept is None or kept.known != known or kept.job != job:
+            kept = BoardRow(job, known, job_row(store, job, True, now, known))
+        board.append(kept)
+    return board
 
 
 def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:
@@ -206,9 +223,12 @@ def job(store: Store, job_id: int, viewer: Viewer, now: float) -> JobStatus:
 
 def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown | None = None) -> JobStatus:
     """Everything known about one job, in one record."""
-    known = known or LastKnown(store.in_use(job.job_id), store.decision(job.job_id), store.resize_of(job.job_id))
+    known = known or LastKnown(
+        *(store.in_use(job.job_id), store.decision(job.job_id), store.resize_of(job.job_id)),
+        *(store.last_report(job.job_id), store.pinned(job.job_id)),
+    )
     used = known.used if job.end_time is None else None
-    asked, report, reason = _asked(job.request), store.last_report(job.job_id), _reason(job, known)
+    asked, report, reason = _asked(job.request), known.report, _reason(job, known)
     target_gpus, target_batch = _target_size(job, known)
     measured = _measured(report, known.used)
     gpus = _gpus(job, used, known.decision)
@@ -219,7 +239,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         asked or elastic_request.ElasticRequest,
         measured or Report,
         own=own,
-        elapsed_s=_elapsed(job, now),
+        elapsed_s=elapsed_s(job, now),
         nodes=None if nodes is None else len(nodes),
         gpus=gpus,
         held_gpus=(job.held_gpus or None) if job.end_time is None else None,
@@ -236,7 +256,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         epoch=report.epoch if report else None,
         generation=used.generation if used else None,
         resize=known.opened.state if known.opened else None,
-        pinned=store.pinned(job.job_id),
+        pinned=known.pinned,
         mode=known.decision.mode if known.decision else None,
         reported_at=report.at if report else None,
         node_list=None if nodes is None else ",".join(nodes),
@@ -246,7 +266,8 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
     )
 
 
-def _elapsed(job: JobRow, now: float) -> float | None:
+def elapsed_s(job: JobRow, now: float) -> float | None:
+    """How long it has run."""
     if job.start_time is None:
         return None
     return max(0.0, (job.end_time if job.end_time is not None else now) - job.start_time)

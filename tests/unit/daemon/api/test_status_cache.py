@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +130,35 @@ def test_everyone_sees_what_they_may(store: Store, viewer: Viewer) -> None:
         said = json.loads(made.json(asking))["jobs"]
         shown = [dataclasses.asdict(row) for row in reports.status(store, asking, 100.0)]
         assert said == json.loads(json.dumps(shown))
+
+
+def test_rows_that_are_kept_are_the_rows_made_anew(store: Store) -> None:
+    """Whatever happens to jobs between two answers, each answer is what the reports give at that moment."""
+    chance, now = random.Random(3), [100.0]
+    made, numbers = StatusCache(store, lambda: now[0]), range(7, 12)
+    store.upsert_jobs([running(number) for number in numbers])
+    viewers = (Viewer(ADA), Viewer(BOB), Viewer(BOB, private=True), Viewer(ROOT, admin=True))
+    for step in range(80):
+        number, what = chance.choice(numbers), chance.randrange(6)
+        if what == 0:
+            uid, start = chance.choice((ADA, BOB)), chance.choice((None, 2.0, 50.0))
+            store.upsert_job(dataclasses.replace(running(number), uid=uid, start_time=start, name='"elapsed_s":1,'))
+        elif what == 1:
+            store.end_job(number, "COMPLETED", now[0])
+        elif what == 2:
+            store.set_in_use(number, step, (dataclasses.replace(BASE, slurm_job_id=number),), 64, now[0])
+        elif what == 3:
+            report = dataclasses.replace(REPORT, step=step, at=now[0], samples_per_s=float(step))
+            store.submit_reports(number, [report], now[0]).result()
+        elif what == 4:
+            store.pin(number, chance.choice((None, 4)))
+        else:
+            reason = chance.choice(("keep_best", "grow_idle"))
+            store.save_decisions(now[0], [DecisionRow(number, now[0], 1, 2, 64, 64, reason, None, None)])
+        now[0] += 2.0
+        for viewer in viewers:
+            shown = [dataclasses.asdict(row) for row in reports.status(store, viewer, now[0])]
+            assert json.loads(made.json(viewer))["jobs"] == json.loads(json.dumps(shown))
 
 
 def test_a_rate_of_another_size_is_not_shown(store: Store) -> None:
