@@ -31,6 +31,8 @@ REUSE_FACTOR = 20.0
 """An expensive one is reused for so many times the CPU time that it took: it costs 1/20 of a core at most."""
 STALE_S = 10.0
 """Age from which requests wait for the next expensive one."""
+AFTER_S = 0.05
+"""Time that the answer under way has to itself before the next expensive one is made."""
 REFRESH_S = 4.0
 """Time between two calls of `refresh_ahead`: twice before an expensive one is too old."""
 WATCHED_S = 900.0
@@ -101,8 +103,10 @@ class RenderedStatus:
 class StatusCache:
     """The rows of all jobs that have not ended; thread-safe."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = steady_now) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: Store, clock: Callable[[], float] = steady_now, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._store, self._clock, self._pause = store, clock, pause
         self._making = threading.Lock()
         self._ordered = threading.Lock()
         """Held from the order of the next status until it is made, or has failed."""
@@ -140,6 +144,7 @@ class StatusCache:
 
     def _make_ahead(self) -> None:
         try:
+            self._pause(AFTER_S)
             self._made()
         except StoreError as error:  # the next request that waits for one gets the error
             log.warning("the next answer of `selastic status` could not be made: %s", error)
