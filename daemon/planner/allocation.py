@@ -44,7 +44,8 @@ def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idl
         factor = context.factors.get(running.job_id, 1.0)
         horizon_s = horizon(running, settings, context.inputs.snapshot.at)
         noise = trusted_noise(running.state.observations)
-        key = forced, in_reach(running, forced, everything), node_gpus, factor, horizon_s, noise
+        of_round = forced, in_reach(running, forced, everything), node_gpus, factor, horizon_s
+        key = *of_round, noise, running.state.model
         before = known.get(running.job_id)
         if before is not None and before[0] is running and before[1] == key:
             found.append(before[2])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import islice
 
-from slurm_elastic.db.rows import DecisionRow, Mark
+from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
@@ -61,34 +61,37 @@ class DecisionContext:
     """GPUs that the job could grow onto if they were awake."""
     factor: float = 1.0
     """What the job's weight is multiplied by."""
-    stands: Mark | None = None
-    """Of the job's last decision: one like that is made without evidence."""
 
 
-def row(move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
-    """The decision on a job that could be moved."""
-    running, allotment, target = move.allotment.running, move.allotment, context.target
+def bare_row(move: Move, shared: PoolAnswer | None, target: Target | None, now: float, mode: str) -> DecisionRow:
+    """The decision on a job that could be moved, without its evidence."""
+    running, allotment = move.allotment.running, move.allotment
     changes, gpus = move.changes, move.gpus
-    # A size that is only tried is no part of the optimizer's plan, and so has none of its gain.
-    planned = target is not None and target.gpus == gpus
-    gain = context.shared.progress if context.shared is not None and changes and planned else None
-    made = DecisionRow(
+    planned = _planned(target, gpus)
+    return DecisionRow(
         job_id=running.job_id,
-        at=context.now,
+        at=now,
         gpus_from=running.gpus,
         gpus_to=gpus,
         batch_from=running.batch,
         batch_to=allotment.batch,
         reason=allotment.reason.value,
         value=target.value if target and planned else None,
-        gain=gain,
+        gain=shared.progress if shared is not None and changes and planned else None,
         mechanism=move.mechanism if changes else "",
-        mode=context.settings.mode,
+        mode=mode,
     )
-    if made.mark == context.stands:
-        return made
-    alternatives = _alternatives(target, context.member) or _kept_more(move, context.met)
-    return _with(made, _evidence(move, begun, planned, context), alternatives)
+
+
+def _planned(target: Target | None, gpus: int) -> bool:
+    """A size that is only tried is no part of the optimizer's plan, and so has none of its gain."""
+    return target is not None and target.gpus == gpus
+
+
+def row(bare: DecisionRow, move: Move, begun: bool, context: DecisionContext) -> DecisionRow:
+    """The same with its evidence."""
+    alternatives = _alternatives(context.target, context.member) or _kept_more(move, context.met)
+    return _with(bare, _evidence(move, begun, _planned(context.target, bare.gpus_to), context), alternatives)
 
 
 def _with(made: DecisionRow, evidence: Evidence, alternatives: Sequence[Alternative] = ()) -> DecisionRow:
@@ -150,13 +153,13 @@ def _next(move: Move, begun: bool, context: DecisionContext) -> str | None:
     return context.limit or None
 
 
-def row_of_frozen(running: RunningJob, context: DecisionContext) -> DecisionRow:
-    """The decision on a job that is left as it is."""
+def bare_row_of_frozen(running: RunningJob, now: float, mode: str) -> DecisionRow:
+    """The decision on a job that is left as it is, without its evidence."""
     resize = running.state.resize
     reason = running.frozen or Reason.KEEP_BEST
-    made = DecisionRow(
+    return DecisionRow(
         job_id=running.job_id,
-        at=context.now,
+        at=now,
         gpus_from=running.gpus,
         gpus_to=resize.gpus if resize else running.gpus,
         batch_from=running.batch,
@@ -164,9 +167,13 @@ def row_of_frozen(running: RunningJob, context: DecisionContext) -> DecisionRow:
         reason=reason.value,
         value=None,
         gain=None,
-        mode=context.settings.mode,
+        mode=mode,
     )
-    return made if made.mark == context.stands else _with(made, _common(running, context))
+
+
+def row_of_frozen(bare: DecisionRow, running: RunningJob, context: DecisionContext) -> DecisionRow:
+    """The same with its evidence."""
+    return _with(bare, _common(running, context))
 
 
 def row_of_waiting(

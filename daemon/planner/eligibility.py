@@ -85,7 +85,7 @@ class JobState:
 
     def differs_in_reports_only(self, other: JobState) -> bool:
         """Whether the two say the same but for what comes with each report, and leaves the job as it is: what was
-        measured, when, and how much is left."""
+        measured and what is made of it, when, and how much is left."""
         return bool(_but_reports(self) == _but_reports(other)) and self.measured == other.measured
 
     @property
@@ -99,7 +99,7 @@ class JobState:
         return EventKind.SHRINK not in self.refused, EventKind.CANCEL not in self.refused
 
 
-_WITH_EACH_REPORT = ("observations", "reported_at", "remaining")
+_WITH_EACH_REPORT = ("observations", "model", "reported_at", "remaining")
 _but_reports = attrgetter(*(name for name in JobState.__dataclass_fields__ if name not in _WITH_EACH_REPORT))
 
 

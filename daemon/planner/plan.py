@@ -20,7 +20,15 @@ from ..mechanisms.timeouts import companion_wait_s
 from ..reports.evidence import OtherMove
 from .context import Inputs
 from .decide import Decisions, decide
-from .decision_record import DecisionContext, others, row, row_of_frozen, row_of_waiting
+from .decision_record import (
+    DecisionContext,
+    bare_row,
+    bare_row_of_frozen,
+    others,
+    row,
+    row_of_frozen,
+    row_of_waiting,
+)
 from .eligibility import RunningJob
 
 
@@ -81,12 +89,25 @@ def _running_rows(made: Decisions) -> list[DecisionRow]:
         for job_id in met.givers:
             makes_room.setdefault(job_id, []).append(met)
     rows, unlisted = [], cache(lambda pool: _unlisted(made, pool))
+    now, mode, marks = made.context.inputs.now, made.context.inputs.settings.mode, made.context.inputs.marks
     for job_id, running in made.context.running_jobs.items():
+        move = made.moves.get(job_id)
+        if move is None:
+            bare = bare_row_of_frozen(running, now, mode)
+        else:
+            _, shared, target = made.division.shared.get(job_id, _NOT_SHARED)
+            bare = bare_row(move, shared, target, now, mode)
+        if bare.mark == marks.get(job_id):
+            rows.append(bare)  # it stands already, with its evidence
+            continue
         pool = made.pools.get(job_id)
         context = _context(made, running, pool, makes_room.get(job_id, ()), moved, unlisted(pool))
-        move = made.moves.get(job_id)
-        rows.append(row_of_frozen(running, context) if move is None else row(move, job_id in begun, context))
+        whole = row_of_frozen(bare, running, context) if move is None else row(bare, move, job_id in begun, context)
+        rows.append(whole)
     return rows
+
+
+_NOT_SHARED = None, None, None
 
 
 def _moved(made: Decisions) -> list[OtherMove]:
@@ -104,7 +125,7 @@ def _context(
     unlisted: str,
 ) -> DecisionContext:
     inputs = made.context.inputs
-    member, shared, target = made.division.shared.get(running.job_id, (None, None, None))
+    member, shared, target = made.division.shared.get(running.job_id, _NOT_SHARED)
     return DecisionContext(
         now=inputs.now,
         settings=inputs.settings,
@@ -118,7 +139,6 @@ def _context(
         moved=moved,
         limit=made.context.said.get(running.job_id, ""),
         factor=made.context.factors.get(running.job_id, 1.0),
-        stands=inputs.marks.get(running.job_id),
         unlisted=unlisted,
         asleep=made.context.asleep.get(running.job_id, 0),
     )

@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     def record(kind: type[R]) -> type[R]:
         """Make a record of a class."""
 else:
-    record = dataclass(frozen=True, kw_only=True)
+    # That nothing writes to one is the type checker's to see: a frozen dataclass takes several times as long to make.
+    record = dataclass(unsafe_hash=True, kw_only=True)
 
 
 def columns(kind: type[Any], capitals: bool = False) -> tuple[Field, ...]:
