@@ -16,10 +16,12 @@ from starlette.responses import Response
 from slurm_elastic.db.clock import steady_now
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.db.store import Store
-from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, WindowQuery
+from slurm_elastic.protocol.api.routes import AcctQuery, EventsQuery, NoQuery, PlanQuery, PredictQuery, WindowQuery
 
 from .. import reports
 from ..optimizer.models.prior import Prior
+from ..prediction.answer import predict
+from ..prediction.sizes import Basis
 from ..reports.acct import Accounting
 from ..reports.common import Viewer
 from ..reports.history import PlanTable
@@ -43,6 +45,9 @@ class Planner(Protocol):
     def prior(self, job_id: int) -> Prior | None:
         """What is believed of the job before it is measured; None: the shipped prior."""
 
+    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
+        """What predictions of the job go by; gpu_type: on a kind of GPU that it does not run on."""
+
 
 class Views:
     """The handlers that show something, over one store and its status."""
@@ -65,6 +70,11 @@ class Views:
     async def explain(self, call: Call[NoQuery, None]) -> object:
         """Why the job has what it has."""
         return await self._made(call, reports.explain, call.job_id, call.viewer, steady_now())
+
+    async def predict(self, call: Call[PredictQuery, None]) -> object:
+        """What the job would do at other sizes."""
+        arguments = self.planner.basis, call.job_id, call.viewer, call.query, steady_now()
+        return await self._made(call, predict, *arguments)
 
     async def events(self, call: Call[EventsQuery, None]) -> object:
         """What has been done to the job; of 0, to the daemon."""

@@ -29,12 +29,20 @@ REQUEST = {
     "until": f"what ends the training: {' or '.join(request.ENDS)} (default: epochs)",
     "guard": "per cent of its value that a sample must keep at a larger batch, 1 to 100 (default: none)",
 }
-TABLES = {"status": "top and status", "acct": "acct", "events": "events", "plan": "plan", "hosts": "hosts"}
+TABLES = {
+    "status": "top and status",
+    "acct": "acct",
+    "events": "events",
+    "plan": "plan",
+    "predict": "predict",
+    "hosts": "hosts",
+}
 """Modules with FIELDS, and the commands that print them."""
 EXAMPLES = (
     ("selastic sbatch --elastic=gpus=2-16,batch=256-4096 train.sh", "submit an elastic job"),
     ("selastic status -u ada", "what the jobs of one user have now"),
     ("selastic explain 1207", "why job 1207 has what it has, and what can be done"),
+    ("selastic predict 1207 --gpus 1:64", "how fast job 1207 would be on 1 to 64 GPUs, and what it costs to get there"),
     ("selastic status -o JobID,GPUs,Target,Batch,HeldBack", "choose the columns; --helpformat lists them"),
     ("selastic acct -j 1207 -P", "each size that a job has had, for a program to read"),
     ("selastic pin 1207 8", "hold a job at 8 GPUs; selastic unpin 1207 lets it go"),

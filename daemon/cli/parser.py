@@ -33,6 +33,7 @@ COMMANDS = (
     Command("status", _HERE + "status", "what every job has now, its target and why (like squeue)"),
     Command("acct", _HERE + "acct", "a row for each size a job has had, with its cost (like sacct)"),
     Command("explain", _HERE + "explain", "why a job has what it has, and what you can do"),
+    Command("predict", _HERE + "predict", "how fast a job would be at other sizes, beside what was measured"),
     Command("events", _HERE + "events", "the timeline of everything done to a job"),
     Command("plan", _HERE + "plan", "the last plan for all jobs, or one computed now"),
     Command("advise", _HERE + "advise", "what would have been done while the daemon only advised, and its gain"),

@@ -67,8 +67,15 @@ class Priors:
 
     def of_job(self, job_id: int) -> Known:
         """What is believed of this job, from its own program's runs where there were some."""
-        known = self._known
+        return self._of_program(self._store.program_of(job_id))
+
+    def on_type(self, job_id: int, gpu_type: str) -> Known:
+        """The same of its program on another kind of GPU."""
         program = self._store.program_of(job_id)
+        return self._of_program((program[0], gpu_type) if program is not None else None)
+
+    def _of_program(self, program: Key | None) -> Known:
+        known = self._known
         found = known.get(program) if program is not None else None
         return found or known.get(CLUSTER) or SHIPPED
 

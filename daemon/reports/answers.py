@@ -15,6 +15,7 @@ from .advise import Advice
 from .explain import Explain
 from .history import Events, PlanTable
 from .hosts import Cleared, PairsOfHosts
+from .predict import Prediction
 from .record import about, record
 from .status import JobStatus, StatusTable
 from .usage import Usage
@@ -78,6 +79,7 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.STATUS: StatusTable,
     routes.JOB: JobStatus,
     routes.EXPLAIN: Explain,
+    routes.PREDICT: Prediction,
     routes.EVENTS: Events,
     routes.ACCT: Accounting,
     routes.PLAN: PlanTable,

@@ -26,6 +26,7 @@ from ..capacity.constraints import left_out_until
 from ..models.priors import program_of
 from ..optimizer.models.prior import Prior
 from ..planner import fixed_targets
+from ..prediction.sizes import Basis
 from ..reports.answers import Health, ModelsInUse
 from ..reports.record import read
 from ..slurm.model import Job
@@ -220,6 +221,19 @@ class DaemonController:
     def prior(self, job_id: int) -> Prior:
         """The prior of the job: what plans assume before it is measured."""
         return self.rounds.priors.of_job(job_id).prior
+
+    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
+        """What predictions of the job go by: of one that runs, as the last round found it."""
+        rounds, row = self.rounds, self.store.job(job_id)
+        nodes, of = self.jobs.latest().nodes.values(), row.partition.split(",") if row is not None else []
+        sizes = [
+            node.gpus for node in nodes if gpu_type in (None, node.gpu_type) and not set(of).isdisjoint(node.partitions)
+        ]
+        most = max(sizes, default=0)
+        if gpu_type is not None:
+            return Basis(rounds.settings, rounds.priors.on_type(job_id, gpu_type), None, most)
+        running = rounds.running_job(job_id) if row is not None and row.end_time is None else None
+        return Basis(rounds.settings, rounds.priors.of_job(job_id), running, most)
 
     def wake(self, why: str) -> None:
         """Start the next round soon."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, exists, func, insert, or_, select
 
 from .. import schema
 from ..engine import Database
@@ -54,6 +54,15 @@ class History(StorePart):
         with self._memory:
             self._programs[job_id] = found
         return found
+
+    def youngest_runs(self, program: str) -> dict[str, int]:
+        """The youngest job of a program that anything was measured of, by kind of GPU."""
+        seen = (schema.reports, schema.rollups)
+        measured = or_(*(exists().where(table.c.job_id == _PROGRAMS.c.job_id) for table in seen))
+        query = select(_PROGRAMS.c.gpu_type, func.max(_PROGRAMS.c.job_id)).where(_PROGRAMS.c.program == program)
+        with self._db.read() as connection:
+            rows = connection.execute(query.where(measured).group_by(_PROGRAMS.c.gpu_type)).all()
+        return {gpu_type: job_id for gpu_type, job_id in rows}
 
     def runs(self, limit: int) -> list[RunRow]:
         """The youngest ended jobs that anything was measured of, at most `limit`, the youngest first."""

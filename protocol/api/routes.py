@@ -18,6 +18,7 @@ from ..codec import MAX_NUMBER, Within
 MAX_JOB_ID = (1 << 32) - 1
 MAX_JOBS = 1000
 """Most job ids in one request."""
+MAX_GPUS = 1_000_000
 MAX_WAIT_S = 60.0
 """Longest time that a resize is waited for in one request."""
 Time = Annotated[float, Within(0, MAX_NUMBER)]
@@ -61,6 +62,15 @@ class PlanQuery:
     """dry_run=1: a plan made now, of which nothing is stored."""
 
     dry_run: Annotated[int, Within(0, 1)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictQuery:
+    """From `least` to `most` GPUs (0: any that the job accepts), on its own kind of GPU or on this one."""
+
+    least: Annotated[int, Within(0, MAX_GPUS)] = 0
+    most: Annotated[int, Within(0, MAX_GPUS)] = 0
+    type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +156,7 @@ PIN = Route("pin", "POST", "/v1/jobs/{job_id}/pin", "Hold a job at a size, or le
 STATUS = Route("status", "GET", "/v1/jobs", "All jobs that have not ended")
 JOB = Route("job", "GET", "/v1/jobs/{job_id}", "One job, ended or not")
 EXPLAIN = Route("explain", "GET", "/v1/jobs/{job_id}/explain", "Why it has what it has")
+PREDICT = Route("predict", "GET", "/v1/jobs/{job_id}/predict", "What it would do at other sizes", query=PredictQuery)
 EVENTS = Route(
     "events", "GET", "/v1/jobs/{job_id}/events", "What was done to the job; of 0: to the daemon, for admins",
     query=EventsQuery, first_job=0,
@@ -161,6 +172,6 @@ USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQu
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
-    *(STATUS, JOB, EXPLAIN, EVENTS, ACCT, PLAN, ADVICE, USAGE, HOSTS, CLEAR_HOSTS),
+    *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, ADVICE, USAGE, HOSTS, CLEAR_HOSTS),
 )
 """Looked up in this order: what every job asks all the time comes first."""

@@ -15,6 +15,8 @@ from typing import Any
 from slurm_elastic.daemon.api.app import Application
 from slurm_elastic.daemon.api.auth import Authenticator, Unauthenticated
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.models.priors import SHIPPED
+from slurm_elastic.daemon.prediction.sizes import Basis
 from slurm_elastic.daemon.reports.answers import Health
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.service.listeners import unix_listener
@@ -107,6 +109,9 @@ class FakeController:
 
     def prior(self, job_id: int) -> None:
         return None
+
+    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
+        return Basis(Settings(), SHIPPED)
 
     def wake(self, why: str) -> None:
         self.calls.append(("wake", why))

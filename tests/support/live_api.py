@@ -16,6 +16,8 @@ from api_harness import WellRounds
 from slurm_elastic.daemon.api.app import create_app
 from slurm_elastic.daemon.cli import main
 from slurm_elastic.daemon.config.settings import Settings
+from slurm_elastic.daemon.models.priors import SHIPPED
+from slurm_elastic.daemon.prediction.sizes import Basis
 from slurm_elastic.daemon.reports.answers import Health, ModelsInUse
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.rows import DecisionRow
@@ -41,6 +43,9 @@ class StoredController:
 
     def prior(self, job_id: int) -> None:
         return None
+
+    def basis(self, job_id: int, gpu_type: str | None) -> Basis:
+        return Basis(Settings(), SHIPPED)
 
     def wake(self, why: str) -> None:
         self.woken.append(why)

@@ -181,6 +181,21 @@ def test_explain_in_columns(daemon: Daemon, run: Run) -> None:
     assert run("explain", "--helpformat")[1].split()[0] == "Label"
 
 
+def test_predict_in_every_form(daemon: Daemon, run: Run) -> None:
+    """A row for each size, below it what it is made from; a script gets the rows alone, or every field as JSON."""
+    status, out, _ = run("predict", "1215")
+    header, *rows = out.splitlines()
+    assert status == 0
+    assert header.split()[:4] == ["GPUS", "BATCH", "SAMPLES/S", "INTERVAL"]
+    assert [row.split()[0] for row in rows[:8]] == [str(gpus) for gpus in range(1, 9)]
+    assert rows[8].startswith("job 1215 trains on 2 GPUs at batch 256; predicted from 13 reports at 2 sizes, the rest")
+    status, out, _ = run("predict", "1215", "--gpus", "2:4", "-nP", "-o", "gpus,observed,atbatch")
+    assert (status, out) == (0, "2|496|256\n3||\n4|800|512\n")
+    answer = json.loads(run("predict", "1215", "--gpus", "4", "--json")[1])
+    assert (answer["job_id"], [size["gpus"] for size in answer["sizes"]]) == (1215, [4])
+    assert run("predict", "--helpformat")[1].split()[0] == "GPUs"
+
+
 def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:
     """A user sees the pairs that own jobs found out, with the time until when, and clears them, in any order."""
     for user in ("alice", "alice", "alice", "bob"):

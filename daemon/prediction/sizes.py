@@ -1,0 +1,189 @@
+"""A job's speed, step, time left and pause at each size, as the planner's model and mechanisms have them. Pure.
+
+Promise: the model, the batch at each size and the pause are those that a round would take. Limit: nodes are as many as
+the GPUs fill, whoever holds them; a size is not promised to be free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.db.rows import ObservationRow
+from slurm_elastic.protocol.messages import Report
+from slurm_elastic.protocol.request import ElasticRequest
+
+from ..capacity.shrink_options import shrinks
+from ..config.settings import Settings
+from ..mechanisms import registry
+from ..mechanisms.base import WantedSize
+from ..models import cache
+from ..models.priors import Known
+from ..optimizer.choices import QUANTILE, speedups
+from ..optimizer.job_view import JobView
+from ..optimizer.models import goodput
+from ..optimizer.models.throughput import ThroughputModel, fit
+from ..optimizer.policies import POLICIES
+from ..planner.eligibility import RunningJob, batches, remaining
+from ..planner.optimizer_inputs import trusted_noise
+from ..reports.predict import PredictedSize
+
+MOST = 16
+"""Sizes that are listed of a job that accepts more, where none are asked for."""
+MOST_ASKED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a prediction goes by besides the job's reports."""
+
+    settings: Settings
+    prior: Known
+    running: RunningJob | None = None
+    """As the last round found it; None: it does not run, or is not what the prediction is about."""
+    node_gpus: int = 0
+    """GPUs of the largest node that it could get; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a job accepts, and what was measured of it."""
+
+    request: ElasticRequest
+    rows: Sequence[ObservationRow]
+    report: Report | None
+    """The last one of a training that goes on."""
+    reference_batch: int
+    """That a sample's worth is measured by."""
+
+
+def listed(request: ElasticRequest, known: Iterable[int], least: int, most: int) -> list[int]:
+    """The accepted sizes from `least` to `most` (0: any). Where none are asked for and there are more than MOST, the
+    powers of two times the smallest, the largest, and those `known`, up to twice the largest known."""
+    sizes = [size for size in request.sizes() if batches(request, size)]
+    if least or most:
+        return [size for size in sizes if least <= size <= (most or size)][:MOST_ASKED]
+    if len(sizes) <= MOST:
+        return sizes
+    reach = max(2 * max(known, default=sizes[0]), sizes[0])
+    ladder = {sizes[0] << n for n in range(32)}
+    return [size for size in sizes if size in known or (size <= reach and size in ladder)]
+
+
+def predicted(measured: Measured, sizes: Sequence[int], basis: Basis, now: float) -> tuple[PredictedSize, ...]:
+    """A row for each size. Raises PlanInputError where no model can be made of what was measured."""
+    model = fit(cache.observations(measured.rows), basis.prior.prior)
+    nodes = {size: _nodes(model, size, basis) for size in sizes}
+    chosen = _best_batches(measured, model, nodes, basis)
+    sigmas = model.uncertainties(list(nodes.items()))
+    points = [(size, nodes[size], chosen[size]) for size in sizes]
+    first = model.throughput(*points[0]) if points else 1.0
+    rows = (_row(measured, model, at, sigma, basis, now) for at, sigma in zip(points, sigmas, strict=True))
+    return tuple(replace(row, speedup=row.samples_per_s / first) for row in rows)
+
+
+def _nodes(model: ThroughputModel, size: int, basis: Basis) -> int:
+    """As it was measured; else what it keeps and what fills further nodes; else nodes that are full."""
+    running, each = basis.running, max(1, basis.node_gpus or model.gpus_per_node)
+    if running is not None and running.gpus:
+        own = len({node for piece in running.pieces for node in piece.nodes})
+        if size == running.gpus:
+            return own
+        if size > running.gpus:
+            return own + -(-(size - running.gpus) // each)
+    seen = {n: weight for k, n, weight in model.seen if k == size}
+    return max(seen, key=lambda n: seen[n]) if seen else max(1, -(-size // each))
+
+
+def _best_batches(measured: Measured, model: ThroughputModel, nodes: Mapping[int, int], basis: Basis) -> dict[int, int]:
+    """The batch with the most progress at each size, the smaller one of two as good; the choice of a plan."""
+    policy, request, noise = POLICIES[basis.settings.policy], measured.request, trusted_noise(measured.rows)
+    view = JobView("", model, (), request.batches, 0, 0, 1, measured.reference_batch,
+                   noise_scale=noise, quality=request.until == "quality")  # fmt: skip
+    found = {}
+    for size, count in nodes.items():
+        offered = batches(request, size)
+        if request.guard:
+            offered = goodput.guarded(offered, measured.reference_batch, noise, request.guard / 100)
+        if policy.fixed_batch:
+            offered = goodput.nearest(offered, measured.reference_batch)
+        progress = speedups(view, policy, [(size, count, batch) for batch in offered])
+        found[size] = -max(zip(progress, [-batch for batch in offered], strict=True))[1]
+    return found
+
+
+def _row(
+    measured: Measured, model: ThroughputModel, at: tuple[int, int, int], sigma: float, basis: Basis, now: float
+) -> PredictedSize:
+    size, nodes, batch = at
+    speed, step, wide = model.throughput(*at), model.step_time(*at), math.exp(QUANTILE * sigma)
+    compute = min(step, model.step_time(1, 1, max(1, round(batch / size))))
+    left = samples_left(measured, batch, now)
+    pause, pause_from, mechanism, note = _way(size, basis)
+    seen = _observed(measured.rows, size, batch)
+    return PredictedSize(
+        gpus=size,
+        nodes=nodes,
+        batch=batch,
+        samples_per_s=speed,
+        samples_per_s_low=speed / wide,
+        samples_per_s_high=speed * wide,
+        speedup=1.0,
+        step_s=step,
+        compute_s=compute,
+        comm_s=step - compute,
+        left_s=None if left is None else left / speed,
+        left_low_s=None if left is None else left / (speed * wide),
+        left_high_s=None if left is None else left / (speed / wide),
+        pause_s=pause,
+        pause_from=pause_from,
+        mechanism=mechanism,
+        observed=seen.samples_per_s if seen else None,
+        observed_batch=seen.batch if seen else None,
+        reports=seen.count if seen else None,
+        off=_off(model, seen) if seen else None,
+        note=note,
+    )
+
+
+def samples_left(measured: Measured, batch: int, now: float) -> float | None:
+    """Until the training ends, at that batch: where it ends at a quality, samples of a larger batch are worth less."""
+    rest = remaining(measured.report)
+    if rest is None or measured.report is None:
+        return None
+    if measured.request.until != "quality":
+        return rest.after(now)
+    noise = trusted_noise(measured.rows)
+    here, there = (goodput.efficiency(b, measured.reference_batch, noise) for b in (measured.report.batch, batch))
+    return rest.after(now) * here / there
+
+
+def _way(size: int, basis: Basis) -> tuple[float | None, str | None, str | None, str]:
+    """(pause, where that is from, mechanism, note) of coming to a size."""
+    running, settings = basis.running, basis.settings
+    if running is None:
+        return None, None, None, ""
+    if size == running.gpus:
+        return None, None, None, "now"
+    kept = shrinks(running.giver)
+    if size in kept:
+        by = registry.used(running.pieces, kept[size])
+    else:
+        way = registry.cheapest(running, running.site, WantedSize(size, max(kept, default=0)))
+        if way is None:
+            return None, None, None, "out of reach from what it has"
+        by = (way,)
+    own = running.requeue_s if any(mechanism.restarts for mechanism in by) else running.pause_s
+    names = "+".join(mechanism.name for mechanism in by)
+    return registry.cost_s(running, by, settings), "assumed" if own is None else "measured", names, ""
+
+
+def _observed(rows: Sequence[ObservationRow], size: int, batch: int) -> ObservationRow | None:
+    """What was measured at a size: at that batch if it was, else at the one reported most."""
+    there = [row for row in rows if row.gpus == size and cache.believed(row)]
+    return max(there, key=lambda row: (row.batch == batch, row.count, row.last_at), default=None)
+
+
+def _off(model: ThroughputModel, seen: ObservationRow) -> float:
+    return model.throughput(seen.gpus, seen.nodes, seen.batch) / (seen.batch / seen.step_time) - 1.0
