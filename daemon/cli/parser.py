@@ -32,7 +32,9 @@ _HERE = "slurm_elastic.daemon.cli.commands."
 COMMANDS = (
     Command("status", _HERE + "status", "what every job has now, its target and why (like squeue)"),
     Command("acct", _HERE + "acct", "a row for each size a job has had, with its cost (like sacct)"),
-    Command("explain", _HERE + "explain", "why a job has what it has, and what you can do"),
+    Command(
+        "explain", "slurm_elastic.daemon.cli.explanation.command", "why a job has what it has, and what you can do"
+    ),
     Command("predict", _HERE + "predict", "how fast a job would be at other sizes, beside what was measured"),
     Command("events", _HERE + "events", "the timeline of everything done to a job"),
     Command("plan", _HERE + "plan", "the last plan for all jobs, or one computed now"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.daemon import reports
-from slurm_elastic.daemon.cli.commands.explain import render, rows
+from slurm_elastic.daemon.cli.explanation.command import render, rows
 from slurm_elastic.daemon.reports.evidence import Alternative, Evidence
 from slurm_elastic.daemon.reports.explain import Decision
 from slurm_elastic.daemon.text.reasons import Reason

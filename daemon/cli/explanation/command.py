@@ -21,8 +21,8 @@ from ...reports.explain import Decision, Explain, PastResize, ResizeProgress
 from ...reports.record import Column, about, columns
 from ...text.tables import clean
 from .. import options
-from ..explanation import phrases as words
-from ..explanation import sections as parts
+from . import phrases as words
+from . import sections as parts
 
 LABEL_WIDTH = 14
 WIDTH, LEAST_WIDTH = 110, 50
