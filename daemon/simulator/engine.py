@@ -18,6 +18,10 @@ from .nodes import NodeAllocations
 
 ARRIVE, PROGRESS, DECIDE = 0, 1, 9
 """Kinds of events, in the order in which they come at one moment; a subclass's own lie between the last two."""
+WATCHED_EVENTS = 100
+"""Events between two calls of what watches a simulation."""
+Watch = Callable[[int, int], None]
+"""Called with the number of jobs that have ended or were dropped, and the number of all jobs."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Simulation(ABC):
         self.waiting: list[int] = []
         self.changes = list[tuple[float, str, int, int]]()
         self.decided_at, self.due, self.decisions, self.events = float("-inf"), float("inf"), 0, 0
+        self.done = 0
         self.nodes = NodeAllocations(settings.gpus, settings.gpus_per_node)
         self.handlers: dict[int, Callable[[int, int], None]] = {
             ARRIVE: self._arrive,
@@ -59,14 +64,16 @@ class Simulation(ABC):
         """A job has joined the queue."""
         self._want_decision()
 
-    def run(self) -> Outcome:
-        """To the end of the last job."""
+    def run(self, watch: Watch = lambda done, jobs: None) -> Outcome:
+        """To the end of the last job; `watch` is told now and then how many of the jobs have left."""
         for i, job in enumerate(self.jobs):
             self._push(job.trace.submit_s, ARRIVE, i, 0)
         while self.heap:
             self.now, kind, _, i, version = heapq.heappop(self.heap)
             self.events += 1
             self.handlers[kind](i, version)
+            if self.events % WATCHED_EVENTS == 0:
+                watch(self.done, len(self.jobs))
         end = max((job.end_s for job in self.jobs), default=0.0)
         return Outcome(self.policy, self.settings, self.jobs, self.changes, self.decisions, self.events, end)
 
@@ -133,6 +140,7 @@ class Simulation(ABC):
         job = self.jobs[i]
         job.left, job.end_s, job.gpus, job.held = 0.0, self.now, 0, 0
         job.version += 1
+        self.done += 1
         self._left(i)
         if self.running or self.waiting:
             self._want_decision()
@@ -180,6 +188,7 @@ class Simulation(ABC):
         if self.settings.drop:
             for i in self.waiting:
                 self.jobs[i].dropped = True
+            self.done += len(self.waiting)
             self.waiting = []
 
     def _pause(self, i: int) -> None:

@@ -148,12 +148,26 @@ def table(rows: Sequence[Summary], without: Collection[str] = ()) -> str:
     return "\n".join(lines([column for column in columns(Summary) if column.header not in without], rows))
 
 
-def gains(rows: Sequence[Summary]) -> str:
-    """The last policy against the first, in a sentence; empty with less than two."""
+def gains(rows: Sequence[Summary]) -> list[str]:
+    """The last policy against the first, in sentences; empty with less than two, or where no job ended."""
     first, last = rows[0], rows[-1]
     if first is last or not first.completed or not last.completed:
-        return ""
-    figures = {"mean time to the end": (last.mean_s, first.mean_s), "P90": (last.p90_s, first.p90_s)}
-    figures["GPU-hours"] = last.gpu_hours, first.gpu_hours
-    changes = [f"{name} {100 * (new / old - 1):+.0f} %" for name, (new, old) in figures.items() if old > 0]
-    return f"{last.policy} against {first.policy}: {', '.join(changes)}"
+        return []
+    lead = f"Under {last.policy} jobs end after {elapsed(last.mean_s)} in the mean, under {first.policy} after "
+    found = [f"{lead}{elapsed(first.mean_s)}: {_change(last.mean_s, first.mean_s, 'sooner', 'later')}."]
+    found.append(
+        f"Nine of ten have ended after {elapsed(last.p90_s)} instead of {elapsed(first.p90_s)}; a job waits "
+        f"{elapsed(last.mean_wait_s)} instead of {elapsed(first.mean_wait_s)} before it starts."
+    )
+    found.append(
+        f"The jobs take {_change(last.gpu_hours, first.gpu_hours, 'fewer', 'more')} GPU-hours, and hold "
+        f"{last.gpus_used:.0%} of the cluster's GPU time instead of {first.gpus_used:.0%}."
+    )
+    if last.restarts:
+        found.append(f"A job is resized {last.restarts:.1f} times, and pauses {elapsed(last.pause_s)} in all for it.")
+    return found
+
+
+def _change(new: float, old: float, less: str, more: str) -> str:
+    """How much less or more the new is than the old, in percent of the old."""
+    return f"{abs(new / old - 1):.0%} {less if new <= old else more}" if old > 0 else f"not {less}"

@@ -13,7 +13,7 @@ from .baselines.backfill import Backfill
 from .baselines.evolution import OBJECTIVE, Evolution
 from .baselines.feedback import Feedback
 from .elastic import Elastic
-from .engine import Outcome
+from .engine import Outcome, Watch
 from .jobs import SimulatedJob, SimulationSettings, prepare
 from .metrics import RECORDED
 from .programs import BatchLadder, Program, rigid
@@ -26,18 +26,19 @@ def simulate(
     policy: str,
     settings: SimulationSettings,
     declared: str = "",
+    watch: Watch = lambda done, jobs: None,
 ) -> tuple[Outcome, list[str]]:
-    """(outcome, assumptions) of one policy over a trace."""
+    """(outcome, assumptions) of one policy over a trace; `watch` is told how far it is."""
     if policy not in (*POLICIES, "feedback", "backfill", "evolution"):
         raise ValueError(policy)
     jobs, assumptions = prepare(trace, programs, settings, declared)
     if policy == "feedback":
-        return Feedback(jobs, policy, settings).run(), assumptions
+        return Feedback(jobs, policy, settings).run(watch), assumptions
     if policy in ("backfill", "static"):
-        return Backfill(jobs, policy, settings).run(), assumptions
+        return Backfill(jobs, policy, settings).run(watch), assumptions
     if policy == "evolution":
-        return Elastic(jobs, policy, settings, Evolution(settings.seed), OBJECTIVE).run(), assumptions
-    return Elastic(jobs, policy, settings).run(), assumptions
+        return Elastic(jobs, policy, settings, Evolution(settings.seed), OBJECTIVE).run(watch), assumptions
+    return Elastic(jobs, policy, settings).run(watch), assumptions
 
 
 def recorded(trace: Sequence[TraceJob], settings: SimulationSettings) -> Outcome | None:

@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate and print; 0 when every policy ran. Raises ElasticError for what cannot be read."""
     from ...simulator import metrics, programs, replay
     from ...simulator.traces import formats
+    from ..progress import Progress
 
     if args.html:
         from ...simulator.page import page  # now: where jinja2 is missing nobody waits for a simulation first
@@ -96,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()  # it would traverse all jobs again and again, and a simulation leaves no cycle behind but itself
     try:
         for policy in _policies(args.policy):
-            outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume)
+            with Progress(policy, "jobs have ended", sys.stderr) as progress:
+                outcome, notes = replay.simulate(jobs, known, policy, settings, args.assume, progress.show)
             outcomes.append(outcome)
     finally:
         gc.enable()
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(metrics.table(rows, _needless(args)))
         print(metrics.LEGEND)
-        print(metrics.gains(rows))
+        print("".join(f"\n{sentence}" for sentence in metrics.gains(rows)))
         print("\nEvery figure, and so every gain, rests on what is assumed of the jobs' speed at other sizes:")
         for note in notes:
             print(fill(note, 118, initial_indent="  ", subsequent_indent="    "))

@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from simulations import LINEAR, QUIET, held_at_most, job, outcome, trace_of
 
+from slurm_elastic.daemon.simulator import engine
 from slurm_elastic.daemon.simulator.engine import Outcome
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.metrics import summary
@@ -165,3 +167,12 @@ def test_a_decision_due_later_does_not_hold_up_an_arrival() -> None:
     rows = [job("a", 0, 1, 1e6), job("b", 1.0, 1, 1e6), job("c", 5.0, 1, 1000)]
     result = outcome(rows, "log-throughput", replace(QUIET, gpus=8, cooldown_s=3000.0))
     assert [one.start_s for one in result.jobs] == [0.0, 1.0, 5.0]
+
+
+def test_a_watcher_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that have ended and jobs that were dropped count as done; what is told never goes back."""
+    monkeypatch.setattr(engine, "WATCHED_EVENTS", 1)
+    rows = [job("a", 0, 8, 800, min_gpus=8), job("b", 0, 8, 800, min_gpus=8), job("c", 100, 8, 800, min_gpus=8)]
+    told = list[tuple[int, int]]()
+    simulate(rows, {"linear": LINEAR}, "auto", replace(QUIET, drop=True), watch=lambda *far: told.append(far))
+    assert told == sorted(told) and told[-1] == (3, 3) and any(done == 2 for done, _ in told)

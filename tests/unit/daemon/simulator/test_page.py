@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from simulations import QUIET, job, outcome
 
-from slurm_elastic.daemon.simulator.metrics import per_job, quantile, summary, table
+from slurm_elastic.daemon.simulator.metrics import gains, per_job, quantile, summary, table
 from slurm_elastic.daemon.simulator.page import means, page
 
 
@@ -37,3 +37,12 @@ def test_the_page_is_self_contained_and_escaped() -> None:
     ElementTree.fromstring(text)
     assert "&lt;script&gt;" in text and "assumed &lt;b&gt;" in text
     assert len(per_job(result)) == 2
+
+
+def test_a_comparison_in_plain_words() -> None:
+    """The last policy against the first: sooner or later, fewer or more; nothing to say of one policy alone."""
+    first = summary(outcome([job("a", 0), job("b", 1)], "static"))
+    last = replace(first, policy="auto", mean_s=first.mean_s * 0.75, gpu_hours=first.gpu_hours * 1.5, restarts=1.25)
+    mean, _, hours, moves = gains([first, last])
+    assert mean.endswith(": 25% sooner.") and "50% more GPU-hours" in hours and "1.2 times" in moves
+    assert gains([last, first])[0].endswith("33% later.") and gains([first]) == []
