@@ -52,6 +52,8 @@ class EventKind(Explained):
         "asked for a while (job 0)",
     )
     TRIPPED = "tripped", "jobs of several users, accounts and partitions were refused: selasticd only advises (job 0)"
+    POLICY_FAILED = "policy_failed", "the site's policy gave no plan: the built-in one plans in its place (job 0)"
+    POLICY_WORKS = "policy_works", "the site's policy plans again (job 0)"
     TRIES_AGAIN = "tries_again", "selasticd acts again (job 0)"
 
     @classmethod

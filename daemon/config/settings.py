@@ -24,6 +24,7 @@ else:
 from slurm_elastic.protocol.errors import ConfigError
 
 from ..optimizer.policies import DEFAULT_POLICY, POLICIES
+from ..policies import installed
 from .user_mode import AUTO
 from .user_mode import defaults as user_mode_defaults
 
@@ -65,6 +66,18 @@ def choice(default: str, *words: str, meanings: Mapping[str, str] | None = None)
         return value
 
     return setting(default, ", ".join(accepted), read, accepted)
+
+
+def policy_name(default: str) -> Any:
+    """A policy's name: a built-in one's, or that of one installed beside the daemon."""
+
+    def read(value: Any) -> str:
+        if value not in POLICIES and not installed.known(value):
+            raise ValueError
+        return str(value)
+
+    meanings = {name: policy.summary for name, policy in POLICIES.items()}
+    return setting(default, f"{', '.join(meanings)}, or an installed policy's name", read, meanings)
 
 
 def text(default: str, form: str, accepted: str) -> Any:
@@ -180,11 +193,16 @@ class Settings:
     """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to five more
     commands."""
 
-    policy: str = choice(DEFAULT_POLICY, meanings={name: policy.summary for name, policy in POLICIES.items()})
+    policy: str = policy_name(DEFAULT_POLICY)
     """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
     some of the total so that no job is left far behind. A job whose request says `until=quality` progresses by samples
     weighed with its measured gradient noise scale (goodput), any other by samples. `log-throughput` and `log-goodput`
-    take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/explanation/optimizer.md."""
+    take one measure for all jobs; `throughput` and `goodput` are the plain sums. See docs/explanation/optimizer.md. A
+    policy that is installed beside selasticd (docs/how-to/write-a-policy.md) is named like a built-in one."""
+
+    policy_limit_s: float = number(2.0, 0.05, 60)
+    """How long a policy that is installed beside selasticd may take in one round. It runs in a process of its own. When
+    it takes longer, or gives what is no plan, `auto` plans in its place, and the log and `selastic explain` say so."""
 
     fairness: str = choice("job", meanings=FAIRNESS)
     """Between whom a plan is fair. The elastic jobs of one user or account share one weight in each pool, however many

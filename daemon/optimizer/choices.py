@@ -180,11 +180,9 @@ def _worth_each_gpu(job: JobView, found: list[Choice]) -> list[Choice]:
 def _terms(job: JobView, policy: Policy, found: list[Choice]) -> list[Choice]:
     """The same choices with their terms in the objective as values, ties broken towards an even spread."""
     floor = policy.least_progress * min((choice.value for choice in found if choice.gpus), default=1.0)
-    out = list[Choice]()
+    progress = list[float]()
     for choice in found:
-        progress, gpus = choice.value, choice.gpus
-        if gpus > 1:
-            progress *= 1.0 - EVEN_SPREAD * math.log2(gpus)
-        value = job.weight * policy.utility(max(progress, floor))
-        out.append(Choice(gpus, value, choice.batch, choice.speedup))
-    return out
+        even = 1.0 - EVEN_SPREAD * math.log2(choice.gpus) if choice.gpus > 1 else 1.0
+        progress.append(max(choice.value * even, floor))
+    utilities = policy.utilities(progress)
+    return [Choice(o.gpus, job.weight * u, o.batch, o.speedup) for o, u in zip(found, utilities, strict=True)]

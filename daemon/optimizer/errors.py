@@ -2,7 +2,8 @@
 
 ElasticError
 ├── InfeasiblePlan      the smallest choices of all jobs together need more than there is
-└── PlanInputError      a value no plan can be made from: NaN, a negative size, an empty table
+├── PlanInputError      a value no plan can be made from: NaN, a negative size, an empty table
+└── PolicyFailed        a policy that gave no answer, or one that is no plan: another policy has to plan
 """
 
 from __future__ import annotations
@@ -20,3 +21,7 @@ class InfeasiblePlan(ElasticError):
 
 class PlanInputError(ElasticError):
     """An input that is not a number, not a size, or empty where at least one choice is needed."""
+
+
+class PolicyFailed(ElasticError):
+    """A policy raised, took too long, or gave what is no utility or no plan."""

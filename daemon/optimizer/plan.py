@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 
 from .choices import choices
 from .job_view import JobView
-from .policies import DEFAULT_POLICY
-from .solver.crossing_limits import solve_limited
-from .solver.knapsack import solve
+from .policies import DEFAULT_POLICY, POLICIES
+from .problem import Planner, Problem, checked
+from .solver.crossing_limits import Limited, solve_limited
+from .solver.knapsack import Solution, solve
 from .solver.nested_caps import Cap
 from .solver.table import Choice, Memo
 from .targets import PoolPlan, explained
@@ -59,6 +61,8 @@ def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, c
     Of equal plans the one that gives more to the jobs that come first (the older ones) is preferred.
     """
     made = [choices_of(job, policy, cache) for job in jobs]
+    if POLICIES[policy].planner is not None:
+        return plan_pools([jobs], [capacity], (), policy, cache)[0]
     found = solve(made, capacity, [job.label for job in jobs], memo=cache.lists if cache else None)
     return explained(jobs, made, found, capacity, policy, cache.present if cache else None)
 
@@ -76,24 +80,59 @@ def plan_pools(
 ) -> list[PoolPlan]:
     """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools.
 
-    Raises InfeasiblePlan naming the jobs, PlanInputError for bad input.
+    Of a policy with a planner, that planner's. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input,
+    PolicyFailed where a policy that is not ours gives no plan.
     """
     made = [[choices_of(job, policy, cache) for job in jobs] for jobs in pools]
     labels = [job.label for jobs in pools for job in jobs]
     found = solve_limited(made, capacities, caps, labels, cache.lists if cache else None)
+    planner = POLICIES[policy].planner
+    solutions = found.solutions
+    if planner is not None and any(len(row) > 1 for rows in made for row in rows):
+        solutions = _planned(planner, pools, made, capacities, caps, found)
     limits = [caps[c] for c in found.binding if caps[c].label]
     out, first = list[PoolPlan](), 0
-    for jobs, options, solution, free, k in zip(pools, made, found.solutions, found.unlimited, capacities, strict=True):
-        planned = explained(jobs, options, solution, k, policy, cache.present if cache else None)
+    for g, (jobs, options, k) in enumerate(zip(pools, made, capacities, strict=True)):
+        planned = explained(jobs, options, solutions[g], k, policy, cache.present if cache else None)
         if limits:
             targets = list(planned.targets)
-            for j, (target, own, i) in enumerate(zip(targets, options, free.choice, strict=True)):
+            unlimited, limited = found.unlimited[g].choice, found.solutions[g].choice
+            for j, (target, own, i, at) in enumerate(zip(targets, options, unlimited, limited, strict=True)):
                 limit = next((cap.label for cap in limits if first + j in cap.members), "")
-                if limit and own[i].gpus > target.gpus:
+                if limit and own[i].gpus > own[at].gpus:
                     targets[j] = replace(target, limit=limit, unlimited=own[i].gpus)
             planned = replace(planned, targets=tuple(targets))
         out.append(planned)
         first += len(jobs)
+    return out
+
+
+def _planned(
+    planner: Planner,
+    pools: Sequence[Sequence[JobView]],
+    made: Sequence[Sequence[Sequence[Choice]]],
+    capacities: Sequence[int],
+    caps: Sequence[Cap],
+    found: Limited,
+) -> list[Solution]:
+    """What a planner picks in the place of the exact plan; prices and bounds stay those of the exact one."""
+    jobs = [job for own in pools for job in own]
+    problem = Problem(
+        labels=[job.label for job in jobs],
+        choices=[row for rows in made for row in rows],
+        present=[job.current_gpus for job in jobs],
+        pools=[g for g, own in enumerate(pools) for _ in own],
+        capacities=capacities,
+        caps=caps,
+        exact=[i for solution in found.solutions for i in solution.choice],
+        weights=[job.weight for job in jobs],
+    )
+    chosen, out, first = checked(problem, planner(problem)), list[Solution](), 0
+    for rows, exact in zip(made, found.solutions, strict=True):
+        choice = tuple(chosen[first : first + len(rows)])
+        value = fsum(row[i].value for row, i in zip(rows, choice, strict=True))
+        out.append(replace(exact, choice=choice, value=value, gap=max(0.0, exact.value + exact.gap - value)))
+        first += len(rows)
     return out
 
 

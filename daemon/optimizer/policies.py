@@ -1,16 +1,21 @@
 """The policies: what each counts as a job's progress, and the utility of that progress in the objective.
 
-To add one, add an entry to POLICIES: settings, command line and documentation list what is in it.
+To add one, add an entry to POLICIES: settings, command line and documentation list what is in it. One that is installed
+beside the daemon joins them under its name (daemon/policies/).
 
-Promise: a utility grows with progress. Limit: a policy sees one job at a time; utilities are added, so none expresses
-a wish about two jobs together.
+Promise: a utility grows with progress. Limit: a utility sees one job at a time, and utilities are added; a wish about
+jobs together needs a planner.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .problem import Planner
 
 DEFAULT_POLICY = "auto"
 """A job that trains a fixed number of epochs ends when its samples are done, and its request says which batches its
@@ -20,7 +25,7 @@ IDLE_SHARE = 0.01
 """Progress a job without GPUs is credited with under log and harmonic, relative to its smallest size."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     """What is maximised: the sum of each job's weight times the utility of its progress."""
 
@@ -38,6 +43,15 @@ class Policy:
     """Every job keeps its reference batch."""
     fixed_size: bool = False
     """Every job keeps the size it asked for."""
+    planner: Planner | None = None
+    """Picks one choice for each job, with the exact plan before it; None: the exact plan is the plan."""
+
+    def utilities(self, progress: Sequence[float]) -> list[float]:
+        """The utility of each. Raises PolicyFailed where the policy is not ours and does not give it."""
+        return [self.utility(one) for one in progress]
+
+    def begin_round(self) -> None:
+        """Called before each round's plan, for policies that may take a limited time in it."""
 
 
 def _sum(progress: float) -> float:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from ..capacity.ledger import Pool
 from ..mechanisms import registry
-from ..optimizer.errors import InfeasiblePlan, PlanInputError
+from ..optimizer.errors import InfeasiblePlan, PlanInputError, PolicyFailed
+from ..optimizer.policies import DEFAULT_POLICY
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
 from .context import RoundContext
@@ -65,6 +66,8 @@ class Division:
         self.value = self.bound = 0.0
         self.trouble: list[str] = []
         """Pools for which no plan could be made, with the reason."""
+        self.fell_back: str | None = None
+        """Why the site's policy did not plan and the built-in one did; empty: it planned; None: it was not asked."""
         self.shared: dict[int, tuple[Member, PoolAnswer, Target]] = {}
         """What the optimizer said of each job."""
 
@@ -97,8 +100,15 @@ class Division:
             for cap in reach(group.members, nodes, group.pool.nodes, ledger):
                 caps.append(replace(cap, members=frozenset(first + i for i in cap.members)))
             first += len(group.members)
-        pools, capacities = [g.members for g in groups], [g.capacity for g in groups]
-        return share(pools, capacities, caps, self.inputs.settings, self.inputs.memory.columns, self.inputs.solver)
+        pools, capacities, inputs = [g.members for g in groups], [g.capacity for g in groups], self.inputs
+        try:
+            answers = share(pools, capacities, caps, inputs.settings, inputs.memory.columns, inputs.solver)
+            self.fell_back = "" if groups and not self.fell_back else self.fell_back
+            return answers
+        except PolicyFailed as error:
+            self.fell_back = f"policy {inputs.settings.policy} {error}"
+            built_in = replace(inputs.settings, policy=DEFAULT_POLICY)
+            return share(pools, capacities, caps, built_in, inputs.memory.columns, inputs.solver)
 
     def _allotments(self, members: list[Member], capacity: int, shared: PoolAnswer) -> list[Allotment]:
         """The optimizer's answer for one pool as allotments, sizes worth a try on what stays idle among them."""

@@ -18,6 +18,7 @@ from ..capacity.pending_jobs import needs
 from ..capacity.placement import take
 from ..capacity.shrink_options import Giver
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
+from ..optimizer.policies import POLICIES
 from ..optimizer.weights import fair_factors, short_factors
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
@@ -56,6 +57,7 @@ class Decisions:
 def decide(inputs: Inputs) -> Decisions:
     """The decisions of one round."""
     inputs.memory.turn()
+    POLICIES[inputs.settings.policy].begin_round()
     context = _context(inputs)
     resumes = comebacks(inputs, context.room.ledger)
     starts = smaller_starts(inputs, context.room) if inputs.settings.start_smaller else {}

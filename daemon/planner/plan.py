@@ -48,6 +48,8 @@ class Plan:
     bound: float = 0.0
     trouble: tuple[str, ...] = ()
     """Pools for which no plan could be made, with the reason."""
+    fell_back: str | None = None
+    """Why the site's policy did not plan, and the built-in one did; empty: it planned; None: it was not asked."""
     unlisted: Mapping[str, int] = field(default_factory=dict)
     """By node, the GPUs in use that no job held when jobs last waited."""
     withdrawn: Mapping[int, int] = field(default_factory=dict)
@@ -74,6 +76,7 @@ def plan_round(inputs: Inputs) -> Plan:
         value=division.value,
         bound=division.bound,
         trouble=tuple(division.trouble),
+        fell_back=division.fell_back,
         unlisted=made.context.unlisted,
         withdrawn=made.withdrawn,
         resumes=made.resumes,

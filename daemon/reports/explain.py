@@ -165,6 +165,7 @@ class Explain:
     last_closed_resize: ResizeProgress | None = about("the last one that ended")
     refused: Refused | None = about("what Slurm refuses now")
     not_understood: str = about("what its supervisor and selasticd do not understand of each other", default="")
+    policy_failed: str = about("why the built-in policy plans in the place of the site's", default="")
     stalled: str = about("where its ranks wait, while no step is done", default="")
     hosts_apart: tuple[HostsApart, ...] = about("hosts that do not reach its own", default=())
     observations: tuple[Measurement, ...]
@@ -190,6 +191,7 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         last_closed_resize=None if closed is None else _resize(ResizeProgress, closed),
         refused=_refused(store, job_id, now),
         not_understood=_not_understood(store, job_id),
+        policy_failed=_policy_failed(store),
         stalled=_stalled(store, job_id),
         hosts_apart=_hosts_apart(store, job, now),
         observations=observed(store.observations(job_id)),
@@ -261,6 +263,15 @@ def _not_understood(store: Store, job_id: int) -> str:
         return use.refusal
     last = store.events(job_id, limit=1)
     return str(last[0].detail.get("detail", "")) if last and last[0].kind == EventKind.NOT_UNDERSTOOD else ""
+
+
+def _policy_failed(store: Store) -> str:
+    """What selasticd said of its policy, unless the policy has planned since, or another daemon has begun."""
+    of_policy = (EventKind.POLICY_FAILED, EventKind.POLICY_WORKS, EventKind.STARTED)
+    told = (event for event in store.events(0, limit=EVENTS) if event.kind in of_policy)
+    last = max(told, key=lambda event: event.id, default=None)
+    failed = last is not None and last.kind == EventKind.POLICY_FAILED
+    return str(last.detail.get("detail", "")) if last is not None and failed else ""
 
 
 def _stalled(store: Store, job_id: int) -> str:

@@ -29,6 +29,7 @@ from ..config import tls
 from ..config.log import handler
 from ..config.settings import Settings, load
 from ..config.user_mode import make_local_folder
+from ..policies import installed
 from ..slurm import CommandClient, choose
 from ..slurm.slurms_clock import SlurmsClock
 from .daemon import Daemon
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT."""
     open_files.raise_limit()
+    installed.use(settings.policy, settings.policy_limit_s)
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True, mode=0o700 if settings.user_mode else 0o755)
     if settings.user_mode:
         make_local_folder(settings.database_url)

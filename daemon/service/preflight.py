@@ -24,6 +24,8 @@ from ..api.auth import Authenticator
 from ..config import tls
 from ..config.settings import Settings
 from ..config.user_mode import local_folder
+from ..optimizer.policies import POLICIES
+from ..policies import installed
 from ..slurm import CommandClient, choose
 from .listeners import public_url, tcp_listener
 
@@ -35,6 +37,8 @@ def check(settings: Settings) -> int:
     """Try each part and print the result. 0 when all of them work."""
     tries = {"state": _check_state, "database": _check_database, "identity": _check_identity, "slurm": _check_slurm}
     tries["address"] = _check_address
+    if settings.policy in installed.found():
+        tries["policy"] = _check_policy
     if settings.listen_socket:
         tries["socket"] = _check_socket
     if settings.tls_cert or settings.tls_ca:
@@ -68,6 +72,11 @@ def _check_state(settings: Settings) -> str:
     if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
         raise ConfigError(f"state_dir={folder} cannot be written: {nearest} is closed to uid {os.geteuid()}")
     return f"{folder}, {'ready' if nearest == folder else 'will be created'}"
+
+
+def _check_policy(settings: Settings) -> str:
+    installed.use(settings.policy, settings.policy_limit_s)
+    return f"{settings.policy}: {POLICIES[settings.policy].summary}"
 
 
 def _check_database(settings: Settings) -> str:

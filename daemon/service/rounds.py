@@ -37,6 +37,7 @@ from ..mechanisms.refusals import Refusal, Submitted, standing
 from ..mechanisms.requeue import COMES_BACK, STARTS_SMALLER, bound_by_a_shrink, resumes
 from ..mechanisms.timeouts import Bounds
 from ..models.priors import Priors
+from ..optimizer.policies import DEFAULT_POLICY
 from ..planner import Inputs, Plan, plan_round
 from ..planner.eligibility import RunningJob
 from ..planner.memory import Memory
@@ -113,6 +114,7 @@ class Rounds:
         self._site = Site()
         self._unlisted: Mapping[str, int] = {}
         self._left_out: Mapping[str, int] = {}
+        self._fell_back = ""
 
     @property
     def tripped(self) -> str:
@@ -194,6 +196,7 @@ class Rounds:
                 seen = self._read_store(snapshot, roster)  # some resizes were just closed
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
         self._note_unlisted(plan.unlisted)
+        self._note_policy(plan.fell_back, now)
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
         self._nonstarters.record(plan.met, snapshot, now)
         # The last decision about a job stays its explanation when its training is over.
@@ -321,6 +324,19 @@ class Rounds:
         if left_out != self._left_out:
             self._left_out = left_out
             log.warning("GPUs in use by no job that Slurm lists: %s", by_node(left_out) or "none any more")
+
+    def _note_policy(self, fell_back: str | None, now: float) -> None:
+        """Say once that the site's policy does not plan, and once that it does again."""
+        if fell_back is None or bool(fell_back) == bool(self._fell_back):
+            return
+        self._fell_back = fell_back
+        if fell_back:
+            log.error("%s; %s plans in its place until it does", fell_back, DEFAULT_POLICY)
+            detail = {"policy": self.settings.policy, "detail": f"{fell_back}; {DEFAULT_POLICY} plans in its place"}
+            self.store.add_event(0, EventKind.POLICY_FAILED, "selasticd", detail, now)
+        else:
+            log.info("policy %s plans again", self.settings.policy)
+            self.store.add_event(0, EventKind.POLICY_WORKS, "selasticd", {"policy": self.settings.policy}, now)
 
     def _kept_whole(self, roster: Roster, now: float) -> dict[int, str]:
         """Why no Slurm job of these elastic jobs is asked to give up single nodes, by job id."""

@@ -41,7 +41,15 @@ class Elastic(Simulation):
         self.solver, self.rules, self.memory = solver, settings.planner(objective or policy), Memory()
         self.cluster, self.states = Cluster(jobs, self.nodes), JobStates(settings)
         self.site, self.resizes = Site(), 0
+        self.without, self.why = 0, ""
+        """Decisions that the policy left to the built-in one, and the first reason."""
         self.handlers[SWITCH] = self._switch
+
+    @property
+    def fell_back(self) -> str:
+        if not self.without:
+            return ""
+        return f"gave no plan in {self.without} of {self.decisions} decisions, the first time because {self.why}"
 
     def inputs(self) -> Inputs:
         """What a round of the daemon would see now."""
@@ -64,6 +72,9 @@ class Elastic(Simulation):
         if self.settings.learned:
             self.states.learn(((i + 1, job) for i, job in self.running.items() if job.elastic), self.now)
         made = decide(self.inputs())
+        if made.division.fell_back:
+            self.without += 1
+            self.why = self.why or made.division.fell_back
         for job_id in made.withdrawn:
             self._withdraw(job_id)
         for move in made.begun:

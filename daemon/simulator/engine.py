@@ -35,6 +35,8 @@ class Outcome:
     decisions: int
     events: int
     end_s: float
+    fell_back: str = ""
+    """How often the policy gave no plan, and why; empty where it always did."""
 
 
 class Simulation(ABC):
@@ -60,6 +62,11 @@ class Simulation(ABC):
     def _decide(self) -> None:
         """Start, resize and suspend jobs as of now."""
 
+    @property
+    def fell_back(self) -> str:
+        """How often the policy gave no plan, and why; empty where it always did."""
+        return ""
+
     def _arrived(self) -> None:
         """A job has joined the queue."""
         self._want_decision()
@@ -75,7 +82,9 @@ class Simulation(ABC):
             if self.events % WATCHED_EVENTS == 0:
                 watch(self.done, len(self.jobs))
         end = max((job.end_s for job in self.jobs), default=0.0)
-        return Outcome(self.policy, self.settings, self.jobs, self.changes, self.decisions, self.events, end)
+        return Outcome(
+            self.policy, self.settings, self.jobs, self.changes, self.decisions, self.events, end, self.fell_back
+        )
 
     def _arrive(self, i: int, version: int) -> None:
         self.waiting.append(i)

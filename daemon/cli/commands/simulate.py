@@ -141,6 +141,7 @@ def _needless(args: argparse.Namespace) -> set[str]:
 def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[str]:
     """What holds for every job."""
     from ...config.settings import Settings as Shipped
+    from ...optimizer.policies import DEFAULT_POLICY
     from ...simulator.metrics import RECORDED
     from ...simulator.replay import most_held
 
@@ -162,6 +163,8 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
     ]
     if not any(job.elastic for outcome in outcomes for job in outcome.jobs):
         found.insert(0, "NO JOB IS ELASTIC under these assumptions: policies differ in the queue's order alone")
+    fallen = [outcome for outcome in outcomes if outcome.fell_back]
+    found[:0] = [f"{one.policy} {one.fell_back}: {DEFAULT_POLICY} planned in its place" for one in fallen]
     recorded = [outcome for outcome in outcomes if outcome.policy == RECORDED]
     if recorded and (most := most_held(recorded[0])) > settings.gpus:
         found.insert(0, f"RECORDED JOBS HELD {most} GPUs AT ONCE, the cluster has {settings.gpus}: see --cluster")
@@ -191,12 +194,15 @@ def _settings(args: argparse.Namespace) -> SimulationSettings:
 
 
 def _policies(text: str) -> list[str]:
-    from ...optimizer.policies import POLICIES
+    from ...config.settings import Settings as Shipped
+    from ...policies import installed
 
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:
-        if word not in (*POLICIES, *COMPARISONS):
-            raise ConfigError(f"--policy {word}: accepted: {', '.join((*POLICIES, *COMPARISONS))}")
+        if word not in COMPARISONS and not installed.known(word):
+            raise ConfigError(f"--policy {word}: accepted: {', '.join((*installed.names(), *COMPARISONS))}")
+        if word not in COMPARISONS:
+            installed.use(word, Shipped.policy_limit_s)
     if not wanted:
         raise ConfigError("--policy: expected at least one policy")
     return wanted

@@ -252,6 +252,8 @@ def next_steps(facts: Explain) -> list[str]:
     held = job.held_gpus or 0
     if held > (job.gpus or held) and facts.resize is None:
         lines.append(f"Slurm holds {words.gpus(held)} for it, {held - (job.gpus or 0)} more than it trains on")
+    if facts.policy_failed:
+        lines.append(facts.policy_failed)
     if facts.not_understood:
         lines.append(f"{facts.not_understood}; tried again when either is started with another release")
     if facts.refused is not None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from daemon_harness import REQUEST, Supervisor, World
 
+from slurm_elastic.daemon import reports
+from slurm_elastic.daemon.cli.explanation.command import render
+from slurm_elastic.daemon.optimizer.errors import PolicyFailed
+from slurm_elastic.daemon.optimizer.policies import POLICIES, Policy
+from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.slurm.fake import Component, FakeClient
 from slurm_elastic.daemon.slurm.model import Job, Snapshot
 from slurm_elastic.daemon.text.reasons import Reason
@@ -292,6 +299,43 @@ def test_refusals_in_a_row_make_it_advise(world: World, monkeypatch: pytest.Monk
     world.round()
     assert world.rounds.mode == "act" and not world.companions()
     assert [event.kind for event in world.store.events(0)] == ["tripped", "tries_again"]
+
+
+class Failing(Policy):
+    """As a policy of another package that has gone wrong: it gives no utility while it is broken."""
+
+    broken: ClassVar[bool] = True
+
+    def utilities(self, progress: Sequence[float]) -> list[float]:
+        if self.broken:
+            raise PolicyFailed("gave no answer: nothing within 2 s")
+        return super().utilities(progress)
+
+
+def test_a_round_goes_on_with_the_built_in_policy_where_the_sites_own_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Jobs grow all the same. The log says it once, not in each round, and once that it is over; so do the events, and
+    `explain` as long as it lasts."""
+    monkeypatch.setitem(POLICIES, "theirs", Failing("theirs", math.log, 0.01, relative=True))
+    monkeypatch.setattr(Failing, "broken", True)
+    world = World(tmp_path, policy="theirs")
+    job = world.elastic()
+    world.settle()
+    said = "policy theirs gave no answer: nothing within 2 s; auto plans in its place"
+    assert job.gpus == 24
+    assert len([record for record in caplog.records if said in record.getMessage()]) == 1
+    assert [event.kind for event in world.store.events(0)] == ["policy_failed"]
+    explained = reports.explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
+    assert any(said in line for line in render(explained, 1000))
+    monkeypatch.setattr(Failing, "broken", False)
+    other = world.elastic()
+    world.settle(100)
+    assert other.gpus > 4
+    assert [event.kind for event in world.store.events(0)] == ["policy_failed", "policy_works"]
+    explained = reports.explain(world.store, job.job_id, Viewer(0, admin=True), world.slurm.now)
+    assert not any("theirs" in line for line in render(explained, 1000))
+    world.store.close()
 
 
 def test_one_users_refusals_concern_nobody_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

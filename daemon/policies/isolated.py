@@ -1,0 +1,120 @@
+"""A policy in a process of its own: what it gives is checked, and how long it takes is bounded.
+
+Promise: whatever its code does, a round waits for it no longer than `limit_s` in all; then its process is ended, so
+that none piles up. After a failure it is left out of the next rounds, of more after each further failure in a row.
+Limit: its lists travel to the process and back, which takes some 0.1 ms for a job whose choices are new.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from ..optimizer.errors import PolicyFailed
+from ..optimizer.policies import Policy
+from ..optimizer.problem import Problem, checked
+from ..processes.worker_process import Busy, Unanswered, WorkerProcess
+
+LOAD_S = 60.0
+"""How long its code may take to load, before the first round."""
+MOST_RESTS = 63
+"""Most rounds that it is left out of after a failure."""
+_MAIN = "import sys; from slurm_elastic.daemon.policies import worker; worker.main(sys.argv[1], int(sys.argv[2]))"
+_KEPT = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "LANG")
+
+
+class Remote:
+    """The process, and how it has done so far. Everything but `close` raises PolicyFailed."""
+
+    def __init__(self, target: str, limit_s: float) -> None:
+        """target: module:attribute, as entry points have it."""
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        self._process = WorkerProcess((sys.executable, "-c", _MAIN, target), environment)
+        self._limit_s = limit_s
+        self._left_s = max(LOAD_S, limit_s)
+        self._failures = self._rests = 0
+        """Failures in a row, and the rounds that it is still left out of."""
+        self.trouble = ""
+        """Why it failed when it was last asked; empty when it did not."""
+
+    def begin_round(self) -> None:
+        """Give it its time for one round, unless it is left out of this one."""
+        self._left_s = 0.0 if self._rests else self._limit_s
+        self._rests = max(0, self._rests - 1)
+
+    def about(self) -> dict[str, Any]:
+        """The policy's fields that are no functions, and whether it has a planner."""
+        return dict(self._ask("about"))
+
+    def utilities(self, progress: Sequence[float]) -> list[float]:
+        """The utility of each."""
+        values = list(self._ask("utilities", list(progress)))
+        for at, value in zip(progress, values, strict=True):
+            if not isfinite(value):
+                raise self._failed(f"gave utility {value} of progress {at:g}; accepted: finite numbers")
+        return values
+
+    def plan(self, problem: Problem) -> Sequence[int]:
+        """The planner's choices, checked."""
+        try:
+            return checked(problem, self._ask("plan", problem))
+        except PolicyFailed as error:
+            raise error if self.trouble else self._failed(str(error)) from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def _ask(self, *request: Any) -> Any:
+        if self._left_s <= 0.0:
+            raise PolicyFailed(self.trouble or f"has used up its {self._limit_s:g} s of this round")
+        began = time.monotonic()
+        try:
+            worked, answer = self._process.call(*request, self._left_s, within_s=self._left_s)
+        except (Busy, Unanswered) as error:
+            # The next process loads meanwhile: the round that asks it again need not wait for that.
+            failure = self._failed(f"gave no answer: {str(error) or 'others kept it busy'}")
+            self._process.start()
+            raise failure from None
+        self._left_s -= time.monotonic() - began
+        if not worked:
+            raise self._failed(answer)
+        if self._left_s > 0.0:
+            self._failures, self.trouble = 0, ""
+        return answer
+
+    def _failed(self, why: str) -> PolicyFailed:
+        self.trouble, self._left_s = why, 0.0
+        self._failures += 1
+        self._rests = min(MOST_RESTS, 2**self._failures - 1)
+        return PolicyFailed(why)
+
+
+@dataclass(frozen=True)
+class IsolatedPolicy(Policy):
+    """A policy whose functions are its process's."""
+
+    remote: Remote = field(kw_only=True)
+
+    def utilities(self, progress: Sequence[float]) -> list[float]:
+        return self.remote.utilities(progress)
+
+    def begin_round(self) -> None:
+        self.remote.begin_round()
+
+
+def isolated(target: str, limit_s: float) -> IsolatedPolicy:
+    """The policy at `target` (module:attribute). Raises PolicyFailed where it cannot be loaded."""
+    remote = Remote(target, limit_s)
+    try:
+        about = remote.about()
+    except PolicyFailed:
+        remote.close()
+        raise
+    planner = remote.plan if about.pop("plans") else None
+    return IsolatedPolicy(**about, utility=lambda one: remote.utilities([one])[0], planner=planner, remote=remote)

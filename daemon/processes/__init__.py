@@ -1,0 +1,1 @@
+"""Processes that selasticd keeps beside itself, for code that may hang, crash or print."""
