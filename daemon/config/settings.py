@@ -31,9 +31,13 @@ from .user_mode import defaults as user_mode_defaults
 DEFAULT_FILE = Path("/etc/slurm-elastic/selasticd.toml")
 RELEASES = {"node": "single nodes of a Slurm job too", "job": "whole Slurm jobs only"}
 FAIRNESS = {
+    "auto": "as `fairshare` where Slurm's own priorities count fair-share (PriorityWeightFairShare above 0), else as"
+    " `account`",
     "job": "jobs: who has more elastic jobs gets more",
-    "user": "users",
-    "account": "Slurm accounts, whatever their place in the hierarchy",
+    "user": "users, each as much",
+    "account": "Slurm accounts, each as much, whatever their place in the hierarchy",
+    "fairshare": "accounts and their users, by their shares as sshare lists them (RawShares; what was used so far does"
+    " not count); where sshare says nothing, as `account`",
 }
 MODES = ("off", "observe", "advise", "act")
 
@@ -190,8 +194,8 @@ class Settings:
     """Shortest time between two rounds, however much happens in between."""
 
     site_interval_s: float = number(60.0, 1, 86400)
-    """How often Slurm's limits of accounts and QOS, its reservations and its topology are read: up to five more
-    commands."""
+    """How often Slurm's limits of accounts and QOS, its shares, its reservations and its topology are read: up to six
+    more commands."""
 
     policy: str = policy_name(DEFAULT_POLICY)
     """What a plan maximises over all elastic jobs. `auto`: the sum of the logarithms of their progress, which gives up
@@ -206,7 +210,8 @@ class Settings:
 
     fairness: str = choice("job", meanings=FAIRNESS)
     """Between whom a plan is fair. The elastic jobs of one user or account share one weight in each pool, however many
-    they are; among them a request's `weight` counts as ever. With one group, or one job of each, nothing changes."""
+    they are; among them a request's `weight` counts as ever. With one group, or one job of each, nothing changes.
+    `selastic explain` says whose share a job's was."""
 
     shorter_first: float = number(0.5, 0, 1)
     """How far trainings that have less left are preferred: a job's weight is multiplied by its remaining work to minus
@@ -230,7 +235,8 @@ class Settings:
 
     min_gain: float = number(0.05, 0, 10)
     """Least gain for which anything is moved, under any policy in relative gains of one job: 0.05 is as much as one job
-    of average progress that trains 5 % faster."""
+    of average progress that trains 5 % faster, whatever its weight. Where some gain what others lose, what counts is
+    their gains and losses together, times the share of it that is gained in the end, by weight."""
 
     awake_gain: float = number(0.0, 0, 1)
     """Least that each further GPU must bring a job, as a share of what each brings at its best size, where Slurm puts

@@ -42,7 +42,7 @@ def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idl
     found = []
     for running in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
         forced = context.forced(running)
-        factor = context.factors.get(running.job_id, 1.0)
+        factor = context.weights.factors.get(running.job_id, 1.0)
         horizon_s = horizon(running, settings, context.inputs.snapshot.at)
         noise = trusted_noise(running.state.observations)
         of_round = forced, in_reach(running, forced, everything), node_gpus, factor, horizon_s

@@ -23,6 +23,7 @@ from ..capacity.slurm_limits import LimitUsage, gpu_limits
 from ..config.settings import Settings
 from ..mechanisms.timeouts import companion_wait_s
 from ..optimizer.plan import Solver, plan_pools
+from ..optimizer.weights import Weights
 from ..slurm.model import Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
@@ -69,12 +70,12 @@ class RoundContext:
         room: Room,
         usage: LimitUsage,
         unlisted: Mapping[str, int] = MappingProxyType({}),
-        factors: Mapping[int, float] = MappingProxyType({}),
+        weights: Weights | None = None,
     ) -> None:
-        """usage: of Slurm's limits. unlisted: by node, the GPUs in use that no job holds. factors: what a job's weight
-        is multiplied by to be fair, by job id; 1 where nothing is said."""
+        """usage: of Slurm's limits. unlisted: by node, the GPUs in use that no job holds. weights: of the running jobs;
+        None: every job counts alike."""
         self.inputs, self.running_jobs, self.room, self.unlisted = inputs, dict(running_jobs), room, unlisted
-        self.factors = factors
+        self.weights = weights or Weights()
         limited = running_jobs.values() if inputs.site.limits else ()
         elastic = [(running.job.base, holds(running, usage)) for running in limited]
         qos = inputs.settings.companion_qos

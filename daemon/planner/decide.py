@@ -7,8 +7,9 @@ Limit: decisions are as good as their snapshot; what Slurm refuses is found out 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from slurm_elastic.protocol.messages import Shape
 
@@ -19,7 +20,9 @@ from ..capacity.placement import take
 from ..capacity.shrink_options import Giver
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
 from ..optimizer.policies import POLICIES
-from ..optimizer.weights import fair_factors, short_factors
+from ..optimizer.weights import Group as Weighed
+from ..optimizer.weights import GroupShare, Weights, fair_factors, group_shares, short_factors
+from ..slurm.model import Job
 from .allocation import Division, Group, members_of
 from .context import Inputs, RoundContext
 from .eligibility import RunningJob
@@ -58,17 +61,15 @@ def decide(inputs: Inputs) -> Decisions:
     """The decisions of one round."""
     inputs.memory.turn()
     POLICIES[inputs.settings.policy].begin_round()
-    context = _context(inputs)
+    running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
+    found = pools(inputs.snapshot)
+    places = {job_id: pool for job_id, s in running_jobs.items() if (pool := pool_of(found, s.job.base)) is not None}
+    context = _context(inputs, running_jobs, places)
     resumes = comebacks(inputs, context.room.ledger)
     starts = smaller_starts(inputs, context.room) if inputs.settings.start_smaller else {}
-    found = pools(inputs.snapshot)
     by_pool: dict[str, list[RunningJob]] = {pool.name: [] for pool in found}
-    places: dict[int, Pool] = {}
-    for running in context.running_jobs.values():
-        pool = pool_of(found, running.job.base)
-        if pool is not None:
-            by_pool[pool.name].append(running)
-            places[running.job_id] = pool
+    for job_id, pool in places.items():
+        by_pool[pool.name].append(context.running_jobs[job_id])
     made = Decisions(context, Division(context), places, withdrawn=_withdrawn(context), resumes=resumes, starts=starts)
     nodes = reachable(inputs, context.running_jobs, places)
     context.asleep.update(asleep(inputs.snapshot, nodes))
@@ -86,10 +87,9 @@ def decide(inputs: Inputs) -> Decisions:
     return made
 
 
-def _context(inputs: Inputs) -> RoundContext:
+def _context(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mapping[int, Pool]) -> RoundContext:
     """Who may be moved, and the room that is made for waiting jobs."""
     snapshot = inputs.snapshot
-    running_jobs = inputs.memory.running_jobs(inputs.roster, inputs.states, inputs.settings, inputs.site, inputs.now)
     ledger = free_ledger(snapshot, running_jobs.values())
     take(ledger, (shape for job_id, shape in inputs.put_back.items() if job_id not in running_jobs))
     usage = limit_usage(inputs.site, snapshot, running_jobs.values(), inputs.settings.companion_qos)
@@ -102,32 +102,47 @@ def _context(inputs: Inputs) -> RoundContext:
     since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
     # A job that is just starting still waits in this snapshot: what it seems to lack must not be taken from anyone.
     waiting = [need for need in waiting if not may_have_started(snapshot, need, since)] if since else waiting
-    factors = _factors(inputs, running_jobs.values())
+    weights = _weights(inputs, running_jobs, places)
+    factors = weights.factors
     free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
     givers = [_counting(s.giver, factors.get(s.job_id, 1.0)) for s in free] if waiting else []
     room = make_room(snapshot, ledger, givers, waiting, usage)
-    return RoundContext(inputs, running_jobs, room, usage, unlisted, factors)
+    return RoundContext(inputs, running_jobs, room, usage, unlisted, weights)
 
 
-def _factors(inputs: Inputs, running_jobs: Iterable[RunningJob]) -> dict[int, float]:
-    """What the weights of all pools' jobs are multiplied by. Jobs that may not be moved now count, too: the end of a
-    cooldown changes nobody's weight."""
-    fairness, power = inputs.settings.fairness, inputs.settings.shorter_first
-    if fairness == "job" and not power:
-        return {}
-    found, by_pool = pools(inputs.snapshot), dict[str, list[RunningJob]]()
-    for running in running_jobs:
-        pool = pool_of(found, running.job.base)
-        if pool is not None:
-            by_pool.setdefault(pool.name, []).append(running)
-    factors = dict[int, float]()
+def _weights(inputs: Inputs, running_jobs: Mapping[int, RunningJob], places: Mapping[int, Pool]) -> Weights:
+    """Pool by pool. Jobs that may not be moved now count, too: the end of a cooldown changes nobody's weight."""
+    grouping, power = _grouping(inputs), inputs.settings.shorter_first
+    by_pool: dict[str, list[RunningJob]] = {}
+    for job_id, pool in places.items():
+        by_pool.setdefault(pool.name, []).append(running_jobs[job_id])
+    fair, short, shares = dict[int, float](), dict[int, float](), dict[int, GroupShare]()
     for jobs in by_pool.values():
-        factors |= short_factors({s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))}, power)
-        if fairness != "job":
-            groups = {s.job_id: s.job.base.uid if fairness == "user" else s.job.base.account for s in jobs}
-            for job_id, factor in fair_factors(groups).items():
-                factors[job_id] = factors.get(job_id, 1.0) * factor
-    return factors
+        if power:
+            short |= short_factors({s.job_id: work for s in jobs if (work := remaining_s(s, inputs.now))}, power)
+        if grouping is not None:
+            groups = {s.job_id: grouping(s.job.base) for s in jobs}
+            known, fair = group_shares(groups), fair | fair_factors(groups)
+            shares |= {job_id: known[group] for job_id, group in groups.items()}
+    both = {job_id: fair.get(job_id, 1.0) * short.get(job_id, 1.0) for job_id in fair.keys() | short.keys()}
+    return Weights(both, short, shares)
+
+
+def _grouping(inputs: Inputs) -> Callable[[Job], Weighed] | None:
+    """Whose each job is, as far as fairness counts that; None: every job is for itself."""
+    fairness, tree = inputs.settings.fairness, inputs.site.shares
+    if fairness == "job":
+        return None
+    if fairness == "user":
+        return lambda job: _single("user", job.user)
+    if fairness == "account" or tree is None:
+        return lambda job: _single("account", job.account)
+    return lambda job: tree.path(job.account, job.user)
+
+
+@lru_cache(maxsize=1 << 12)
+def _single(kind: str, name: str) -> Weighed:
+    return ((f"{kind} {name}", 1.0),)
 
 
 def _counting(giver: Giver, factor: float) -> Giver:

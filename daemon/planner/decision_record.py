@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import islice
+from typing import Any
 
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.messages import Shape
@@ -22,6 +23,7 @@ from ..mechanisms.base import pause_s
 from ..optimizer.job_view import nodes_at
 from ..optimizer.models import goodput
 from ..optimizer.targets import Target
+from ..optimizer.weights import GroupShare
 from ..reports.evidence import Alternative, Evidence, OtherMove, PassedOver, RoomFor
 from ..reports.record import known_values
 from ..text.reasons import Reason
@@ -59,8 +61,10 @@ class DecisionContext:
     """GPUs in use on nodes of the pool that no job holds, in words."""
     asleep: int = 0
     """GPUs that the job could grow onto if they were awake."""
-    factor: float = 1.0
-    """What the job's weight is multiplied by."""
+    short: float = 1.0
+    """What the job's weight is multiplied by for what it has left."""
+    share: GroupShare | None = None
+    """What its group has of the pool's weight."""
 
 
 def bare_row(move: Move, shared: PoolAnswer | None, target: Target | None, now: float, mode: str) -> DecisionRow:
@@ -224,7 +228,8 @@ def _common(running: RunningJob, context: DecisionContext) -> Evidence:
         resizes_in_hour=len(state.resized) if len(state.resized) >= settings.max_resizes_per_job_hour else None,
         weight_asked=weight if counts < weight else None,
         weight_counts=settings.max_weight if counts < weight else None,
-        weight_factor=round(context.factor, 3) if context.factor != 1.0 else None,
+        weight_factor=round(context.short, 3) if context.short != 1.0 else None,
+        **_share(context.share),
         resize=state.resize.id if state.resize is not None else None,
         unlisted=context.unlisted or None,
         asleep_gpus=context.asleep or None,
@@ -232,6 +237,13 @@ def _common(running: RunningJob, context: DecisionContext) -> Evidence:
         for_gpus=first.gpus if first is not None else None,
         for_jobs=_room_for(running, context.met) if context.met else None,
     )
+
+
+def _share(share: GroupShare | None) -> dict[str, Any]:
+    if share is None:
+        return {}
+    names = ", ".join(name for name, _ in share.group)
+    return {"share_of": names, "share_part": round(share.part, 4), "share_jobs": share.jobs}
 
 
 def _age(reported_at: float | None, now: float) -> float | None:

@@ -72,7 +72,7 @@ class PoolAnswer:
 
     @cached_property
     def progress(self) -> float | None:
-        """The gain in jobs' worth of progress: weighted speedups, pauses left out; None where a model is missing."""
+        """The gain in jobs' worth of progress: speedups, pauses left out; None where a model is missing."""
         changes = [_progress(m, target) for m, target in zip(self.members, self.targets, strict=True)]
         known = [change for change in changes if change is not None]
         return sum(known) if len(known) == len(changes) else None
@@ -255,7 +255,7 @@ def share(
     gains = []
     for members, best in zip(pools, bests, strict=True):
         stays = list(map(partial(_value_of_staying, policy, cache), members, best.targets))
-        gains.append((best.value - math.fsum(stays)) / _worth(policy, members, stays))
+        gains.append(_gain(policy, members, [t.value for t in best.targets], stays))
     still = _held_back(pools, bests, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
     out = []
     for g, (members, best, gain) in enumerate(zip(pools, bests, gains, strict=True)):
@@ -265,6 +265,22 @@ def share(
         else:
             out.append(PoolAnswer(best.targets, best.value, best.bound, gain, tuple(members)))
     return out
+
+
+def _gain(policy: str, members: Sequence[Member], values: Sequence[float], stays: Sequence[float]) -> float:
+    """What the terms gain against staying, in relative gains of one job's progress, whatever its weight.
+
+    The sum of all jobs' own changes, each taken as a gain, times the share of them that is gained by weight when losses
+    are taken off. Without losses that is the sum of their gains, and so it is with equal weights: a job that counts as
+    much as fifty others together is not moved for a fiftieth of what they would be.
+    """
+    rows = zip(members, values, stays, strict=True)
+    changes = [(v - stay, (v - stay) / m.view.weight) for m, v, stay in rows if v != stay]
+    gross = math.fsum(abs(weighted) for weighted, _ in changes)
+    if not gross:
+        return 0.0
+    net = math.fsum(weighted for weighted, _ in changes)
+    return net / gross * math.fsum(abs(own) for _, own in changes) / _worth(policy, members, stays)
 
 
 def _worth(policy: str, members: Sequence[Member], stays: Sequence[float]) -> float:
@@ -316,7 +332,7 @@ def _at_rest(members: Sequence[Member], best: PoolPlan, stay: PoolPlan, gain: fl
 
 
 def _progress(m: Member, target: Target) -> float | None:
-    """How much the job's weighted speedup changes, against the size that it began with."""
+    """How much the job's speedup changes, against the size that it began with."""
     view, model = m.view, m.view.model
     if model is None or min(view.current_gpus, view.current_batch, target.gpus, target.batch) < 1:
         return None
@@ -336,7 +352,7 @@ def _changed_progress(view: JobView, model: Model, target: Target) -> float:
         return model.throughput(gpus, nodes.get(gpus) or max(1, round(gpus / dense)), batch)
 
     change = speed(target.gpus, target.batch) - speed(view.current_gpus, view.current_batch)
-    return view.weight * change / speed(view.reference_gpus, view.reference_batch)
+    return change / speed(view.reference_gpus, view.reference_batch)
 
 
 def _moves(m: Member, target: Target) -> bool:

@@ -141,7 +141,8 @@ def _context(
         met=tuple(makes_room),
         moved=moved,
         limit=made.context.said.get(running.job_id, ""),
-        factor=made.context.factors.get(running.job_id, 1.0),
+        short=made.context.weights.short.get(running.job_id, 1.0),
+        share=made.context.weights.shares.get(running.job_id),
         unlisted=unlisted,
         asleep=made.context.asleep.get(running.job_id, 0),
     )

@@ -92,8 +92,11 @@ class Evidence:
     weight_asked: float | None = about("the request's weight, where less of it counts", default=None)
     weight_counts: float | None = about("what of it counts: the site's max_weight", default=None)
     weight_factor: float | None = about(
-        "what its weight is multiplied by: to be fair between users, and for what it has left", default=None
+        "what its weight is multiplied by for what it has left (shorter_first)", default=None
     )
+    share_of: str | None = about("whose share of the pool's weight the job has, from the top down", default=None)
+    share_part: float | None = about("what of the pool's weight that is: 0.5 is a half", default=None)
+    share_jobs: int | None = about("elastic jobs that run there and share it", default=None)
     sample_worth: float | None = about(
         "of a job that trains epochs: what a sample is worth at its batch, by its measured noise scale", default=None
     )

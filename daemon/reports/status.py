@@ -130,6 +130,7 @@ class JobStatus(JobRecord):
     generation: int | None = about("number of its world of workers; each restart adds one", Column("Generation", "GEN"))
     resize: str | None = about("how far a resize under way has come", Column("Resize"))
     pinned: int | None = about("GPUs that it is pinned to", Column("Pinned"))
+    share_of: str | None = about("whose share of its pool's weight it has (setting fairness)", Column("Share"))
     managed: bool | None = about("yes or no", Column("Managed", form=lambda managed: "yes" if managed else "no"))
     mode: str | None = about("mode of the last decision: off, observe, advise or act", Column("Mode"))
     reported_at: float | None = about("time of the last report", Column("Reported", form=moment))
@@ -257,6 +258,7 @@ def job_row(store: Store, job: JobRow, own: bool, now: float, known: LastKnown |
         generation=used.generation if used else None,
         resize=known.opened.state if known.opened else None,
         pinned=known.pinned,
+        share_of=known.decision.evidence.get("share_of") if known.decision else None,
         mode=known.decision.mode if known.decision else None,
         reported_at=report.at if report else None,
         node_list=None if nodes is None else ",".join(nodes),

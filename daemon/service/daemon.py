@@ -20,7 +20,7 @@ from ..api.waiters import Waiters
 from ..config.settings import Settings
 from ..slurm.model import SlurmClient
 from ..slurm.slurms_clock import SlurmsClock
-from ..slurm.snapshot_cache import SnapshotCache
+from ..slurm.snapshot_cache import Shares, SnapshotCache
 from .controller import DaemonController
 from .job_registry import JobRegistry
 from .rounds import Rounds
@@ -38,6 +38,9 @@ DECISIONS_KEEP_S = 30 * 86400.0
 """How long advice is kept with its evidence. A job's last decision is kept longer."""
 STEPS_KEEP_S = 7 * 86400.0
 """How long each step of a resize is kept, and the decision that was acted on: most of the database."""
+
+SHARES: dict[str, Shares] = {"fairshare": "always", "auto": "counted"}
+"""When Slurm's shares are read, by the setting fairness."""
 
 
 class Daemon:
@@ -60,7 +63,8 @@ class Daemon:
         self._said_size = -DAY_S
         self._round_ended = time.monotonic()
         self.waiters = Waiters()
-        self.jobs = SnapshotCache(client, confirm=confirm, slurms_clock=self._slurms_clock)
+        shares = SHARES.get(settings.fairness, "never")
+        self.jobs = SnapshotCache(client, confirm=confirm, slurms_clock=self._slurms_clock, shares=shares)
         self.registry = JobRegistry(store, settings)
         self.rounds = Rounds(self.jobs, store, settings, self.registry, self.waiters)
         self.scheduler = Scheduler(self._work, settings.round_interval_s, settings.min_round_gap_s)

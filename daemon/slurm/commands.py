@@ -21,8 +21,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 from slurm_elastic.protocol import munge
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnparsable, SlurmUnreachable
 
-from . import accounting, arguments, parse, pending_resize, site
+from . import accounting, arguments, fair_share, parse, pending_resize, site
 from .accounting import QosUser
+from .fair_share import ShareTree
 from .held_gpus import with_nodes
 from .model import Size, SlurmClient, Snapshot
 from .nodelist import expand, fold
@@ -118,6 +119,7 @@ class CommandClient(SlurmClient):
         return Site(
             *(at, known.limits, known.parents, kept, switches, site.saves_power(config)),
             bf_interval_s=site.bf_interval_s(config),
+            counts_shares=site.counts_shares(config),
             partition_users=known.partition_users,
             run_minutes_lag_s=accounting.run_minutes_lag_s(config),
             checks_qos="qos" in enforced,
@@ -134,6 +136,11 @@ class CommandClient(SlurmClient):
 
     def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
         return accounting.qos_users(self._asked_of_slurmdbd("assoc", "format=account,user,partition,qos"), qos)
+
+    @_in_one_time
+    def shares(self) -> ShareTree:
+        self._of_thread.until = min(self._of_thread.until, time.monotonic() + ASKED_OF_SLURMDBD_S)
+        return fair_share.tree(self._printed("sshare", "-a", "-n", "-P", "-o", fair_share.FIELDS))
 
     def excluded_nodes(self) -> dict[int, tuple[str, ...]]:
         rows = [line.partition("|") for line in self._printed("squeue", "-h", "-a", "-o", "%A|%x").split()]

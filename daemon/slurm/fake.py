@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from slurm_elastic.protocol.errors import SlurmRefused, SlurmUnreachable
 
 from .accounting import QosUser, SlurmLimit
+from .fair_share import ShareTree
 from .model import Job, Node, Partition, Size, SlurmClient, Snapshot
 from .site import Reservation, Site
 
@@ -59,6 +60,8 @@ class FakeSlurm:
         """Listed by `site`, and not enforced."""
         self.qos_users: Mapping[QosUser, bool] = {}
         """Whether each may use any QOS; not enforced. With some listed, `site` says that Slurm checks it."""
+        self.share_tree: ShareTree | None = None
+        """Listed by `shares`; None: there is no slurmdbd. With one, `site` says that Slurm's priorities count it."""
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
         self._jobs: dict[int, Job] = {}
@@ -230,7 +233,8 @@ class FakeClient(SlurmClient):
     def site(self) -> Site:
         with self._slurm.answering() as slurm:
             kept = (Reservation(name, nodes, slurm.now, slurm.now + 600) for name, nodes in slurm._reserved.items())
-            return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=bool(slurm.qos_users))
+            checks, counts = bool(slurm.qos_users), slurm.share_tree is not None
+            return Site(slurm.now, slurm.limits, {}, tuple(kept), checks_qos=checks, counts_shares=counts)
 
     def slurms_time(self) -> float:
         with self._slurm.answering() as slurm:
@@ -245,6 +249,14 @@ class FakeClient(SlurmClient):
     def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
         with self._slurm.answering() as slurm:
             return slurm.qos_users
+
+    def shares(self) -> ShareTree:
+        with self._slurm.answering() as slurm:
+            if slurm.share_tree is None:
+                raise SlurmUnreachable(
+                    "No answer from sshare: You are not running a supported accounting_storage plugin"
+                )
+            return slurm.share_tree
 
     def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         with self._slurm.answering() as slurm:

@@ -14,6 +14,7 @@ from typing import Protocol
 from slurm_elastic.protocol.records import record
 
 from .accounting import QosUser
+from .fair_share import ShareTree
 from .site import Site
 
 ACTIVE = frozenset(
@@ -241,6 +242,9 @@ class SlurmClient(Protocol):
 
     def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
         """Whether each may use this QOS. Asked of slurmdbd."""
+
+    def shares(self) -> ShareTree:
+        """The shares of accounts and users. SlurmUnreachable without slurmdbd."""
 
     def excluded_nodes(self) -> Mapping[int, tuple[str, ...]]:
         """The nodes that jobs exclude, by job id, for those that exclude some. A listing of its own."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.protocol.errors import SlurmUnparsable
 
 from .accounting import WORD, PartitionUser, QosUser, SlurmLimit
+from .fair_share import ShareTree
 from .nodelist import expand
 
 BF_INTERVAL_S = 30.0
@@ -53,6 +54,10 @@ class Site:
     """Slurm refuses a job whose user may not use its QOS."""
     companion_qos_users: Mapping[QosUser, bool] = field(default_factory=dict)
     """Whether each may use the QOS of companions; empty where that is not known."""
+    counts_shares: bool = False
+    """Slurm's priorities count fair-share."""
+    shares: ShareTree | None = None
+    """None: not asked for, or not known."""
     bf_interval_s: float = 0.0
     """Seconds between two looks of the backfill scheduler; 0: there is none, or it is not known."""
 
@@ -76,6 +81,13 @@ def bf_interval_s(config: str) -> float:
         return 0.0
     said = re.search(r"(?m)^SchedulerParameters\s*=.*\bbf_interval=(\d+)", config)
     return float(said[1]) if said else BF_INTERVAL_S
+
+
+def counts_shares(config: str) -> bool:
+    """Whether `scontrol show config` says that the queue's order depends on fair-share."""
+    said = dict(re.findall(r"(?mi)^(PriorityType|PriorityWeightFairShare)\s*=\s*(\S+)", config))
+    known = {key.lower(): value for key, value in said.items()}
+    return known.get("prioritytype") == "priority/multifactor" and known.get("priorityweightfairshare", "0") != "0"
 
 
 def saves_power(config: str) -> bool:

@@ -8,20 +8,25 @@ Limit: between two snapshots Slurm's state may have changed.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from slurm_elastic.protocol.errors import SlurmUnreachable, TooOften
+from slurm_elastic.protocol.errors import SlurmError, SlurmUnreachable, TooOften
 
 from .accounting import QosUser
+from .fair_share import ShareTree
 from .model import Job, Size, SlurmClient, Snapshot
 from .site import Site
 from .slurms_clock import SlurmsClock
 
+log = logging.getLogger(__name__)
+Shares = Literal["never", "counted", "always"]
+"""counted: where Slurm's own priorities count them."""
 EXCLUDED_S = 60.0
 """How old the excluded nodes of waiting jobs may be: their users may change them."""
 ASK_GAP_S = 0.25
@@ -54,8 +59,9 @@ class SnapshotCache(SlurmClient):
         pause: Callable[[float], None] = time.sleep,
         confirm: Callable[[], object] = lambda: None,
         slurms_clock: SlurmsClock | None = None,
+        shares: Shares = "never",
     ) -> None:
-        """slurms_clock: by which the time of a snapshot is Slurm's."""
+        """slurms_clock: by which the time of a snapshot is Slurm's. shares: when the site is read with its shares."""
         self._slurms_clock = slurms_clock or SlurmsClock(client.slurms_time)
         self._client, self._clock, self._pause, self._confirm = client, clock, pause, confirm
         self._lock, self._asking = threading.Lock(), threading.Lock()
@@ -69,6 +75,9 @@ class SnapshotCache(SlurmClient):
         self._excluded_at = 0.0
         self._over_partition = frozenset[str]()
         """QOSes, as slurmdbd told them last."""
+        self._wants_shares = shares
+        self._shares: ShareTree | None = None
+        self._shares_missing = False
 
     def snapshot(self) -> Snapshot:
         """A new one, which is kept unless one that was asked for later is. Raises as SlurmClient.snapshot."""
@@ -103,6 +112,8 @@ class SnapshotCache(SlurmClient):
     def site(self) -> Site:
         found = self._client.site()
         found = replace(found, at=found.at - self._slurms_clock.ahead())
+        if self._wants_shares == "always" or (self._wants_shares == "counted" and found.counts_shares):
+            found = replace(found, shares=self._read_shares())
         if not found.limits:
             return found
         partitions = self._client.partition_qos()
@@ -110,6 +121,20 @@ class SnapshotCache(SlurmClient):
             with suppress(SlurmUnreachable):  # slurmdbd may be away while slurmctld works
                 self._over_partition = self._client.qos_over_partition()
         return replace(found, partition_qos=partitions, qos_over_partition=self._over_partition)
+
+    def _read_shares(self) -> ShareTree | None:
+        """Where they are not to be had as they were before, or None; that is said once."""
+        try:
+            found = self._client.shares()
+        except SlurmError as error:
+            if not self._shares_missing:
+                told = "not known, so fairness goes by account" if self._shares is None else "as last read"
+                log.warning("Slurm's shares are %s: %s", told, error)
+            self._shares_missing = True
+        else:
+            self._shares_missing = False
+            self._shares = self._shares if found == self._shares else found
+        return self._shares
 
     def slurms_time(self) -> float:
         return self._client.slurms_time()
@@ -122,6 +147,9 @@ class SnapshotCache(SlurmClient):
 
     def qos_users(self, qos: str) -> Mapping[QosUser, bool]:
         return self._client.qos_users(qos)
+
+    def shares(self) -> ShareTree:
+        return self._client.shares()
 
     def end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         return self._client.end_states(job_ids)

@@ -20,7 +20,7 @@ from .base import StorePart, names_of, record
 
 _DECISIONS, _EVENTS = schema.decisions, schema.events
 _FIELDS = names_of(DecisionRow)
-BRIEF = ("speedup_from", "speedup_to")
+BRIEF = ("speedup_from", "speedup_to", "share_of")
 """What is remembered of a standing decision's evidence."""
 CHUNK = 500
 """Jobs that one query names: databases bound the number of its values. Rows of one insertion: memory does."""

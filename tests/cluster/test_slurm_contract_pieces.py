@@ -11,6 +11,7 @@ from waiting import wait_until
 from slurm_elastic.daemon.sandbox import Sandbox
 from slurm_elastic.daemon.slurm import Size, Snapshot
 from slurm_elastic.daemon.slurm.accounting import limits
+from slurm_elastic.daemon.slurm.fair_share import ShareTree
 from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.errors import SlurmRefused
 
@@ -108,6 +109,35 @@ def test_how_jobs_have_ended_is_known_while_slurm_remembers_them(empty_sandbox: 
     ends = {done: "COMPLETED", failed: "FAILED", stopped: "CANCELLED"}
     wait_until(lambda: client.end_states([done, failed, stopped, going]) == ends, 60)
     assert client.end_states([99_999]) == {}
+
+
+@pytest.fixture
+def shared(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
+    """Account optics below physics, with shares; chem with those of its parent."""
+    if not cluster.real:
+        cluster.slurm.share_tree = ShareTree(  # type: ignore[attr-defined]
+            {"root": ("", None), "physics": ("root", 30.0), "optics": ("physics", 2.0), "chem": ("root", None)},
+            {("optics", "games"): 5.0, ("optics", "daemon"): None, ("chem", "games"): 1.0},
+        )
+        return cluster
+    sandbox = request.getfixturevalue("empty_sandbox")
+    words = (
+        ["account", "physics", "fairshare=30"], ["account", "optics", "parent=physics", "fairshare=2"],
+        ["account", "chem", "fairshare=parent"], ["user", "games", "account=optics", "fairshare=5"],
+        ["user", "daemon", "account=optics", "fairshare=parent"], ["user", "games", "account=chem"],
+    )  # fmt: skip
+    for each in words:
+        answer = sandbox.run(["sacctmgr", "-i", "add", *each])
+        assert answer.returncode == 0 or "Nothing new" in answer.stdout, answer.stdout + answer.stderr
+    return cluster
+
+
+def test_shares_are_those_that_an_admin_gave(shared: Cluster) -> None:
+    """Each user's way down the tree of accounts, as slurmdbd has it."""
+    tree = wait_until(lambda: (t := shared.client().shares()).users.get(("chem", "games")) and t, 60, "the new users")
+    assert tree.path("optics", "games") == (("account physics", 30.0), ("account optics", 2.0), ("user games", 5.0))
+    assert tree.path("optics", "daemon")[-1] == ("its users together", 1.0)
+    assert tree.path("chem", "games") == (("user games", 1.0),)
 
 
 def test_limits_of_the_accounting_are_read(empty_sandbox: Sandbox) -> None:

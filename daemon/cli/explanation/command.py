@@ -181,6 +181,7 @@ def _decided(facts: Explain, cause: Decision) -> list[tuple[str, str]]:
     return [
         ("Why", parts.why(facts, cause)),
         ("Gain", parts.gain(facts, cause)),
+        ("Share", parts.share(cause)),
         ("From", parts.source(facts, cause)),
         ("Prior", f"what was not measured is taken from {prior}" if prior else ""),
     ]

@@ -121,6 +121,16 @@ def source(facts: Explain, cause: Decision) -> str:
     return ", ".join(words.reports(count, size) for size, count in sorted(totals.items())) + " up to now"
 
 
+def share(cause: Decision) -> str:
+    """Whose share of the pool's weight the job has."""
+    evidence = cause.evidence
+    if evidence.share_of is None or evidence.share_part is None or evidence.share_jobs is None:
+        return ""
+    jobs = "1 elastic job has" if evidence.share_jobs == 1 else f"{evidence.share_jobs} elastic jobs share"
+    where = f" of {evidence.pool}" if evidence.pool else ""
+    return f"{evidence.share_of}: {jobs} {evidence.share_part:.1%} of the weight{where} (setting fairness)"
+
+
 def _predicted(evidence: Evidence) -> str:
     within = f", give or take {evidence.doubt:.0%}" if evidence.doubt is not None else ""
     return f"; the target's throughput is the model's{within}, not measured"
@@ -248,7 +258,7 @@ def next_steps(facts: Explain) -> list[str]:
             f" brings {evidence.quality_gain:+.0%} at this size"
         )
     if evidence.weight_factor:
-        lines.append(f"its weight is multiplied by {evidence.weight_factor:g} (settings fairness, shorter_first)")
+        lines.append(f"its weight is multiplied by {evidence.weight_factor:g} (setting shorter_first)")
     held = job.held_gpus or 0
     if held > (job.gpus or held) and facts.resize is None:
         lines.append(f"Slurm holds {words.gpus(held)} for it, {held - (job.gpus or 0)} more than it trains on")

@@ -405,9 +405,11 @@ def test_gpus_that_were_left_out_are_told(store: Store, viewer: Callable[..., An
 
 def test_what_its_weight_and_its_samples_count_is_told(store: Store, viewer: Callable[..., Any]) -> None:
     """Why a job gets less than one like it, and what it would gain by saying that it trains until a quality."""
-    steady(store, evidence={"weight_factor": 0.707, "sample_worth": 0.4, "quality_gain": 0.62})
+    share = {"share_of": "account physics, user ann", "share_part": 0.375, "share_jobs": 2, "pool": "main/a100"}
+    steady(store, evidence={"weight_factor": 0.707, "sample_worth": 0.4, "quality_gain": 0.62, **share})
     text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
-    assert "its weight is multiplied by 0.707 (settings fairness, shorter_first)" in text
+    assert "its weight is multiplied by 0.707 (setting shorter_first)" in text
+    assert "Share account physics, user ann: 2 elastic jobs share 37.5% of the weight of main/a100" in text
     assert "a sample is worth 40% of one at the batch it began with" in text and "brings +62% at this size" in text
 
 

@@ -398,49 +398,17 @@ def test_a_guarded_range_ends_where_samples_lose_their_worth() -> None:
     assert said[",guard=80", 0.0] <= 256
 
 
-def _people(single: str, many: int, comment: str) -> World:
-    """One job of one group, and `many` jobs alike of another, each with a node; as many nodes again are idle."""
-    world = World(2 * many)
-    for job_id in range(1, many + 2):
-        world.job(job_id, f"n{job_id}", comment)
-        alone = job_id == 1
-        world.cluster.change(job_id, user="alice" if alone else "bob", uid=2001 if alone else 2002, account="lab")
-        if single == "account":
-            world.cluster.change(job_id, user="alice", uid=2001, account="lab" if alone else "physics")
-    return world
-
-
-@pytest.mark.parametrize("fairness", ["user", "account"])
-def test_a_group_with_one_job_gets_as_much_as_one_with_fifty(fairness: str) -> None:
-    """Their jobs share one weight; when every job counts alike the fifty get nearly all."""
-    world = _people(fairness, 50, "elastic:gpus=1-256,batch=2000-2048")
-    world.settings = replace(SETTINGS, fairness=fairness)
-    sizes = {row.job_id: row.gpus_to for row in world.plan().rows}
-    alone, others = sizes.pop(1), sum(sizes.values())
-    assert abs(alone - others) <= 4, (alone, others)
-    world.settings = replace(SETTINGS, fairness="job")
-    assert row(world.plan(), 1).gpus_to <= 20
-
-
-def test_a_pinned_job_counts_in_its_group() -> None:
-    """A user's three jobs share one weight, whatever a cooldown or a pin keeps where it is."""
-    world = _people("user", 3, "elastic:gpus=4-16,batch=256-4096")
-    world.settings = replace(SETTINGS, fairness="user")
-    world.state(3, pinned=4)
-    assert decide(world.inputs()).context.factors == pytest.approx({1: 2.0, 2: 2 / 3, 3: 2 / 3, 4: 2 / 3})
-
-
 def test_a_training_with_less_left_gets_more_and_nothing_where_that_is_off() -> None:
     """Two equal jobs of which one says that it has a quarter of the other's samples left."""
     world = World(6)
     for job_id, left in ((1, 100_000), (2, 400_000)):
         world.job(job_id, f"n{job_id}", "elastic:gpus=4-24,batch=2000-2048")
         world.state(job_id, remaining=Remaining(left, 100.0, NOW - 60))
-    assert decide(world.inputs()).context.factors == pytest.approx({1: 2**0.5, 2: 2**-0.5})
+    assert decide(world.inputs()).context.weights.factors == pytest.approx({1: 2**0.5, 2: 2**-0.5})
     sizes = [row(world.plan(), job_id).gpus_to for job_id in (1, 2)]
     assert sizes[0] > sizes[1]
     world.settings = replace(SETTINGS, shorter_first=0.0)
-    assert decide(world.inputs()).context.factors == {}
+    assert decide(world.inputs()).context.weights.factors == {}
 
 
 def test_what_is_left_follows_from_the_last_report() -> None:
@@ -449,30 +417,6 @@ def test_what_is_left_follows_from_the_last_report() -> None:
     found = remaining(told)
     assert found is not None and found.after(NOW) == 3600 and found.after(NOW + 1e6) == 0
     assert remaining(replace(told, samples_left=0)) is remaining(None) is None
-
-
-def test_inside_a_group_a_requests_weight_counts() -> None:
-    """Of two jobs of one user the one with half the weight gets less; the other user is no worse off for it."""
-    world = World(12)
-    for job_id, uid, weight in ((1, 2001, 1.0), (2, 2002, 1.0), (3, 2002, 0.5)):
-        world.job(job_id, f"n{job_id}", f"elastic:gpus=4-256,batch=2000-2048,weight={weight}")
-        world.cluster.change(job_id, user=f"user{uid}", uid=uid)
-    world.settings = replace(SETTINGS, fairness="user")
-    sizes = [row(world.plan(), job_id).gpus_to for job_id in (1, 2, 3)]
-    assert sizes[0] >= sizes[1] + sizes[2] and sizes[1] > sizes[2]
-
-
-def test_the_group_that_has_most_by_its_weight_makes_room_first() -> None:
-    """A waiting job's node comes from the user whose jobs have more between them, though each has fewer GPUs."""
-    world = World(7)
-    for job_id, uid, nodes in ((1, 2001, "n1 n2 n3"), (2, 2002, "n4 n5"), (3, 2002, "n6 n7")):
-        world.job(job_id, nodes)
-        world.cluster.change(job_id, user=f"user{uid}", uid=uid)
-    world.cluster.wait(9, 1)
-    world.settings = replace(SETTINGS, fairness="user")
-    assert set(world.plan().met[0].givers) <= {2, 3}
-    world.settings = replace(SETTINGS, fairness="job")
-    assert set(world.plan().met[0].givers) == {1}
 
 
 def test_no_size_is_planned_that_gives_a_rank_what_its_script_cant_take() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from slurm_elastic.daemon.slurm.accounting import SlurmLimit
+from slurm_elastic.daemon.slurm.fair_share import ShareTree
 from slurm_elastic.daemon.slurm.fake import Component, FakeClient, FakeSlurm
 from slurm_elastic.daemon.slurm.model import Snapshot
 from slurm_elastic.daemon.slurm.site import Site
-from slurm_elastic.daemon.slurm.snapshot_cache import ASK_EACH_S, ASKS, SnapshotCache
+from slurm_elastic.daemon.slurm.snapshot_cache import ASK_EACH_S, ASKS, Shares, SnapshotCache
 from slurm_elastic.protocol.errors import SlurmUnreachable, TooOften
 
 ADA, BOB = 1001, 1002
@@ -105,3 +106,30 @@ def test_what_slurmdbd_said_holds_while_it_is_away() -> None:
     assert cache.site().qos_over_partition == {"gold"}
     client.gone = True
     assert cache.site().qos_over_partition == {"gold"}
+
+
+TREE = ShareTree({"root": ("", None)}, {("root", "root"): 1.0})
+
+
+@pytest.mark.parametrize(
+    ("when", "counted", "read"),
+    [("counted", True, True), ("counted", False, False), ("always", True, True), ("never", True, False)],
+)
+def test_shares_are_read_where_they_count(when: Shares, counted: bool, read: bool) -> None:
+    """`counted`: where Slurm's own priorities go by them, and nowhere else is sshare run."""
+    slurm = FakeSlurm()
+    slurm.share_tree = TREE if counted else None
+    assert (SnapshotCache(slurm.client(), shares=when).site().shares is TREE) is read
+
+
+def test_shares_that_are_not_to_be_had_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without any fairness goes by account; what was read before stands; each time it begins it is said, once."""
+    slurm = FakeSlurm()
+    cache = SnapshotCache(slurm.client(), shares="always")
+    assert cache.site().shares is cache.site().shares is None
+    slurm.share_tree = TREE
+    assert cache.site().shares is TREE
+    slurm.share_tree = None
+    assert cache.site().shares is cache.site().shares is TREE
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "so fairness goes by account: No answer from sshare" in first and "as last read" in second
