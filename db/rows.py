@@ -5,7 +5,7 @@ Times are unix seconds. A row is a value: it does not follow later changes of th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurm_elastic.protocol.codec import decode
@@ -189,11 +189,11 @@ class ResizeRow(ResizeTarget):
     @classmethod
     def issued(cls, target: ResizeTarget, at: float) -> ResizeRow:
         """The resize that begins at this time."""
-        return cls(**_target_of(target), state=ResizeState.ISSUED, phases=((ResizeState.ISSUED, at),))
+        return _row(target, ResizeState.ISSUED, ((ResizeState.ISSUED, at),))
 
     def come_to(self, state: ResizeState, at: float, detail: str = "") -> ResizeRow:
         """The resize once it is in this state."""
-        return ResizeRow(**_target_of(self), state=state, phases=(*self.phases, (state, at)), detail=detail)
+        return _row(self, state, (*self.phases, (state, at)), detail)
 
     @property
     def open(self) -> bool:
@@ -210,14 +210,16 @@ class ResizeRow(ResizeTarget):
     @property
     def message(self) -> Resize:
         """What its supervisor is told."""
-        return Resize(**_target_of(self))
+        return Resize(self.id, self.job_id, self.keep, self.add, self.gpus, self.batch, self.reason, self.wait_s)
 
 
-def _target_of(resize: ResizeTarget) -> dict[str, Any]:
-    return {name: getattr(resize, name) for name in _TARGET_FIELDS}
-
-
-_TARGET_FIELDS = tuple(item.name for item in fields(ResizeTarget))
+def _row(
+    target: ResizeTarget, state: ResizeState, phases: tuple[tuple[ResizeState, float], ...], detail: str = ""
+) -> ResizeRow:
+    return ResizeRow(
+        *(target.id, target.job_id, target.keep, target.add, target.gpus, target.batch, target.reason, target.wait_s),
+        *(state, phases, detail),
+    )
 
 
 @dataclass(frozen=True, slots=True)

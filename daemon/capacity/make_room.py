@@ -80,7 +80,9 @@ def make_room(
     usage: LimitUsage | None = None,
 ) -> Room:
     """Reserve for each waiting job in turn. The ledger and the usage of Slurm's limits that are given do not change."""
-    usage = usage or LimitUsage(Site())
+    usage, waiting = usage or LimitUsage(Site()), list(waiting)
+    if not waiting:
+        return Room(ledger.copy(), {}, promised=usage.empty())
     maker = _Maker(snapshot, ledger, {giver.job_id: giver for giver in givers}, usage)
     state = _Try(ledger.copy(), usage.empty(), {})
     met: list[Met] = []

@@ -68,14 +68,22 @@ class Giver:
         init=False, default_factory=dict, compare=False, repr=False
     )
     """What `shrinks` found, by the units that were forced."""
+    drops: Mapping[Unit, tuple[Unit, ...]] | None = field(init=False, default=None, compare=False, repr=False)
+    """What `droppable` found."""
 
     @property
     def gpus(self) -> int:
         return sum(piece.gpus for piece in self.pieces)
 
 
-def droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
+def droppable(giver: Giver) -> Mapping[Unit, tuple[Unit, ...]]:
     """Every unit that can go, with all the units that go with it (itself first)."""
+    if giver.drops is None:
+        object.__setattr__(giver, "drops", _droppable(giver))
+    return giver.drops or {}
+
+
+def _droppable(giver: Giver) -> dict[Unit, tuple[Unit, ...]]:
     before = tuple(first_units(giver))
     found: dict[Unit, tuple[Unit, ...]] = {}
     for piece in giver.pieces:

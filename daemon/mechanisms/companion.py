@@ -94,6 +94,8 @@ def _barred(base: Job, site: Site) -> str:
 
 def _near(job: ResizableJob, keep: Iterable[Piece], free: FreeNodes) -> set[str]:
     """The nodes under the switches of what it keeps."""
+    if not free.under:
+        return set()
     switches = job.giver.switches
     home = {switches[node] for piece in keep for node in piece.nodes if node in switches}
     return {node for switch in home for node in free.under[switch]}

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ..capacity.ledger import Pool
+from ..capacity.shrink_options import Unit
 from ..mechanisms import registry
 from ..optimizer.errors import InfeasiblePlan, PlanInputError, PolicyFailed
 from ..optimizer.policies import DEFAULT_POLICY
@@ -19,8 +21,8 @@ from ..text.reasons import Reason
 from .context import RoundContext
 from .eligibility import RunningJob, ascending_sizes
 from .fixed_targets import failed_lately
-from .moves import Allotment, nearest_batch
-from .optimizer_inputs import Member, PoolAnswer, explored, horizon, in_reach, member, share, trusted_noise
+from .moves import Allotment, Move, nearest_batch
+from .optimizer_inputs import KeptMember, Member, PoolAnswer, explored, horizon, share
 from .user_limits import reach
 
 
@@ -39,23 +41,22 @@ def members_of(context: RoundContext, pool: Pool, movable: list[RunningJob], idl
     node_gpus = max((nodes[name].gpus for name in pool.nodes), default=1)
     everything = idle + sum(running.gpus for running in movable)
     everything = 1 << everything.bit_length()  # the same sizes from round to round; no plan gives more than there is
-    found = []
-    for running in sorted(movable, key=lambda s: (s.job.base.submit_time, s.job_id)):
-        forced = context.forced(running)
-        factor = context.weights.factors.get(running.job_id, 1.0)
-        horizon_s = horizon(running, settings, context.inputs.snapshot.at)
-        noise = trusted_noise(running.state.observations)
-        of_round = forced, in_reach(running, forced, everything), node_gpus, factor, horizon_s
-        key = *of_round, noise, running.state.model
-        before = known.get(running.job_id)
-        if before is not None and before[0] is running and before[1] == key:
-            found.append(before[2])
-            continue
-        made = member(running, forced, everything, node_gpus, settings, factor, horizon_s)
-        if made is not None:
-            known[running.job_id] = running, key, made
-            found.append(made)
+    at, gives, found = context.inputs.snapshot.at, context.gives, list[Member]()
+    for running in sorted(movable, key=_age):
+        job_id, forced = running.job_id, context.forced(running) if gives else _NO_UNITS
+        about = everything, node_gpus, context.weights.factors.get(job_id, 1.0), horizon(running, settings, at)
+        kept = known.get(job_id)
+        if kept is None or not kept.holds(running, forced, *about):
+            kept = KeptMember.made(kept, running, forced, settings, *about)
+            if kept is None:
+                continue
+            known[job_id] = kept
+        found.append(kept.member)
     return found
+
+
+_age = attrgetter("age")
+_NO_UNITS = frozenset[Unit]()
 
 
 class Division:
@@ -70,6 +71,8 @@ class Division:
         """Why the site's policy did not plan and the built-in one did; empty: it planned; None: it was not asked."""
         self.shared: dict[int, tuple[Member, PoolAnswer, Target]] = {}
         """What the optimizer said of each job."""
+        self.standing: dict[int, Move] = {}
+        """Of the jobs that stay as they are: they have no allotment."""
 
     def share(self, groups: list[Group], nodes: Mapping[int, frozenset[str]]) -> list[Allotment]:
         """The optimizer's answer for all pools; one that it refuses is left as it is, for the reason given."""
@@ -88,7 +91,7 @@ class Division:
                     good.append(group)
             groups, shared = good, self._solve(good, nodes)
         for group, answer in zip(groups, shared, strict=True):
-            for m, target in zip(group.members, answer.targets, strict=True):
+            for m, target in zip(group.members, answer.targets, strict=True) if self.limits.limits else ():
                 self.limits.give(m.running.job_id, max(target.gpus, m.running.gpus))
             allotments += self._allotments(group.members, group.capacity, answer)
         return allotments
@@ -119,12 +122,17 @@ class Division:
         taken = any(target.gpus > m.running.gpus for m, target in zip(members, shared.targets, strict=True))
         for m, target in zip(members, shared.targets, strict=True):
             self.shared[m.running.job_id] = (m, shared, target)
-            free = min(idle, self.context.more(m.running, idle)) if idle > 0 and self._stays(m, target) else 0
+            stays = self._stays(m, target)
+            free = min(idle, self.context.more(m.running, idle)) if idle > 0 and stays else 0
             tried = explored(m, free) if free else None
             if tried is not None:
                 idle -= tried[0] - m.running.gpus
                 self.limits.give(m.running.job_id, tried[0])
                 allotments.append(Allotment(m.running, tried[0], tried[1], Reason.GROW_IDLE, 0.0))
+                continue
+            if stays and not target.limit:
+                why = self._why_kept(m.running)
+                self.standing[m.running.job_id] = m.stays(self._best_awake(m, idle) if why is Reason.KEEP_BEST else why)
                 continue
             reason = self._reason(m, target.gpus, target.batch, target.reason)
             if reason is Reason.KEEP_BEST:

@@ -98,6 +98,11 @@ class RoundContext:
         room = self.limits.room(running.job_id)
         return otherwise if room is None else room
 
+    @property
+    def gives(self) -> bool:
+        """Whether any job gives up anything."""
+        return bool(self.room.forced or self.leaving)
+
     def forced(self, running: RunningJob) -> frozenset[Unit]:
         """The units that a job gives up for waiting jobs, or else is to leave; one that grows has its growth withdrawn
         first."""

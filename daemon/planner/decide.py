@@ -7,7 +7,7 @@ Limit: decisions are as good as their snapshot; what Slurm refuses is found out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -17,8 +17,8 @@ from ..capacity.ledger import Pool, pool_of, pools
 from ..capacity.make_room import make_room
 from ..capacity.pending_jobs import needs
 from ..capacity.placement import take
-from ..capacity.shrink_options import Giver
 from ..capacity.unlisted_gpus import lasting, may_have_started, unlisted_gpus
+from ..config.settings import Settings
 from ..optimizer.policies import POLICIES
 from ..optimizer.weights import Group as Weighed
 from ..optimizer.weights import GroupShare, Weights, fair_factors, group_shares, short_factors
@@ -80,10 +80,11 @@ def decide(inputs: Inputs) -> Decisions:
         allotments += decided
         groups.append(group)
     allotments += made.division.share([group for group in groups if group.members], nodes)
-    made.moves = moves(allotments, context.room.ledger.copy(), nodes, context.companions)
+    moved = moves(allotments, context.room.ledger.copy(), nodes, context.companions)
+    made.moves = {**made.division.standing, **moved}
     for job_id, limit in context.companions.refused.items():
         context.said.setdefault(job_id, f"{limit} allows no further companion of that size")
-    made.begun = _begun(made)
+    made.begun = _begun(moved.values(), inputs.settings)
     return made
 
 
@@ -96,7 +97,7 @@ def _context(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mappin
     waiting = needs(snapshot, inputs.roster, inputs.passed)
     wanted = frozenset(name for need in waiting for part in need.parts for name in part.required)
     if wanted:
-        running_jobs = {job_id: replace(s, giver=replace(s.giver, wanted=wanted)) for job_id, s in running_jobs.items()}
+        running_jobs = {job_id: replace(s, wanted=wanted) for job_id, s in running_jobs.items()}
     unlisted = unlisted_gpus(snapshot) if waiting else inputs.unlisted_before
     known = lasting(unlisted, inputs.unlisted_before)
     since = {name: gpus - known.get(name, 0) for name, gpus in unlisted.items() if gpus > known.get(name, 0)}
@@ -105,7 +106,7 @@ def _context(inputs: Inputs, running_jobs: dict[int, RunningJob], places: Mappin
     weights = _weights(inputs, running_jobs, places)
     factors = weights.factors
     free = (s for s in running_jobs.values() if s.growing or (s.frozen is None and s.state.pinned is None))
-    givers = [_counting(s.giver, factors.get(s.job_id, 1.0)) for s in free] if waiting else []
+    givers = [s.giver_at(s.weight * factors.get(s.job_id, 1.0)) for s in free] if waiting else []
     room = make_room(snapshot, ledger, givers, waiting, usage)
     return RoundContext(inputs, running_jobs, room, usage, unlisted, weights)
 
@@ -145,10 +146,6 @@ def _single(kind: str, name: str) -> Weighed:
     return ((f"{kind} {name}", 1.0),)
 
 
-def _counting(giver: Giver, factor: float) -> Giver:
-    return giver if factor == 1.0 else replace(giver, weight=giver.weight * factor)
-
-
 def _withdrawn(context: RoundContext) -> dict[int, int]:
     given = [(job_id, met.need.job_id) for met in reversed(context.room.met) for job_id in met.givers]
     return {job_id: need for job_id, need in given if context.running_jobs[job_id].growing}
@@ -161,12 +158,11 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
     idle = max(0, context.room.ledger.gpus(pool.nodes) - reserve)
     made.idle[pool.name] = idle
     held = sum([running.gpus for running in running_jobs])
-    made.capacity[pool.name] = (
-        held + idle - sum([context.forced_gpus(running) for running in running_jobs if context.forced(running)])
-    )
+    given = sum([context.forced_gpus(running) for running in running_jobs]) if context.gives else 0
+    made.capacity[pool.name] = held + idle - given
     allotments, movable = [], []
     for running in running_jobs:
-        allotment = fixed_target(context, running)
+        allotment = None if running.optimized and not context.draining else fixed_target(context, running)
         if allotment is not None:
             allotments.append(allotment)
             idle = max(0, idle - (0 if allotment.keep else max(0, allotment.gpus - running.gpus)))
@@ -177,10 +173,10 @@ def _group(made: Decisions, pool: Pool, running_jobs: list[RunningJob]) -> tuple
     return allotments, Group(pool, found, idle + sum(m.rest for m in found))
 
 
-def _begun(made: Decisions) -> tuple[Move, ...]:
+def _begun(moved: Iterable[Move], settings: Settings) -> tuple[Move, ...]:
     """The moves that begin now: those for waiting jobs first, shrinks before growths, the most progress first."""
-    ready = (move for move in made.moves.values() if move.changes and not move.later)
+    ready = (move for move in moved if move.changes and not move.later)
     ordered = sorted(
         ready, key=lambda m: (not m.allotment.forced, m.gpus > m.allotment.running.gpus, -m.allotment.progress_change)
     )
-    return tuple(ordered[: made.context.inputs.settings.max_resizes_per_round])
+    return tuple(ordered[: settings.max_resizes_per_round])

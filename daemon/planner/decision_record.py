@@ -29,7 +29,7 @@ from ..reports.record import known_values
 from ..text.reasons import Reason
 from .eligibility import RunningJob, batches, weight_of
 from .moves import Move, nearest_batch
-from .optimizer_inputs import Member, PoolAnswer, rests, trusted_noise
+from .optimizer_inputs import Member, PoolAnswer, rests
 
 MOST_OTHERS = 16
 """Most other jobs that one row names."""
@@ -134,7 +134,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
 def _quality(running: RunningJob, gpus: int, batch: int, member: Member | None) -> tuple[float, float] | None:
     """(worth of a sample, gain at the same size with until=quality) of a job that trains epochs at a batch that wastes
     many samples, if it trains until a quality is reached. None: it wastes few, or they are not known."""
-    speed, noise = _throughput(member), trusted_noise(running.state.observations)
+    speed, noise = _throughput(member), running.state.noise_scale
     if speed is None or noise is None or running.job.request.until != "epochs" or batch < 1:
         return None
     reference = (running.state.reference or (gpus, batch))[1]

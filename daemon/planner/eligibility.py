@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field, replace
-from functools import lru_cache
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import field, fields, replace
+from functools import lru_cache, partial
 from math import inf
 from operator import attrgetter
 
@@ -30,6 +31,10 @@ from ..text.reasons import Reason
 HOUR_S = 3600.0
 CLOCK_S = 600.0
 """What lies further in the future was stored by a wrong clock: nobody waits for it."""
+NOISE_REPORTS = 3
+"""Reports at one configuration before its noise scale (their median) is believed."""
+NOISE_GRID = 0.1
+"""Steps of the logarithm in which noise scales are told apart: rough as they are."""
 
 
 @record(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class Remaining:
 
     def after(self, now: float) -> float:
         """Samples left now, if it has gone on at that speed."""
-        return max(0.0, self.samples - self.samples_per_s * max(0.0, now - self.at))
+        left = self.samples - self.samples_per_s * (now - self.at) if now > self.at else self.samples
+        return left if left > 0.0 else 0.0
 
 
 @record(frozen=True, slots=True)
@@ -82,6 +88,15 @@ class JobState:
     """What Slurm refuses to do about it now."""
     remaining: Remaining | None = None
     """None: its script does not say when the training ends."""
+    _noise: tuple[float | None] | None = field(default=None, init=False, compare=False, repr=False)
+    """The trusted noise scale, once somebody has asked."""
+
+    @property
+    def noise_scale(self) -> float | None:
+        """What its observations say of the gradient noise scale, as `trusted_noise` has it."""
+        if self._noise is None:
+            object.__setattr__(self, "_noise", (trusted_noise(self.observations),))
+        return self._noise[0] if self._noise else None
 
     def differs_in_reports_only(self, other: JobState) -> bool:
         """Whether the two say the same but for what comes with each report, and leaves the job as it is: what was
@@ -100,7 +115,20 @@ class JobState:
 
 
 _WITH_EACH_REPORT = ("observations", "model", "reported_at", "remaining")
-_but_reports = attrgetter(*(name for name in JobState.__dataclass_fields__ if name not in _WITH_EACH_REPORT))
+_CHECKED = (item.name for item in fields(JobState) if item.compare)
+_but_reports = attrgetter(*(name for name in _CHECKED if name not in _WITH_EACH_REPORT))
+
+
+_last_at = attrgetter("last_at")
+
+
+def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
+    """The gradient noise scale of the configuration reported last; None before NOISE_REPORTS of them agree on one."""
+    measured = [row for row in observations if row.noise_scale > 0 and row.count >= NOISE_REPORTS]
+    if not measured:
+        return None
+    last = (max(measured, key=_last_at) if len(measured) > 1 else measured[0]).noise_scale
+    return math.exp(NOISE_GRID * round(math.log(last) / NOISE_GRID))
 
 
 @record(frozen=True, slots=True)
@@ -126,25 +154,68 @@ class RunningJob:
     """Its batch alone may change."""
     until: float | None = None
     """When the cooldown or the time after a failure is over."""
-    giver: Giver = field(default_factory=lambda: Giver(0, (), "", frozenset(), {}, {}))
+    weight: float = 1.0
+    """Its request's, as far as the site lets it count."""
+    wanted: frozenset[str] = frozenset()
+    """Nodes that waiting jobs ask for by name."""
     site: Site = field(default_factory=Site)
     fresh_until: float = inf
     """When this may change though nothing of the job has changed."""
     job_id: int = field(init=False)
     gpus: int = field(init=False)
     batch: int = field(init=False)
-    can_add: bool = field(init=False)
-    """Whether some mechanism can add to what it has."""
+    age: tuple[float, int] = field(init=False)
+    """What running jobs are ordered by: the oldest first."""
+    optimized: bool = field(init=False)
+    """Its size is the optimizer's to choose, but for what others need of its nodes."""
+    _giver: Giver | None = field(default=None, init=False, compare=False, repr=False)
+    _weighed: Giver | None = field(default=None, init=False, compare=False, repr=False)
+    _can_add: bool | None = field(default=None, init=False, compare=False, repr=False)
+    kept_pace: tuple[float, float] | None = field(default=None, init=False, compare=False, repr=False)
+    """What `remaining_s` goes by, once somebody has asked."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "job_id", self.job.base.job_id)
-        object.__setattr__(self, "gpus", sum([piece.gpus for piece in self.pieces]))
-        object.__setattr__(self, "batch", self.state.in_use.batch if self.state.in_use else 0)
-        object.__setattr__(self, "can_add", registry.adding(self, self.site) is not None)
+        base, state, put = self.job.base, self.state, partial(object.__setattr__, self)
+        put("job_id", base.job_id)
+        put("gpus", sum([piece.gpus for piece in self.pieces]))
+        put("batch", state.in_use.batch if state.in_use else 0)
+        put("age", (base.submit_time, base.job_id))
+        put("optimized", self.frozen is None and not self.stuck and state.pinned is None and state.measured)
 
     def renew(self, state: JobState) -> None:
         """Take a state that differs in reports only."""
         object.__setattr__(self, "state", state)
+        object.__setattr__(self, "kept_pace", None)
+
+    def keep_pace(self, pace: tuple[float, float]) -> tuple[float, float]:
+        """Keep it until the state is renewed."""
+        object.__setattr__(self, "kept_pace", pace)
+        return pace
+
+    @property
+    def giver(self) -> Giver:
+        """What it can give up."""
+        if self._giver is None:
+            object.__setattr__(self, "_giver", _giver(self))
+        assert self._giver is not None
+        return self._giver
+
+    def giver_at(self, weight: float) -> Giver:
+        """What it can give up, where it counts by so much."""
+        if weight == self.weight:
+            return self.giver
+        known = self._weighed
+        if known is None or known.weight != weight:
+            known = replace(self.giver, weight=weight)
+            object.__setattr__(self, "_weighed", known)
+        return known
+
+    @property
+    def can_add(self) -> bool:
+        """Whether some mechanism can add to what it has."""
+        if self._can_add is None:
+            object.__setattr__(self, "_can_add", registry.adding(self, self.site) is not None)
+        return bool(self._can_add)
 
     @property
     def may_restart(self) -> bool:
@@ -186,10 +257,6 @@ def running_job(
     kept = _stuck(held, left, state) if left else set()
     frozen = _frozen(job, state, pieces, registered, bool(kept))
     growth = _open_growth(state, pieces) if registered else None
-    giver = _giver(job, state, pieces, weight_of(job.request, settings), site)
-    if growth is not None:
-        granted = (held for held in job.held if held.resize == growth.id)
-        giver = with_growth(giver, growth.id, growth.add, granted)
     rest = _Rest() if frozen else _rested(_cooled(state, settings, now), state, settings, now)
     return RunningJob(
         job=job,
@@ -203,7 +270,7 @@ def running_job(
         may_shrink=rest.may_shrink,
         may_rebatch=rest.may_rebatch,
         until=rest.until,
-        giver=giver,
+        weight=weight_of(job.request, settings),
         site=site,
         fresh_until=rest.fresh_until,
     )
@@ -358,18 +425,25 @@ def _loose(
     }
 
 
-def _giver(job: ElasticJob, state: JobState, pieces: tuple[Piece, ...], weight: float, site: Site) -> Giver:
-    return Giver(
+def _giver(running: RunningJob) -> Giver:
+    """With what a growth under way adds."""
+    job, state = running.job, running.state
+    giver = Giver(
         job_id=job.job_id,
-        pieces=pieces,
+        pieces=running.pieces,
         batch_host=job.base.batch_host,
         sizes=sizes(job),
         rules=registry.drop_rules(job.request.via, *state.releases),
         share={held.job.job_id: per_node(held.job) for held in job.held},
-        weight=weight,
+        weight=running.weight,
         slow=state.slow,
-        switches=site.switches,
+        switches=running.site.switches,
+        wanted=running.wanted,
     )
+    growth = state.resize if running.growing else None
+    if growth is None:
+        return giver
+    return with_growth(giver, growth.id, growth.add, (held for held in job.held if held.resize == growth.id))
 
 
 def remaining(report: Report | None) -> Remaining | None:

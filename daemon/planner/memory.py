@@ -16,7 +16,7 @@ from ..config.settings import Settings
 from ..optimizer.plan import Cache
 from ..slurm.site import Site
 from .eligibility import JobState, RunningJob, running_job
-from .optimizer_inputs import Member
+from .optimizer_inputs import KeptMember
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Memory:
 
     columns: Cache = field(default_factory=Cache)
     """The optimizer's."""
-    members: dict[int, tuple[RunningJob, object, Member]] = field(default_factory=dict)
+    members: dict[int, KeptMember] = field(default_factory=dict)
     """By job id, with what each was made from."""
     _running_jobs: dict[int, _Known] = field(default_factory=dict)
 

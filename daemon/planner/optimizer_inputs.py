@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
-from slurm_elastic.db.rows import ObservationRow
 from slurm_elastic.protocol.messages import Piece
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.request import ElasticRequest
@@ -17,7 +17,7 @@ from ..capacity.requeue_placement import whole_sizes
 from ..capacity.shrink_options import Giver, Unit, nodes_left
 from ..config.settings import Settings
 from ..mechanisms import registry
-from ..mechanisms.base import pause_s
+from ..mechanisms.base import Mechanism, pause_s
 from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.job_view import JobView, Model, nodes_at
 from ..optimizer.models import goodput
@@ -25,35 +25,68 @@ from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
 from ..optimizer.policies import POLICIES
 from ..optimizer.solver.nested_caps import Cap
 from ..optimizer.targets import PoolPlan, Target
-from .eligibility import RunningJob, ascending_sizes, batches, sizes, weight_of
+from ..text.reasons import Reason
+from .eligibility import JobState, RunningJob, ascending_sizes, batches, sizes
+from .moves import Allotment, Move
 
-NOISE_REPORTS = 3
-"""Reports at one configuration before its noise scale (their median) is believed."""
-NOISE_GRID = 0.1
-"""Steps of the logarithm in which noise scales are told apart: rough as they are."""
 TRY_GAIN = 0.05
 """Least predicted gain for which a size never measured is tried on idle GPUs."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True, slots=True)
+class Options:
+    """What a job may come to, whatever that is worth."""
+
+    forced: frozenset[Unit]
+    """The units that it gives up for others."""
+    downs: Mapping[int, int]
+    """GPUs -> nodes, for every size that it can come down to; the largest is what is left after the forced units."""
+    rest: int
+    """The largest of `downs`."""
+    choices: tuple[tuple[int, int], ...]
+    """All sizes, with their nodes."""
+    restart_sizes: frozenset[int] = frozenset()
+    """Those that only a restart reaches."""
+    restart: Mechanism | None = None
+    """How it is started again; None: there are no such sizes."""
+
+
+@record(frozen=True, slots=False)
 class Member:
     """A movable job of a pool."""
 
     running: RunningJob
-    forced: frozenset[Unit]
-    downs: Mapping[int, int]
-    """GPUs -> nodes, for every size that it can come down to; the largest is what is left after the forced units."""
+    options: Options
     view: JobView
-    rest: int
-    """The largest of `downs`."""
     progress: dict[tuple[int, int], float] = field(default_factory=dict, compare=False)
     """By (GPUs, batch): how much progress changes there, once somebody has asked."""
+    standing: dict[Reason, Move] = field(default_factory=dict, compare=False)
+    """The move that changes nothing, by its reason, once somebody has asked."""
+
+    @property
+    def forced(self) -> frozenset[Unit]:
+        """The units that it gives up for others."""
+        return self.options.forced
+
+    @property
+    def rest(self) -> int:
+        """The most GPUs that it keeps when it gives up what others need."""
+        return self.options.rest
+
+    def stays(self, reason: Reason) -> Move:
+        """The move that changes nothing, for this reason."""
+        made = self.standing.get(reason)
+        if made is None:
+            running = self.running
+            allotment = Allotment(running, running.gpus, running.batch, reason, 0.0)
+            made = self.standing[reason] = Move(allotment, running.pieces)
+        return made
 
     @cached_property
     def staying(self) -> JobView:
         """The view with no choice: where the job is, or where the forced units leave it."""
         if self.forced:  # the plan charges every size of a job that has to move anyway; so does the comparison
-            return replace(self.view, choices=((self.rest, self.downs[self.rest]),))
+            return replace(self.view, choices=((self.rest, self.options.downs[self.rest]),))
         return replace(self.view, frozen=True)
 
 
@@ -106,19 +139,14 @@ def _nodes_left(
     return nodes_left(Giver(0, pieces, "", frozenset(), registry.drop_rules(via, *releases), {}))
 
 
-def member(
-    running: RunningJob,
-    forced: frozenset[Unit],
-    room: int,
-    node_gpus: int,
-    settings: Settings,
-    factor: float = 1.0,
-    horizon_s: float | None = None,
-) -> Member | None:
-    """The job as the optimizer sees it; None when it has no size to come to rest on.
-
-    `room`: GPUs it could gain; `factor`: what its weight is multiplied by to be fair; `horizon_s`: as `horizon` has it.
-    """
+def options(running: RunningJob, forced: frozenset[Unit], room: int, node_gpus: int) -> Options | None:
+    """What the job may come to; None when it has no size to come to rest on. `room`: GPUs it could gain."""
+    if not forced and not running.state.slow and registry.restarting(running, running.site) is None:
+        grows = running.may_grow and running.can_add
+        alike = tuple([(piece.kind, len(piece.nodes), piece.gpus_per_node) for piece in running.pieces])
+        down = (running.job.request.via, running.state.releases, alike) if running.may_shrink else (alike,)
+        reach = in_reach(running, forced, room) if grows else 0
+        return _unforced(ascending_sizes(running.job), running.gpus, down, reach, max(1, node_gpus))
     downs = rests(running, forced)
     if not downs:
         return None
@@ -132,10 +160,113 @@ def member(
             choices[size] = downs[rest] + -(-(size - rest) // per_node)
     restart = None if forced else registry.restarting(running, running.site)
     by_restart = _restart_sizes(running, choices, rest + room, node_gpus) if restart else {}
-    view = _view(running, {**choices, **by_restart}, settings, factor, horizon_s or settings.horizon_s)
-    if restart and by_restart:
-        view = replace(view, restart_sizes=frozenset(by_restart), restart_pause_s=restart.cost_s(running, settings))
-    return Member(running, forced, downs, view, rest)
+    every = _same(tuple(sorted({**choices, **by_restart}.items())))
+    return Options(forced, downs, rest, every, frozenset(by_restart), restart if by_restart else None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _unforced(accepted: tuple[int, ...], gpus: int, down: tuple[Any, ...], reach: int, node_gpus: int) -> Options:
+    """The same for all jobs with pieces of these kinds and sizes, as long as no node of theirs is slow or needed by
+    others. `down`: what `_nodes_left` takes, or the pieces alone of a job that may not shrink; `reach`: how many of the
+    accepted sizes are in reach."""
+    *how, alike = down
+    nodes = sum(count for _, count, _ in alike)
+    downs = {k: n for k, n in _nodes_left(*how, alike).items() if k in accepted} if how else {}
+    downs[gpus] = nodes
+    larger = accepted[bisect_right(accepted, gpus) : reach]
+    choices = {**downs, **{size: nodes + -(-(size - gpus) // node_gpus) for size in larger}}
+    return Options(_NO_UNITS, downs, gpus, _same(tuple(sorted(choices.items()))))
+
+
+_NO_UNITS = frozenset[Unit]()
+
+
+def member(
+    running: RunningJob, made: Options, settings: Settings, factor: float = 1.0, horizon_s: float | None = None
+) -> Member:
+    """The job as the optimizer sees it.
+
+    `factor`: what its weight is multiplied by to be fair; `horizon_s`: as `horizon` has it.
+    """
+    state, request, horizon_s = running.state, running.job.request, horizon_s or settings.horizon_s
+    gpus, batch = state.reference or (running.gpus, running.batch)
+    noise, pause = state.noise_scale, pause_s(running, settings)
+    # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
+    waits = not (running.may_grow and running.may_shrink and running.may_rebatch)
+    settled = waits or pause / horizon_s > BATCH_GAIN
+    guard_noise = noise if request.guard else None
+    view = JobView(
+        label=str(running.job_id),
+        model=state.model,
+        choices=made.choices,
+        batches=_batches(request, settled, running.gpus, running.batch, max(1, batch), guard_noise),
+        current_gpus=running.gpus,
+        current_batch=running.batch,
+        reference_gpus=max(1, gpus),
+        reference_batch=max(1, batch),
+        weight=running.weight * factor,
+        pause_s=pause,
+        horizon_s=horizon_s,
+        noise_scale=noise,
+        quality=request.until == "quality",
+        least_per_gpu=settings.awake_gain if running.site.power_saving else 0.0,
+        restart_sizes=made.restart_sizes,
+        restart_pause_s=made.restart.cost_s(running, settings) if made.restart else 0.0,
+    )
+    return Member(running, made, view)
+
+
+@dataclass(slots=True)
+class KeptMember:
+    """A member of the round before, with what it was made from beside the running job and the settings."""
+
+    member: Member
+    state: JobState
+    room: int
+    reach: int
+    """What `in_reach` made of it."""
+    node_gpus: int
+    factor: float
+    horizon_s: float
+
+    @classmethod
+    def made(
+        cls, before: KeptMember | None, running: RunningJob, forced: frozenset[Unit], settings: Settings,
+        room: int, node_gpus: int, factor: float, horizon_s: float,
+    ) -> KeptMember | None:  # fmt: skip
+        """The member, with what of the one before is still so; None when the job has no size to come to rest on.
+
+        `room`: GPUs it could gain; `factor`, `horizon_s`: as `member` has them.
+        """
+        reach = in_reach(running, forced, room)
+        found = None
+        if before is not None and before.member.running is running:
+            own = before.member
+            if (own.forced, before.reach, before.node_gpus) == (forced, reach, node_gpus):
+                found = own.options
+        if before is not None and found is not None and before.is_of(running.state, factor, horizon_s):
+            return cls(before.member, running.state, room, reach, node_gpus, factor, horizon_s)
+        found = found or options(running, forced, room, node_gpus)
+        if found is None:
+            return None
+        made = member(running, found, settings, factor, horizon_s)
+        return cls(made, running.state, room, reach, node_gpus, factor, horizon_s)
+
+    def holds(
+        self, running: RunningJob, forced: frozenset[Unit], room: int, node_gpus: int, factor: float, horizon_s: float
+    ) -> bool:
+        """Whether nothing of it has changed; False where that is to be looked at."""
+        return (
+            self.member.running is running and self.state is running.state and self.room == room
+            and self.factor == factor and self.horizon_s == horizon_s and self.node_gpus == node_gpus
+            and self.member.options.forced == forced
+        )  # fmt: skip
+
+    def is_of(self, state: JobState, factor: float, horizon_s: float) -> bool:
+        """Whether the view of the same options would be the same."""
+        view = self.member.view
+        alike = self.factor == factor and self.horizon_s == horizon_s
+        return alike and view.model == state.model and view.noise_scale == state.noise_scale
 
 
 def in_reach(running: RunningJob, forced: frozenset[Unit], room: int) -> int:
@@ -153,32 +284,29 @@ def _restart_sizes(running: RunningJob, reached: Mapping[int, int], most: int, n
     return {size: next(whole_sizes(size, max(1, node_gpus))).nodes for size in wanted}
 
 
-def trusted_noise(observations: Sequence[ObservationRow]) -> float | None:
-    """The gradient noise scale of the configuration reported last; None before NOISE_REPORTS of them agree on one."""
-    measured = [row for row in observations if row.noise_scale > 0 and row.count >= NOISE_REPORTS]
-    if not measured:
-        return None
-    last = max(measured, key=lambda row: row.last_at).noise_scale
-    return math.exp(NOISE_GRID * round(math.log(last) / NOISE_GRID))
-
-
 def remaining_s(running: RunningJob, now: float) -> float | None:
     """Seconds that the job would still train on one GPU at its reference batch; None where that is not known."""
-    state = running.state
-    if state.remaining is None or state.model is None:
+    remaining, model = running.state.remaining, running.state.model
+    if remaining is None or model is None:
         return None
+    worth, speed = running.kept_pace or running.keep_pace(_pace(running, model))
+    return remaining.after(now) * worth / speed
+
+
+def _pace(running: RunningJob, model: Model) -> tuple[float, float]:
+    """(worth of a sample, samples per second on one GPU), both at its reference batch."""
+    state, worth = running.state, 1.0
     _, batch = state.reference or (1, running.batch)
-    worth = 1.0
     if running.job.request.until == "quality":
-        worth = goodput.efficiency(running.batch, max(1, batch), trusted_noise(state.observations))
-    return state.remaining.after(now) * worth / state.model.throughput(1, 1, max(1, batch))
+        worth = goodput.efficiency(running.batch, max(1, batch), state.noise_scale)
+    return worth, model.throughput(1, 1, max(1, batch))
 
 
-@record(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Batches:
     """The request's batches; where only the batch could change and that is not to be, the present one.
 
-    Compared by value: what was planned for equal views is found again.
+    Equal ones are one object: what was planned for equal views is found again.
     """
 
     request: ElasticRequest
@@ -198,6 +326,9 @@ class _Batches:
         return goodput.guarded(found, self.reference, self.noise_scale, self.request.guard / 100)
 
 
+_batches = lru_cache(maxsize=1 << 14)(_Batches)
+
+
 @lru_cache(maxsize=1 << 12)
 def _same(choices: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """The same object for equal ones: they are kept from round to round, and most jobs share a few."""
@@ -206,36 +337,8 @@ def _same(choices: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
 
 def horizon(running: RunningJob, settings: Settings, at: float) -> float:
     """Seconds in which a pause has to be earned back: close to its time limit a job has little time for that."""
-    return max(1.0, min(settings.horizon_s, running.job.base.left_s(at)))
-
-
-def _view(
-    running: RunningJob, choices: Mapping[int, int], settings: Settings, factor: float, horizon_s: float
-) -> JobView:
-    state, request, noise = running.state, running.job.request, trusted_noise(running.state.observations)
-    gpus, batch = state.reference or (running.gpus, running.batch)
-    pause = pause_s(running, settings)
-    # Another batch needs a new world as well: it waits for the cooldown, and has to pay for the pause.
-    waits = not (running.may_grow and running.may_shrink and running.may_rebatch)
-    settled = waits or pause / horizon_s > BATCH_GAIN
-    return JobView(
-        label=str(running.job_id),
-        model=state.model,
-        choices=_same(tuple(sorted(choices.items()))),
-        batches=_Batches(
-            request, settled, running.gpus, running.batch, max(1, batch), noise if request.guard else None
-        ),
-        current_gpus=running.gpus,
-        current_batch=running.batch,
-        reference_gpus=max(1, gpus),
-        reference_batch=max(1, batch),
-        weight=weight_of(request, settings) * factor,
-        pause_s=pause,
-        horizon_s=horizon_s,
-        noise_scale=noise,
-        quality=request.until == "quality",
-        least_per_gpu=settings.awake_gain if running.site.power_saving else 0.0,
-    )
+    ends_at = running.job.base.ends_at
+    return max(1.0, settings.horizon_s if ends_at is None else min(settings.horizon_s, ends_at - at))
 
 
 def share(
@@ -299,9 +402,9 @@ def _value_of_staying(policy: str, cache: Cache, m: Member, target: Target) -> f
     size, batch = m.view.current_gpus, m.view.current_batch
     if target.gpus == size and target.batch == batch and not m.forced:
         return target.value
-    offered = None if m.forced else target.offered.of_size(size)
-    if offered is not None and offered.batch == batch:
-        return offered.value
+    for choice in target.offered if not m.forced else ():
+        if choice.gpus == size and choice.batch == batch:
+            return choice.value
     return value_of_staying(m.staying, policy, cache)
 
 

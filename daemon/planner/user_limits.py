@@ -31,10 +31,11 @@ class Limits:
     def __init__(
         self, settings: Sequence[str], running_jobs: Iterable[RunningJob], slurm: Iterable[GpuLimit] = ()
     ) -> None:
-        known = list(running_jobs)
-        self.held = {running.job_id: _spoken_for(running) for running in known}
+        known, of_slurm = list(running_jobs), list(slurm)
+        limited = known if settings or of_slurm else ()
+        self.held = {running.job_id: _spoken_for(running) for running in limited}
         self.limits = _limits(settings, known)
-        for limit in slurm:
+        for limit in of_slurm:
             jobs = limit.jobs & self.held.keys()
             gpus = self._used(jobs) + limit.more
             self.limits.append(Limit(f"{limit.label} {gpus} GPUs", gpus, jobs))

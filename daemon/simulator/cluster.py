@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slurm_elastic.protocol.messages import Piece, Shape
+from slurm_elastic.protocol.request import ElasticRequest
 
 from ..capacity.roster import ElasticJob, RunningPiece, piece_of
 from ..capacity.shrink_options import units_of
@@ -33,8 +34,8 @@ class Cluster:
         self.nodes = {name: _node(name, size, 0) for name, size in zip(self.names, self.sizes, strict=True)}
         self.jobs: dict[int, SlurmJob] = {}
         self.elastic: dict[int, ElasticJob] = {}
-        self._parts: dict[int, tuple[int, ...]] = {}
-        """Slurm job ids of a job that waits or runs."""
+        self._parts: dict[int, list[_Part]] = {}
+        """Of each job that waits or runs: its components, or it alone."""
         self._last = len(jobs)
 
     def snapshot(self, now: float) -> Snapshot:
@@ -63,28 +64,27 @@ class Cluster:
 
     def start(self, i: int) -> tuple[Piece, ...]:
         """A job got its GPUs: its pieces. A remainder beside whole nodes is a component of a heterogeneous job."""
-        if i + 1 not in self.jobs:
-            self._submit(i)
         held = self.allocated.held[i]
         most = max(held.values())
         shares = [[node for node, gpus in held.items() if gpus == most], [n for n, gpus in held.items() if gpus < most]]
         running = list[RunningPiece]()
-        for number, places in zip(self._parts[i], shares, strict=False):
-            names = tuple(self.names[node] for node in sorted(places))
-            was = self.jobs[number]
-            het = was.het_job_id, was.het_offset
-            job = _slurm_job(number, was.num_nodes, was.gpus_per_node, was.submit_time, names, names[0], het)
+        for (number, nodes, gpus, het), places in zip(self._parts_of(i), shares, strict=False):
+            names = tuple([self.names[node] for node in sorted(places)])
+            job = _slurm_job(number, nodes, gpus, self.trace[i].trace.submit_s, names, names[0], het)
             self.jobs[number] = job
             running.append(RunningPiece(job, piece_of(job, "component" if running else "base")))
-        if i + 1 in self.elastic:
-            components = tuple(one.job for one in running[1:])
-            self.elastic[i + 1] = ElasticJob(running[0].job, self.elastic[i + 1].request, tuple(running), components)
-        return tuple(one.piece for one in running)
+        if self.trace[i].elastic:
+            components = tuple([one.job for one in running[1:]])
+            self.elastic[i + 1] = ElasticJob(running[0].job, self._request(i), tuple(running), components)
+        return tuple([one.piece for one in running])
 
     def end(self, i: int) -> None:
         """A job and its companions are gone; nothing to do for one that the queue never showed."""
         job = self.elastic.pop(i + 1, None)
-        for number in {*self._parts.pop(i, ()), *(held.job.job_id for held in (job.held if job else ()))}:
+        for number in {
+            *(part[0] for part in self._parts.pop(i, ())),
+            *(held.job.job_id for held in (job.held if job else ())),
+        }:
             self.jobs.pop(number, None)
 
     def grow(self, i: int, shapes: Sequence[Shape], resize_id: int) -> tuple[Piece, ...]:
@@ -103,7 +103,10 @@ class Cluster:
 
     def keep(self, i: int, pieces: Sequence[Piece]) -> None:
         """A job gives up all but these pieces."""
-        job, kept = self.elastic[i + 1], {piece.slurm_job_id: piece for piece in pieces}
+        job = self.elastic[i + 1]
+        if pieces == job.pieces:
+            return
+        kept = {piece.slurm_job_id: piece for piece in pieces}
         for number, name in units_of(job.pieces) - units_of(pieces):
             self.allocated.give(i, self.place[name], self.jobs[number].gpus_per_node)
         held = []
@@ -122,18 +125,30 @@ class Cluster:
 
     def _submit(self, i: int) -> None:
         job = self.trace[i]
-        whole, rest = divmod(job.asked, self.allocated.per_node)
-        shapes = ([(whole, self.allocated.per_node)] if whole else []) + ([(1, rest)] if rest else [])
-        made = []
-        for offset, (nodes, gpus) in enumerate(shapes):
-            self._last += offset > 0
-            number, het = self._last if offset else i + 1, i + 1 if len(shapes) > 1 else 0
-            made.append(_slurm_job(number, nodes, gpus, job.trace.submit_s, het=(het, offset)))
+        made = [_slurm_job(n, nodes, gpus, job.trace.submit_s, het=het) for n, nodes, gpus, het in self._parts_of(i)]
         self.jobs.update((one.job_id, one) for one in made)
-        self._parts[i] = tuple(one.job_id for one in made)
         if job.elastic:
-            request = request_of(job.accepted, job.batches, job.trace.weight, job.quality)
-            self.elastic[i + 1] = ElasticJob(made[0], request, components=tuple(made[1:]))
+            self.elastic[i + 1] = ElasticJob(made[0], self._request(i), components=tuple(made[1:]))
+
+    def _parts_of(self, i: int) -> list[_Part]:
+        known = self._parts.get(i)
+        if known is None:
+            whole, rest = divmod(self.trace[i].asked, self.allocated.per_node)
+            shapes = ([(whole, self.allocated.per_node)] if whole else []) + ([(1, rest)] if rest else [])
+            known = self._parts[i] = []
+            for offset, (nodes, gpus) in enumerate(shapes):
+                self._last += offset > 0
+                het = (i + 1 if len(shapes) > 1 else 0), offset
+                known.append((self._last if offset else i + 1, nodes, gpus, het))
+        return known
+
+    def _request(self, i: int) -> ElasticRequest:
+        job = self.trace[i]
+        return request_of(job.accepted, job.batches, job.trace.weight, job.quality)
+
+
+_Part = tuple[int, int, int, tuple[int, int]]
+"""Slurm job id, nodes, GPUs on each, (id of the heterogeneous job that it is a component of or 0, its place there)."""
 
 
 def _slurm_job(

@@ -18,8 +18,7 @@ from slurm_elastic.protocol.request import ElasticRequest
 from ..optimizer.models.observation import Observation
 from ..optimizer.models.throughput import fit
 from ..planner import JobState
-from ..planner.eligibility import Remaining
-from ..planner.optimizer_inputs import NOISE_REPORTS
+from ..planner.eligibility import NOISE_REPORTS, Remaining
 from .jobs import SimulatedJob, SimulationSettings
 from .programs import BatchLadder, Program
 
@@ -124,16 +123,12 @@ class JobStates:
 
     def _observations(self, job: SimulatedJob) -> tuple[ObservationRow, ...]:
         """Its reports; where curves are known, one that says so."""
-        seen: Iterable[Observation] = job.reports.values()
-        if not self.settings.learned:
-            seen = (Observation(job.gpus, job.nodes, job.batch, 1, 1, 1.0),)
         noise = job.noise_scale or 0.0
+        if not self.settings.learned:
+            return (_observed(job.gpus, job.nodes, job.batch, 1, 1, 1.0, job.since, noise),)
         return tuple(
-            ObservationRow(
-                *(o.gpus, o.nodes, o.batch, o.micro_batch, o.accumulation, NOISE_REPORTS),
-                *(o.step_time_s, o.batch / o.step_time_s, job.since, noise),
-            )
-            for o in seen
+            _observed(o.gpus, o.nodes, o.batch, o.micro_batch, o.accumulation, o.step_time_s, job.since, noise)
+            for o in job.reports.values()
         )
 
     def _curve(self, program: Program) -> TrueCurve:
@@ -155,3 +150,10 @@ class JobStates:
             job.reports[key] = Observation(job.gpus, job.nodes, job.batch, max(1, round(micro)), steps, seconds)
             job.model = fit(list(job.reports.values()))
             self.stale.add(job_id)
+
+
+def _observed(
+    gpus: int, nodes: int, batch: int, micro_batch: int, accumulation: int, step_s: float, last_at: float, noise: float
+) -> ObservationRow:
+    rate = batch / step_s
+    return ObservationRow(gpus, nodes, batch, micro_batch, accumulation, NOISE_REPORTS, step_s, rate, last_at, noise)
