@@ -226,12 +226,18 @@ class Settings:
     never run and asked for their GPUs per node, without a list of nodes, `--exclusive` or an array."""
 
     cooldown_grow_s: float = number(600.0, 0, 86400)
-    """Shortest time between a resize of a job and its next growth. A resize of its batch alone does not count. Ten
-    minutes keep the cost of a one-minute restart small."""
+    """Shortest time between a resize of a job and its next growth, where its pauses are long (see `cooldown_pauses`). A
+    resize of its batch alone does not count. Ten minutes keep the cost of a one-minute restart small."""
 
     cooldown_shrink_s: float = number(120.0, 0, 86400)
-    """Shortest time between a resize of a job and its next shrink for another elastic job. A resize of its batch alone
-    does not count. A shrink for a waiting ordinary job does not wait."""
+    """Shortest time between a resize of a job and its next shrink for another elastic job, where its pauses are long
+    (see `cooldown_pauses`). A resize of its batch alone does not count. A shrink for a waiting ordinary job does not
+    wait."""
+
+    cooldown_pauses: float = number(10.0, 0, 10000)
+    """A job's cooldowns last no longer than this many of its own pauses (their measured mean, or `assumed_pause_s`),
+    but a minute at least, or what the two settings above say where that is less. 10: a job that pauses for six seconds
+    or less may be resized again after a minute. 0: the full time, whatever a pause costs."""
 
     min_gain: float = number(0.05, 0, 10)
     """Least gain for which anything is moved, under any policy in relative gains of one job: 0.05 is as much as one job

@@ -29,6 +29,8 @@ from ..slurm.site import Site
 from ..text.reasons import Reason
 
 HOUR_S = 3600.0
+LEAST_COOLDOWN_S = 60.0
+"""Until the new size has been reported a few times."""
 CLOCK_S = 600.0
 """What lies further in the future was stored by a wrong clock: nobody waits for it."""
 NOISE_REPORTS = 3
@@ -368,6 +370,15 @@ def _rested(rest: _Rest, state: JobState, settings: Settings, now: float) -> _Re
     return replace(rest, may_grow=False, may_shrink=False, until=until, fresh_until=fresh)
 
 
+def cooldown_s(longest_s: float, pause_s: float | None, settings: Settings) -> float:
+    """How long a resize holds a job back: `cooldown_pauses` of its mean pauses (None: not measured), within
+    LEAST_COOLDOWN_S and `longest_s`. A pause of seconds is earned back in a minute, one of a minute is not."""
+    if not settings.cooldown_pauses:
+        return longest_s
+    pause = settings.assumed_pause_s if pause_s is None else pause_s
+    return min(longest_s, max(LEAST_COOLDOWN_S, settings.cooldown_pauses * pause))
+
+
 def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     """Apply the cooldowns and the time after a failure.
 
@@ -383,7 +394,10 @@ def _cooled(state: JobState, settings: Settings, now: float) -> _Rest:
     if last.state == ResizeState.DONE:
         if state.gave_in_vain or (last.reason in _NOT_ITS_CHOICE and not last.add):
             return _Rest()
-        grow, shrink = last.updated + settings.cooldown_grow_s, last.updated + settings.cooldown_shrink_s
+        grow, shrink = (
+            last.updated + cooldown_s(longest_s, state.pause_s, settings)
+            for longest_s in (settings.cooldown_grow_s, settings.cooldown_shrink_s)
+        )
         ahead = [t for t in (grow, shrink) if t > now]
         if not ahead:
             return _Rest()

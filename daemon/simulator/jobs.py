@@ -66,7 +66,7 @@ class SimulationSettings:
         )
         if self.cooldown_s is None:
             return found
-        return replace(found, cooldown_grow_s=self.cooldown_s, cooldown_shrink_s=self.cooldown_s)
+        return replace(found, cooldown_grow_s=self.cooldown_s, cooldown_shrink_s=self.cooldown_s, cooldown_pauses=0.0)
 
 
 @dataclass(eq=False)

@@ -60,8 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--interval", type=float, default=60.0, metavar="S", help=f"shortest time between decisions {shown}")
     add("--pause", type=float, default=30.0, metavar="S", help=f"pause of a resize {shown}")
     add("--grow-wait", type=float, default=0.0, metavar="S", help=f"until added GPUs can be used {shown}")
-    own = f"{Shipped.cooldown_grow_s:g} before it grows, {Shipped.cooldown_shrink_s:g} before it shrinks for another"
-    add("--cooldown", type=float, metavar="S", help=f"between resizes of a job (default: {own}, as selasticd)")
+    add("--cooldown", type=float, metavar="S", help="between resizes of a job (default: as selasticd, by the pause)")
     add("--horizon", type=float, default=Shipped.horizon_s, metavar="S", help=f"over which a move must pay {shown}")
     add("--start-smaller", action="store_true", help="a job that cannot start as asked starts at its smallest size")
     add("--drop", action="store_true", help="drop jobs that cannot start at once, instead of queueing them")
@@ -142,12 +141,18 @@ def _conditions(outcomes: list[Outcome], settings: SimulationSettings) -> list[s
     """What holds for every job."""
     from ...config.settings import Settings as Shipped
     from ...optimizer.policies import DEFAULT_POLICY
+    from ...planner.eligibility import cooldown_s
     from ...simulator.metrics import RECORDED
     from ...simulator.replay import most_held
 
     nodes = -(-settings.gpus // settings.gpus_per_node)
     if settings.cooldown_s is None:
-        cooldown = f"{Shipped.cooldown_grow_s:g} s before a grow, {Shipped.cooldown_shrink_s:g} s before a shrink"
+        shipped = Shipped()
+        grow, shrink = (
+            cooldown_s(longest_s, settings.pause_s, shipped)
+            for longest_s in (shipped.cooldown_grow_s, shipped.cooldown_shrink_s)
+        )
+        cooldown = f"{grow:g} s before a grow, {shrink:g} s before a shrink"
     else:
         cooldown = f"{settings.cooldown_s:g} s between resizes of a job"
     known = "curves learned from reports (--learned)" if settings.learned else "curves known exactly (no --learned)"

@@ -10,7 +10,7 @@ from store_records import resize_row
 
 from slurm_elastic.daemon.planner import JobState
 from slurm_elastic.daemon.planner.decide import decide
-from slurm_elastic.daemon.planner.eligibility import Remaining, remaining, weight_of
+from slurm_elastic.daemon.planner.eligibility import Remaining, cooldown_s, remaining, weight_of
 from slurm_elastic.daemon.text.reasons import Reason
 from slurm_elastic.db.rows import InUse
 from slurm_elastic.protocol.messages import Piece, Report, Resize
@@ -27,6 +27,21 @@ def test_cooldown_holds_growth_back_but_not_waiting_jobs() -> None:
     assert row(plan, 1).evidence["cooldown_until"] == NOW + 50
     world.cluster.wait(9, 3)
     assert row(world.plan(), 1).gpus_to == 4
+
+
+def test_a_cooldown_is_as_short_as_the_pauses_are() -> None:
+    """A job that pauses for a second grows again after a minute, one that pauses for half a minute after five; where
+    the site says so a pause counts for nothing, and no cooldown is longer than the site's."""
+    world = World(4)
+    world.settings = replace(SETTINGS, cooldown_grow_s=600.0, cooldown_pauses=10.0)
+    world.job(1, "n1 n2")
+    found = []
+    for pause_s, ago in ((1.0, 59), (1.0, 61), (30.0, 299), (30.0, 301), (None, 61), (90.0, 599), (90.0, 601)):
+        world.state(1, last=closed("done", NOW - ago), pause_s=pause_s)
+        found.append(row(world.plan(), 1).gpus_to > 8)
+    assert found == [False, True, False, True, True, False, True]
+    whole = replace(world.settings, cooldown_pauses=0.0)
+    assert (cooldown_s(600.0, 1.0, whole), cooldown_s(30.0, 1.0, world.settings)) == (600.0, 30.0)
 
 
 def test_nobody_waits_for_a_time_in_the_far_future() -> None:

@@ -11,6 +11,7 @@ import pytest
 from slurm_elastic.daemon.cli.commands import simulate as command
 from slurm_elastic.daemon.config import settings as daemon_settings
 from slurm_elastic.daemon.optimizer.policies import DEFAULT_POLICY
+from slurm_elastic.daemon.planner.eligibility import cooldown_s
 from slurm_elastic.daemon.simulator.jobs import SimulationSettings
 from slurm_elastic.daemon.simulator.measured import program
 from slurm_elastic.daemon.simulator.metrics import per_job
@@ -124,7 +125,7 @@ def test_what_happened_stands_beside_what_would_have(tmp_path: Path, capsys: pyt
     told = capsys.readouterr().out
     assert told.splitlines()[1].split()[:4] == ["recorded", "5", "00:00:08", "00:00:57"]
     assert "RECORDED JOBS HELD 3 GPUs AT ONCE, the cluster has 2" in told and "NO JOB IS ELASTIC" in told
-    own = DEFAULTS.cooldown_grow_s, DEFAULTS.cooldown_shrink_s
+    own = (cooldown_s(most, 30.0, DEFAULTS) for most in (DEFAULTS.cooldown_grow_s, DEFAULTS.cooldown_shrink_s))
     assert "{:g} s before a grow, {:g} s before a shrink".format(*own) in " ".join(told.split())
     assert "DROPPED" not in told and "INWINDOW" not in told
     assert recorded(read(OWN), SimulationSettings(4)) is None, "nobody wrote down when they started"
