@@ -1,23 +1,29 @@
-"""What one job may have, at which batch, what a move there costs, and what each choice is worth in the objective.
+"""What each job may have, at which batch, what a move there costs, and what each choice is worth in the objective.
 
 What a move costs is part of the objective: penalty = max(pause / horizon, 6 * sigma), so neither noise nor a gain
 that its own pause eats moves a job.
 
 Promise: a job that may not move has one choice, what it has; a size is listed once, with its best batch; a running
-job's larger sizes that were never measured are listed only where they pay for the move in nine cases of ten.
-Limit: one job at a time; whether others need its GPUs more is the solver's question.
+job's larger sizes that were never measured are listed only where they pay for the move in nine cases of ten. All jobs
+are computed at once, in arrays, and each gets what it would get alone.
+Limit: whether others need a job's GPUs more is the solver's question.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from .errors import PlanInputError
-from .job_view import JobView, check, nodes_at
-from .models import goodput
-from .policies import POLICIES, Policy
-from .solver.table import Choice
+import numpy as np
+
+from .grid import Grid, grid_of
+from .job_view import JobView, check
+from .models import configurations
+from .models.configurations import Configurations
+from .models.step_time import Array
+from .policies import Policy, policy_named
+from .solver.table import Columns
+from .speedups import speedups, uncertainties
 
 NOISE_FACTOR = 6.0
 """Standard deviations of a curve's noise that a move must gain: two curves are compared, and the best of many choices
@@ -28,112 +34,112 @@ QUANTILE = 1.2816
 """Standard deviations below the mean of the pessimistic (10 %) quantile that bounds exploration."""
 UNMEASURED_PENALTY = 0.5
 """What moving a running job is charged before anything was measured of it."""
-UNMEASURED = 0.85
-"""Exponent of the speedup assumed for a job that nothing is known of."""
-FASTEST = 1e100
-"""Most samples per second that are believed."""
-EVEN_SPREAD = 1e-4
-"""Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
+TOGETHER = 1 << 16
+"""Configurations computed at once: so many fit a processor's caches."""
 
 
-def choices(job: JobView, policy_name: str) -> list[Choice]:
-    """The choices of one job under a policy, each with its term in the objective."""
-    policy = POLICIES.get(policy_name)
-    if policy is None:
-        raise PlanInputError(f"policy '{policy_name}' is not known; accepted: {', '.join(POLICIES)}")
-    check(job)
-    if job.current_gpus > 0 and (job.frozen or policy.fixed_size):
-        progress = speedup_at(job, policy, job.current_gpus, nodes_at(job, job.current_gpus), job.current_batch)
-        return _terms(job, policy, [Choice(job.current_gpus, progress, job.current_batch, progress)])
-    sizes = _asked_for(job) if policy.fixed_size else job.choices
-    offered = [(gpus, nodes, _batches(job, policy, gpus)) for gpus, nodes in sizes]
-    points = [(gpus, nodes, batch) for gpus, nodes, batches in offered for batch in batches]
-    speeds, at, found, cost = speedups(job, policy, points), 0, list[Choice](), penalty(job)
-    for gpus, _, batches in offered:
-        if gpus == 0:
-            found.append(Choice(0, 0.0))
-        elif batches:
-            own_cost = penalty(job, gpus) if gpus in job.restart_sizes else cost
-            found.append(_best(job, gpus, batches, speeds[at : at + len(batches)], own_cost))
-            at += len(batches)
-    if not found:
-        raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
-    return _terms(job, policy, _explored(job, _worth_each_gpu(job, found)))
+def choices(jobs: Sequence[JobView], policy_name: str) -> list[Columns]:
+    """The choices of each job under a policy, each with its term in the objective."""
+    policy = policy_named(policy_name)
+    for job in jobs:
+        check(job)
+    grids = [grid_of(job, policy) for job in jobs]
+    return [own for first, end in _stretches(grids) for own in _listed(jobs[first:end], grids[first:end], policy)]
 
 
-def _asked_for(job: JobView) -> tuple[tuple[int, int], ...]:
-    """What a job that starts may have without elasticity: nothing if it may wait, else what it asked for."""
-    asked = tuple(c for c in job.choices if c[0] in (0, job.reference_gpus))
-    return asked if any(k for k, _ in asked) else job.choices
+def _stretches(grids: Sequence[Grid]) -> Iterator[tuple[int, int]]:
+    """From the first to behind the last of the jobs that are computed at once."""
+    first = total = 0
+    for j, grid in enumerate(grids):
+        total += len(grid.at.batch)
+        if total >= TOGETHER or j == len(grids) - 1:
+            yield first, j + 1
+            first, total = j + 1, 0
 
 
-def _batches(job: JobView, policy: Policy, gpus: int) -> tuple[int, ...]:
-    """The batches to consider at one size: the feasible ones, and the present one."""
-    if gpus == 0:
-        return ()
-    batches = job.batches(gpus)
-    if policy.fixed_batch:
-        batches = goodput.nearest(batches, job.reference_batch)
-    if gpus == job.current_gpus and job.current_batch > 0 and job.current_batch not in batches:
-        return (*batches, job.current_batch)
-    return batches
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sizes:
+    """The sizes of some jobs, each at its best batch: an array with a place for each, but where it says other."""
+
+    job: Array
+    gpus: Array
+    nodes: Array
+    starts: Array
+    """Where each job's begin."""
+    current: Array
+    """Of each job, GPUs that it has."""
+    now: Array
+    """Of each job, the place of the size that it has; -1: none is."""
+    costs: Array
+    """The share of its progress that a move there must bring."""
+    speedup: Array
+    progress: Array
+    """The speedup, less what a move there costs."""
+    batch: Array
+    present: Array
+    """Of each job, the speedup at the size and the batch that it has; nan: that is not among them."""
 
 
-def speedup_at(job: JobView, policy: Policy, gpus: int, nodes: int, batch: int) -> float:
-    """Progress per second relative to one GPU at the reference batch."""
-    return speedups(job, policy, [(gpus, nodes, batch)])[0]
+def _listed(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> list[Columns]:
+    sizes = _at_best_batches(jobs, grids, policy)
+    kept = _worth_each_gpu(jobs, sizes)
+    kept &= _explored(jobs, grids, sizes)
+    columns = np.stack([sizes.gpus, _terms(jobs, grids, policy, sizes, kept), sizes.batch, sizes.speedup])[:, kept]
+    ends = configurations.ends_of(np.add.reduceat(kept, sizes.starts, dtype=np.int64)).tolist()
+    present = sizes.present.tolist()
+    return [Columns(columns[:, ends[j] : ends[j + 1]].copy(), present[j]) for j in range(len(jobs))]
 
 
-def speedups(job: JobView, policy: Policy, points: Sequence[tuple[int, int, int]]) -> list[float]:
-    """Progress per second at each (GPUs, nodes, batch), relative to one GPU at the reference batch.
-
-    Not to the size that the job started with: a sum of such speedups would give of two equal jobs the one more that
-    happened to begin smaller.
-    """
-    if job.model is None:
-        return [math.pow(gpus, UNMEASURED) for gpus, _, _ in points]
-    reference = job.model.throughput(1, 1, job.reference_batch)
-    speeds = job.model.throughputs(points)
-    if points and not (0 < reference <= FASTEST and min(speeds) > 0 and sum(speeds) <= FASTEST):
-        _check_speeds(job, points, speeds, reference)
-    if not (job.quality if policy.efficiency is None else policy.efficiency):
-        return [speed / reference for speed in speeds]
-    worth = {b: goodput.efficiency(b, job.reference_batch, job.noise_scale) for b in {p[2] for p in points}}
-    return [speed / reference * worth[point[2]] for speed, point in zip(speeds, points, strict=True)]
-
-
-def _check_speeds(
-    job: JobView, points: Sequence[tuple[int, int, int]], speeds: Sequence[float], reference: float
-) -> None:
-    at = (1, 1, job.reference_batch)
-    for (gpus, nodes, batch), speed in zip([*points, at], [*speeds, reference], strict=True):
-        if not 0 < speed <= FASTEST:
-            where = f"at {gpus} GPUs on {nodes} nodes, batch {batch}"
-            raise PlanInputError(f"job {job.label}: {speed} samples/s {where}; accepted: above 0, up to {FASTEST:.0e}")
+def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> _Sizes:
+    """Every size at its best batch; at the size that a job has, another batch has to be worth its change."""
+    each = [grid.at for grid in grids]
+    at = configurations.together(each)
+    speeds = speedups(jobs, policy, each, at)
+    best = _best(speeds, at)
+    gpus = np.concatenate([grid.gpus for grid in grids])
+    speedup, batch, costs = speeds[best], at.batch[best], _costs(jobs, gpus, at)
+    progress = speedup * (1.0 - costs)
+    here, has = np.array([(grid.current, grid.present) for grid in grids]).T
+    now, kept = np.where(here >= 0, here + at.sizes[:-1], -1), has + at.first_batch[:-1]
+    progress[now[here >= 0]] = speedup[now[here >= 0]]
+    stays = np.where(has >= 0, speeds[kept], np.nan)
+    changed = speedup[now] * (1.0 - np.maximum(BATCH_GAIN, NOISE_FACTOR * np.array([_sigma(job) for job in jobs])))
+    same = (has >= 0) & ((best[now] == kept) | ~(changed > stays))
+    other = (has >= 0) & ~same
+    progress[now[same]] = speedup[now[same]] = stays[same]
+    batch[now[same]] = at.batch[kept[same]]
+    progress[now[other]] = changed[other]
+    nothing = gpus == 0
+    speedup[nothing] = progress[nothing] = batch[nothing] = 0.0
+    current = np.array([job.current_gpus for job in jobs])
+    return _Sizes(at.job_of_size, gpus, at.nodes, at.sizes[:-1], current, now, costs, speedup, progress, batch, stays)
 
 
-def _best(job: JobView, gpus: int, batches: Sequence[int], speeds: Sequence[float], cost: float) -> Choice:
-    """The best batch at one size, or the current one while no other is worth its change; valued less its cost."""
-    speedup, negated = max(zip(speeds, [-b for b in batches], strict=True))
-    batch = -negated
-    if gpus != job.current_gpus:
-        return Choice(gpus, speedup * (1.0 - cost), batch, speedup)
-    if batch == job.current_batch or job.current_batch <= 0:
-        return Choice(gpus, speedup, batch, speedup)
-    kept = speeds[batches.index(job.current_batch)]
-    changed = speedup * (1.0 - max(BATCH_GAIN, NOISE_FACTOR * _sigma(job)))
-    if changed > kept:
-        return Choice(gpus, changed, batch, speedup)
-    return Choice(gpus, kept, job.current_batch, kept)
+def _best(speeds: Array, at: Configurations) -> Array:
+    """Of each size the place of its fastest batch, the smallest of equals."""
+    fastest = np.maximum.reduceat(speeds, at.batches[:-1])
+    found = (speeds == fastest[at.size_of_batch]).nonzero()[0]
+    return found[found.searchsorted(at.batches[:-1])]
 
 
-def penalty(job: JobView, gpus: int = 0) -> float:
-    """Share of its progress that a move of this job (to this size) must bring to be worth it; 0 for one that waits."""
+def _costs(jobs: Sequence[JobView], gpus: Array, at: Configurations) -> Array:
+    """What a move to each size costs."""
+    costs = np.array([penalty(job) for job in jobs])[at.job_of_size]
+    for j, job in enumerate(jobs):
+        if job.restart_sizes and job.current_gpus:
+            own = slice(at.sizes[j], at.sizes[j + 1])
+            restart = np.isin(gpus[own], list(job.restart_sizes))
+            costs[own][restart] = penalty(job, restart=True)
+    return costs
+
+
+def penalty(job: JobView, restart: bool = False) -> float:
+    """Share of its progress that a move of this job must bring to be worth it; 0 for one that waits."""
     if job.current_gpus == 0:
         return 0.0
     if job.model is None:
         return UNMEASURED_PENALTY
-    pause = job.restart_pause_s if gpus in job.restart_sizes else job.pause_s
+    pause = job.restart_pause_s if restart else job.pause_s
     return min(0.95, max(pause / job.horizon_s, NOISE_FACTOR * _sigma(job)))
 
 
@@ -143,46 +149,63 @@ def _sigma(job: JobView) -> float:
     return job.model.jitter if job.model is not None else 0.0
 
 
-def _explored(job: JobView, found: list[Choice]) -> list[Choice]:
+def _explored(jobs: Sequence[JobView], grids: Sequence[Grid], sizes: _Sizes) -> Array:
     """Without the larger sizes, never measured, that in one case of ten would not even pay for the move there."""
-    if job.current_gpus == 0:
-        return found
-    if job.model is None:  # never grown blindly; smaller only where somebody needs it
-        return [choice for choice in found if choice.gpus <= job.current_gpus] or found
-    now = next((choice for choice in found if choice.gpus == job.current_gpus), None)
-    if now is None:
-        return found
-    known = job.model.sizes_seen
-    guessed = [choice.gpus for choice in found if choice.gpus > now.gpus and choice.gpus not in known]
-    nodes, kept = dict(job.choices), 1.0 - penalty(job)
-    doubts = job.model.uncertainties([(k, max(1, nodes[k])) for k in guessed])
-    restarted = {k: 1.0 - penalty(job, k) for k in job.restart_sizes}
-    least = {
-        k: now.speedup / (math.exp(-QUANTILE * doubt) * restarted.get(k, kept))
-        for k, doubt in zip(guessed, doubts, strict=True)
-    }
-    return [choice for choice in found if choice.speedup >= least.get(choice.gpus, 0.0)]
-
-
-def _worth_each_gpu(job: JobView, found: list[Choice]) -> list[Choice]:
-    """Without the larger sizes whose further GPUs each bring too little, against the size before them that is left."""
-    if job.least_per_gpu <= 0.0 or job.current_gpus == 0:
-        return found
-    kept = list[Choice]()
-    least = job.least_per_gpu * max((choice.speedup / choice.gpus for choice in found if choice.gpus), default=0.0)
-    for choice in found:
-        more = choice.gpus - kept[-1].gpus if kept else 0
-        if choice.gpus <= job.current_gpus or not kept or choice.speedup - kept[-1].speedup >= least * more:
-            kept.append(choice)
+    kept = np.ones(len(sizes.gpus), dtype=bool)
+    larger = (sizes.current[sizes.job] > 0) & (sizes.gpus > sizes.current[sizes.job])
+    if not larger.any():
+        return kept
+    unmeasured = np.array([job.model is None for job in jobs])
+    if unmeasured.any():  # never grown blindly; smaller only where somebody needs it
+        others = np.logical_or.reduceat(~larger, sizes.starts)
+        kept = ~(larger & (unmeasured & others)[sizes.job])
+    larger &= (~unmeasured & (sizes.now >= 0))[sizes.job]
+    larger[_measured(jobs, grids, sizes)] = False
+    guessed = larger.nonzero()[0]
+    if len(guessed):
+        of_job = sizes.job[guessed]
+        asked, counts = np.unique(of_job, return_counts=True)
+        doubts = uncertainties([jobs[j] for j in asked.tolist()], sizes.gpus[guessed], sizes.nodes[guessed], counts)
+        least = sizes.speedup[sizes.now[of_job]] / (np.exp(-QUANTILE * doubts) * (1.0 - sizes.costs[guessed]))
+        kept[guessed] = sizes.speedup[guessed] >= least
     return kept
 
 
-def _terms(job: JobView, policy: Policy, found: list[Choice]) -> list[Choice]:
-    """The same choices with their terms in the objective as values, ties broken towards an even spread."""
-    floor = policy.least_progress * min((choice.value for choice in found if choice.gpus), default=1.0)
-    progress = list[float]()
-    for choice in found:
-        even = 1.0 - EVEN_SPREAD * math.log2(choice.gpus) if choice.gpus > 1 else 1.0
-        progress.append(max(choice.value * even, floor))
-    utilities = policy.utilities(progress)
-    return [Choice(o.gpus, job.weight * u, o.batch, o.speedup) for o, u in zip(found, utilities, strict=True)]
+def _measured(jobs: Sequence[JobView], grids: Sequence[Grid], sizes: _Sizes) -> list[int]:
+    """The places of the sizes at which their jobs were measured."""
+    found = list[int]()
+    for job, grid, start in zip(jobs, grids, sizes.starts.tolist(), strict=True):
+        if job.model is not None and len(grid.gpus) > 1:
+            seen, places = job.model.sizes_seen, grid.places
+            if len(seen) < len(places):
+                found += [start + places[k] for k in seen if k in places]
+            else:
+                found += [start + place for k, place in places.items() if k in seen]
+    return found
+
+
+def _worth_each_gpu(jobs: Sequence[JobView], sizes: _Sizes) -> Array:
+    """Without the larger sizes whose further GPUs each bring too little, against the size before them that is left."""
+    kept, ends = np.ones(len(sizes.gpus), dtype=bool), [*sizes.starts.tolist(), len(sizes.gpus)]
+    for j, job in enumerate(jobs):
+        if job.least_per_gpu <= 0.0 or job.current_gpus == 0:
+            continue
+        place = slice(ends[j], ends[j + 1])
+        own = list(zip(sizes.gpus[place].tolist(), sizes.speedup[place].tolist(), strict=True))
+        least, before = job.least_per_gpu * max((s / k for k, s in own if k), default=0.0), own[0]
+        for i, (gpus, speedup) in enumerate(own):
+            if i == 0 or gpus <= job.current_gpus or speedup - before[1] >= least * (gpus - before[0]):
+                before = gpus, speedup
+            else:
+                kept[ends[j] + i] = False
+    return kept
+
+
+def _terms(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy, sizes: _Sizes, kept: Array) -> Array:
+    """The term of each size in the objective, ties broken towards an even spread."""
+    smallest = np.minimum.reduceat(np.where(kept & (sizes.gpus > 0), sizes.progress, np.inf), sizes.starts)
+    floor = policy.least_progress * np.where(smallest < np.inf, smallest, 1.0)
+    even = sizes.progress * np.concatenate([grid.evenness for grid in grids])
+    weight = np.array([job.weight for job in jobs])
+    with np.errstate(over="ignore"):  # the solver refuses what is not finite, by its job
+        return weight[sizes.job] * np.asarray(policy.utilities(np.maximum(even, floor[sizes.job])))

@@ -69,14 +69,21 @@ class JobView:
 
 def check(job: JobView) -> None:
     """Refuse what no plan can be made from, naming the job and the value."""
-    numbers = {"weight": job.weight, "pause": job.pause_s, "horizon": job.horizon_s, "sigma": job.sigma or 0.0}
-    for name, value in numbers.items():
-        if not math.isfinite(value) or value < 0 or (name in ("weight", "horizon") and value == 0):
-            raise PlanInputError(f"job {job.label}: {name} {value} is not a positive number")
+    sigma, inf = job.sigma or 0.0, math.inf
+    usual = 0 < job.weight < inf and 0 <= job.pause_s < inf and 0 < job.horizon_s < inf and 0 <= sigma < inf
+    if not (usual and 0 <= job.restart_pause_s < inf):
+        _refuse(job)
     if not job.choices and not job.current_gpus:
         raise PlanInputError(f"job {job.label} has no feasible size")
     if job.reference_gpus < 1 or job.reference_batch < 1:
         raise PlanInputError(f"job {job.label}: reference {job.reference_gpus} GPUs at batch {job.reference_batch}")
+
+
+def _refuse(job: JobView) -> None:
+    numbers = {"weight": job.weight, "pause": job.pause_s, "horizon": job.horizon_s, "sigma": job.sigma or 0.0}
+    for name, value in {**numbers, "pause of a restart": job.restart_pause_s}.items():
+        if not math.isfinite(value) or value < 0 or (name in ("weight", "horizon") and value == 0):
+            raise PlanInputError(f"job {job.label}: {name} {value} is not a positive number")
 
 
 def nodes_at(job: JobView, gpus: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import fsum
 
 from .choices import choices
@@ -21,9 +22,9 @@ from .job_view import JobView
 from .policies import DEFAULT_POLICY, POLICIES
 from .problem import Planner, Problem, checked
 from .solver.crossing_limits import Limited, solve_limited
-from .solver.knapsack import Solution, solve
+from .solver.knapsack import Solution, solve, value_at
 from .solver.nested_caps import Cap
-from .solver.table import Choice, Memo
+from .solver.table import Columns
 from .targets import PoolPlan, explained
 
 
@@ -33,26 +34,18 @@ class Cache:
 
     room: int = 1 << 12
     """Lists of choices that are kept though no plan asks for them: jobs come back to what they had."""
-    made: dict[object, tuple[object, list[Choice]]] = field(default_factory=dict)
+    made: dict[object, tuple[object, JobView, Columns]] = field(default_factory=dict)
     """By what they were made from, which stands beside them."""
-    old: dict[object, tuple[object, list[Choice]]] = field(default_factory=dict)
+    old: dict[object, tuple[object, JobView, Columns]] = field(default_factory=dict)
     """What was made before there was no more room; what is not asked for until that happens again is forgotten."""
-    views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
-    old_views: dict[int, tuple[str, JobView, list[Choice]]] = field(default_factory=dict)
-    lists: Memo = field(default_factory=dict)
-    """What the solver read of the lists of choices."""
-    present: dict[tuple[int, str], float] = field(default_factory=dict)
-    """The speedups at what jobs have, by the identity of the views that are kept, and policy."""
+    views: dict[int, tuple[str, JobView, Columns]] = field(default_factory=dict)
+    old_views: dict[int, tuple[str, JobView, Columns]] = field(default_factory=dict)
 
     def turn(self) -> None:
         """Begin another round of plans: forget, once there is no more room, what was not asked for since last time."""
-        if max(len(self.made), len(self.views)) <= self.room:
-            return
-        kept = {id(found) for _, found in self.made.values()} | {id(found) for _, _, found in self.views.values()}
-        self.old, self.made = self.made, {}
-        self.old_views, self.views = self.views, {}
-        self.lists = {key: made for key, made in self.lists.items() if key in kept}
-        self.present = {key: speedup for key, speedup in self.present.items() if key[0] in self.old_views}
+        if max(len(self.made), len(self.views)) > self.room:
+            self.old, self.made = self.made, {}
+            self.old_views, self.views = self.views, {}
 
 
 def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, cache: Cache | None = None) -> PoolPlan:
@@ -60,11 +53,10 @@ def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, c
 
     Of equal plans the one that gives more to the jobs that come first (the older ones) is preferred.
     """
-    made = [choices_of(job, policy, cache) for job in jobs]
+    made = choices_of(jobs, policy, cache)
     if POLICIES[policy].planner is not None:
         return plan_pools([jobs], [capacity], (), policy, cache)[0]
-    found = solve(made, capacity, [job.label for job in jobs], memo=cache.lists if cache else None)
-    return explained(jobs, made, found, capacity, policy, cache.present if cache else None)
+    return explained(jobs, made, solve(made, capacity, [job.label for job in jobs]), capacity, policy)
 
 
 Solver = Callable[[Sequence[Sequence[JobView]], Sequence[int], Sequence[Cap], str, Cache | None], list[PoolPlan]]
@@ -83,9 +75,9 @@ def plan_pools(
     Of a policy with a planner, that planner's. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input,
     PolicyFailed where a policy that is not ours gives no plan.
     """
-    made = [[choices_of(job, policy, cache) for job in jobs] for jobs in pools]
-    labels = [job.label for jobs in pools for job in jobs]
-    found = solve_limited(made, capacities, caps, labels, cache.lists if cache else None)
+    every = iter(choices_of([job for jobs in pools for job in jobs], policy, cache))
+    made = [list(islice(every, len(jobs))) for jobs in pools]
+    found = solve_limited(made, capacities, caps, [job.label for jobs in pools for job in jobs])
     planner = POLICIES[policy].planner
     solutions = found.solutions
     if planner is not None and any(len(row) > 1 for rows in made for row in rows):
@@ -93,7 +85,7 @@ def plan_pools(
     limits = [caps[c] for c in found.binding if caps[c].label]
     out, first = list[PoolPlan](), 0
     for g, (jobs, options, k) in enumerate(zip(pools, made, capacities, strict=True)):
-        planned = explained(jobs, options, solutions[g], k, policy, cache.present if cache else None)
+        planned = explained(jobs, options, solutions[g], k, policy)
         if limits:
             targets = list(planned.targets)
             unlimited, limited = found.unlimited[g].choice, found.solutions[g].choice
@@ -110,7 +102,7 @@ def plan_pools(
 def _planned(
     planner: Planner,
     pools: Sequence[Sequence[JobView]],
-    made: Sequence[Sequence[Sequence[Choice]]],
+    made: Sequence[Sequence[Columns]],
     capacities: Sequence[int],
     caps: Sequence[Cap],
     found: Limited,
@@ -119,7 +111,7 @@ def _planned(
     jobs = [job for own in pools for job in own]
     problem = Problem(
         labels=[job.label for job in jobs],
-        choices=[row for rows in made for row in rows],
+        choices=[list(row) for rows in made for row in rows],
         present=[job.current_gpus for job in jobs],
         pools=[g for g, own in enumerate(pools) for _ in own],
         capacities=capacities,
@@ -130,7 +122,7 @@ def _planned(
     chosen, out, first = checked(problem, planner(problem)), list[Solution](), 0
     for rows, exact in zip(made, found.solutions, strict=True):
         choice = tuple(chosen[first : first + len(rows)])
-        value = fsum(row[i].value for row, i in zip(rows, choice, strict=True))
+        value = fsum([value_at(row, i) for row, i in zip(rows, choice, strict=True)])
         out.append(replace(exact, choice=choice, value=value, gap=max(0.0, exact.value + exact.gap - value)))
         first += len(rows)
     return out
@@ -138,28 +130,41 @@ def _planned(
 
 def value_of_staying(job: JobView, policy: str, cache: Cache | None = None) -> float:
     """The term of a job that has one choice."""
-    (choice,) = choices_of(job, policy, cache)
-    return choice.value
+    (own,) = choices_of([job], policy, cache)
+    return value_at(own, 0)
 
 
-def choices_of(job: JobView, policy: str, cache: Cache | None = None) -> list[Choice]:
-    """The choices of one job, with their terms in the objective."""
+def choices_of(jobs: Sequence[JobView], policy: str, cache: Cache | None = None) -> list[Columns]:
+    """The choices of each job, with their terms in the objective: those that are not known yet made all at once."""
     if cache is None:
-        return choices(job, policy)
-    held = cache.views.get(id(job)) or cache.old_views.get(id(job))
-    if held is not None and held[0] == policy:
-        cache.views[id(job)] = held
-        return held[2]
-    key = (
-        policy, job.model, job.choices, job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
+        return choices(jobs, policy)
+    found, lacking = list[Columns | None](), dict[object, list[int]]()
+    for j, job in enumerate(jobs):
+        held = cache.views.get(id(job)) or cache.old_views.get(id(job))
+        if held is None or held[0] != policy:
+            key = _made_from(job, policy)
+            known = cache.made.get(key) or cache.old.get(key)
+            if known is None:
+                lacking.setdefault(key, []).append(j)
+                found.append(None)
+                continue
+            cache.made[known[0]] = known
+            held = policy, job, known[2]
+        cache.views[id(job)] = held  # the view is kept, so that its identity stays its own
+        found.append(held[2])
+    made = choices([jobs[alike[0]] for alike in lacking.values()], policy)
+    for (key, alike), own in zip(lacking.items(), made, strict=True):
+        cache.made[key] = key, jobs[alike[0]], own
+        for j in alike:
+            cache.views[id(jobs[j])] = policy, jobs[j], own
+            found[j] = own
+    return [own for own in found if own is not None]
+
+
+def _made_from(job: JobView, policy: str) -> object:
+    """What a job's choices depend on. Sizes by their identity: jobs alike share them, and they are long."""
+    return (
+        policy, job.model, id(job.choices), job.batches, job.current_gpus, job.current_batch, job.reference_gpus,
         job.reference_batch, job.weight, job.pause_s, job.horizon_s, job.frozen, job.sigma, job.noise_scale,
-        job.restart_sizes, job.restart_pause_s, job.quality,
+        job.restart_sizes, job.restart_pause_s, job.quality, job.least_per_gpu,
     )  # fmt: skip
-    known = cache.made.get(key)
-    if known is None:
-        known = cache.old.get(key)
-        if known is None:
-            known = key, choices(job, policy)
-        cache.made[known[0]] = known
-    cache.views[id(job)] = policy, job, known[1]  # the view is kept, so that its identity stays its own
-    return known[1]

@@ -9,13 +9,16 @@ jobs together needs a planner.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .errors import PlanInputError
 
 if TYPE_CHECKING:
     from .problem import Planner
+
+Array = Any
 
 DEFAULT_POLICY = "auto"
 """A job that trains a fixed number of epochs ends when its samples are done, and its request says which batches its
@@ -46,7 +49,7 @@ class Policy:
     planner: Planner | None = None
     """Picks one choice for each job, with the exact plan before it; None: the exact plan is the plan."""
 
-    def utilities(self, progress: Sequence[float]) -> list[float]:
+    def utilities(self, progress: Sequence[float]) -> Sequence[float]:
         """The utility of each. Raises PolicyFailed where the policy is not ours and does not give it."""
         return [self.utility(one) for one in progress]
 
@@ -54,37 +57,57 @@ class Policy:
         """Called before each round's plan, for policies that may take a limited time in it."""
 
 
-def _sum(progress: float) -> float:
+class _BuiltIn(Policy):
+    """One whose utility takes an array, too: of all choices of all jobs."""
+
+    def utilities(self, progress: Array) -> Array:
+        return self.utility(progress)
+
+
+def _log(progress: Array) -> Array:
+    import numpy as np  # now: every command reads the list of policies, and few plan
+
+    return np.log(progress)
+
+
+def _sum(progress: Array) -> Array:
     return progress
 
 
-def _harmonic(progress: float) -> float:
+def _harmonic(progress: Array) -> Array:
     return -1.0 / progress
 
 
 POLICIES: dict[str, Policy] = {
-    "auto": Policy(
+    "auto": _BuiltIn(
         "sum of the logarithms of each job's own progress: goodput until a quality is reached, else throughput",
-        math.log, IDLE_SHARE, relative=True, efficiency=None,
+        _log, IDLE_SHARE, relative=True, efficiency=None,
     ),
-    "throughput": Policy("sum of speedups, the batch as large as its range pays: the paper's objective", _sum),
-    "goodput": Policy(
+    "throughput": _BuiltIn("sum of speedups, the batch as large as its range pays: the paper's objective", _sum),
+    "goodput": _BuiltIn(
         "sum of speedups counted in goodput (throughput x statistical efficiency)", _sum, efficiency=True
     ),
-    "log-throughput": Policy(
+    "log-throughput": _BuiltIn(
         "sum of the logarithms of speedups: proportional fairness, any accepted batch as good as another",
-        math.log, IDLE_SHARE, relative=True,
+        _log, IDLE_SHARE, relative=True,
     ),
-    "log-goodput": Policy(
-        "sum of the logarithms of goodput: proportional fairness", math.log, IDLE_SHARE, relative=True, efficiency=True
+    "log-goodput": _BuiltIn(
+        "sum of the logarithms of goodput: proportional fairness", _log, IDLE_SHARE, relative=True, efficiency=True
     ),
-    "harmonic": Policy(
+    "harmonic": _BuiltIn(
         "minus the sum of 1 / goodput: time per unit of progress", _harmonic, IDLE_SHARE, efficiency=True
     ),
-    "fixed-batch": Policy(
+    "fixed-batch": _BuiltIn(
         "sum of speedups with every job's batch held at its reference: the paper's baseline", _sum, fixed_batch=True
     ),
-    "static": Policy(
+    "static": _BuiltIn(
         "every job keeps the size it asked for: what Slurm does by itself", _sum, fixed_batch=True, fixed_size=True
     ),
 }  # fmt: skip
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name. Raises PlanInputError listing those there are."""
+    if name not in POLICIES:
+        raise PlanInputError(f"policy '{name}' is not known; accepted: {', '.join(POLICIES)}")
+    return POLICIES[name]

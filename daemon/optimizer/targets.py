@@ -6,16 +6,17 @@ Limit: a reason says what the allocation as a whole did (took, gave, made room),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.protocol.records import record
 
-from .choices import speedup_at
 from .job_view import JobView, nodes_at
 from .policies import POLICIES
 from .solver.knapsack import Solution
-from .solver.table import Choice
+from .solver.table import Choice, Columns
+from .speedups import speedups_of
 
 
 @record(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Target:
     """Relative change of progress against the current allocation; for a job that starts, its speedup."""
     reason: str
     """A code of daemon/text/reasons.py, or "start" / "keep_frozen"."""
-    offered: Sequence[Choice] = ()
+    offered: Columns
     """All its sizes."""
     price: float = 0.0
     """The plan's price of a GPU."""
@@ -59,19 +60,12 @@ class PoolPlan:
 
 
 def explained(
-    jobs: Sequence[JobView],
-    options: Sequence[list[Choice]],
-    solution: Solution,
-    capacity: int,
-    policy: str,
-    present: dict[tuple[int, str], float] | None = None,
+    jobs: Sequence[JobView], options: Sequence[Columns], solution: Solution, capacity: int, policy: str
 ) -> PoolPlan:
-    """Targets with their reasons from a solved allocation. `present`: speedups at what jobs have, kept by the identity
-    of jobs that are kept, too."""
-    present = {} if present is None else present
+    """Targets with their reasons from a solved allocation."""
     chosen = [own[i] for own, i in zip(options, solution.choice, strict=True)]
-    used = sum(job.current_gpus for job in jobs)
-    grown = sum(max(0, choice.gpus - job.current_gpus) for job, choice in zip(jobs, chosen, strict=True))
+    used = sum([job.current_gpus for job in jobs])
+    grown = sum([max(0, choice.gpus - job.current_gpus) for job, choice in zip(jobs, chosen, strict=True)])
     starts = any(job.current_gpus == 0 < choice.gpus for job, choice in zip(jobs, chosen, strict=True))
     shrink = "shrink_capacity" if used > capacity else "shrink_for_elastic" if starts else "shrink_share"
     grow = "grow_idle" if grown <= capacity - used else "grow_share"
@@ -83,7 +77,7 @@ def explained(
                 gpus=choice.gpus,
                 batch=choice.batch,
                 value=choice.value,
-                progress_change=_progress_change(job, choice, policy, present),
+                progress_change=_progress_change(job, choice, own.present, policy),
                 reason=_reason(job, choice, grow, shrink),
                 offered=own,
                 price=solution.price,
@@ -93,18 +87,15 @@ def explained(
     return PoolPlan(tuple(targets), solution.value, solution.bound)
 
 
-def _progress_change(job: JobView, choice: Choice, policy: str, present: dict[tuple[int, str], float]) -> float:
+def _progress_change(job: JobView, choice: Choice, present: float, policy: str) -> float:
     if job.current_gpus == 0:
         return choice.speedup
     if (choice.gpus, choice.batch) == (job.current_gpus, job.current_batch):
         return 0.0
-    nodes = nodes_at(job, job.current_gpus)
-    if job.current_batch < 1:  # what it has depends on the choice
-        return choice.speedup / speedup_at(job, POLICIES[policy], job.current_gpus, nodes, choice.batch) - 1.0
-    now = present.get((id(job), policy))
-    if now is None:
-        now = present[id(job), policy] = speedup_at(job, POLICIES[policy], job.current_gpus, nodes, job.current_batch)
-    return choice.speedup / now - 1.0
+    if math.isnan(present):  # it has to move, or what it has depends on the choice
+        nodes, batch = nodes_at(job, job.current_gpus), job.current_batch if job.current_batch > 0 else choice.batch
+        (present,) = speedups_of(job, POLICIES[policy], [(job.current_gpus, nodes, batch)])
+    return choice.speedup / present - 1.0
 
 
 def _reason(job: JobView, choice: Choice, grow: str, shrink: str) -> str:

@@ -402,9 +402,9 @@ def _value_of_staying(policy: str, cache: Cache, m: Member, target: Target) -> f
     size, batch = m.view.current_gpus, m.view.current_batch
     if target.gpus == size and target.batch == batch and not m.forced:
         return target.value
-    for choice in target.offered if not m.forced else ():
-        if choice.gpus == size and choice.batch == batch:
-            return choice.value
+    offered = None if m.forced else target.offered.of_size(size)
+    if offered is not None and offered.batch == batch:
+        return offered.value
     return value_of_staying(m.staying, policy, cache)
 
 

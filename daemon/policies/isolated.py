@@ -53,7 +53,7 @@ class Remote:
 
     def utilities(self, progress: Sequence[float]) -> list[float]:
         """The utility of each."""
-        values = list(self._ask("utilities", list(progress)))
+        values = list(self._ask("utilities", [float(one) for one in progress]))
         for at, value in zip(progress, values, strict=True):
             if not isfinite(value):
                 raise self._failed(f"gave utility {value} of progress {at:g}; accepted: finite numbers")

@@ -20,11 +20,12 @@ from ..mechanisms import registry
 from ..mechanisms.base import WantedSize
 from ..models import cache
 from ..models.priors import Known
-from ..optimizer.choices import QUANTILE, speedups
+from ..optimizer.choices import QUANTILE
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
 from ..optimizer.models.throughput import ThroughputModel, fit
 from ..optimizer.policies import POLICIES
+from ..optimizer.speedups import speedups_of
 from ..planner.eligibility import RunningJob, batches, remaining, trusted_noise
 from ..reports.predict import PredictedSize
 
@@ -107,7 +108,7 @@ def _best_batches(measured: Measured, model: ThroughputModel, nodes: Mapping[int
             offered = goodput.guarded(offered, measured.reference_batch, noise, request.guard / 100)
         if policy.fixed_batch:
             offered = goodput.nearest(offered, measured.reference_batch)
-        progress = speedups(view, policy, [(size, count, batch) for batch in offered])
+        progress = speedups_of(view, policy, [(size, count, batch) for batch in offered])
         found[size] = -max(zip(progress, [-batch for batch in offered], strict=True))[1]
     return found
 

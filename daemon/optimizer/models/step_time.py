@@ -73,11 +73,20 @@ def _compute_and_sync(terms: Array | Sequence[Number]) -> tuple[Number, Number]:
     return terms[0] + terms[1], terms[2] + terms[3] + terms[4] + terms[5]
 
 
+def sync_time(p: Sequence[Number], gpus: Number, nodes: Number) -> Number:
+    """S."""
+    factors = _factors(gpus, nodes, 0.0)
+    return p[2] * factors[2] + p[3] * factors[3] + p[4] * factors[4] + p[5] * factors[5]
+
+
+def overlapped(compute: Number, sync_power: Number, gamma: Number, accumulation: Number) -> Number:
+    """T, from G and S^gamma."""
+    return (accumulation - 1) * compute + (compute**gamma + sync_power) ** (1 / gamma)
+
+
 def step_time(p: Parameters, gpus: Number, nodes: Number, micro: Number, accumulation: Number) -> Number:
     """Time of one optimizer step of `accumulation` micro batches."""
-    terms = [time * factor for time, factor in zip(p, _factors(gpus, nodes, micro), strict=False)]
-    compute, sync = _compute_and_sync(terms)
-    return (accumulation - 1) * compute + (compute**p.gamma + sync**p.gamma) ** (1 / p.gamma)
+    return overlapped(p.alpha_c + p.beta_c * micro, sync_time(p, gpus, nodes) ** p.gamma, p.gamma, accumulation)
 
 
 def log_step_time(p: Array, factors: Array, accumulation: Number) -> tuple[Array, Array]:

@@ -12,21 +12,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from ..errors import PlanInputError
 from . import fit as map_fit
+from .configurations import Configurations, of_points
 from .observation import Observation, check_size, checked
 from .prior import Prior, precision
 from .shipped_prior import DEFAULT
-from .step_time import Array, Parameters, factor_array, log_step_time, parameters, step_time
+from .step_time import (
+    Array,
+    N,
+    Parameters,
+    factor_array,
+    log_step_time,
+    overlapped,
+    parameters,
+    step_time,
+    sync_time,
+)
 
 FORM_ERROR = 0.08
 """Relative error of the form itself at a placement that was not measured (median over measured profiles)."""
-FEW = 12
-"""Below so many points one call each is faster than arrays."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,24 +74,17 @@ class ThroughputModel:
 
     def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:
         """Samples per second at each (GPUs, nodes, global batch)."""
-        if len(points) < FEW:
-            return [self.throughput(*point) for point in points]
-        gpus, nodes, batch = np.array(points, dtype=np.float64).T
-        share = batch / gpus
-        accumulation = np.maximum(1.0, np.ceil(share / self.micro_limit)) if self.micro_limit else 1.0
-        times = step_time(self.parameters, gpus, nodes, share / accumulation / self.micro, accumulation)
-        speeds: list[float] = (batch / (self.scale_s * times)).tolist()
+        speeds: list[float] = throughputs_of([self], of_points(points)).tolist()
         return speeds
 
     def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]:
         """Relative 1-sigma of the throughput at each (GPUs, nodes), at the micro batch first measured."""
         if not sizes:
             return []
-        _, slope = log_step_time(np.array(self.parameters)[:, None], _factors_at(tuple(sizes)), 1.0)
-        spread = (slope * (self.covariance @ slope)).sum(0)
+        gpus, nodes = np.array(sizes, dtype=np.float64).T
         measured = {(k, n) for k, n, _ in self.seen}
-        form = np.array([0.0 if size in measured else FORM_ERROR**2 for size in sizes])
-        sigmas: list[float] = np.sqrt(np.maximum(0.0, spread) + form).tolist()
+        known = np.array([size in measured for size in sizes])
+        sigmas: list[float] = uncertainties_of([self], gpus, nodes, np.array([0, len(gpus)]), known).tolist()
         return sigmas
 
     @property
@@ -93,11 +94,37 @@ class ThroughputModel:
         return max(0.002, min(0.015, 0.015 / math.sqrt(1.0 + total)))
 
 
-@lru_cache(maxsize=1 << 10)
-def _factors_at(sizes: tuple[tuple[int, int], ...]) -> Array:
-    """At the first micro batch: thousands of jobs ask for the same few sizes."""
-    gpus, nodes = np.array(sizes, dtype=np.float64).T
-    return factor_array(gpus, nodes, 1.0)
+def throughputs_of(models: Sequence[ThroughputModel], at: Configurations) -> Array:
+    """Samples per second of each model at its own configurations: one for each batch."""
+    own = np.array([(*m.parameters, m.scale_s, m.micro, m.micro_limit) for m in models]).T
+    own[1] /= own[8]  # time a sample, from time a micro batch of the first size measured
+    of_size = own[:, at.job_of_size]
+    gamma = of_size[6]
+    sync_power = sync_time(of_size, at.gpus, at.nodes) ** gamma
+    columns = np.stack([of_size[0], of_size[1], gamma, of_size[7], sync_power, at.gpus, of_size[9]])
+    alpha, beta, gamma, scale, sync_power, gpus, limit = columns[:, at.size_of_batch]
+    micro, accumulation = at.batch / gpus, 1.0
+    if own[9].any():
+        accumulation = np.maximum(1.0, np.ceil(micro / np.where(limit > 0, limit, np.inf)))
+        micro /= accumulation
+    return at.batch / (scale * overlapped(alpha + beta * micro, sync_power, gamma, accumulation))
+
+
+def uncertainties_of(
+    models: Sequence[ThroughputModel], gpus: Array, nodes: Array, ends: Array, measured: Array
+) -> Array:
+    """Relative 1-sigma of each model's throughput at its own sizes, those from one of `ends` to the next, at the micro
+    batch first measured; `measured`: whether that placement was."""
+    lengths = ends[1:] - ends[:-1]
+    own = np.array([m.parameters for m in models]).T.repeat(lengths, axis=1)
+    _, slope = log_step_time(own, factor_array(gpus, nodes, 1.0), 1.0)
+    column = np.arange(len(gpus)) - ends[:-1].repeat(lengths)
+    each = np.zeros((len(models), N, int(lengths.max(initial=0))))  # one product for each model
+    rows = np.arange(len(models)).repeat(lengths)
+    each[rows, :, column] = slope.T
+    turned = np.array([m.covariance for m in models]) @ each
+    spread = (turned[rows, :, column] * slope.T).sum(1)
+    return np.sqrt(np.maximum(0.0, spread) + np.where(measured, 0.0, FORM_ERROR**2))
 
 
 def fit(observations: Sequence[Observation], prior: Prior | None = None) -> ThroughputModel:

@@ -17,7 +17,7 @@ from itertools import accumulate, combinations, pairwise
 from .knapsack import Solution, solve
 from .multi_pool import PoolChoice, solve_pools
 from .nested_caps import Cap, check_cap, foldable, solve_capped
-from .table import Choice, Memo
+from .table import Choice
 
 Rows = Sequence[Sequence[Choice]]
 
@@ -36,18 +36,16 @@ def solve_limited(
     capacities: Sequence[int],
     caps: Sequence[Cap],
     labels: Sequence[str],
-    memo: Memo | None = None,
 ) -> Limited:
     """The best choice for every job of every pool.
 
-    `caps` and `labels` count the jobs through all pools, in order. `memo`: see knapsack.solve. Raises
-    InfeasiblePlan, PlanInputError.
+    `caps` and `labels` count the jobs through all pools, in order. Raises InfeasiblePlan, PlanInputError.
     """
     for cap in caps:
         check_cap(cap, len(labels))
     starts = [0, *accumulate(len(rows) for rows in pools)]
     names = [labels[a:b] for a, b in pairwise(starts)]
-    alone = [solve(rows, k, n, memo=memo) for rows, k, n in zip(pools, capacities, names, strict=True)]
+    alone = [solve(rows, k, n) for rows, k, n in zip(pools, capacities, names, strict=True)]
     answers, binding = list(alone), set[int]()
     home = [g for g, rows in enumerate(pools) for _ in rows]
     while True:

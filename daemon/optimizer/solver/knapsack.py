@@ -18,7 +18,7 @@ from math import fsum, ulp
 from . import dual, integer_dual
 from .exact_core import Move, finish
 from .inputs import check_capacity, check_feasible
-from .table import Choice, Memo, Table, build
+from .table import Choice, Columns, Table, build
 
 WORK = 50_000_000
 """Steps of the exact finish before an answer is given with the gap it has then."""
@@ -53,21 +53,24 @@ def solve(
     capacity: int,
     labels: Sequence[str] | None = None,
     work: int = WORK,
-    memo: Memo | None = None,
 ) -> Solution:
     """The best choice for every job.
 
     A job that may get nothing carries an explicit Choice(0, ...). Raises InfeasiblePlan naming the jobs whose
-    smallest choices do not fit, PlanInputError for what is no size, no value or no capacity. `memo` keeps what is
-    made of each list of choices for the next call; lists in it must not change.
+    smallest choices do not fit, PlanInputError for what is no size, no value or no capacity.
     """
     check_capacity(capacity)
     if not options:
         return Solution((), 0.0)
-    table = build(options, labels, memo)
+    table = build(options, labels)
     found = solve_table(table, capacity, labels, work)
-    value = fsum([row[i].value for row, i in zip(options, found.choice, strict=True)])
+    value = fsum([value_at(row, i) for row, i in zip(options, found.choice, strict=True)])
     return replace(found, value=value, rounding=hidden_by_rounding(table.jobs, table.residual, value))
+
+
+def value_at(row: Sequence[Choice], at: int) -> float:
+    """The value of one choice of a list."""
+    return row.numbers.item(1, at) if isinstance(row, Columns) else row[at].value
 
 
 def solve_table(table: Table, capacity: int, labels: Sequence[str] | None = None, work: int = WORK) -> Solution:

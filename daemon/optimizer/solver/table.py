@@ -1,18 +1,17 @@
-"""The jobs' lists of choices, read and checked once, and as flat integer columns in arrays.
+"""The jobs' lists of choices, and all of them together as flat integer columns.
 
 Promise: within a job, weights (GPUs) rise strictly and values are integers, so "equal" is exact and a result depends
-on nothing but its input. Limit: values are rounded to `1/scale`, about 2**-40 of the largest (2**-35 at 10,000 jobs);
-differences below that are ties.
+on nothing but its input. A size that brings no more than a smaller one is left out: no plan needs it.
+Limit: values are rounded to `1/scale`, about 2**-40 of the largest (2**-35 at 10,000 jobs); differences below that are
+ties.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
-from operator import lt
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
 
@@ -38,48 +37,46 @@ class Choice:
     """Progress relative to the job's reference, what a move costs left out; never read by the solver."""
 
 
-@dataclass(slots=True)
-class Read:
-    """What is kept of one list of choices: GPUs strictly rising, of each size the best value, the first of equals."""
+class Columns(Sequence[Choice]):
+    """The choices of one job, GPUs strictly rising."""
 
-    row: Sequence[Choice]
-    """The list itself: as long as it is kept, its identity stays its own."""
-    gpus: list[int]
-    value: list[float]
-    origin: list[int] | None
-    """Positions in the list; None: all of them."""
-    largest: float
-    """The largest value by amount."""
-    columns: Array = field(default=None, repr=False)
-    """GPUs over values, once an array of them was needed."""
+    __slots__ = ("numbers", "present")
 
+    def __init__(self, numbers: Array, present: float = math.nan) -> None:
+        self.numbers = numbers
+        """GPUs, values, batches, speedups: one row of doubles each."""
+        self.present = present
+        """The speedup at the size and the batch that the job has; nan: not known."""
 
-Memo = dict[int, Read]
-"""What was read of lists of choices before, by their identity: for callers that keep their lists unchanged."""
+    def __len__(self) -> int:
+        return int(self.numbers.shape[1])
 
+    @overload
+    def __getitem__(self, at: int) -> Choice: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Choice]: ...
+    def __getitem__(self, at: int | slice) -> Choice | list[Choice]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        gpus, value, batch, speedup = self.numbers[:, at].tolist()
+        return Choice(int(gpus), value, int(batch), speedup)
 
-def read(row: Sequence[Choice], labels: Sequence[str] | None, j: int, memo: Memo) -> Read:
-    """The list of choices of job j. Raises PlanInputError."""
-    known = memo.get(id(row))
-    if known is not None:
-        return known
-    if not row:
-        raise PlanInputError(f"{name(labels, j)} has no choice at all: give every job at least one option")
-    gpus, value, origin = [choice.gpus for choice in row], [choice.value for choice in row], None
-    if not all(map(lt, gpus, gpus[1:])):
-        _check(row, name(labels, j))
-        best = dict[int, int]()
-        for i in sorted(range(len(row)), key=lambda i: (gpus[i], -value[i], i)):
-            best.setdefault(gpus[i], i)
-        gpus, origin = list(best), list(best.values())
-        value = [value[i] for i in origin]
-    known = memo[id(row)] = Read(row, gpus, value, origin, max(max(value), -min(value)))
-    return known
+    def __iter__(self) -> Iterator[Choice]:
+        for gpus, value, batch, speedup in zip(*self.numbers.tolist(), strict=True):
+            yield Choice(int(gpus), value, int(batch), speedup)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Columns) and np.array_equal(self.numbers, other.numbers)
 
-def _check(row: Sequence[Choice], job: str) -> None:
-    for choice in row:
-        check_choice(job, (choice.gpus,), choice.value)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Columns({list(self)})"
+
+    def of_size(self, gpus: int) -> Choice | None:
+        """The choice of so many GPUs; None: there is none."""
+        at = int(self.numbers[0].searchsorted(gpus))
+        return self[at] if at < len(self) and self.numbers[0, at] == gpus else None
 
 
 @dataclass(frozen=True)
@@ -116,40 +113,58 @@ class Table:
         return replace(self, weight=self.weight.astype(object), value=self.value.astype(object))
 
 
-def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None, memo: Memo | None = None) -> Table:
+def build(options: Sequence[Sequence[Choice]], labels: Sequence[str] | None = None) -> Table:
     """The table of these lists. Raises PlanInputError."""
-    memo = {} if memo is None else memo
-    lists = [read(row, labels, j, memo) for j, row in enumerate(options)]
-    lengths = np.array([len(known.gpus) for known in lists])
-    starts = np.zeros(len(lists) + 1, dtype=np.int64)
-    lengths.cumsum(out=starts[1:])
-    if not _make_columns([known for known in lists if known.columns is None]):
-        for j, known in enumerate(lists):
-            _check(known.row, name(labels, j))
-    scale = scale_for(max(known.largest for known in lists), len(lists))
-    weight, value = np.concatenate([known.columns for known in lists], axis=1)
+    origins = dict[int, list[int]]()
+    each = [row if isinstance(row, Columns) else _columns(row, labels, j, origins) for j, row in enumerate(options)]
+    starts = np.zeros(len(each) + 1, dtype=np.int64)
+    np.cumsum([len(own) for own in each], out=starts[1:])
+    weight, value, _, _ = np.concatenate([own.numbers for own in each], axis=1)
+    if not acceptable(weight, value):
+        for j, row in enumerate(options):
+            _check(row, name(labels, j))
+    scale = scale_for(max(float(value.max()), -float(value.min())), len(each))
     value *= scale
     rounded = np.rint(value)
     value -= rounded
     residual = max(float(value.max()), -float(value.min())) / scale
-    origin = np.arange(starts[-1]) - starts[:-1].repeat(lengths)
-    for at, known in enumerate(lists):
-        if known.origin is not None:
-            origin[starts[at] : starts[at + 1]] = known.origin
-    return Table(starts, weight.astype(np.int64), rounded.astype(np.int64), scale, origin, residual)
+    origin = np.arange(starts[-1]) - starts[:-1].repeat(starts[1:] - starts[:-1])
+    for j, own_origin in origins.items():
+        origin[starts[j] : starts[j + 1]] = own_origin
+    whole = Table(starts, weight.astype(np.int64), rounded.astype(np.int64), scale, origin, residual)
+    return _without_dominated(whole)
 
 
-def _make_columns(lists: Sequence[Read]) -> bool:
-    """The arrays of these lists, all at once; False, and none is made, where no plan can be made from them."""
-    ends = list(accumulate(len(known.gpus) for known in lists))
-    both = np.empty((2, ends[-1] if ends else 0))
-    both[0] = np.fromiter(chain.from_iterable(known.gpus for known in lists), np.float64, both.shape[1])
-    both[1] = np.fromiter(chain.from_iterable(known.value for known in lists), np.float64, both.shape[1])
-    if not acceptable(*both):
-        return False
-    for known, start, end in zip(lists, [0, *ends], ends, strict=False):
-        known.columns = both[:, start:end].copy()  # the lists are forgotten at different times
-    return True
+def _columns(row: Sequence[Choice], labels: Sequence[str] | None, j: int, origins: dict[int, list[int]]) -> Columns:
+    """Columns of a list, and where they come from: of each size the best choice, the first of equals."""
+    if not row:
+        raise PlanInputError(f"{name(labels, j)} has no choice at all: give every job at least one option")
+    _check(row, name(labels, j))
+    best = dict[int, int]()
+    for i in sorted(range(len(row)), key=lambda i: (row[i].gpus, -row[i].value, i)):
+        best.setdefault(row[i].gpus, i)
+    origins[j] = list(best.values())
+    return Columns(np.array([(k, row[i].value, 0.0, 0.0) for k, i in best.items()], dtype=np.float64).T)
+
+
+def _check(row: Sequence[Choice], job: str) -> None:
+    for choice in row:
+        check_choice(job, (choice.gpus,), choice.value)
+
+
+def _without_dominated(table: Table) -> Table:
+    """Without the sizes that bring no more than the size before them, again and again until there is none."""
+    while True:
+        kept = np.ones(len(table.value), dtype=bool)
+        kept[1:] = table.value[1:] > table.value[:-1]
+        kept[table.starts[:-1]] = True
+        if kept.all():
+            return table
+        ends = np.zeros(len(table.starts), dtype=np.int64)
+        np.cumsum(np.add.reduceat(kept, table.starts[:-1], dtype=np.int64), out=ends[1:])
+        table = replace(
+            table, starts=ends, weight=table.weight[kept], value=table.value[kept], origin=table.origin[kept]
+        )
 
 
 def scale_for(largest: float, jobs: int) -> float:

@@ -40,7 +40,7 @@ class Evolution:
         return [self._fittest(jobs, capacity, policy, cache) for jobs, capacity in zip(pools, capacities, strict=True)]
 
     def _fittest(self, jobs: Sequence[JobView], capacity: int, policy: str, cache: Cache | None) -> PoolPlan:
-        made = [choices_of(job, policy, cache) for job in jobs]
+        made = choices_of(jobs, policy, cache)
         sizes = [[o.gpus for o in column] for column in made]
         values = [[o.value for o in column] for column in made]
         keep = [_index_at(row, job.current_gpus) for job, row in zip(jobs, sizes, strict=True)]

@@ -245,49 +245,60 @@ def test_slopes_that_a_double_cannot_tell_apart_are_ordered_exactly() -> None:
     assert found == [(0, 0), (1, 0), (1, 0), (0, 1), (1, 1)]
 
 
-def shared_instance(rng: random.Random, jobs: int, widest: int, most: int) -> list[list[Choice]]:
-    """Jobs that share few lists of options, some of them equal in value to others that are lists of their own."""
-    lists = instance(rng, max(1, jobs // 3), widest, most)
-    lists.append([*lists[0]])
-    return [rng.choice(lists[: max(1, jobs // 2)]) for _ in range(jobs)]
+def columns(row: list[Choice]) -> table.Columns:
+    """A list as columns: of each size the best choice."""
+    best = dict[int, Choice]()
+    for choice in sorted(row, key=lambda o: (o.gpus, -o.value)):
+        best.setdefault(choice.gpus, choice)
+    return table.Columns(np.array([(o.gpus, o.value, o.batch, o.speedup) for o in best.values()], dtype=float).T)
 
 
-def test_jobs_that_share_their_options_get_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read of a list before changes nothing: same choices, same proof; integers prove the same value."""
-    rng, memo = random.Random(5), dict[int, table.Read]()
-    for _ in range(2500):
-        options = shared_instance(rng, rng.randint(4, 40), rng.choice([4, 9, 30]), 8)
-        least = sum(min(o.gpus for o in row) for row in options)
+def test_columns_get_the_same_plan_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of a list of choices get the same sizes and the same proof; integers prove the same value."""
+    rng = random.Random(5)
+    for _ in range(1500):
+        lists = instance(rng, rng.randint(4, 40), rng.choice([4, 9, 30]), 8)
+        rows = [columns(row) if rng.random() < 0.8 else row for row in lists]
+        least = sum(min(o.gpus for o in row) for row in lists)
         for capacity in (least, least + rng.randint(1, 60)):
-            kept = solve(options, capacity, memo=memo)
-            assert kept == solve([[*row] for row in options], capacity)
+            plain, found = solve(lists, capacity), solve(rows, capacity)
+            assert replace(plain, choice=found.choice) == found
+            picked = [[row[i].gpus for row, i in zip(some, answer.choice, strict=True)]
+                      for some, answer in ((lists, plain), (rows, found))]  # fmt: skip
+            assert picked[0] == picked[1]
             with monkeypatch.context() as patch:
                 only_integers(patch)
-                exactly = solve(options, capacity)
-            assert (kept.value, kept.gap) == (exactly.value, exactly.gap) and kept.gap <= 0
+                exactly = solve(rows, capacity)
+            assert (found.value, found.gap) == (exactly.value, exactly.gap) and found.gap <= 0
 
 
-def test_shared_options_against_the_recurrence() -> None:
-    """The value of a plan over shared lists is the recurrence's."""
-    rng = random.Random(6)
-    for _ in range(300):
-        options = shared_instance(rng, rng.randint(4, 12), 9, 6)
-        capacity = sum(min(o.gpus for o in row) for row in options) + rng.randint(0, 30)
-        found, reference = solve(options, capacity, memo={}), solve_reference(options, capacity)
-        assert sum(row[i].gpus for row, i in zip(options, found.choice, strict=True)) <= capacity
-        assert math.isclose(found.value, reference.value, rel_tol=1e-9, abs_tol=1e-12)
+def test_columns_are_a_list_of_choices() -> None:
+    """What is asked of a list is asked of columns, too."""
+    row = [Choice(1, 0.5, 64, 1.0), Choice(4, 2.5, 128, 3.0)]
+    own = columns(row)
+    assert list(own) == row and len(own) == 2 and own[1] == row[1] and own[-1:] == row[-1:]
+    assert own == columns(row) and own != columns(row[:1]) and own != row
+    assert own.of_size(4) == row[1] and own.of_size(2) is None and own.of_size(9) is None
 
 
-def test_errors_of_shared_options_name_the_same_jobs() -> None:
-    """A list that is shared is refused in the words it would be refused in on its own."""
+def test_a_size_that_brings_no_more_than_a_smaller_one_is_left_out() -> None:
+    """Neither an equal nor a worse larger size comes into the search, wherever it stands behind the better one."""
+    rows = [[Choice(k, v) for k, v in enumerate((0.0, 3.0, 3.0, 2.0, 3.5, 1.0, 3.4))], [Choice(2, 1.0)]]
+    found = table.build(rows)
+    assert found.origin.tolist() == [0, 1, 4, 0] and found.starts.tolist() == [0, 3, 4]
+    assert found.weight.tolist() == [0, 1, 4, 2]
+
+
+def test_errors_of_columns_name_the_same_jobs() -> None:
+    """Columns are refused in the words that a list is refused in."""
     row = [Choice(3, 1.0), Choice(4, 2.0)]
-    for memo in (None, dict[int, table.Read]()):
+    for form in (list[Choice], columns):
         with pytest.raises(InfeasiblePlan, match=r"need 12 GPUs and there are 7; no room for job c \(3 GPUs\), job d"):
-            solve([row] * 4, 7, list("abcd"), memo=memo)
+            solve([form(row)] * 4, 7, list("abcd"))
         with pytest.raises(PlanInputError, match="job c: value nan"):
-            solve([row, row, *[[Choice(0, float("nan"))]] * 2], 9, list("abcd"), memo=memo)
+            solve([form(row), form(row), *[form([Choice(0, float("nan"))])] * 2], 9, list("abcd"))
         with pytest.raises(PlanInputError, match="capacity -1"):
-            solve([row] * 4, -1, list("abcd"), memo=memo)
+            solve([form(row)] * 4, -1, list("abcd"))
 
 
 @pytest.mark.parametrize("capacity", [float("nan"), float("inf"), 7.5, -1, -math.inf, 10**16])
@@ -313,11 +324,9 @@ def test_what_is_no_capacity_is_refused(capacity: int) -> None:
 def test_sizes_and_values_out_of_bounds_are_refused(
     path: str, choice: Choice, words: str, others: list[Choice]
 ) -> None:
-    """No path takes a size or a value that it cannot count exactly; what is kept between calls hides no error."""
-    memo, rows = dict[int, table.Read](), [[Choice(0, 0.0)], [*others, choice]]
-    for _ in range(2):
-        with pytest.raises(PlanInputError, match=f"job b: {words}"):
-            solve(rows, 100, ["a", "b"], memo=memo)
+    """No path takes a size or a value that it cannot count exactly."""
+    with pytest.raises(PlanInputError, match=f"job b: {words}"):
+        solve([[Choice(0, 0.0)], [*others, choice]], 100, ["a", "b"])
 
 
 def test_the_largest_accepted_numbers_are_solved(path: str) -> None:

@@ -1,0 +1,98 @@
+"""What one job may have, before anything is known of its speed: its sizes, and the batches to consider at each.
+
+Promise: sizes ascend, and so do the batches at each; what the job has is among them wherever it may be kept. A size
+without a feasible batch is none. Limit: jobs alike share a grid; it is looked up by what it is made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from .errors import PlanInputError
+from .job_view import JobView, nodes_at
+from .models import goodput
+from .models.configurations import Configurations, ends_of
+from .models.step_time import Array
+from .policies import Policy
+
+EVEN_SPREAD = 1e-4
+"""Value lost per doubling of GPUs: exact ties go to an even spread and to fewer GPUs."""
+Batches = Callable[[int], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """The configurations of one job."""
+
+    at: Configurations
+    """Where a job may have no GPUs, one GPU and one sample stand for that: of no meaning, but a number."""
+    gpus: Array
+    """Of each size, 0 where it may go without."""
+    places: dict[int, int]
+    """The place of each size."""
+    evenness: Array
+    """What a size's progress is multiplied by so that ties go to an even spread."""
+    current: int
+    """The place of the size that the job has; -1: it is none of them."""
+    present: int
+    """The place of the batch that it has, at that size; -1: it has none, or that is none of them."""
+
+
+def grid_of(job: JobView, policy: Policy) -> Grid:
+    """The grid of a job under a policy. Raises PlanInputError where no size has a feasible batch."""
+    gpus, batch = job.current_gpus, job.current_batch
+    if gpus > 0 and (job.frozen or policy.fixed_size):
+        return _still(gpus, nodes_at(job, gpus), batch)
+    sizes = _asked_for(job) if policy.fixed_size else job.choices
+    found = _grid(sizes, job.batches, gpus, batch, job.reference_batch if policy.fixed_batch else 0)
+    if found is None:
+        raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
+    return found
+
+
+def _asked_for(job: JobView) -> tuple[tuple[int, int], ...]:
+    """What a job that starts may have without elasticity: nothing if it may wait, else what it asked for."""
+    asked = tuple(c for c in job.choices if c[0] in (0, job.reference_gpus))
+    return asked if any(k for k, _ in asked) else job.choices
+
+
+@lru_cache(maxsize=1 << 10)
+def _still(gpus: int, nodes: int, batch: int) -> Grid:
+    """Of a job that may not move."""
+    return _made([(gpus, nodes, (batch,))], gpus, batch)
+
+
+@lru_cache(maxsize=1 << 10)
+def _grid(sizes: tuple[tuple[int, int], ...], batches: Batches, gpus: int, batch: int, only: int) -> Grid | None:
+    """`gpus`, `batch`: what the job has; `only`: the batch that the others are held near to, 0: none is."""
+    rows = list[tuple[int, int, tuple[int, ...]]]()
+    for size, nodes in sorted(dict(sizes).items()):
+        feasible = batches(size) if size else (1,)
+        if only and size:
+            feasible = goodput.nearest(feasible, only)
+        if size == gpus and size and batch > 0 and batch not in feasible:
+            feasible = tuple(sorted((*feasible, batch)))
+        if feasible:
+            rows.append((size, nodes, feasible))
+    return _made(rows, gpus, batch) if rows else None
+
+
+def _made(rows: list[tuple[int, int, tuple[int, ...]]], gpus: int, batch: int) -> Grid:
+    sizes = np.array([row[:2] for row in rows], dtype=np.float64).T
+    busy, places = np.maximum(sizes, 1.0), {row[0]: i for i, row in enumerate(rows)}
+    every = np.array([b for row in rows for b in row[2]], dtype=np.float64)
+    ends = ends_of([len(row[2]) for row in rows])
+    current = places.get(gpus, -1) if gpus > 0 else -1
+    there = rows[current][2] if current >= 0 else ()
+    return Grid(
+        at=Configurations(busy[0], busy[1], every, np.array([0, len(rows)]), ends),
+        gpus=sizes[0],
+        places=places,
+        evenness=1.0 - EVEN_SPREAD * np.log2(busy[0]),
+        current=current,
+        present=int(ends[current]) + there.index(batch) if batch in there else -1,
+    )
