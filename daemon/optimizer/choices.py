@@ -34,7 +34,7 @@ QUANTILE = 1.2816
 """Standard deviations below the mean of the pessimistic (10 %) quantile that bounds exploration."""
 UNMEASURED_PENALTY = 0.5
 """What moving a running job is charged before anything was measured of it."""
-TOGETHER = 1 << 16
+TOGETHER = 1 << 15
 """Configurations computed at once: so many fit a processor's caches."""
 
 
@@ -43,18 +43,23 @@ def choices(jobs: Sequence[JobView], policy_name: str) -> list[Columns]:
     policy = policy_named(policy_name)
     for job in jobs:
         check(job)
-    grids = [grid_of(job, policy) for job in jobs]
-    return [own for first, end in _stretches(grids) for own in _listed(jobs[first:end], grids[first:end], policy)]
+    grids, found = [grid_of(job, policy) for job in jobs], dict[int, Columns]()
+    for some in _stretches(grids):
+        found |= zip(some, _listed([jobs[j] for j in some], [grids[j] for j in some], policy), strict=True)
+    return [found[j] for j in range(len(jobs))]
 
 
-def _stretches(grids: Sequence[Grid]) -> Iterator[tuple[int, int]]:
-    """From the first to behind the last of the jobs that are computed at once."""
-    first = total = 0
-    for j, grid in enumerate(grids):
-        total += len(grid.at.batch)
-        if total >= TOGETHER or j == len(grids) - 1:
-            yield first, j + 1
-            first, total = j + 1, 0
+def _stretches(grids: Sequence[Grid]) -> Iterator[list[int]]:
+    """The jobs that are computed at once: of about as many batches at a size."""
+    some, total = list[int](), 0
+    for j in sorted(range(len(grids)), key=lambda j: len(grids[j].at.batch)):
+        some.append(j)
+        total += grids[j].at.batch.size
+        if total >= TOGETHER:
+            yield some
+            some, total = [], 0
+    if some:
+        yield some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,34 +97,26 @@ def _listed(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> l
 
 def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Policy) -> _Sizes:
     """Every size at its best batch; at the size that a job has, another batch has to be worth its change."""
-    each = [grid.at for grid in grids]
-    at = configurations.together(each)
-    speeds = speedups(jobs, policy, each, at)
-    best = _best(speeds, at)
+    at = configurations.together([grid.at for grid in grids])
+    speeds = speedups(jobs, policy, at)
+    best, every = speeds.argmax(0), np.arange(len(at.gpus))  # of equals the smallest batch
     gpus = np.concatenate([grid.gpus for grid in grids])
-    speedup, batch, costs = speeds[best], at.batch[best], _costs(jobs, gpus, at)
+    speedup, batch, costs = speeds[best, every], at.batch[best, every], _costs(jobs, gpus, at)
     progress = speedup * (1.0 - costs)
     here, has = np.array([(grid.current, grid.present) for grid in grids]).T
-    now, kept = np.where(here >= 0, here + at.sizes[:-1], -1), has + at.first_batch[:-1]
+    now = np.where(here >= 0, here + at.sizes[:-1], -1)
     progress[now[here >= 0]] = speedup[now[here >= 0]]
-    stays = np.where(has >= 0, speeds[kept], np.nan)
+    stays = np.where(has >= 0, speeds[has, now], np.nan)
     changed = speedup[now] * (1.0 - np.maximum(BATCH_GAIN, NOISE_FACTOR * np.array([_sigma(job) for job in jobs])))
-    same = (has >= 0) & ((best[now] == kept) | ~(changed > stays))
+    same = (has >= 0) & ((best[now] == has) | ~(changed > stays))
     other = (has >= 0) & ~same
     progress[now[same]] = speedup[now[same]] = stays[same]
-    batch[now[same]] = at.batch[kept[same]]
+    batch[now[same]] = at.batch[has, now][same]
     progress[now[other]] = changed[other]
     nothing = gpus == 0
     speedup[nothing] = progress[nothing] = batch[nothing] = 0.0
     current = np.array([job.current_gpus for job in jobs])
     return _Sizes(at.job_of_size, gpus, at.nodes, at.sizes[:-1], current, now, costs, speedup, progress, batch, stays)
-
-
-def _best(speeds: Array, at: Configurations) -> Array:
-    """Of each size the place of its fastest batch, the smallest of equals."""
-    fastest = np.maximum.reduceat(speeds, at.batches[:-1])
-    found = (speeds == fastest[at.size_of_batch]).nonzero()[0]
-    return found[found.searchsorted(at.batches[:-1])]
 
 
 def _costs(jobs: Sequence[JobView], gpus: Array, at: Configurations) -> Array:

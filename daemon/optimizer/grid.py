@@ -15,7 +15,7 @@ import numpy as np
 from .errors import PlanInputError
 from .job_view import JobView, nodes_at
 from .models import goodput
-from .models.configurations import Configurations, ends_of
+from .models.configurations import Configurations, of_sizes
 from .models.step_time import Array
 from .policies import Policy
 
@@ -39,7 +39,7 @@ class Grid:
     current: int
     """The place of the size that the job has; -1: it is none of them."""
     present: int
-    """The place of the batch that it has, at that size; -1: it has none, or that is none of them."""
+    """The place of the batch that it has among those of that size; -1: it has none, or that is none of them."""
 
 
 def grid_of(job: JobView, policy: Policy) -> Grid:
@@ -82,17 +82,15 @@ def _grid(sizes: tuple[tuple[int, int], ...], batches: Batches, gpus: int, batch
 
 
 def _made(rows: list[tuple[int, int, tuple[int, ...]]], gpus: int, batch: int) -> Grid:
-    sizes = np.array([row[:2] for row in rows], dtype=np.float64).T
-    busy, places = np.maximum(sizes, 1.0), {row[0]: i for i, row in enumerate(rows)}
-    every = np.array([b for row in rows for b in row[2]], dtype=np.float64)
-    ends = ends_of([len(row[2]) for row in rows])
+    places = {row[0]: i for i, row in enumerate(rows)}
+    at = of_sizes([(max(1, size), max(1, nodes), batches) for size, nodes, batches in rows])
     current = places.get(gpus, -1) if gpus > 0 else -1
     there = rows[current][2] if current >= 0 else ()
     return Grid(
-        at=Configurations(busy[0], busy[1], every, np.array([0, len(rows)]), ends),
-        gpus=sizes[0],
+        at=at,
+        gpus=np.array(list(places), dtype=np.float64),
         places=places,
-        evenness=1.0 - EVEN_SPREAD * np.log2(busy[0]),
+        evenness=1.0 - EVEN_SPREAD * np.log2(at.gpus),
         current=current,
-        present=int(ends[current]) + there.index(batch) if batch in there else -1,
+        present=there.index(batch) if batch in there else -1,
     )

@@ -28,64 +28,61 @@ FASTEST = 1e100
 
 def speedups_of(job: JobView, policy: Policy, points: Sequence[tuple[int, int, int]]) -> list[float]:
     """Progress per second of one job at each (GPUs, nodes, batch)."""
-    at = configurations.of_points(points)
-    found: list[float] = speedups([job], policy, [at], at).tolist() if points else []
+    if not points:
+        return []
+    found: list[float] = speedups([job], policy, configurations.of_points(points))[0].tolist()
     return found
 
 
-def speedups(jobs: Sequence[JobView], policy: Policy, each: Sequence[Configurations], at: Configurations) -> Array:
-    """Progress per second at each batch of `at`, which are the configurations of `each` job together."""
-    speeds, first = np.empty(len(at.batch)), at.first_batch
-    reference = np.ones(len(jobs))
+def speedups(jobs: Sequence[JobView], policy: Policy, at: Configurations) -> Array:
+    """Progress per second of each job at its configurations: batch x size."""
+    speeds, reference = np.empty(at.batch.shape), np.ones(len(jobs))
     models = {j: job.model for j, job in enumerate(jobs) if isinstance(job.model, ThroughputModel)}
-    fitted = list(models)
-    if fitted:
-        whole = len(fitted) == len(jobs)
-        theirs = at if whole else configurations.together([each[j] for j in fitted])
-        where = slice(None) if whole else np.isin(at.job_of_size, fitted)[at.size_of_batch]
-        speeds[where] = throughputs_of(list(models.values()), theirs)
+    if models:
+        fitted, each = list(models), list(models.values())
+        where = slice(None) if len(models) == len(jobs) else np.isin(at.job_of_size, fitted)
+        speeds[:, where] = throughputs_of(each, at.of_jobs(fitted))
         batches = np.array([jobs[j].reference_batch for j in fitted], dtype=np.float64)
-        reference[fitted] = throughputs_of(list(models.values()), configurations.one_gpu(batches))
-    for j in sorted({*range(len(jobs))}.difference(fitted)):
-        model, own = jobs[j].model, slice(first[j], first[j + 1])
-        if model is None:
-            speeds[own] = np.power(each[j].gpus, UNMEASURED)[each[j].size_of_batch]
-        else:
-            speeds[own] = model.throughputs(each[j].points())
-            reference[j] = model.throughput(1, 1, jobs[j].reference_batch)
+        reference[fitted] = throughputs_of(each, configurations.one_gpu(batches))[0]
+    for j, job in enumerate(jobs if len(models) < len(jobs) else ()):
+        own = slice(at.sizes[j], at.sizes[j + 1])
+        if job.model is None:
+            speeds[:, own] = at.gpus[own] ** UNMEASURED
+        elif j not in models:
+            theirs = at.of_jobs([j])
+            speeds[:, own] = theirs.arranged(job.model.throughputs(theirs.points()), len(speeds))
+            reference[j] = job.model.throughput(1, 1, job.reference_batch)
     if not (speeds.min() > 0 and speeds.max() <= FASTEST and reference.min() > 0 and reference.max() <= FASTEST):
-        _refuse(jobs, each, speeds, first, reference)
-    job = at.job_of_size[at.size_of_batch]
-    speeds /= reference[job]
-    return _efficient(jobs, policy, speeds, at.batch, job)
+        _refuse(jobs, at, speeds, reference)
+    speeds /= reference[at.job_of_size]
+    return _efficient(jobs, policy, speeds, at)
 
 
-def _refuse(
-    jobs: Sequence[JobView], each: Sequence[Configurations], speeds: Array, first: Array, reference: Array
-) -> None:
+def _refuse(jobs: Sequence[JobView], at: Configurations, speeds: Array, reference: Array) -> None:
     """PlanInputError for the first speed that cannot be."""
     for j, job in enumerate(jobs):
-        points = [*each[j].points(), (1, 1, job.reference_batch)]
-        for (gpus, nodes, batch), speed in zip(points, [*speeds[first[j] : first[j + 1]], reference[j]], strict=True):
+        own = range(at.sizes[j], at.sizes[j + 1])
+        seen = [(at.gpus[i], at.nodes[i], at.batch[row, i], speeds[row, i]) for i in own for row in range(len(speeds))]
+        for gpus, nodes, batch, speed in (*seen, (1, 1, job.reference_batch, reference[j])):
             if not 0 < speed <= FASTEST:
-                where = f"at {gpus} GPUs on {nodes} nodes, batch {batch}"
+                where = f"at {int(gpus)} GPUs on {int(nodes)} nodes, batch {int(batch)}"
                 said = f"{float(speed)} samples/s {where}"
                 raise PlanInputError(f"job {job.label}: {said}; accepted: above 0, up to {FASTEST:.0e}")
 
 
-def _efficient(jobs: Sequence[JobView], policy: Policy, speeds: Array, batch: Array, job: Array) -> Array:
+def _efficient(jobs: Sequence[JobView], policy: Policy, speeds: Array, at: Configurations) -> Array:
     """Speeds of which each sample counts by its worth at that batch, in the jobs that are measured by that."""
     scales = np.full(len(jobs), np.nan)
     for j, view in enumerate(jobs):
         counts = view.quality if policy.efficiency is None else policy.efficiency
         if counts and view.noise_scale is not None and view.model is not None:
-            if not (math.isfinite(view.noise_scale) and view.noise_scale >= 0):
+            if not 0 <= view.noise_scale < math.inf:
                 raise PlanInputError(f"job {view.label}: noise scale {view.noise_scale} is not 0 or more")
             scales[j] = view.noise_scale
     if np.isnan(scales).all():
         return speeds
-    scale, reference = scales[job], np.array([view.reference_batch for view in jobs])[job]
-    return np.where(np.isnan(scale), speeds, speeds * ((scale + reference) / (scale + batch)))
+    scale, reference = scales[at.job_of_size], np.array([view.reference_batch for view in jobs])[at.job_of_size]
+    return np.where(np.isnan(scale), speeds, speeds * ((scale + reference) / (scale + at.batch)))
 
 
 def uncertainties(jobs: Sequence[JobView], gpus: Array, nodes: Array, counts: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What speeds are predicted at: the sizes of one job or of many, and the batches at each, in flat arrays.
+"""What speeds are predicted at: the sizes of one job or of many, and the batches at each, in arrays.
 
 Promise: one layout for one job and for thousands, so that each formula is written once and runs once for all of them.
 Limit: arrays alone; what may be asked for is checked by those who make them.
@@ -17,62 +17,79 @@ from .step_time import Array
 
 @dataclass(frozen=True, eq=False)
 class Configurations:
-    """Jobs have sizes, sizes have batches; everything in the jobs' order. Numbers are doubles, positions int64."""
+    """Sizes in the jobs' order, and at each of them batches. Numbers are doubles, positions int64."""
 
     gpus: Array
     """Of each size, 1 or more."""
     nodes: Array
     batch: Array
-    """Global batches, in samples: those of the first size, of the second, ..."""
+    """Batch x size: the global batches at each, ascending, in samples. Where a size has fewer than another its last is
+    there again."""
+    counts: Array
+    """How many batches each size has."""
     sizes: Array
     """Where each job's sizes begin, and the end of the last one's."""
-    batches: Array
-    """Where each size's batches begin, and the end of the last one's."""
 
     @cached_property
     def job_of_size(self) -> Array:
         """The job of each size."""
         return np.arange(len(self.sizes) - 1).repeat(self.sizes[1:] - self.sizes[:-1])
 
-    @cached_property
-    def size_of_batch(self) -> Array:
-        """The size of each batch."""
-        return np.arange(len(self.batches) - 1).repeat(self.batches[1:] - self.batches[:-1])
-
-    @cached_property
-    def first_batch(self) -> Array:
-        """Where each job's batches begin, and the end of the last one's."""
-        return self.batches[self.sizes]
-
     def points(self) -> list[tuple[int, int, int]]:
-        """(GPUs, nodes, batch) of each batch."""
-        places = np.stack([self.gpus, self.nodes])[:, self.size_of_batch]
-        return [(int(k), int(n), int(b)) for k, n, b in zip(*places.tolist(), self.batch.tolist(), strict=True)]
+        """(GPUs, nodes, batch) of each batch of each size, none twice."""
+        sizes = zip(self.gpus.tolist(), self.nodes.tolist(), self.counts.tolist(), self.batch.T.tolist(), strict=True)
+        return [(int(k), int(n), int(b)) for k, n, count, batches in sizes for b in batches[:count]]
+
+    def arranged(self, values: Sequence[float], most: int) -> Array:
+        """Batch x size, of a value for each of `points`; `most`: how many batches."""
+        first = self.counts.cumsum() - self.counts
+        return np.asarray(values)[first + np.minimum(np.arange(most)[:, None], self.counts - 1)]
+
+    def of_jobs(self, jobs: Sequence[int]) -> Configurations:
+        """Those of some jobs, in order."""
+        if len(jobs) == len(self.sizes) - 1:
+            return self
+        kept = np.isin(self.job_of_size, jobs)
+        sizes = ends_of((self.sizes[1:] - self.sizes[:-1])[jobs])
+        return Configurations(self.gpus[kept], self.nodes[kept], self.batch[:, kept], self.counts[kept], sizes)
+
+
+def of_sizes(sizes: Sequence[tuple[int, int, Sequence[int]]]) -> Configurations:
+    """One job's, of (GPUs, nodes, batches ascending)."""
+    most = max(len(batches) for _, _, batches in sizes)
+    padded = [(*batches, *[batches[-1]] * (most - len(batches))) for _, _, batches in sizes]
+    gpus, nodes = np.array([size[:2] for size in sizes], dtype=np.float64).T
+    counts = np.array([len(batches) for _, _, batches in sizes])
+    return Configurations(gpus, nodes, np.array(padded, dtype=np.float64).T, counts, np.array([0, len(sizes)]))
 
 
 def of_points(points: Sequence[tuple[int, int, int]]) -> Configurations:
     """One job's, each (GPUs, nodes, batch) a size of its own."""
-    gpus, nodes, batch = np.array(points, dtype=np.float64).reshape(-1, 3).T
-    return Configurations(gpus, nodes, batch, np.array([0, len(gpus)]), np.arange(len(gpus) + 1))
+    return of_sizes([(gpus, nodes, (batch,)) for gpus, nodes, batch in points])
 
 
 def one_gpu(batch: Array) -> Configurations:
     """Of many jobs, one GPU at one batch each."""
-    one, ends = np.ones(len(batch)), np.arange(len(batch) + 1)
-    return Configurations(one, one, batch, ends, ends)
+    one = np.ones(len(batch))
+    return Configurations(one, one, batch[None], one.astype(np.int64), np.arange(len(batch) + 1))
 
 
 def together(each: Sequence[Configurations]) -> Configurations:
     """Those of many jobs, from those of each."""
     if len(each) == 1:
         return each[0]
+    most = max(len(one.batch) for one in each)
     return Configurations(
         np.concatenate([one.gpus for one in each]),
         np.concatenate([one.nodes for one in each]),
-        np.concatenate([one.batch for one in each]),
+        np.concatenate([_padded(one.batch, most) for one in each], axis=1),
+        np.concatenate([one.counts for one in each]),
         ends_of([len(one.gpus) for one in each]),
-        ends_of(np.concatenate([one.batches[1:] - one.batches[:-1] for one in each])),
     )
+
+
+def _padded(batch: Array, most: int) -> Array:
+    return batch if len(batch) == most else np.concatenate([batch, batch[-1:].repeat(most - len(batch), axis=0)])
 
 
 def ends_of(lengths: Sequence[int] | Array) -> Array:

@@ -81,7 +81,11 @@ def sync_time(p: Sequence[Number], gpus: Number, nodes: Number) -> Number:
 
 def overlapped(compute: Number, sync_power: Number, gamma: Number, accumulation: Number) -> Number:
     """T, from G and S^gamma."""
-    return (accumulation - 1) * compute + (compute**gamma + sync_power) ** (1 / gamma)
+    whole = compute**gamma  # in place from here on: a new array of every step takes longer than what is computed
+    whole += sync_power
+    whole **= 1 / gamma
+    whole += (accumulation - 1) * compute
+    return whole
 
 
 def step_time(p: Parameters, gpus: Number, nodes: Number, micro: Number, accumulation: Number) -> Number:

@@ -74,7 +74,9 @@ class ThroughputModel:
 
     def throughputs(self, points: Sequence[tuple[int, int, int]]) -> list[float]:
         """Samples per second at each (GPUs, nodes, global batch)."""
-        speeds: list[float] = throughputs_of([self], of_points(points)).tolist()
+        if not points:
+            return []
+        speeds: list[float] = throughputs_of([self], of_points(points))[0].tolist()
         return speeds
 
     def uncertainties(self, sizes: Sequence[tuple[int, int]]) -> list[float]:
@@ -95,19 +97,20 @@ class ThroughputModel:
 
 
 def throughputs_of(models: Sequence[ThroughputModel], at: Configurations) -> Array:
-    """Samples per second of each model at its own configurations: one for each batch."""
+    """Samples per second of each model at its own configurations: batch x size."""
     own = np.array([(*m.parameters, m.scale_s, m.micro, m.micro_limit) for m in models]).T
     own[1] /= own[8]  # time a sample, from time a micro batch of the first size measured
-    of_size = own[:, at.job_of_size]
-    gamma = of_size[6]
-    sync_power = sync_time(of_size, at.gpus, at.nodes) ** gamma
-    columns = np.stack([of_size[0], of_size[1], gamma, of_size[7], sync_power, at.gpus, of_size[9]])
-    alpha, beta, gamma, scale, sync_power, gpus, limit = columns[:, at.size_of_batch]
-    micro, accumulation = at.batch / gpus, 1.0
+    of_size = own.repeat(at.sizes[1:] - at.sizes[:-1], axis=1)
+    alpha, beta, gamma, scale, limit = of_size[[0, 1, 6, 7, 9]]
+    micro, accumulation = at.batch / at.gpus, 1.0
     if own[9].any():
         accumulation = np.maximum(1.0, np.ceil(micro / np.where(limit > 0, limit, np.inf)))
         micro /= accumulation
-    return at.batch / (scale * overlapped(alpha + beta * micro, sync_power, gamma, accumulation))
+    micro *= beta
+    micro += alpha
+    times = overlapped(micro, sync_time(of_size, at.gpus, at.nodes) ** gamma, gamma, accumulation)
+    times *= scale
+    return np.divide(at.batch, times, out=times)
 
 
 def uncertainties_of(
@@ -115,15 +118,15 @@ def uncertainties_of(
 ) -> Array:
     """Relative 1-sigma of each model's throughput at its own sizes, those from one of `ends` to the next, at the micro
     batch first measured; `measured`: whether that placement was."""
-    lengths = ends[1:] - ends[:-1]
+    lengths, spread = ends[1:] - ends[:-1], np.zeros(len(gpus))
     own = np.array([m.parameters for m in models]).T.repeat(lengths, axis=1)
     _, slope = log_step_time(own, factor_array(gpus, nodes, 1.0), 1.0)
-    column = np.arange(len(gpus)) - ends[:-1].repeat(lengths)
-    each = np.zeros((len(models), N, int(lengths.max(initial=0))))  # one product for each model
-    rows = np.arange(len(models)).repeat(lengths)
-    each[rows, :, column] = slope.T
-    turned = np.array([m.covariance for m in models]) @ each
-    spread = (turned[rows, :, column] * slope.T).sum(1)
+    covariance = np.array([m.covariance for m in models]).transpose(1, 2, 0)
+    for i in range(N):  # each model has its own: a product of matrices for each takes four times as long
+        turned = covariance[i, i].repeat(lengths) * slope[i]
+        for j in range(i):
+            turned += (2.0 * covariance[i, j]).repeat(lengths) * slope[j]
+        spread += turned * slope[i]
     return np.sqrt(np.maximum(0.0, spread) + np.where(measured, 0.0, FORM_ERROR**2))
 
 
