@@ -13,18 +13,21 @@ from typing import Any
 import numpy as np
 
 ROUNDS = 200
+Array = Any
 Vector = tuple[int, ...]
 Plan = tuple[float, list[float]]
 """(value, weight per pool)"""
 
 
-def multipliers(
-    weights: Sequence[Sequence[Vector]], values: Sequence[Sequence[int]], capacity: Sequence[int], unit: int
-) -> Vector | None:
-    """Integers p with p / unit the multipliers in value units per GPU; None when no mix of plans fits."""
-    best_plan = _oracle(weights, values)
+def multipliers(starts: Array, usage: Array, values: Array, capacity: Sequence[int], unit: int) -> Vector | None:
+    """Integers p with p / unit the multipliers in value units per GPU; None when no mix of plans fits.
+
+    `starts`: where each job's choices begin, and the end; `usage`: choice x capacity; `values` as integers in doubles.
+    """
+    best_plan = _oracle(starts, usage.astype(np.float64), values)
     pools = len(capacity)
-    spread = sum(max(row) - min(row) for row in values) + sum(abs(max(row)) for row in values) + 1.0
+    most, least = np.maximum.reduceat(values, starts[:-1]), np.minimum.reduceat(values, starts[:-1])
+    spread = float((most - least).sum() + abs(most).sum()) + 1.0
     basis = _Basis([float(c) for c in capacity], -4.0 * spread)
     for _ in range(ROUNDS):
         prices, level = basis.prices()
@@ -77,16 +80,14 @@ class _Basis:
         return True
 
 
-def _oracle(weights: Sequence[Sequence[Vector]], values: Sequence[Sequence[int]]) -> Callable[[list[float]], Plan]:
+def _oracle(starts: Array, usage: Array, values: Array) -> Callable[[list[float]], Plan]:
     """The plan that is best at given prices."""
-    flat_w = np.array([w for row in weights for w in row], dtype=float)
-    flat_v = np.array([v for row in values for v in row], dtype=float)
-    starts = np.cumsum([0, *(len(row) for row in values)])
+    lengths = starts[1:] - starts[:-1]
 
     def best(prices: list[float]) -> Plan:
-        reduced = flat_v - flat_w @ np.array(prices)
-        at_best = np.flatnonzero(reduced >= np.repeat(np.maximum.reduceat(reduced, starts[:-1]), np.diff(starts)))
-        pick: Any = at_best[np.searchsorted(at_best, starts[:-1])]
-        return float(flat_v[pick].sum()), flat_w[pick].sum(axis=0).tolist()
+        reduced = values - usage @ np.array(prices)
+        at_best = np.flatnonzero(reduced >= np.maximum.reduceat(reduced, starts[:-1]).repeat(lengths))
+        pick = at_best[np.searchsorted(at_best, starts[:-1])]
+        return float(values[pick].sum()), usage[pick].sum(axis=0).tolist()
 
     return best

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from slurm_elastic.daemon.optimizer.errors import InfeasiblePlan, PlanInputError
-from slurm_elastic.daemon.optimizer.solver import multi_pool
+from slurm_elastic.daemon.optimizer.solver import halves, multi_pool
 from slurm_elastic.daemon.optimizer.solver.crossing_limits import solve_limited
 from slurm_elastic.daemon.optimizer.solver.multi_pool import PoolChoice, solve_pools
 from slurm_elastic.daemon.optimizer.solver.nested_caps import Cap, solve_capped
@@ -36,11 +36,12 @@ def pool_rows(rng: random.Random, pools: int, jobs: int) -> list[list[PoolChoice
     return rows
 
 
-@pytest.mark.parametrize("closing", ["with a MILP solver", "alone"])
+@pytest.mark.parametrize("closing", ["with a MILP solver", "alone", "in Python's integers"])
 def test_pools_equal_brute_force(closing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On four thousand small instances of one to three pools the plan is the best of all, or rightly refused."""
-    if closing == "alone":
+    if closing != "with a MILP solver":
         monkeypatch.setitem(sys.modules, "scipy", None)
+        monkeypatch.setattr(halves, "MOST", halves.MOST if closing == "alone" else 1)
     else:
         pytest.importorskip("scipy", "1.15")
         monkeypatch.setattr(multi_pool, "FIRST_WORK", 20)  # so that the MILP solver really closes some
@@ -267,3 +268,40 @@ def test_bad_choices_in_several_pools_are_refused(choice: PoolChoice, words: str
 def capped_row(rng: random.Random) -> list[Choice]:
     """A job that may go without, and a few sizes."""
     return [Choice(0, 0.0), *(Choice(rng.randint(1, 6), rng.random() * 5) for _ in range(rng.randint(1, 3)))]
+
+
+@pytest.mark.parametrize("most", [halves.MOST, 1])
+def test_pools_that_cost_nothing_are_kept_within_all_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capacity whose price is 0 is left out until a plan breaks it, and no plan given breaks it."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setattr(halves, "MOST", most)
+    broken, breaks = list[bool](), halves.Search._breaks
+
+    def counted(search: halves.Search, found: list[int]) -> bool:
+        broken.append(breaks(search, found))
+        return broken[-1]
+
+    monkeypatch.setattr(halves.Search, "_breaks", counted)
+    rng = random.Random(11)
+    for _ in range(300):
+        rows, capacities = pool_rows(rng, 4, rng.randint(2, 5)), [rng.randint(4, 30) for _ in range(4)]
+        answer = best = None
+        for pick in itertools.product(*rows):
+            if all(sum(o.gpus[t] for o in pick) <= capacities[t] for t in range(4)):
+                value = math.fsum(o.value for o in pick)
+                best = value if best is None else max(best, value)
+        if best is not None:
+            answer = solve_pools(rows, capacities, LABELS)
+            assert abs(answer.value - best) < 1e-8 and answer.gap <= 0
+    assert any(broken)
+
+
+def test_the_largest_accepted_numbers_are_planned_in_several_pools() -> None:
+    """At the bounds of what is accepted the plan is right and within every capacity."""
+    big = 10**9
+    rows = [[PoolChoice((0, 0), 0.0), PoolChoice((big - i, 0), 1e290 * (1 - i / 8)), PoolChoice((0, big), 1e289)]
+            for i in range(4)]  # fmt: skip
+    answer = solve_pools(rows, [2 * big, big], LABELS)
+    assert answer.choice == (1, 1, 2, 0) or answer.choice == (1, 1, 0, 2)
+    assert answer.gap <= 0 and answer.value <= answer.bound < math.inf
+    assert solve_pools(rows, [10**15, 10**15], LABELS).choice == (1, 1, 1, 1)
