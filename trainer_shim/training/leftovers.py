@@ -1,7 +1,9 @@
-"""What a script has kept from when it trained alone, or ran under torchrun, and would train something else than meant.
+"""What a script has kept from when it trained alone, or ran under torchrun.
 
-Promise: told in one sentence, at the call, before anything is trained wrongly. Limits: under the supervisor only, for
-elsewhere a world does not change; optimizers of torch's own base class.
+Promise: what would train something else than meant is told in one sentence, at the call, before anything is trained
+wrongly; its destroy_process_group() does nothing, as the groups are the job's, and a world of one rank has none.
+Limits: told under the supervisor only, for elsewhere a world does not change; optimizers of torch's own base class; a
+destroy_process_group that was imported by its name before join().
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DistributedSampler
@@ -27,12 +30,17 @@ LOOPS = "`for epoch in job.epochs(n):` or `while job.next():`"
 class Leftovers:
     """One per job, from join() to its end."""
 
-    def __init__(self, strategy: Callable[[], Strategy | None], world: Callable[[], World | None]) -> None:
+    def __init__(
+        self, strategy: Callable[[], Strategy | None], world: Callable[[], World | None], supervised: bool = True
+    ) -> None:
         self._strategy, self._world = strategy, world
-        self._before_loop: Any = register_optimizer_step_pre_hook(self._stepped)
-        self._replaced: list[tuple[type, str, Any]] = []
-        self._watch(DistributedDataParallel, "__init__", self._made)
-        self._watch(DistributedSampler, "__iter__", self._drawn)
+        self._before_loop: Any = None
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replace(dist, "destroy_process_group", _of_subgroups)
+        if supervised:
+            self._before_loop = register_optimizer_step_pre_hook(self._stepped)
+            self._watch(DistributedDataParallel, "__init__", self._made)
+            self._watch(DistributedSampler, "__iter__", self._drawn)
 
     def begin(self) -> None:
         """The script's loop begins: there optimizers are watched by who steps them."""
@@ -46,16 +54,20 @@ class Leftovers:
             setattr(kind, name, before)
         self._replaced.clear()
 
+    def _replace(self, owner: Any, name: str, other: Callable[[Any], Any]) -> None:
+        before = owner.__dict__[name]
+        setattr(owner, name, functools.wraps(before)(other(before)))
+        self._replaced.append((owner, name, before))
+
     def _watch(self, kind: type, name: str, met: Callable[[Any], None]) -> None:
-        before = kind.__dict__[name]
+        def watching(before: Any) -> Any:
+            def watched(this: Any, *args: Any, **kwargs: Any) -> Any:
+                met(this)
+                return before(this, *args, **kwargs)
 
-        @functools.wraps(before)
-        def watched(this: Any, *args: Any, **kwargs: Any) -> Any:
-            met(this)
-            return before(this, *args, **kwargs)
+            return watched
 
-        setattr(kind, name, watched)
-        self._replaced.append((kind, name, before))
+        self._replace(kind, name, watching)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -91,6 +103,16 @@ class Leftovers:
                 f"{world.size}: samples would be left out, or seen twice; accepted: job.loader(dataset), job.share(n), "
                 "or for an evaluation a new sampler each time"
             )
+
+
+def _of_subgroups(destroy: Callable[[Any], None]) -> Callable[..., None]:
+    """torch's destroy_process_group(), but for a script's call that would end the job's own groups."""
+
+    def destroy_process_group(group: Any = None) -> None:
+        if _calls().startswith("slurm_elastic.") or group not in (None, dist.group.WORLD):
+            destroy(group)
+
+    return destroy_process_group
 
 
 def _calls() -> str:

@@ -73,7 +73,7 @@ class Session:
         """This process has done a step."""
         self._lag = 1 if self.device.type == "cuda" else 0
         supervised = membership.client is not None
-        self._leftovers = Leftovers(lambda: self.strategy, lambda: membership.world) if supervised else None
+        self._leftovers = Leftovers(lambda: self.strategy, lambda: membership.world, supervised)
         audit = os.environ.get("SELASTIC_AUDIT")
         self._audit = Recorder(audit, membership.worker) if audit else None
         if membership.client is not None:
@@ -240,8 +240,7 @@ class Session:
 
     def begin(self) -> None:
         """Enter the first world, with the state that it starts from."""
-        if self._leftovers is not None:
-            self._leftovers.begin()
+        self._leftovers.begin()
         tuning, membership = self.tuning, self.membership
         micro = tuning.micro_batch or tuning.fitted
         limits = {
@@ -366,12 +365,11 @@ class Session:
             client.send({"type": "failed", "generation": self.world().generation, "error": said})
             client.flush()
         self.trackers.close()
-        if self._leftovers is not None:
-            self._leftovers.end()
         if self.strategy is not None:
             self.strategy.disconnect()
         # Under the supervisor the process ends right after this, and destroying a group may wait for dead ranks.
         if self.membership.world is not None and self.membership.world.grouped and self.membership.client is None:
             worlds.leave()
+        self._leftovers.end()
         if self.membership.client is not None:
             self.membership.client.close()

@@ -72,6 +72,22 @@ def test_a_script_makes_no_distributed_data_parallel(about: SimpleNamespace) -> 
         dist.destroy_process_group()
 
 
+def test_a_script_does_not_end_the_jobs_groups(about: SimpleNamespace) -> None:
+    """`destroy_process_group()`, with which most scripts end: nothing of it, and no error in a world of one rank, which
+    has no group. A group that the script has made is its own, and so is everything afterwards."""
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    dist.destroy_process_group(dist.group.WORLD)
+    assert dist.is_initialized()
+    own = dist.new_group([0])
+    dist.destroy_process_group(own)
+    assert own not in dist.distributed_c10d._world.pg_map
+    about.leftovers.end()
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
 def test_a_sampler_of_another_world_is_refused(about: SimpleNamespace) -> None:
     """One that was made before a resize, or for a fixed world."""
     sampler: DistributedSampler[int] = DistributedSampler(range(8), num_replicas=2, rank=1, shuffle=False)  # type: ignore[arg-type]
