@@ -81,6 +81,8 @@ class _Rewriting:
         """Lines in front of statements of the loop."""
         self._settings: list[str] = []
         """Lines for in front of join()."""
+        sharded = script.calls(script.tree, "fully_shard")
+        self._sharded = min(sharded, key=lambda call: call.lineno, default=None)
 
     def leave(self, node: ast.AST, sentence: str) -> None:
         self.left.append((getattr(node, "lineno", 1), sentence))
@@ -222,15 +224,31 @@ class _Rewriting:
                 if (line := f"{target} = job.replicate({target})") not in self._before:
                     self._before.append(line)
         if not wraps:
+            self._shards()
             for name in self._parameters_of():
                 models.add(name)
-                self._before.append(f"{name} = job.replicate({name})")
+                way = "replicate" if self._sharded is None else "shard"
+                self._before.append(f"{name} = job.{way}({name})")
         if not models:
             self.leave(self.loop, "no model is found; give each to job.replicate(model) before the loop")
         for node in ast.walk(script.tree):
             if isinstance(node, ast.Attribute) and node.attr == "no_sync" and not script.for_torchrun(node):
                 self.leave(node, "gradients travel with the last micro batch of job.share() by themselves")
         return models
+
+    def _shards(self) -> None:
+        """What is cut up before there is a world is remembered, and done in each one."""
+        for call in self.script.calls(self.script.tree, "fully_shard"):
+            self.edits.replace(call.func, "elastic.fully_shard")
+            for entry in call.keywords:
+                if entry.arg == "mesh":
+                    self.leave(call, "leave mesh= out: each world has a mesh of its own, job.mesh")
+        if self._sharded is not None:
+            self.leave(
+                self._sharded,
+                "the model is cut up in the loop, where there is a world: what looks at its parts, or loads them, "
+                "before it has to go; job.save(path) writes the whole model",
+            )
 
     def _parameters_of(self) -> list[str]:
         """Names whose parameters optimizers are made of."""
@@ -394,7 +412,8 @@ class _Rewriting:
             first, last = (counted.args[0], counted.args[1]) if len(counted.args) > 1 else (None, counted.args[0])
             if first is not None and edits.source(first) != "0":
                 self._before.append(f"job.begin_at(step={edits.source(first)})")
-            self._top.append(f"{ast.unparse(loop.target)} = job.global_step")
+            if (number := ast.unparse(loop.target)) != "_":
+                self._top.append(f"{number} = job.global_step")
             edits.replace_from_to(_Start(loop), loop.iter, f"while job.next({edits.source(last)})")
         else:
             forever = isinstance(loop.test, ast.Constant)
@@ -455,7 +474,7 @@ class _Rewriting:
             if name.startswith(DISTRIBUTED) and not self._asks(node) and not name.endswith("_process_group"):
                 if name.endswith("barrier"):
                     self.leave(node, "no barrier is needed: job.once(function) has the others wait")
-                elif name[len(DISTRIBUTED) :].islower() and "." not in name[len(DISTRIBUTED) :]:
+                elif re.fullmatch(r"(?!get_|is_)[a-z_]+", name[len(DISTRIBUTED) :]):
                     self.leave(node, f"{name} needs all ranks of the world: in the loop only, and not in job.once()")
             elif name.endswith(("wandb.init", "SummaryWriter", "mlflow.start_run")):
                 self.leave(node, "give it to job.tracker(...), so that it is rank 0's (docs/how-to/log-a-run.md)")

@@ -145,6 +145,33 @@ for epoch in range(1, args.epochs + 1):
     with open(f"said", "a") as file:
         file.write(json.dumps([epoch, steps]) + "\\n")
 """
+SHARDED = """import json
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def main():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(dist.get_default_backend_for_device("cuda"))
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    for layer in model:
+        fully_shard(layer, mp_policy=MixedPrecisionPolicy())
+    fully_shard(model)
+    model.to_empty(device="cpu")
+    optim = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for number in range(3):
+        x = torch.randn(8, 4)
+        model(x).sum().backward()
+        optim.step()
+        optim.zero_grad()
+    dist.destroy_process_group()
+
+
+main()
+"""
 SCRIPTS = {"epochs": EPOCHS, "iterations": ITERATIONS, "plain": PLAIN}
 SAID = {
     "epochs": [[0, 0.07], [1, 0.049], [2, 0.0343]],
@@ -194,6 +221,29 @@ def test_what_is_changed_and_what_is_left() -> None:
     assert 'job.keep(globals(), "iter_num", optimizer=optimizer)\nwhile job.next():\n' in text
     assert text.count("get_batch()\n") == 1 and "    for micro_step in micros:\n        X = get_batch()\n" in text
     assert [line for line, sentence in left if "this is for torchrun" in sentence] == [13, 51]
+
+
+def test_a_sharded_model_is_sharded_in_each_world() -> None:
+    """fully_shard() is the job's, and what the loop is given comes from job.shard(); what has to go is said. With the
+    share of an iteration, which is left to the author, it trains."""
+    text, left = converted(SHARDED, "x.py")
+    assert text.count("elastic.fully_shard(") == 2 and "job.replicate" not in text
+    assert "    model = job.shard(model)\n    job.keep(optim=optim)\n    while job.next(3):\n" in text
+    said = {line: sentence for line, sentence in left}
+    assert "what looks at its parts" in said[14] and "job.share(samples).positions" in said[18] and 10 not in said
+    assert any(
+        "mesh= out" in sentence for _, sentence in converted(SHARDED.replace("(model)", "(model, mesh=m)"), "x")[1]
+    )
+
+
+def test_a_converted_sharded_script_trains(tmp_path: Path) -> None:
+    """On two workers, when what was left is done."""
+    text = converted(SHARDED, "x.py")[0].replace("model(x)", "model(x[job.share(8).positions])")
+    (tmp_path / "train.py").write_text(
+        text.replace("\n\n\nmain()", "\n    print('trained', len(job.full_state()))\n\n\nmain()")
+    )
+    run = Run(tmp_path, "--nproc", "2", "train.py")
+    assert run.wait() == 0 and "trained 4" in run.text(), run.text()
 
 
 @pytest.mark.parametrize(
