@@ -23,6 +23,7 @@ parser.add_argument("--limit", action="store_true", help="end by job.next(steps=
 parser.add_argument("--die", type=int, default=-1, help="iteration in whose backward pass rank 1 is killed, once")
 parser.add_argument("--odd", type=int, default=-1, help="world in which rank 1 asks for another total")
 parser.add_argument("--sharded", action="store_true", help="made on the meta device, by a function of the script's own")
+parser.add_argument("--mixed", action="store_true", help="of a sharded model: computed in single precision")
 args = parser.parse_args()
 out = Path(args.out)
 block, letters = 8, 17
@@ -72,9 +73,13 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scaler = torch.amp.GradScaler("cpu", enabled=False)
 if args.sharded:
     # As a script does that knows of no worlds, but for where fully_shard comes from.
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    kinds = (torch.float32, torch.float64) if args.mixed else (None, None)
+    policy = MixedPrecisionPolicy(*kinds)
     for part in (model.embed, model.body, model.head):
-        elastic.fully_shard(part, reshard_after_forward=part is model.embed)
-    elastic.fully_shard(model)
+        elastic.fully_shard(part, reshard_after_forward=part is model.embed, mp_policy=policy)
+    elastic.fully_shard(model, mp_policy=policy)
     model.embed.set_modules_to_forward_prefetch([model.body])
     model.head.set_modules_to_backward_prefetch([model.body])
     model.to_empty(device=job.device)

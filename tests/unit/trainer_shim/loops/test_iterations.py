@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from worker_harness import SCRIPT, Control, Start, Zygote, alone, difference, result
 
 from slurm_elastic.trainer_shim.control.worker_client import EXIT_LOST
@@ -107,6 +108,26 @@ def test_killed_and_started_again_from_a_checkpoint(zygote: Zygote, begin: Start
     assert drawn(tmp_path) == drawn(tmp_path / "still", name)
     done = [message for message in control.all("done") if message["finished"]]
     assert done and done[-1]["step"] == 60
+
+
+@cuts
+def test_sharded_iterations_in_mixed_precision(zygote: Zygote, begin: Start, tmp_path: Path) -> None:
+    """A MixedPrecisionPolicy, beside prefetching, reshard_after_forward and activation checkpointing, in each of the
+    worlds 2 -> 4 -> 3 -> 2: the samples of a run in one process, which computes in double precision, and its parameters
+    but for the rounding of single precision; they themselves, and the sums, stay in double."""
+    control = begin("--hold-from", "0", "--pace", "0.01", "--sharded", "--mixed")
+    control.start("a", "b")
+    for names in ("abcd", "bcd", "cd"):
+        control.resize(*names)
+    assert control.exits(*"abcd") == [0] * 4, control.story()
+    found = audit.check(control.audit, samples=7, epochs=60)
+    assert found.ok and found.worlds == 4, (found, control.story())
+    ours, theirs = result(tmp_path), undisturbed(zygote, tmp_path, "--sharded")
+    assert {value.dtype for value in ours["model"].values()} == {torch.float64}
+    assert 1e-12 < difference(ours, theirs) < 1e-3
+    (name,) = [path.name.split(".")[0].removeprefix("drawn-") for path in (tmp_path / "still").glob("drawn-*")]
+    assert drawn(tmp_path) == drawn(tmp_path / "still", name)
+    assert said(tmp_path) == pytest.approx(said(tmp_path / "still", name), rel=1e-3)
 
 
 @cuts
