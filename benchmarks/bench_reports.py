@@ -8,14 +8,16 @@ through, as a report every 5 s of 10 ms steps has; the GIL makes the training wa
 the supervisor does for the reports of one interval of 64 ranks; it has a core of the batch host to share.
 
 Then whole steps of a job beside those of a plain PyTorch loop, in the same processes, turn by turn (step_train.py),
-under `selastic run` with one worker and with two: all that the job adds, the noise scale and the agreement on the step
-included. `data` is fetching a batch, which loader workers do beside training where there are some; `step` the rest.
+under `selastic run` with one worker and with two, for models of two sizes: all that the job adds, the noise scale and
+the agreement on the step included. `data` is fetching a batch, which loader workers do beside training where there are
+some; `step` the rest.
 --beside: of another checkout too, in turn with this one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -25,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import _setup  # noqa: F401
 
@@ -40,6 +43,8 @@ STEP_S = 0.010
 INTERVAL_S = 5.0
 RANKS = 64
 LIMIT = 0.01
+SIZES = ((16, 32), (5, 256))
+"""Layers, and units of each: 17 thousand parameters, and 0.27 million."""
 SHAPE = StepShape(1, 64 * RANKS, 64, 1, rank=0, rank_samples=64)
 
 
@@ -94,8 +99,9 @@ def one_interval(machine: Machine, members: list[str]) -> None:
         machine.handle(WorkerMessage(name, {"type": kind, "generation": 1, "batch": SHAPE.batch, "pace": pace}), 0.0)
 
 
-def whole_steps(checkout: Path, workers: int) -> dict[str, dict[str, list[float]]]:
-    """Of the job and of the plain loop, `data` and `step`: seconds by the wall, the thread's CPU, the process's."""
+def whole_steps(checkout: Path, workers: int, size: tuple[int, int]) -> dict[str, Any]:
+    """Of the job and of the plain loop, `data` and `step`: seconds by the wall, the thread's CPU, the process's; and
+    how many parameters there are."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -105,22 +111,25 @@ def whole_steps(checkout: Path, workers: int) -> dict[str, dict[str, list[float]
             "--nproc",
             str(workers),
         ]
-        script = [str(HERE / "step_train.py"), "--out", f"{folder}/out"]
+        layers, width = map(str, size)
+        script = [str(HERE / "step_train.py"), "--out", f"{folder}/out", "--layers", layers, "--width", width]
         env = {**os.environ, "PYTHONPATH": str(checkout / "packaging" / "namespace")}
         subprocess.run([*command, "--job-dir", f"{folder}/job", *script], env=env, check=True, stdout=subprocess.PIPE)
-        found: dict[str, dict[str, list[float]]] = json.loads(Path(f"{folder}/out.0").read_text())
+        found: dict[str, Any] = json.loads(Path(f"{folder}/out.0").read_text())
     return found
 
 
 def compare(checkouts: list[Path], rounds: int) -> None:
     """The table of whole steps: CPU time of the training thread, medians over the rounds."""
     print(f"\nwhole steps, us of the training thread's CPU time, median of {rounds} rounds")
-    print(f"{'workers':9}{'checkout':12}{'part':6}{'job':>9}{'plain':>9}{'added':>9}{'added, wall':>13}")
-    for workers in (1, 2):
-        found: dict[Path, list[dict[str, dict[str, list[float]]]]] = {checkout: [] for checkout in checkouts}
+    print(
+        f"{'workers':9}{'parameters':12}{'checkout':12}{'part':6}{'job':>9}{'plain':>9}{'added':>9}{'added, wall':>13}"
+    )
+    for workers, size in itertools.product((1, 2), SIZES):
+        found: dict[Path, list[dict[str, Any]]] = {checkout: [] for checkout in checkouts}
         for _ in range(rounds):
             for checkout in checkouts:
-                found[checkout].append(whole_steps(checkout, workers))
+                found[checkout].append(whole_steps(checkout, workers, size))
         for checkout, runs in found.items():
             for part in ("data", "step"):
                 job, plain = ([run[who][part] for run in runs] for who in ("job", "plain"))
@@ -128,7 +137,8 @@ def compare(checkouts: list[Path], rounds: int) -> None:
                 cells = [statistics.median(run[1] for run in taken) * 1e6 for taken in (job, plain, added)]
                 wall = statistics.median(run[0] for run in added) * 1e6
                 numbers = "".join(f"{cell:9.0f}" for cell in cells)
-                print(f"{workers:<9}{checkout.name:12}{part:6}{numbers}{wall:13.0f}", flush=True)
+                case = f"{workers:<9}{runs[0]['parameters']:<12}{checkout.name:12}{part:6}"
+                print(f"{case}{numbers}{wall:13.0f}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

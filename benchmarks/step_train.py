@@ -97,11 +97,13 @@ class Plain:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def train(job: elastic.Job, layers: int, block: int, blocks: int) -> dict[str, Any]:
+def train(job: elastic.Job, layers: int, width: int, block: int, blocks: int) -> dict[str, Any]:
     """Blocks of steps of both, in turn; medians of what they took."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(BATCH * STEPS, 32), torch.randn(BATCH * STEPS, 1))
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(layers)), nn.Linear(32, 1))
+    widths = [32, *[width] * layers]
+    hidden = (nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in itertools.pairwise(widths))
+    model = nn.Sequential(*hidden, nn.Linear(width, 1))
     other = copy.deepcopy(model)
     optimizer, plain_optimizer = (torch.optim.AdamW(net.parameters(), lr=1e-3) for net in (model, other))
     net = job.wrap(model, optimizer)
@@ -125,18 +127,23 @@ def train(job: elastic.Job, layers: int, block: int, blocks: int) -> dict[str, A
         loader.close()  # type: ignore[attr-defined]
         if len(ours.blocks) >= blocks:
             job.stop()
-    return {"job": ours.medians(), "plain": theirs.medians(), "parameters": sum(1 for _ in model.parameters())}
+    return {
+        "job": ours.medians(),
+        "plain": theirs.medians(),
+        "parameters": sum(entry.numel() for entry in model.parameters()),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--block", type=int, default=50)
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--out", required=True, help="file that every rank writes its numbers to, with .RANK behind it")
     args = parser.parse_args()
     job = elastic.join(batch=BATCH, lr="sqrt")
-    found = train(job, args.layers, args.block, args.blocks)
+    found = train(job, args.layers, args.width, args.block, args.blocks)
     Path(f"{args.out}.{job.rank}").write_text(json.dumps(found))
 
 
