@@ -60,12 +60,30 @@ def story(folder: Path) -> str:
     return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)
 
 
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+
+
+def state_of(sandbox: Sandbox, job: int) -> str:
+    shown = sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+    return shown.partition("JobState=")[2].partition(" ")[0]
+
+
 def completes(sandbox: Sandbox, job: int, folder: Path) -> None:
     """Wait for its end, which is a good one."""
 
-    def state() -> str:
-        shown = sandbox.run(["scontrol", "-o", "show", "job", str(job)]).stdout
-        return shown.partition("JobState=")[2].partition(" ")[0]
+    def ended() -> str:
+        state = state_of(sandbox, job)
+        return state if state in OVER else ""
 
-    over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-    assert wait_until(lambda: state() in over and state(), 120, lambda: story(folder)) == "COMPLETED", story(folder)
+    assert wait_until(ended, 120, lambda: story(folder)) == "COMPLETED", story(folder)
+
+
+def resizes(sandbox: Sandbox, daemon: FakeDaemon, number: int, job: int, folder: Path) -> None:
+    """Wait until it trains at another size; not where it has ended, or does without."""
+
+    def came() -> str:
+        told = [phase.phase for phase in daemon.phases if phase.resize == number]
+        last = next((phase for phase in ("running", "failed", "withdrawn") if phase in told), "")
+        return last or (state_of(sandbox, job) in OVER) * "ended"
+
+    assert wait_until(came, 120, lambda: story(folder), every=0.5) == "running", (number, daemon.phases, story(folder))

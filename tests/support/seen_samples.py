@@ -1,7 +1,8 @@
 """What the model of a script is given, recorded where it is called: beside the job's own record, and independent of it.
 
 Imported by a sitecustomize in every worker, so that the script itself knows nothing of it. One JSON line for each call
-with gradients of the first model that the script has handed to job.replicate(): a digest of each row of its input. The
+with gradients of the first model that the script, or its framework's adapter, has given to the job: a digest of each
+row of its input. The
 lines have the form of training/audit's, so that steps which a restart has set back are left out of them in the same
 way.
 """
@@ -38,10 +39,14 @@ def begin(folder: str, first_call: bool = False) -> None:
     def record(module: Any, inputs: tuple[Any, ...]) -> None:
         job = shim._current[0] if shim._current else None
         strategy: Any = job._session.strategy if job is not None else None
-        if job is None or strategy is None or not torch.is_grad_enabled() or not strategy.weight:
+        if job is None or strategy is None or not torch.is_grad_enabled():
             return
+        own = job._own_loop.models  # of a loop of the script's own
+        micro = None if own else job._epoch_loop.micro
+        counts = strategy.weight if own else micro is not None and micro.weight
         now = job.generation, job.global_step + 1
-        if module is not strategy.models[0].module or (first_call and now == last[0]):
+        first = strategy.models[0].module if own else strategy.module
+        if not counts or module is not first or (first_call and now == last[0]):
             return
         last[0] = now
         if os.getpid() not in recorders:
