@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job test-scripts
-.PHONY: bench-optimizer bench-models bench-paper bench-simulator bench-ingest
+.PHONY: bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
@@ -89,11 +89,12 @@ soak-cluster: ready slurm  ## of which: selasticd, supervisors, workers, Slurm, 
 	exit $$failed
 
 # BENCH_ARGS: for example --quick, or --profiles/--data FOLDER of measured profiles.
-bench-optimizer bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
+bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse: \
 		bench-%: ready
 	$(BIN)/python benchmarks/bench_$*.py $(BENCH_ARGS)
 
 bench-optimizer:  ## the exact optimizer beside other methods: CPU time, memory, value
+bench-evolve:  ## the policy evolve: without a seed, where placement costs, for many jobs
 bench-models:  ## throughput models: error and value of the plans made from them
 bench-paper:  ## the paper's experiments: elastic batches against fixed ones
 bench-simulator:  ## the simulator: speed, policies, restarts, needless moves

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from instances import Instance
+
+from slurm_elastic.daemon.optimizer.evolution.arrays import ChoiceArrays
+from slurm_elastic.daemon.optimizer.evolution.placing import Placing, worth
+from slurm_elastic.daemon.optimizer.evolution.search import Search
+from slurm_elastic.daemon.optimizer.problem import Problem
+from slurm_elastic.daemon.optimizer.solver.table import Choice
 
 
 def recurrence_python(instance: Instance) -> float:
@@ -81,47 +88,22 @@ def greedy(instance: Instance) -> float:
     return total
 
 
-def evolution(instance: Instance, seconds: float, population: int = 40, seed: int = 0) -> float:
-    """An evolutionary search in the manner of ONES (SC 2021): uniform crossover, mutation, repair; CPU seconds given.
-
-    Ours after the paper's description; their code is not public.
-    """
-    rng = np.random.default_rng(seed)
-    starts, lengths = instance.starts[:-1], np.diff(instance.starts)
-    people = [_repair(instance, rng, np.zeros(instance.jobs, dtype=np.int64)) for _ in range(population)]
-    for _ in range(population):
-        people.append(_repair(instance, rng, (rng.random(instance.jobs) * lengths).astype(np.int64)))
+def evolution(instance: Instance, seconds: float, seed: int = 0) -> float:
+    """An evolutionary search in the manner of ONES (SC 2021), that of the policy `evolve` without a seed; CPU seconds
+    given."""
+    given = as_problem(instance, [0] * instance.jobs)
+    arrays = ChoiceArrays(given)
+    search = Search(arrays, worth(arrays, Placing(given, arrays), False), [], seed)
     end = time.process_time() + seconds
-    while True:
-        worth = np.array([instance.value[starts + p].sum() for p in people])
-        order = np.argsort(-worth)[:population]
-        people = [people[i] for i in order]
-        if time.process_time() > end:
-            return float(worth.max())
-        for _ in range(population):
-            a, b = people[rng.integers(population)], people[rng.integers(population)]
-            child = np.where(rng.random(instance.jobs) < 0.5, a, b)
-            mutated = rng.random(instance.jobs) < 2.0 / instance.jobs
-            child[mutated] = (rng.random(int(mutated.sum())) * lengths[mutated]).astype(np.int64)
-            people.append(_repair(instance, rng, child))
+    while time.process_time() < end:
+        search.generation()
+    return float(search.worth[0])
 
 
-def _repair(instance: Instance, rng: np.random.Generator, pick: np.ndarray) -> np.ndarray:
-    """Bring a plan within capacity by random steps down, then fill it by random steps up."""
-    starts, lengths, pick = instance.starts[:-1], np.diff(instance.starts), pick.copy()
-    used = int(instance.weight[starts + pick].sum())
-    for j in rng.permutation(instance.jobs).tolist():
-        if used <= instance.capacity:
-            break
-        used -= int(instance.weight[starts[j] + pick[j]] - instance.weight[starts[j]])
-        pick[j] = 0
-    for j in rng.permutation(instance.jobs).tolist():
-        while pick[j] + 1 < lengths[j]:
-            at = starts[j] + pick[j]
-            step = int(instance.weight[at + 1] - instance.weight[at])
-            if used + step > instance.capacity or instance.value[at + 1] <= instance.value[at]:
-                break
-            used, pick[j] = used + step, pick[j] + 1
-            if rng.random() < 0.3:
-                break
-    return pick
+def as_problem(instance: Instance, exact: Sequence[int]) -> Problem:
+    """What a planner is given of it: nobody runs, one pool, nothing known of nodes."""
+    rows = [[Choice(int(k), float(v), 0, float(v)) for k, v in zip(w, x, strict=True)] for w, x in instance.rows()]
+    zero = [0] * len(rows)
+    return Problem(
+        [str(j) for j in range(len(rows))], rows, zero, zero, [instance.capacity], (), exact, [1.0] * len(rows)
+    )

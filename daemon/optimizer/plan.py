@@ -18,14 +18,17 @@ from itertools import islice
 from math import fsum
 
 from .choices import choices
-from .job_view import JobView
+from .job_view import JobView, nodes_at
 from .policies import DEFAULT_POLICY, POLICIES
-from .problem import Planner, Problem, checked
-from .solver.crossing_limits import Limited, solve_limited
+from .problem import Layout, Problem, checked
+from .solver.crossing_limits import solve_limited
 from .solver.knapsack import Solution, solve, value_at
 from .solver.nested_caps import Cap
-from .solver.table import Columns
+from .solver.table import Choice, Columns
 from .targets import PoolPlan, explained
+
+UNKNOWN_SPREAD = 0.1
+"""Share of a job's progress that one node more than needed is taken to cost where its model says nothing of it."""
 
 
 @dataclass
@@ -59,7 +62,9 @@ def plan(jobs: Sequence[JobView], capacity: int, policy: str = DEFAULT_POLICY, c
     return explained(jobs, made, solve(made, capacity, [job.label for job in jobs]), capacity, policy)
 
 
-Solver = Callable[[Sequence[Sequence[JobView]], Sequence[int], Sequence[Cap], str, Cache | None], list[PoolPlan]]
+Solver = Callable[
+    [Sequence[Sequence[JobView]], Sequence[int], Sequence[Cap], str, Cache | None, Layout | None], list[PoolPlan]
+]
 """Makes a plan for several pools at once, as `plan_pools` does."""
 
 
@@ -69,11 +74,12 @@ def plan_pools(
     caps: Sequence[Cap],
     policy: str = DEFAULT_POLICY,
     cache: Cache | None = None,
+    layout: Layout | None = None,
 ) -> list[PoolPlan]:
     """The best plan for several pools of jobs under limits that may cross them; `caps` count through all pools.
 
-    Of a policy with a planner, that planner's. Raises InfeasiblePlan naming the jobs, PlanInputError for bad input,
-    PolicyFailed where a policy that is not ours gives no plan.
+    Of a policy with a planner, that planner's; `layout` is for it. Raises InfeasiblePlan naming the jobs,
+    PlanInputError for bad input, PolicyFailed where a policy that is not ours gives no plan.
     """
     every = iter(choices_of([job for jobs in pools for job in jobs], policy, cache))
     made = [list(islice(every, len(jobs))) for jobs in pools]
@@ -81,7 +87,9 @@ def plan_pools(
     planner = POLICIES[policy].planner
     solutions = found.solutions
     if planner is not None and any(len(row) > 1 for rows in made for row in rows):
-        solutions = _planned(planner, pools, made, capacities, caps, found)
+        problem = problem_of(pools, made, capacities, caps, [i for one in found.solutions for i in one.choice])
+        problem = replace(problem, layout=layout) if layout else problem
+        solutions = refined(found.solutions, made, checked(problem, planner(problem)))
     limits = [caps[c] for c in found.binding if caps[c].label]
     out, first = list[PoolPlan](), 0
     for g, (jobs, options, k) in enumerate(zip(pools, made, capacities, strict=True)):
@@ -94,36 +102,60 @@ def plan_pools(
                 if limit and own[i].gpus > own[at].gpus:
                     targets[j] = replace(target, limit=limit, unlimited=own[i].gpus)
             planned = replace(planned, targets=tuple(targets))
+        if solutions is not found.solutions:
+            exact = (own[i].gpus for own, i in zip(options, found.solutions[g].choice, strict=True))
+            planned = replace(
+                planned, targets=tuple(replace(t, exact=e) for t, e in zip(planned.targets, exact, strict=True))
+            )
         out.append(planned)
         first += len(jobs)
     return out
 
 
-def _planned(
-    planner: Planner,
+def problem_of(
     pools: Sequence[Sequence[JobView]],
     made: Sequence[Sequence[Columns]],
     capacities: Sequence[int],
     caps: Sequence[Cap],
-    found: Limited,
-) -> list[Solution]:
-    """What a planner picks in the place of the exact plan; prices and bounds stay those of the exact one."""
-    jobs = [job for own in pools for job in own]
-    problem = Problem(
+    exact: Sequence[int],
+) -> Problem:
+    """What a planner is given of jobs with these choices, beside the layout."""
+    jobs, rows = [job for own in pools for job in own], [row for own in made for row in own]
+    return Problem(
         labels=[job.label for job in jobs],
-        choices=[list(row) for rows in made for row in rows],
+        choices=[list(row) for row in rows],
         present=[job.current_gpus for job in jobs],
         pools=[g for g, own in enumerate(pools) for _ in own],
         capacities=capacities,
         caps=caps,
-        exact=[i for solution in found.solutions for i in solution.choice],
+        exact=exact,
         weights=[job.weight for job in jobs],
+        nodes=[_nodes(job, row) for job, row in zip(jobs, rows, strict=True)],
+        spread=[_spread(job, row[i]) for job, row, i in zip(jobs, rows, exact, strict=True)],
     )
-    chosen, out, first = checked(problem, planner(problem)), list[Solution](), 0
-    for rows, exact in zip(made, found.solutions, strict=True):
+
+
+def _nodes(job: JobView, row: Columns) -> list[int]:
+    known = dict(job.choices)
+    return [known.get(choice.gpus) or nodes_at(job, choice.gpus) if choice.gpus else 0 for choice in row]
+
+
+def _spread(job: JobView, choice: Choice) -> float:
+    """The share of its progress that the job would lose there on one node more; UNKNOWN_SPREAD where nobody knows."""
+    nodes = nodes_at(job, choice.gpus) if choice.gpus else 0
+    if job.model is None or not 0 < nodes < choice.gpus:
+        return UNKNOWN_SPREAD
+    here, there = job.model.throughputs([(choice.gpus, nodes, choice.batch), (choice.gpus, nodes + 1, choice.batch)])
+    return min(0.5, max(0.0, 1.0 - there / here))
+
+
+def refined(exact: Sequence[Solution], made: Sequence[Sequence[Columns]], chosen: Sequence[int]) -> list[Solution]:
+    """A planner's choices as solutions of the pools; prices and bounds stay those of the exact plan."""
+    out, first = list[Solution](), 0
+    for rows, best in zip(made, exact, strict=True):
         choice = tuple(chosen[first : first + len(rows)])
         value = fsum([value_at(row, i) for row, i in zip(rows, choice, strict=True)])
-        out.append(replace(exact, choice=choice, value=value, gap=max(0.0, exact.value + exact.gap - value)))
+        out.append(replace(best, choice=choice, value=value, gap=max(0.0, best.value + best.gap - value)))
         first += len(rows)
     return out
 

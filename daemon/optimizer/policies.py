@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import PlanInputError
 
 if TYPE_CHECKING:
-    from .problem import Planner
+    from .problem import Planner, Problem
 
 Array = Any
 
@@ -74,6 +74,12 @@ def _sum(progress: Array) -> Array:
     return progress
 
 
+def _evolve(problem: Problem) -> Sequence[int]:
+    from .evolution.refine import evolve  # now: numpy comes with it, and most of selastic does without
+
+    return evolve(problem)
+
+
 def _harmonic(progress: Array) -> Array:
     return -1.0 / progress
 
@@ -99,6 +105,10 @@ POLICIES: dict[str, Policy] = {
     ),
     "fixed-batch": _BuiltIn(
         "sum of speedups with every job's batch held at its reference: the paper's baseline", _sum, fixed_batch=True
+    ),
+    "evolve": _BuiltIn(
+        "as auto, then refined for where GPUs lie on nodes and for how many jobs one round moves",
+        _log, IDLE_SHARE, relative=True, efficiency=None, planner=_evolve,
     ),
     "static": _BuiltIn(
         "every job keeps the size it asked for: what Slurm does by itself", _sum, fixed_batch=True, fixed_size=True

@@ -7,7 +7,8 @@ Limit: whether a plan is any good is the planner's affair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from numbers import Integral
 
 from slurm_elastic.protocol.records import record
@@ -15,6 +16,22 @@ from slurm_elastic.protocol.records import record
 from .errors import PolicyFailed
 from .solver.nested_caps import Cap
 from .solver.table import Choice
+
+
+@record(frozen=True, slots=True)
+class Layout:
+    """Where the jobs are, where there is room, and how much one round moves. Jobs and pools as in the Problem."""
+
+    free: Sequence[Mapping[str, int]] = ()
+    """Of each pool: free GPUs by node."""
+    node_gpus: Sequence[int] = ()
+    """Of each pool: GPUs of its largest node."""
+    held: Sequence[Mapping[int, Mapping[str, int]]] = ()
+    """Of each job: GPUs by node, at its present size and at every smaller one that it can come down to."""
+    most_moves: int = 0
+    """Jobs that one round moves; 0: any number."""
+    min_gain: float = 0.0
+    """Least gain for which anything is moved, in relative gains of one job's progress."""
 
 
 @record(frozen=True, slots=True)
@@ -37,6 +54,13 @@ class Problem:
     """The plan with the largest sum of values, as an index into each job's choices."""
     weights: Sequence[float]
     """Of each job, which its values are multiplied by already."""
+    spread: Sequence[float] = ()
+    """Of each job, the share of its progress that is lost on one node more than its value counts on; empty: not known.
+    """
+    nodes: Sequence[Sequence[int]] = ()
+    """Of each choice, the nodes that its value counts on; empty: as few as the GPUs need."""
+    layout: Layout = field(default_factory=Layout)
+    """Empty where it is not known."""
 
 
 Planner = Callable[[Problem], Sequence[int]]

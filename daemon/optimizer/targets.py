@@ -42,6 +42,9 @@ class Target:
     """The limit that keeps it from more; empty when none does."""
     unlimited: int = 0
     """GPUs it would have without that limit; 0: no limit."""
+    exact: int | None = None
+    """GPUs that the plan with the largest sum of values gives it, where a planner has decided; None: this is that plan.
+    """
 
     @property
     def alternatives(self) -> tuple[tuple[int, int, float], ...]:

@@ -15,12 +15,13 @@ from ..capacity.ledger import Pool
 from ..capacity.shrink_options import Unit
 from ..mechanisms import registry
 from ..optimizer.errors import InfeasiblePlan, PlanInputError, PolicyFailed
-from ..optimizer.policies import DEFAULT_POLICY
+from ..optimizer.policies import DEFAULT_POLICY, POLICIES
 from ..optimizer.targets import Target
 from ..text.reasons import Reason
 from .context import RoundContext
 from .eligibility import RunningJob, ascending_sizes
 from .fixed_targets import failed_lately
+from .free_capacity import layout
 from .moves import Allotment, Move, nearest_batch
 from .optimizer_inputs import KeptMember, Member, PoolAnswer, explored, horizon, share
 from .user_limits import reach
@@ -69,6 +70,7 @@ class Division:
         """Pools for which no plan could be made, with the reason."""
         self.fell_back: str | None = None
         """Why the site's policy did not plan and the built-in one did; empty: it planned; None: it was not asked."""
+        self._plans = POLICIES[self.inputs.settings.policy].planner is not None
         self.shared: dict[int, tuple[Member, PoolAnswer, Target]] = {}
         """What the optimizer said of each job."""
         self.standing: dict[int, Move] = {}
@@ -105,7 +107,8 @@ class Division:
             first += len(group.members)
         pools, capacities, inputs = [g.members for g in groups], [g.capacity for g in groups], self.inputs
         try:
-            answers = share(pools, capacities, caps, inputs.settings, inputs.memory.columns, inputs.solver)
+            laid = layout([(g.pool, g.members) for g in groups], ledger, inputs) if self._plans else None
+            answers = share(pools, capacities, caps, inputs.settings, inputs.memory.columns, inputs.solver, laid)
             self.fell_back = "" if groups and not self.fell_back else self.fell_back
             return answers
         except PolicyFailed as error:

@@ -111,7 +111,7 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
     about = {name: getattr(speeds, name) for name in _SPEEDS}
     found = replace(
         _common(running, context), **about, next=_next(move, begun, context), limit=context.limit or None,
-        sample_worth=worth, quality_gain=gain,
+        exact_gpus=_exact(context.target), sample_worth=worth, quality_gain=gain,
     )  # fmt: skip
     if not move.changes:
         return found
@@ -129,6 +129,11 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
         ),
         tried=True if not planned and move.allotment.reason is Reason.GROW_IDLE else None,
     )
+
+
+def _exact(target: Target | None) -> int | None:
+    """What the exact plan gives, where a planner gives something else."""
+    return target.exact if target is not None and target.exact != target.gpus else None
 
 
 def _quality(running: RunningJob, gpus: int, batch: int, member: Member | None) -> tuple[float, float] | None:

@@ -7,10 +7,10 @@ may end sooner.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
-from slurm_elastic.protocol.messages import Shape
+from slurm_elastic.protocol.messages import Piece, Shape
 from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..capacity.constraints import apart, meets, out_of_reach
@@ -19,9 +19,12 @@ from ..capacity.make_room import Room
 from ..capacity.placement import take
 from ..capacity.requeue_placement import can_restart, comes_back_at, least_start, put_back
 from ..capacity.roster import ElasticJob
+from ..capacity.shrink_options import shrinks, without
+from ..optimizer.problem import Layout
 from ..slurm.model import Node, Snapshot
 from .context import Inputs
 from .eligibility import RunningJob, sizes
+from .optimizer_inputs import Member
 
 
 def free_ledger(snapshot: Snapshot, running_jobs: Collection[RunningJob]) -> Ledger:
@@ -139,3 +142,33 @@ def _suits(node: Node, constraint: str | None, whole: int) -> bool:
     if constraint is None or (whole and (node.gpus != whole or node.cpus_used)):
         return False
     return meets(constraint, node.features)
+
+
+def layout(groups: Sequence[tuple[Pool, Sequence[Member]]], ledger: Ledger, inputs: Inputs) -> Layout:
+    """Where these pools' movable jobs are and where there is room, as a policy's planner takes it: GPUs alone. What is
+    being released counts as free, nodes that take no work do not."""
+    nodes = inputs.snapshot.nodes
+    return Layout(
+        free=[{name: ledger.total(name).gpus for name in pool.nodes if ledger.usable(name)} for pool, _ in groups],
+        node_gpus=[max((nodes[name].gpus for name in pool.nodes), default=1) for pool, _ in groups],
+        held=[_held(m) for _, members in groups for m in members],
+        most_moves=inputs.settings.max_resizes_per_round,
+        min_gain=inputs.settings.min_gain,
+    )
+
+
+def _held(m: Member) -> dict[int, Mapping[str, int]]:
+    """GPUs by node at each size that the job can come down to."""
+    found = {m.rest: _by_node(without(m.running.pieces, m.forced))}
+    for size, pieces in shrinks(m.running.giver, m.forced).items() if m.forced or m.running.may_shrink else ():
+        if size in m.options.downs and size != m.rest:
+            found[size] = _by_node(pieces)
+    return found
+
+
+def _by_node(pieces: Iterable[Piece]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for piece in pieces:
+        for node in piece.nodes:
+            found[node] = found.get(node, 0) + piece.gpus_per_node
+    return found

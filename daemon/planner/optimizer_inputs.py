@@ -23,6 +23,7 @@ from ..optimizer.job_view import JobView, Model, nodes_at
 from ..optimizer.models import goodput
 from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
 from ..optimizer.policies import POLICIES
+from ..optimizer.problem import Layout
 from ..optimizer.solver.nested_caps import Cap
 from ..optimizer.targets import PoolPlan, Target
 from ..text.reasons import Reason
@@ -348,18 +349,21 @@ def share(
     settings: Settings,
     cache: Cache | None = None,
     solver: Solver = plan_pools,
+    layout: Layout | None = None,
 ) -> list[PoolAnswer]:
-    """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little.
+    """The best plan for every pool, or staying where everyone is when a pool's best plan gains too little. A planner
+    decides that by itself: what it counts beside the values is not known here.
 
     `caps` count the members through all pools. Raises InfeasiblePlan, PlanInputError.
     """
     policy, cache = settings.policy, cache or Cache()
-    bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache)
+    bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache, layout)
     gains = []
     for members, best in zip(pools, bests, strict=True):
         stays = list(map(partial(_value_of_staying, policy, cache), members, best.targets))
         gains.append(_gain(policy, members, [t.value for t in best.targets], stays))
-    still = _held_back(pools, bests, caps, {g for g, gain in enumerate(gains) if gain < settings.min_gain})
+    small = {g for g, gain in enumerate(gains) if gain < settings.min_gain and POLICIES[policy].planner is None}
+    still = _held_back(pools, bests, caps, small)
     out = []
     for g, (members, best, gain) in enumerate(zip(pools, bests, gains, strict=True)):
         if g in still:

@@ -97,6 +97,9 @@ class Evidence:
     share_of: str | None = about("whose share of the pool's weight the job has, from the top down", default=None)
     share_part: float | None = about("what of the pool's weight that is: 0.5 is a half", default=None)
     share_jobs: int | None = about("elastic jobs that run there and share it", default=None)
+    exact_gpus: int | None = about(
+        "GPUs by the plan with the largest sum of values, where the policy's planner gives something else", default=None
+    )
     sample_worth: float | None = about(
         "of a job that trains epochs: what a sample is worth at its batch, by its measured noise scale", default=None
     )

@@ -257,6 +257,9 @@ def next_steps(facts: Explain) -> list[str]:
             f" gradient noise): if it trains until a quality, and not for its epochs, until=quality in the request"
             f" brings {evidence.quality_gain:+.0%} at this size"
         )
+    if evidence.exact_gpus is not None:
+        exact = words.gpus(evidence.exact_gpus)
+        lines.append(f"the plan with the largest sum would give it {exact}; the policy counts more than that")
     if evidence.weight_factor:
         lines.append(f"its weight is multiplied by {evidence.weight_factor:g} (setting shorter_first)")
     held = job.held_gpus or 0

@@ -413,6 +413,13 @@ def test_what_its_weight_and_its_samples_count_is_told(store: Store, viewer: Cal
     assert "a sample is worth 40% of one at the batch it began with" in text and "brings +62% at this size" in text
 
 
+def test_what_the_exact_plan_would_give_is_told(store: Store, viewer: Callable[..., Any]) -> None:
+    """Where a policy's planner decides otherwise than the sum of values, as `evolve` may."""
+    steady(store, evidence={"exact_gpus": 6})
+    text = " ".join("\n".join(render(reports.explain(store, 7, viewer(1000), NOW))).split())
+    assert "the plan with the largest sum would give it 6 GPUs; the policy counts more than that" in text
+
+
 def test_reports_without_a_model_are_told(store: Store, viewer: Callable[..., Any]) -> None:
     """A job whose measurements make no model keeps its size; the sentence says what is wrong with them."""
     steady(store, reason="keep_unfitted", evidence={"unfitted": "step time 1e-300 s at 4 GPUs"})

@@ -1,0 +1,146 @@
+"""What a plan costs by where it would lie: nodes beyond those counted on, shared nodes, moves beyond a round's.
+
+Growths are placed as the planner places companions: the largest free shares first, what is left over where it leaves
+least, the largest gains of progress first. Nodes are counted by how many GPUs are free on them; which is which is not
+followed.
+Promise: the same plan costs the same. Limit: cores, memory, constraints and switches are not looked at, nor whether a
+growth lands on a node that its job is on already: the planner's placement may turn out otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..problem import Problem
+from .arrays import Array, ChoiceArrays
+
+SHARED = 0.002
+"""Progress lost, relatively, for each node that a growth shares with others: no more than a tie-breaker."""
+LATE = 0.02
+"""The same for each move beyond those that a round begins."""
+SPREAD = 0.1
+"""The same for each node beyond those counted on, of jobs of which it is not known."""
+MOST_LOST = 0.95
+
+
+class Placing:
+    """The share of its progress that each job of each plan loses by where it would lie."""
+
+    def __init__(self, problem: Problem, arrays: ChoiceArrays) -> None:
+        layout, jobs = problem.layout, len(arrays.length)
+        self.arrays, self.pool, self.most_moves = arrays, np.array(problem.pools), layout.most_moves
+        self.known = bool(layout.free)
+        if not self.known:
+            return
+        self.spread = np.array(problem.spread or [SPREAD] * jobs)
+        names = sorted({name for free in layout.free for name in free})
+        self.node = {name: number for number, name in enumerate(names)}
+        self.sizes = max([*layout.node_gpus, *(gpus for free in layout.free for gpus in free.values()), 1])
+        self.free = np.zeros(len(names), dtype=np.int64)
+        self.home = np.zeros(len(names), dtype=np.int64)
+        for pool, free in enumerate(layout.free):
+            for name, gpus in free.items():
+                self.free[self.node[name]], self.home[self.node[name]] = gpus, pool
+        self.whole = np.array(layout.node_gpus)
+        self.needed = -(-arrays.gpus // np.maximum(1, self.whole[self.pool[arrays.job]]))
+        if problem.nodes:
+            self.needed = np.array([nodes for row in problem.nodes for nodes in row])
+        self._hold(problem)
+
+    def lost(self, people: Array) -> Array:
+        """People x jobs, each from 0 to 0.95; moves beyond a round's are charged in `late`."""
+        if not self.known:
+            return np.zeros(people.shape)
+        nodes, shared = self.kept[people], np.zeros(people.shape)
+        counts = self._counts(people)
+        more = self.more[people]
+        order = np.argsort(np.where(more > 0, -self.gain[people], np.inf), axis=1, kind="stable")
+        rows = np.arange(len(people))
+        for turn in range(int((more > 0).sum(axis=1).max(initial=0))):
+            jobs = order[:, turn]
+            added, with_others = self._place(counts, self.pool[jobs], more[rows, jobs])
+            nodes[rows, jobs] += added
+            shared[rows, jobs] = with_others
+        lost = self.spread * np.maximum(0, nodes - self.needed[people]) + SHARED * shared
+        return np.minimum(MOST_LOST, np.where(self.arrays.gpus[people] > 0, lost, 0.0))
+
+    def late(self, people: Array) -> Array:
+        """What each plan loses by moves that wait for a later round."""
+        if not self.most_moves:
+            return np.zeros(len(people))
+        moves = (people != self.arrays.present).sum(axis=1)
+        return LATE * np.maximum(0, moves - self.most_moves) * float(self.arrays.weight.mean())
+
+    def _hold(self, problem: Problem) -> None:
+        """Of each choice: nodes kept, GPUs to find a place for, the gain that orders growths, and what it frees."""
+        arrays, count = self.arrays, len(self.arrays.gpus)
+        self.kept, self.more = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self.gain = np.zeros(count)
+        self.freed: dict[int, list[tuple[int, int]]] = {}
+        """By position: (node, GPUs)."""
+        held = problem.layout.held or [{}] * len(arrays.length)
+        for j, row in enumerate(problem.choices):
+            now = held[j].get(max(held[j], default=0), {})
+            before = next((o.speedup for o in row if o.gpus == problem.present[j] and o.speedup > 0), 1.0)
+            for i, choice in enumerate(row):
+                at, down = int(arrays.start[j]) + i, held[j].get(choice.gpus)
+                self.kept[at] = len(now if down is None else down)
+                self.more[at] = max(0, choice.gpus - sum(now.values())) if down is None else 0
+                self.gain[at] = choice.speedup / before
+                rest = {} if down is None else down
+                given = [(self.node[n], g - rest.get(n, 0)) for n, g in now.items() if n in self.node]
+                given = [(node, gpus) for node, gpus in given if gpus > 0]
+                if down is not None and given:
+                    self.freed[at] = given
+        self.freeing = np.zeros(count, dtype=bool)
+        self.freeing[list(self.freed)] = True
+
+    def _counts(self, people: Array) -> Array:
+        """Nodes of each pool by their free GPUs: pools x (GPUs + 1) x people."""
+        free = np.repeat(self.free[None, :], len(people), axis=0)
+        for row, job in zip(*np.nonzero(self.freeing[people]), strict=True):
+            for node, gpus in self.freed[int(people[row, job])]:
+                free[row, node] += gpus
+        shape = len(self.whole), self.sizes + 1, len(people)
+        at = (self.home * shape[1] + np.minimum(free, self.sizes)) * shape[2] + np.arange(len(people))[:, None]
+        return np.bincount(at.ravel(), minlength=int(np.prod(shape))).reshape(shape)
+
+    def _place(self, counts: Array, pools: Array, more: Array) -> tuple[Array, Array]:
+        """(nodes, nodes shared with others) that the further GPUs of one job in each plan take; used up in place."""
+        rows = np.arange(len(more))
+        free = counts[pools, :, rows].T  # (GPUs + 1) x people
+        whole, left = self.whole[pools], more.copy()
+        nodes, shared = np.zeros_like(left), np.zeros_like(left)
+        for size in np.flatnonzero(free[1:].any(axis=1))[::-1] + 1:
+            taken = np.minimum(free[size], left // size)
+            free[size] -= taken
+            free[0] += taken
+            left -= taken * size
+            nodes += taken
+            shared += np.where(size < whole, taken, 0)
+        fits = (free > 0) & (np.arange(self.sizes + 1)[:, None] >= left)
+        rest = (left > 0) & fits.any(axis=0)
+        best = np.where(rest, fits.argmax(axis=0), 0)
+        free[best, rows] -= rest
+        free[np.maximum(0, best - left), rows] += rest
+        nodes += rest + np.where(rest, 0, left)  # no node has it: counted as one for each GPU
+        shared += rest & (best < whole)
+        counts[pools, :, rows] = free.T
+        return nodes, shared
+
+
+def worth(arrays: ChoiceArrays, placing: Placing, relative: bool) -> Any:
+    """The objective: each plan's sum of values, less what placement costs of each job's progress.
+
+    relative: values are weighted logarithms of progress, so a lost share x costs weight * -ln(1 - x); else they are
+    proportional to it.
+    """
+
+    def objective(people: Array) -> Array:
+        values, lost = arrays.value[people], placing.lost(people)
+        each = values + arrays.weight * np.log1p(-lost) if relative else values * (1.0 - lost)
+        return each.sum(axis=1) - placing.late(people)
+
+    return objective
