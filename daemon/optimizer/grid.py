@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from .errors import PlanInputError
-from .job_view import JobView, nodes_at
+from .job_view import JobView, check_batches, check_sizes, nodes_at
 from .models import goodput
 from .models.configurations import Configurations, of_sizes
 from .models.step_time import Array
@@ -45,10 +45,13 @@ class Grid:
 def grid_of(job: JobView, policy: Policy) -> Grid:
     """The grid of a job under a policy. Raises PlanInputError where no size has a feasible batch."""
     gpus, batch = job.current_gpus, job.current_batch
-    if gpus > 0 and (job.frozen or policy.fixed_size):
-        return _still(gpus, nodes_at(job, gpus), batch)
-    sizes = _asked_for(job) if policy.fixed_size else job.choices
-    found = _grid(sizes, job.batches, gpus, batch, job.reference_batch if policy.fixed_batch else 0)
+    try:
+        if gpus > 0 and (job.frozen or policy.fixed_size):
+            return _still(gpus, nodes_at(job, gpus), batch)
+        sizes = _asked_for(job) if policy.fixed_size else job.choices
+        found = _grid(sizes, job.batches, gpus, batch, job.reference_batch if policy.fixed_batch else 0)
+    except PlanInputError as error:
+        raise PlanInputError(f"job {job.label}: {error}") from None
     if found is None:
         raise PlanInputError(f"job {job.label} has no size with a feasible batch among {[k for k, _ in job.choices]}")
     return found
@@ -63,15 +66,18 @@ def _asked_for(job: JobView) -> tuple[tuple[int, int], ...]:
 @lru_cache(maxsize=1 << 10)
 def _still(gpus: int, nodes: int, batch: int) -> Grid:
     """Of a job that may not move."""
+    check_sizes([(gpus, nodes)])
     return _made([(gpus, nodes, (batch,))], gpus, batch)
 
 
 @lru_cache(maxsize=1 << 10)
 def _grid(sizes: tuple[tuple[int, int], ...], batches: Batches, gpus: int, batch: int, only: int) -> Grid | None:
     """`gpus`, `batch`: what the job has; `only`: the batch that the others are held near to, 0: none is."""
+    check_sizes(sizes)
     rows = list[tuple[int, int, tuple[int, ...]]]()
     for size, nodes in sorted(dict(sizes).items()):
         feasible = batches(size) if size else (1,)
+        check_batches(size, feasible)
         if only and size:
             feasible = goodput.nearest(feasible, only)
         if size == gpus and size and batch > 0 and batch not in feasible:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from numbers import Integral
 from typing import Protocol
 
 from slurm_elastic.protocol.records import record
@@ -67,23 +68,49 @@ class JobView:
     """What a move to one of them costs instead of `pause_s`."""
 
 
+LARGEST = 1e100
+"""Largest weight, pause, horizon, sigma: what is made of them is still a number."""
+MOST_GPUS, MOST_SAMPLES = 10**9, 10**15
+"""Largest size, and number of nodes; largest batch."""
+
+
 def check(job: JobView) -> None:
-    """Refuse what no plan can be made from, naming the job and the value."""
-    sigma, inf = job.sigma or 0.0, math.inf
-    usual = 0 < job.weight < inf and 0 <= job.pause_s < inf and 0 < job.horizon_s < inf and 0 <= sigma < inf
-    if not (usual and 0 <= job.restart_pause_s < inf):
+    """Refuse what no plan can be made from, naming the job and the value. Sizes and batches: `check_sizes`."""
+    sigma, least = job.sigma or 0.0, job.least_per_gpu
+    usual = 0 < job.weight <= LARGEST and 0 <= job.pause_s <= LARGEST and 0 < job.horizon_s <= LARGEST
+    if not (usual and 0 <= sigma <= LARGEST and 0 <= job.restart_pause_s <= LARGEST and 0 <= least <= LARGEST):
         _refuse(job)
     if not job.choices and not job.current_gpus:
         raise PlanInputError(f"job {job.label} has no feasible size")
-    if job.reference_gpus < 1 or job.reference_batch < 1:
+    if job.reference_gpus < 1 or not 1 <= job.reference_batch <= MOST_SAMPLES:
         raise PlanInputError(f"job {job.label}: reference {job.reference_gpus} GPUs at batch {job.reference_batch}")
+    if not (0 <= job.current_gpus <= MOST_GPUS and job.current_batch <= MOST_SAMPLES):
+        raise PlanInputError(f"job {job.label} has {job.current_gpus} GPUs at batch {job.current_batch}")
 
 
 def _refuse(job: JobView) -> None:
     numbers = {"weight": job.weight, "pause": job.pause_s, "horizon": job.horizon_s, "sigma": job.sigma or 0.0}
-    for name, value in {**numbers, "pause of a restart": job.restart_pause_s}.items():
-        if not math.isfinite(value) or value < 0 or (name in ("weight", "horizon") and value == 0):
-            raise PlanInputError(f"job {job.label}: {name} {value} is not a positive number")
+    for name, value in {**numbers, "restart pause": job.restart_pause_s, "gain per GPU": job.least_per_gpu}.items():
+        if not 0 <= value <= LARGEST or (name in ("weight", "horizon") and value == 0):
+            raise PlanInputError(f"job {job.label}: {name} {value} is not a positive number up to {LARGEST:.0e}")
+
+
+def check_sizes(sizes: Sequence[tuple[int, int]]) -> None:
+    """PlanInputError for (GPUs, nodes) that no job can have, in words that follow the job's label."""
+    for gpus, nodes in sizes:
+        if not (isinstance(gpus, Integral) and isinstance(nodes, Integral) and gpus <= MOST_GPUS >= nodes):
+            where = f"{gpus} GPUs on {nodes} nodes is no size"
+            raise PlanInputError(f"{where}; accepted: whole numbers up to {MOST_GPUS:.0e}")
+        if gpus < 0 or nodes < 0:
+            raise PlanInputError(f"{gpus} GPUs on {nodes} nodes is negative; sizes are 0 or more")
+
+
+def check_batches(gpus: int, batches: Sequence[int]) -> None:
+    """PlanInputError for what is no global batch, in words that follow the job's label."""
+    for batch in batches:
+        if not (isinstance(batch, Integral) and 1 <= batch <= MOST_SAMPLES):
+            accepted = f"whole numbers from 1 to {MOST_SAMPLES:.0e}"
+            raise PlanInputError(f"batch {batch} at {gpus} GPUs is none; accepted: {accepted}")
 
 
 def nodes_at(job: JobView, gpus: int) -> int:

@@ -22,8 +22,8 @@ from .policies import Policy
 
 UNMEASURED = 0.85
 """Exponent of the speedup assumed for a job that nothing is known of."""
-FASTEST = 1e100
-"""Most samples per second that are believed."""
+SLOWEST, FASTEST = 1e-100, 1e100
+"""Samples per second that are believed."""
 
 
 def speedups_of(job: JobView, policy: Policy, points: Sequence[tuple[int, int, int]]) -> list[float]:
@@ -52,7 +52,8 @@ def speedups(jobs: Sequence[JobView], policy: Policy, at: Configurations) -> Arr
             theirs = at.of_jobs([j])
             speeds[:, own] = theirs.arranged(job.model.throughputs(theirs.points()), len(speeds))
             reference[j] = job.model.throughput(1, 1, job.reference_batch)
-    if not (speeds.min() > 0 and speeds.max() <= FASTEST and reference.min() > 0 and reference.max() <= FASTEST):
+    least, most = min(speeds.min(), reference.min()), max(speeds.max(), reference.max())
+    if not (least >= SLOWEST and most <= FASTEST):
         _refuse(jobs, at, speeds, reference)
     speeds /= reference[at.job_of_size]
     return _efficient(jobs, policy, speeds, at)
@@ -64,10 +65,10 @@ def _refuse(jobs: Sequence[JobView], at: Configurations, speeds: Array, referenc
         own = range(at.sizes[j], at.sizes[j + 1])
         seen = [(at.gpus[i], at.nodes[i], at.batch[row, i], speeds[row, i]) for i in own for row in range(len(speeds))]
         for gpus, nodes, batch, speed in (*seen, (1, 1, job.reference_batch, reference[j])):
-            if not 0 < speed <= FASTEST:
+            if not SLOWEST <= speed <= FASTEST:
                 where = f"at {int(gpus)} GPUs on {int(nodes)} nodes, batch {int(batch)}"
                 said = f"{float(speed)} samples/s {where}"
-                raise PlanInputError(f"job {job.label}: {said}; accepted: above 0, up to {FASTEST:.0e}")
+                raise PlanInputError(f"job {job.label}: {said}; accepted: {SLOWEST:.0e} to {FASTEST:.0e}")
 
 
 def _efficient(jobs: Sequence[JobView], policy: Policy, speeds: Array, at: Configurations) -> Array:

@@ -7,7 +7,7 @@ choices is checked in arrays once it is read; a job's own sentence is made only 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral
 from typing import Any
 
@@ -53,10 +53,10 @@ def check_choice(job: str, sizes: Sequence[float], value: float) -> None:
         if not (gpus <= MOST_GPUS and gpus == int(gpus)):
             raise PlanInputError(f"{job}: {gpus} GPUs is no size; accepted: whole numbers up to {MOST_GPUS:.0e}")
     at = " + ".join(str(gpus) for gpus in sizes)
+    if abs(value) > LARGEST and value not in (inf, -inf):
+        raise PlanInputError(f"{job}: value {value} at {at} GPUs is too large; accepted: up to {LARGEST:.0e}")
     if not isfinite(value):
         raise PlanInputError(f"{job}: value {value} at {at} GPUs is not finite")
-    if abs(value) > LARGEST:
-        raise PlanInputError(f"{job}: value {value} at {at} GPUs is too large; accepted: up to {LARGEST:.0e}")
 
 
 def check_feasible(least: Sequence[int], capacity: int, labels: Sequence[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InfeasiblePlan
+from ..errors import InfeasiblePlan, PlanInputError
 from . import column_generation
 from .halves import Moves, Search, Vector
 from .inputs import acceptable, check_capacity, check_choice, name
@@ -68,8 +68,10 @@ def solve_pools(
     """The best choice for every job. Raises InfeasiblePlan naming the jobs, PlanInputError."""
     for k in capacity:
         check_capacity(k)
+    if not options:
+        return Solution((), 0.0)
+    _check(options, labels)
     values = np.array([choice.value for row in options for choice in row], dtype=np.float64)
-    _check(options, values, labels)
     scale = scale_for(float(abs(values).max()), len(options))
     scaled = values * scale
     rounded = np.rint(scaled)
@@ -99,16 +101,18 @@ def solve_pools(
     return Solution(tuple((at - starts[:-1]).tolist()), value, gap, max(prices) / UNIT / scale, hidden(value))
 
 
-def _check(options: Sequence[Sequence[PoolChoice]], values: Array, labels: Sequence[str]) -> None:
-    """PlanInputError for what is no size and no value."""
+def _check(options: Sequence[Sequence[PoolChoice]], labels: Sequence[str]) -> None:
+    """PlanInputError for what is no size, no value or no list."""
     try:
-        fine = acceptable(np.array([choice.gpus for row in options for choice in row], dtype=np.float64), values)
-    except OverflowError:
+        sizes = np.array([choice.gpus for row in options for choice in row], dtype=np.float64)
+        fine = acceptable(sizes, np.array([choice.value for row in options for choice in row], dtype=np.float64))
+    except OverflowError:  # an integer beyond all doubles
         fine = False
-    if not fine:
-        for j, row in enumerate(options):
-            for choice in row:
-                check_choice(name(labels, j), choice.gpus, choice.value)
+    for j, row in enumerate(options if not fine or not all(options) else ()):
+        if not row:
+            raise PlanInputError(f"{name(labels, j)} has no choice at all: give every job at least one option")
+        for choice in row:
+            check_choice(name(labels, j), choice.gpus, choice.value)
 
 
 def open_choices(table: _Table, prices: Vector) -> tuple[Array, Moves]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from reference_choices import choices_reference
 
 from slurm_elastic.daemon.optimizer import choices as choices_module
 from slurm_elastic.daemon.optimizer.choices import choices
+from slurm_elastic.daemon.optimizer.errors import PlanInputError
 from slurm_elastic.daemon.optimizer.job_view import JobView
 from slurm_elastic.daemon.optimizer.models.observation import Observation
 from slurm_elastic.daemon.optimizer.models.throughput import ThroughputModel, fit
@@ -91,3 +93,12 @@ def test_each_job_gets_the_choices_of_the_plain_rules(
             assert [(o.gpus, o.batch) for o in own] == [(o.gpus, o.batch) for o in plain], job
             assert [o.speedup for o in own] == pytest.approx([o.speedup for o in plain], rel=1e-12)
             assert [o.value for o in own] == pytest.approx([o.value for o in plain], rel=1e-11, abs=1e-12)
+
+
+def test_a_job_that_may_not_move_needs_no_batch_before_it_is_measured() -> None:
+    """Of a job that has just begun nothing is known, and its plan is what it has; a measured one is refused by name."""
+    new = JobView("7", None, ((4, 1),), lambda gpus: (64,), 4, 0, 4, 64, frozen=True)
+    (own,) = choices([new], "auto")
+    assert [(choice.gpus, choice.batch) for choice in own] == [(4, 0)]
+    with pytest.raises(PlanInputError, match=r"job 7: 0\.0 samples/s at 4 GPUs on 1 nodes, batch 0"):
+        choices([replace(new, model=Declared(0.5))], "auto")

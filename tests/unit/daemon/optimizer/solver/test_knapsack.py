@@ -318,6 +318,8 @@ def test_what_is_no_capacity_is_refused(capacity: int) -> None:
         (Choice(math.nan, 1.0), "nan GPUs is no size"),  # type: ignore[arg-type]
         (Choice(4, 1e308), "value 1e\\+308 at 4 GPUs is too large; accepted: up to 1e\\+290"),
         (Choice(4, -math.inf), "value -inf at 4 GPUs is not finite"),
+        (Choice(4, 10**400), "value 10000"),
+        (Choice(10**400, 1.0), "10000.* GPUs is no size"),
     ],
 )
 @pytest.mark.parametrize("others", [[Choice(0, 0.0)], [Choice(9, 0.0), Choice(9, 1.0)]])

@@ -255,6 +255,8 @@ def test_limits_and_capacities_of_any_size_are_kept() -> None:
         (PoolChoice((1, -2), 1.0), "job 1: -2 GPUs is negative"),
         (PoolChoice((1, 2), math.nan), "job 1: value nan at 1 \\+ 2 GPUs is not finite"),
         (PoolChoice((1, 2), 1e308), "job 1: value 1e\\+308 at 1 \\+ 2 GPUs is too large"),
+        (PoolChoice((1, 2), 10**400), "job 1: value 1000"),
+        (PoolChoice((10**400, 2), 1.0), "job 1: 1000.* GPUs is no size"),
     ],
 )
 def test_bad_choices_in_several_pools_are_refused(choice: PoolChoice, words: str) -> None:
@@ -263,6 +265,9 @@ def test_bad_choices_in_several_pools_are_refused(choice: PoolChoice, words: str
         solve_pools([[PoolChoice((0, 0), 0.0), choice]], [4, 4], ["1"])
     with pytest.raises(PlanInputError, match="capacity nan"):
         solve_pools([[PoolChoice((0, 0), 0.0)]], [4, math.nan], ["1"])  # type: ignore[list-item]
+    with pytest.raises(PlanInputError, match="job 2 has no choice at all"):
+        solve_pools([[PoolChoice((0, 0), 0.0)], []], [4, 4], ["1", "2"])
+    assert solve_pools([], [4, 4], []).choice == ()
 
 
 def capped_row(rng: random.Random) -> list[Choice]:
