@@ -345,8 +345,8 @@ class Settings:
     learn_prior_at: str = text("03:30", r"|([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 03:30, or nothing")
     """Time of day, by this host's clock, at which selasticd learns from the jobs that have ended. What it assumes of a
     job before it is measured then comes from this cluster, and from earlier runs of the same program on the same kind
-    of GPU. Empty: never; what was learned before stays in use, or else the prior that is shipped. See
-    docs/explanation/models.md."""
+    of GPU; a program is learned anew within a minute of the end of one of its runs, too. Empty: never; what was learned
+    before stays in use, or else the prior that is shipped. See docs/explanation/models.md."""
 
     history_keep_days: float = number(400.0, 1, 36500)
     """How long ended jobs and the record of actions are kept. The steps of a resize and the decision behind it are

@@ -1,8 +1,9 @@
-"""What is believed of a job before it is measured: learned from the cluster's own history, at night, and kept.
+"""What is believed of a job before it is measured: learned from the cluster's own history, and kept.
 
     shipped prior -> all of the cluster -> the same program on the same kind of GPU
 
-Each is learned on top of the one before it, so a short history says little; a job gets the narrowest there is.
+Each is learned on top of the one before it, so a short history says little; a job gets the narrowest there is. The
+cluster's is learned at night, with all of its programs; a program's also soon after one of its jobs has ended.
 Promise: a failure to learn or to read leaves what was there; planning never waits for it. Limit: a program is its
 user and its script, whatever its arguments: one script for several models gives a wider prior, not several.
 """
@@ -37,6 +38,10 @@ CLUSTER_COUNTS = 20.0
 """Programs of its own that a cluster must have seen until they weigh as much as the shipped prior."""
 PROGRAM_COUNTS = 1.0
 """Runs of a program that weigh as much as all that is known of others."""
+ENDED_EVERY_S = 60.0
+"""How often the programs of jobs that have just ended are learned."""
+AT_ONCE = 20
+"""Most of them each time, about a second of work; what is left over is learned at night."""
 DAY_S = 86400.0
 Key = tuple[str, str]
 CLUSTER: Key = ("", "")
@@ -63,6 +68,8 @@ class Priors:
         self._store, self._clock = store, clock
         self._learning = threading.Lock()
         self._known: dict[Key, Known] = {}
+        self._ended_to = clock()
+        """Whose programs have been learned: of the jobs that had ended by then."""
         self._read()
 
     def of_job(self, job_id: int) -> Known:
@@ -92,33 +99,54 @@ class Priors:
 
     def learn(self) -> bool:
         """Learn from the runs that have ended, store that, use it from now on; whether there was anything to learn."""
+        return self._tried(self._learn_all)
+
+    def learn_ended(self) -> bool:
+        """The same of the programs of jobs that have ended since this was called last, and of nothing else."""
+        return self._tried(self._learn_ended)
+
+    def _tried(self, work: Callable[[], bool]) -> bool:
         with self._learning:
             try:
-                rows = learned(self._store.runs(RUNS), self._clock())
-                if not rows:
-                    return False
-                self._store.save_priors(rows)
-                self._use(rows)
+                return work()
             except ElasticError as error:
                 log.warning("no prior is learned this time; what was in use stays: %s", error)
-                return False
             except Exception:
                 log.exception("no prior is learned this time; what was in use stays")
-                return False
-        log.info("throughput models start from %s", self._known[CLUSTER].words)
-        return True
+        return False
+
+    def _learn_all(self) -> bool:
+        rows = learned(self._store.runs(RUNS), self._clock())
+        if rows:
+            self._store.save_priors(rows)
+            self._known = _in_use(rows)
+            log.info("throughput models start from %s", self._known[CLUSTER].words)
+        return bool(rows)
+
+    def _learn_ended(self) -> bool:
+        began, base = self._clock(), self._known.get(CLUSTER, SHIPPED).prior
+        # Twice as far back: the end of a job is noticed a while after it.
+        keys = self._store.programs_ended(self._ended_to - 2 * ENDED_EVERY_S)[:AT_ONCE]
+        found = [row for key in keys for row in learned_of(key, self._store.runs(RUNS_OF_PROGRAM, key), base, began)]
+        rows = [
+            row for row in found if asdict(self._known.get((row.program, row.gpu_type), SHIPPED).prior) != row.prior
+        ]
+        self._store.add_priors(rows)
+        self._known = {**self._known, **_in_use(rows)}
+        self._ended_to = began
+        return bool(rows)
 
     def _read(self) -> None:
         try:
-            self._use(self._store.priors())
+            self._known = _in_use(self._store.priors())
         except ElasticError as error:
             log.warning("the shipped prior is used: %s", error)
 
-    def _use(self, rows: Sequence[PriorRow]) -> None:
-        self._known = {
-            (row.program, row.gpu_type): Known(from_plain(row.prior), words(row), row.runs, row.learned_at)
-            for row in rows
-        }
+
+def _in_use(rows: Sequence[PriorRow]) -> dict[Key, Known]:
+    return {
+        (row.program, row.gpu_type): Known(from_plain(row.prior), words(row), row.runs, row.learned_at) for row in rows
+    }
 
 
 def learned(runs: Sequence[RunRow], at: float) -> list[PriorRow]:
@@ -136,11 +164,20 @@ def learned(runs: Sequence[RunRow], at: float) -> list[PriorRow]:
         return []
     cluster = learn([run for run, _ in everything], [w for _, w in everything], DEFAULT, CLUSTER_COUNTS)
     rows = [PriorRow("", "", at, len(everything), asdict(cluster))]
-    for (program, gpu_type), group in sorted(groups.items()):
-        if program and group:
-            prior = learn(group, None, cluster, PROGRAM_COUNTS)
-            rows.append(PriorRow(program, gpu_type, at, len(group), asdict(prior)))
+    for key, group in sorted(groups.items()):
+        rows += _of_program(key, group, cluster, at)
     return rows
+
+
+def learned_of(key: Key, runs: Sequence[RunRow], cluster: Prior, at: float) -> list[PriorRow]:
+    """The prior of one program on a kind of GPU from its own runs, on top of the cluster's; none without runs."""
+    return _of_program(key, [seen for run in runs if (seen := list(observations(run.observations)))], cluster, at)
+
+
+def _of_program(key: Key, group: Sequence[Sequence[Observation]], cluster: Prior, at: float) -> list[PriorRow]:
+    if not key[0] or not group:
+        return []
+    return [PriorRow(*key, at, len(group), asdict(learn(group, None, cluster, PROGRAM_COUNTS)))]
 
 
 def words(row: PriorRow) -> str:

@@ -18,6 +18,7 @@ from slurm_elastic.protocol.errors import StoreError
 from ..api.slurm_roles import SlurmRoles
 from ..api.waiters import Waiters
 from ..config.settings import Settings
+from ..models.priors import ENDED_EVERY_S
 from ..slurm.model import SlurmClient
 from ..slurm.slurms_clock import SlurmsClock
 from ..slurm.snapshot_cache import Shares, SnapshotCache
@@ -125,6 +126,7 @@ class Daemon:
         if self.settings.learn_prior_at:
             priors = self.rounds.priors
             self.scheduler.daily(priors.learn, self.settings.learn_prior_at, soon=priors.due())
+            self.scheduler.every(priors.learn_ended, ENDED_EVERY_S)
         self.scheduler.start()
 
     def stop(self) -> None:

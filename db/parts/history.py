@@ -1,14 +1,14 @@
 """What earlier jobs ran and how fast it was, and the priors learned from that.
 
-Promise: priors are replaced all at once; a program's name longer than the column keeps its end. Limit: only jobs that
-have ended count as runs, so that no job is taken for evidence of itself.
+Promise: priors are replaced all at once, or one program's by itself; a program's name longer than the column keeps its
+end. Limit: only jobs that have ended count as runs, so that no job is taken for evidence of itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from sqlalchemy import delete, exists, func, insert, or_, select
+from sqlalchemy import bindparam, delete, exists, func, insert, or_, select
 
 from .. import schema
 from ..engine import Database
@@ -64,10 +64,22 @@ class History(StorePart):
             rows = connection.execute(query.where(measured).group_by(_PROGRAMS.c.gpu_type)).all()
         return {gpu_type: job_id for gpu_type, job_id in rows}
 
-    def runs(self, limit: int) -> list[RunRow]:
-        """The youngest ended jobs that anything was measured of, at most `limit`, the youngest first."""
+    def programs_ended(self, since: float) -> list[tuple[str, str]]:
+        """(program, kind of GPU) of the jobs that have ended since then, those of the youngest first."""
+        jobs = schema.jobs
+        query = select(_PROGRAMS.c.program, _PROGRAMS.c.gpu_type).join(jobs, jobs.c.job_id == _PROGRAMS.c.job_id)
+        query = query.where(jobs.c.ended.is_(True), jobs.c.end_time >= since, _PROGRAMS.c.program != "")
+        with self._db.read() as connection:
+            rows = connection.execute(query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc())).all()
+        return list(dict.fromkeys((row.program, row.gpu_type) for row in rows))
+
+    def runs(self, limit: int, of: tuple[str, str] | None = None) -> list[RunRow]:
+        """The youngest ended jobs that anything was measured of, at most `limit`, the youngest first; `of`: only those
+        of this program on this kind of GPU."""
         jobs, found = schema.jobs, list[RunRow]()
         query = select(_PROGRAMS).join(jobs, jobs.c.job_id == _PROGRAMS.c.job_id).where(jobs.c.ended.is_(True))
+        if of is not None:
+            query = query.where(_PROGRAMS.c.program == of[0], _PROGRAMS.c.gpu_type == of[1])
         with self._db.read() as connection:
             newest = query.order_by(jobs.c.end_time.desc(), jobs.c.job_id.desc()).limit(LOOKED_AT * limit)
             rows = connection.execute(newest).all()
@@ -87,6 +99,15 @@ class History(StorePart):
         with self._db.write() as connection:
             connection.execute(delete(_PRIORS))
             if priors:
+                connection.execute(insert(_PRIORS), [dataclasses.asdict(row) for row in priors])
+
+    def add_priors(self, priors: list[PriorRow]) -> None:
+        """Put these in the place of what was learned before of the same programs; the others stay."""
+        same = (_PRIORS.c.program == bindparam("own_program")) & (_PRIORS.c.gpu_type == bindparam("own_type"))
+        with self._db.write() as connection:
+            if priors:
+                own = [{"own_program": row.program, "own_type": row.gpu_type} for row in priors]
+                connection.execute(delete(_PRIORS).where(same), own)
                 connection.execute(insert(_PRIORS), [dataclasses.asdict(row) for row in priors])
 
     def priors(self) -> list[PriorRow]:

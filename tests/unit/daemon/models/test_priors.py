@@ -143,6 +143,30 @@ def test_what_was_learned_survives_a_restart(store: Store) -> None:
     assert one.due()
 
 
+def test_a_program_is_learned_soon_after_one_of_its_runs(store: Store) -> None:
+    """What has just ended counts for the next run of the same program without the night's learning, survives a restart,
+    and leaves the cluster's prior and other programs' as they were; without news nothing changes."""
+    ended(store, 1, 50.0, "ada:other.py")
+    assert Priors(store, lambda: 100.0).learn()
+    clock = [1000.0]
+    priors = Priors(store, lambda: clock[0])
+    cluster = priors.of_job(99)
+    store.upsert_job(replace(JOB, job_id=7))
+    store.note_program(7, "ada:chatty.py", "a100")
+    store.upsert_job(replace(JOB, job_id=8))
+    store.note_program(8, "ada:other.py", "a100")
+    other = priors.of_job(8)
+    assert not priors.learn_ended() and priors.of_job(7) is cluster
+    ended(store, 2, 1010.0)
+    clock[0] = 1060.0
+    assert priors.learn_ended()
+    for one in (priors, Priors(store, lambda: 1060.0)):
+        assert one.of_job(7).words == "1 earlier run of chatty.py on a100"
+        assert one.of_job(99).prior == cluster.prior and one.of_job(8).prior == other.prior
+    known, clock[0] = priors.of_job(7), 1120.0
+    assert not priors.learn_ended() and priors.of_job(7) is known
+
+
 def test_a_failure_to_learn_leaves_what_was_there(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,7 +178,8 @@ def test_a_failure_to_learn_leaves_what_was_there(
         assert Priors(store).of_job(7) is SHIPPED
     assert "shipped prior is used" in caplog.text and "stored prior" in caplog.text
     monkeypatch.setattr(store, "runs", lambda limit: 1 / 0)
-    assert not priors.learn()
+    monkeypatch.setattr(store, "programs_ended", lambda since: 1 / 0)
+    assert not priors.learn() and not priors.learn_ended()
     assert priors.of_job(7) is SHIPPED
 
 
