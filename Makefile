@@ -99,7 +99,7 @@ bench-models:  ## throughput models: error and value of the plans made from them
 bench-paper:  ## the paper's experiments: elastic batches against fixed ones
 bench-simulator:  ## the simulator: speed, policies, restarts, needless moves
 bench-ingest:  ## reports per CPU-second accepted and committed
-bench-round:  ## one round of the daemon at 5,000 running jobs: time, memory, queries to Slurm
+bench-round:  ## one round of the daemon at 5,000 and 10,000 running jobs: time, memory, queries to Slurm
 bench-history:  ## what a year of a cluster takes in the database, in MB
 bench-rpcs: slurm  ## what Slurm is asked when 300 jobs change in one round
 bench-abuse: slurm  ## what one hostile user costs the others' reports, status and rounds

@@ -160,10 +160,9 @@ def refined(exact: Sequence[Solution], made: Sequence[Sequence[Columns]], chosen
     return out
 
 
-def value_of_staying(job: JobView, policy: str, cache: Cache | None = None) -> float:
-    """The term of a job that has one choice."""
-    (own,) = choices_of([job], policy, cache)
-    return value_at(own, 0)
+def values_of_staying(jobs: Sequence[JobView], policy: str, cache: Cache | None = None) -> list[float]:
+    """The terms of jobs that have one choice each."""
+    return [value_at(own, 0) for own in choices_of(jobs, policy, cache)]
 
 
 def choices_of(jobs: Sequence[JobView], policy: str, cache: Cache | None = None) -> list[Columns]:

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
-from slurm_elastic.db.rows import DecisionRow
+from slurm_elastic.db.rows import DecisionRow, Mark
 from slurm_elastic.protocol.messages import Shape
 from slurm_elastic.protocol.records import record
 from slurm_elastic.protocol.resize_state import ResizeState
@@ -65,6 +65,20 @@ class DecisionContext:
     """What the job's weight is multiplied by for what it has left."""
     share: GroupShare | None = None
     """What its group has of the pool's weight."""
+
+
+def mark_of(move: Move, mode: str) -> Mark:
+    """The mark of the decision on a job that could be moved: `bare_row` has the same."""
+    running, allotment = move.allotment.running, move.allotment
+    mechanism = move.mechanism if move.changes else ""
+    return running.gpus, move.gpus, running.batch, allotment.batch, allotment.reason.value, mechanism, mode
+
+
+def mark_of_frozen(running: RunningJob, mode: str) -> Mark:
+    """The mark of the decision on a job that is left as it is: `bare_row_of_frozen` has the same."""
+    to = running.state.resize or running
+    reason = running.frozen or Reason.KEEP_BEST
+    return running.gpus, to.gpus, running.batch, to.batch, reason.value, "", mode
 
 
 def bare_row(move: Move, shared: PoolAnswer | None, target: Target | None, now: float, mode: str) -> DecisionRow:

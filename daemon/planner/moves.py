@@ -129,8 +129,14 @@ def moves(
         else:
             placing[mechanism].append(allotment)
     under = _under([allotment for placed in placing.values() for allotment in placed])
+    shared: dict[int, FreeNodes] = {}
     for mechanism, placed in placing.items():
-        free = {w.running.job_id: FreeNodes(ledger, nodes.get(w.running.job_id, ()), under, companions) for w in placed}
+        free = {}
+        for allotment in placed:  # most jobs may grow onto the same nodes
+            own = nodes.get(allotment.running.job_id, ())
+            if id(own) not in shared:
+                shared[id(own)] = FreeNodes(ledger, own, under, companions)
+            free[allotment.running.job_id] = shared[id(own)]
         if mechanism.adds:
             # Who can grow on few nodes only comes first: others find room elsewhere.
             placed.sort(key=lambda w: (len(free[w.running.job_id].nodes), -w.progress_change, w.running.job_id))

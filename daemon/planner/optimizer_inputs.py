@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 from slurm_elastic.protocol.messages import Piece
@@ -21,7 +21,7 @@ from ..mechanisms.base import Mechanism, pause_s
 from ..optimizer.choices import BATCH_GAIN
 from ..optimizer.job_view import JobView, Model, nodes_at
 from ..optimizer.models import goodput
-from ..optimizer.plan import Cache, Solver, plan_pools, value_of_staying
+from ..optimizer.plan import Cache, Solver, plan_pools, values_of_staying
 from ..optimizer.policies import POLICIES
 from ..optimizer.problem import Layout
 from ..optimizer.solver.nested_caps import Cap
@@ -360,7 +360,7 @@ def share(
     bests = solver([[m.view for m in members] for members in pools], capacities, caps, policy, cache, layout)
     gains = []
     for members, best in zip(pools, bests, strict=True):
-        stays = list(map(partial(_value_of_staying, policy, cache), members, best.targets))
+        stays = _values_of_staying(policy, cache, members, best.targets)
         gains.append(_gain(policy, members, [t.value for t in best.targets], stays))
     small = {g for g, gain in enumerate(gains) if gain < settings.min_gain and POLICIES[policy].planner is None}
     still = _held_back(pools, bests, caps, small)
@@ -401,15 +401,23 @@ def _worth(policy: str, members: Sequence[Member], stays: Sequence[float]) -> fl
     return max(1e-12, math.fsum(each) / len(members))
 
 
-def _value_of_staying(policy: str, cache: Cache, m: Member, target: Target) -> float:
-    """Its term where it stays: mostly one of the choices that it was offered, and solved by itself where it is not."""
+def _values_of_staying(policy: str, cache: Cache, members: Sequence[Member], targets: Sequence[Target]) -> list[float]:
+    """Their terms where they stay: mostly one of the choices that each was offered; the others are made all at once."""
+    found = [_offered_value(m, target) for m, target in zip(members, targets, strict=True)]
+    asked = [m.staying for m, value in zip(members, found, strict=True) if value is None]
+    made = iter(values_of_staying(asked, policy, cache) if asked else ())
+    return [next(made) if value is None else value for value in found]
+
+
+def _offered_value(m: Member, target: Target) -> float | None:
+    """None: what it has is none of its choices."""
     size, batch = m.view.current_gpus, m.view.current_batch
-    if target.gpus == size and target.batch == batch and not m.forced:
+    if m.forced:
+        return None
+    if target.gpus == size and target.batch == batch:
         return target.value
-    offered = None if m.forced else target.offered.of_size(size)
-    if offered is not None and offered.batch == batch:
-        return offered.value
-    return value_of_staying(m.staying, policy, cache)
+    offered = target.offered.of_size(size)
+    return offered.value if offered is not None and offered.batch == batch else None
 
 
 def _held_back(

@@ -1,6 +1,7 @@
 """One round's plan: the decisions, and for every job a row that says what was decided and why. Pure.
 
-Promise: a row for every elastic job that runs or waits, whether or not anything becomes of it.
+Promise: a row for every elastic job that runs or waits, whether or not anything becomes of it, unless the same decision
+stands already.
 Limit: a plan is as good as its snapshot; what Slurm refuses is found out when it is asked.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 
 from slurm_elastic.db.rows import DecisionRow
 from slurm_elastic.protocol.messages import Resize, Shape
@@ -24,6 +26,8 @@ from .decision_record import (
     DecisionContext,
     bare_row,
     bare_row_of_frozen,
+    mark_of,
+    mark_of_frozen,
     others,
     row,
     row_of_frozen,
@@ -34,9 +38,10 @@ from .eligibility import RunningJob
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A row for every elastic job, the resizes to begin now, and what waiting jobs get."""
+    """The decisions, the resizes to begin now, and what waiting jobs get."""
 
     rows: tuple[DecisionRow, ...] = ()
+    """Of every elastic job, but those whose decision is the one that stands."""
     resizes: tuple[Resize, ...] = ()
     met: tuple[Met, ...] = ()
     unmet: tuple[int, ...] = ()
@@ -67,7 +72,7 @@ def plan_round(inputs: Inputs) -> Plan:
     wait_s = companion_wait_s(inputs.settings, inputs.site)
     rows = _running_rows(made) + _waiting_rows(inputs, room, made.starts)
     return Plan(
-        rows=tuple(sorted(rows, key=lambda row: row.job_id)),
+        rows=tuple(sorted(rows, key=attrgetter("job_id"))),
         resizes=tuple(move.resize(wait_s) for move in made.begun),
         met=room.met,
         unmet=tuple(need.job_id for need in room.unmet),
@@ -95,14 +100,14 @@ def _running_rows(made: Decisions) -> list[DecisionRow]:
     now, mode, marks = made.context.inputs.now, made.context.inputs.settings.mode, made.context.inputs.marks
     for job_id, running in made.context.running_jobs.items():
         move = made.moves.get(job_id)
+        mark = mark_of_frozen(running, mode) if move is None else mark_of(move, mode)
+        if mark == marks.get(job_id):
+            continue
         if move is None:
             bare = bare_row_of_frozen(running, now, mode)
         else:
             _, shared, target = made.division.shared.get(job_id, _NOT_SHARED)
             bare = bare_row(move, shared, target, now, mode)
-        if bare.mark == marks.get(job_id):
-            rows.append(bare)  # it stands already, with its evidence
-            continue
         pool = made.pools.get(job_id)
         context = _context(made, running, pool, makes_room.get(job_id, ()), moved, unlisted(pool))
         whole = row_of_frozen(bare, running, context) if move is None else row(bare, move, job_id in begun, context)

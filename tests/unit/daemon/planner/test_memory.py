@@ -9,7 +9,7 @@ import pytest
 
 from slurm_elastic.daemon.capacity.roster import ElasticJob
 from slurm_elastic.daemon.config.settings import Settings
-from slurm_elastic.daemon.planner import Inputs, JobState, decide
+from slurm_elastic.daemon.planner import Inputs, JobState, decide, plan_round
 from slurm_elastic.daemon.planner.decide import Decisions
 from slurm_elastic.daemon.planner.eligibility import RunningJob
 from slurm_elastic.daemon.planner.memory import Memory
@@ -19,6 +19,7 @@ from slurm_elastic.daemon.simulator.programs import builtin
 from slurm_elastic.daemon.simulator.replay import simulate
 from slurm_elastic.daemon.simulator.traces.formats import TraceJob
 from slurm_elastic.daemon.slurm.site import Site
+from slurm_elastic.db.rows import Mark
 
 NODES, GPUS = 6, 4
 
@@ -33,7 +34,9 @@ class Rounds:
         """By job id: the state that is pinned, and the same with the pin."""
         self.settings: Settings | None = None
         self.site, self.drained, self.named = Site(), "", ""
-        self.rounds = self.reused = 0
+        self.rounds = self.reused = self.left_out = 0
+        self.marks: dict[int, Mark] = {}
+        """Of the decisions that stand."""
         self.fair: tuple[Settings, Settings] | None = None
         self.owned: dict[int, tuple[ElasticJob, ElasticJob]] = {}
         """By job id: the job as it comes, and as somebody's."""
@@ -43,10 +46,23 @@ class Rounds:
         inputs = self._changed(inputs)
         kept, fresh = decide(inputs), decide(replace(inputs, memory=Memory()))
         assert decided(kept) == decided(fresh)
+        if self.rounds % 4 == 0:
+            self._check_rows(inputs)
         running_jobs = dict(kept.context.running_jobs)
         self.reused += sum(self._before.get(job_id) is running for job_id, running in running_jobs.items())
         self.rounds, self._before = self.rounds + 1, running_jobs
         return kept
+
+    def _check_rows(self, inputs: Inputs) -> None:
+        """What is written down is the same as well, and only of decisions that do not stand."""
+        fresh = plan_round(replace(inputs, memory=Memory()))
+        assert plan_round(inputs) == fresh
+        new = tuple(row for row in fresh.rows if row.mark != self.marks.get(row.job_id))
+        running = {job_id for job_id, job in inputs.roster.elastic.items() if job.running}
+        made = plan_round(replace(inputs, marks=self.marks)).rows
+        assert [row for row in made if row.job_id in running] == [row for row in new if row.job_id in running]
+        self.left_out += len(fresh.rows) - len(new)
+        self.marks = {row.job_id: row.mark for row in fresh.rows}
 
     def _changed(self, inputs: Inputs) -> Inputs:
         """This round's inputs: now and then something changes, and stays so for a while."""
@@ -132,4 +148,4 @@ def test_decisions_with_a_kept_memory_are_those_with_none(seed: int, monkeypatch
         NODES * GPUS, GPUS, pause_s=20.0, grow_wait_s=(0.0, 90.0)[seed % 2], learned=seed % 3 == 0, seed=seed
     )
     simulate(trace_of(random.Random(seed)), builtin(), ("auto", "throughput")[seed % 2], settings)
-    assert rounds.rounds > 50 and rounds.reused > 30
+    assert rounds.rounds > 50 and rounds.reused > 30 and rounds.left_out > 10
