@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,7 @@ SAID = {
 """By all ranks; the plain one was written for one process, and is told so."""
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="it trains, and torch is not installed here")
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_the_diff_applies_and_the_script_trains_on_two_workers(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
