@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: help demo test check lint types contracts test-unit test-shim test-cluster test-sites test-hosts soak slurm ready clean hooks hooks-deps
 .PHONY: fuzz test-packages test-browser test-api test-kills test-torch test-python test-main-job test-scripts
-.PHONY: bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest
+.PHONY: bench-optimizer bench-evolve bench-models bench-paper bench-simulator bench-ingest bench-pollux
 .PHONY: bench-resize bench-batch bench-reports bench-round bench-history bench-rpcs bench-abuse soak-training soak-cluster soak-growth test-matrix
 
 help:  ## show this list
@@ -98,6 +98,12 @@ bench-evolve:  ## the policy evolve: without a seed, where placement costs, for 
 bench-models:  ## throughput models: error and value of the plans made from them
 bench-paper:  ## the paper's experiments: elastic batches against fixed ones
 bench-simulator:  ## the simulator: speed, policies, restarts, needless moves
+bench-pollux:  ## our policy in the simulator of Pollux's artifact; ARTIFACT: a checkout of adaptdl, branch osdi21-artifact
+	test -x build/pollux/bin/python || python3 -m venv build/pollux
+	build/pollux/bin/pip install -q numpy==1.26.4 pandas==1.5.3 scipy==1.10.1 autograd==1.5 cython wheel 'setuptools<66'
+	build/pollux/bin/pip install -q --no-build-isolation pymoo==0.4.2.2 numpy==1.26.4
+	build/pollux/bin/pip install -q '.[daemon]' numpy==1.26.4
+	build/pollux/bin/python benchmarks/bench_pollux.py --artifact $(ARTIFACT) $(BENCH_ARGS)
 bench-ingest:  ## reports per CPU-second accepted and committed
 bench-round:  ## one round of the daemon at 5,000 and 10,000 running jobs: time, memory, queries to Slurm
 bench-history:  ## what a year of a cluster takes in the database, in MB
