@@ -233,7 +233,7 @@ def complete(store: Store, size: int, timeout: datetime.timedelta) -> None:
 
 def bound(world: World, seconds: float = COLLECTIVE_TIMEOUT.total_seconds()) -> None:
     """The longest that a single collective may take from now on; at least as long as an evaluation on rank 0 does."""
-    change = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    change = getattr(dist, "set_timeout", None) or getattr(dist.distributed_c10d, "_set_pg_timeout", None)
     if world.grouped and world.store is not None and change is not None:
         change(datetime.timedelta(seconds=seconds), None)
 

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from slurm_elastic.trainer_shim.control.worker_client import ComingWorld
 from slurm_elastic.trainer_shim.world.process_group import (
     Gate,
+    World,
     WorldNotFormed,
+    bound,
     complete,
     form,
     leave,
@@ -47,6 +49,14 @@ def test_nobody_uses_a_group_that_one_rank_has_not_made() -> None:
         for done in waiting:
             with pytest.raises(dist.DistStoreError, match="called off"):
                 done.result(60)
+
+
+def test_a_collectives_time_is_set_by_the_public_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.14 has one, and warns of the old one in every job's output."""
+    given: list[float] = []
+    monkeypatch.setattr(dist, "set_timeout", lambda timeout, _: given.append(timeout.total_seconds()), raising=False)
+    bound(World(1, 0, 2, grouped=True, store=dist.HashStore()), 7)
+    assert given == [7]
 
 
 def test_a_world_whose_store_is_gone_does_not_form() -> None:
