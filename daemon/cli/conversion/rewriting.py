@@ -74,6 +74,8 @@ class _Rewriting:
         self._before: list[str] = []
         """Lines for in front of the loop."""
         self._join = ""
+        self._whole = False
+        """That it is the global batch is known."""
         self._removed: list[ast.stmt] = []
         self._replaced: set[ast.AST] = set()
         """What nobody reads any more."""
@@ -139,6 +141,7 @@ class _Rewriting:
                 if re.search(r"rank\b", test) and re.search(r"distributed|world_size", test):
                     self.edits.replace(node.test, "job.rank == 0")
                     self._replaced |= set(ast.walk(node.test))
+        self._world_sizes()
         for node in list(ast.walk(script.tree)):
             kind = self._asks(node)
             if kind and isinstance(node, ast.expr) and node not in self._replaced and not script.for_torchrun(node):
@@ -156,6 +159,41 @@ class _Rewriting:
                 names.append((name, "job.rank == 0"))
         names += [(n, "job.rank") for n in ("args.rank",) if n not in dict(names) and self._reads(n) and n in ranks]
         self._top += [f"{name} = {kind}" for name, kind in names if self._reads(name) and not kind.startswith("(")]
+
+    def _world_sizes(self) -> None:
+        """A number divided by the world's size is this rank's part of one that is the job's now, and shared out by it.
+        Before the loop nobody knows that size."""
+        script, edits = self.script, self.edits
+        for node in ast.walk(script.tree):
+            if node in self._replaced or script.for_torchrun(node):
+                continue
+            if isinstance(node, ast.BinOp) and self._undivided(node) is not node:
+                edits.replace(node, edits.source(self._undivided(node)))
+                self._replaced |= set(ast.walk(node)) - set(ast.walk(node.left))
+            elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv) and self._is_size(node.value):
+                self._remove(node)
+            elif (
+                isinstance(node, ast.BinOp)
+                and (self._is_size(node.left) or self._is_size(node.right))
+                and script.scope(node) is self.scope
+                and node.lineno < self.loop.lineno
+            ):
+                self.leave(node, "job.world_size is 0 before the loop: write the number that is meant")
+
+    def _undivided(self, node: ast.expr) -> ast.expr:
+        """What of an expression is the job's, where it is divided by the world's size."""
+        if isinstance(node, ast.Call) and self.script.full_name(node.func) == "int" and len(node.args) == 1:
+            inside = self._undivided(node.args[0])
+            return node if inside is node.args[0] else inside
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div)) and self._is_size(node.right):
+            return node.left
+        return node
+
+    def _is_size(self, node: ast.expr) -> bool:
+        if self._asks(node) == "job.world_size":
+            return True
+        given = [value for name, value, _ in self.script.assigned(self.scope) if name == ast.unparse(node)]
+        return any(self._asks_in(value) == "job.world_size" for value in given)
 
     def _reads(self, name: str) -> bool:
         """Whether the loop, or what it may call, reads a name."""
@@ -361,8 +399,9 @@ class _Rewriting:
             return
         (name,) = trained
         call, statement = loaders[name]
-        options = {entry.arg: edits.source(entry.value) for entry in call.keywords if entry.arg}
-        options |= dict(zip(("batch_size", "shuffle"), map(edits.source, call.args[1:3]), strict=False))
+        written = {entry.arg: entry.value for entry in call.keywords if entry.arg}
+        written |= dict(zip(("batch_size", "shuffle"), call.args[1:3], strict=False))
+        options = {key: edits.source(self._undivided(value)) for key, value in written.items()}
         if any(entry.arg is None for entry in call.keywords):
             self.leave(
                 statement,
@@ -374,6 +413,7 @@ class _Rewriting:
                 statement, "job.loader() has a short last step in place of drop_last; join(slice=...) keeps sizes even"
             )
         self._join = options.get("batch_size", "")
+        self._whole = "batch_size" in written and self._undivided(written["batch_size"]) is not written["batch_size"]
         dataset = call.args[0] if call.args else next((e.value for e in call.keywords if e.arg == "dataset"), None)
         data = edits.source(dataset) if isinstance(dataset, (ast.Name, ast.Attribute)) else f"{name}_dataset"
         if not isinstance(dataset, (ast.Name, ast.Attribute)):
@@ -504,7 +544,11 @@ class _Rewriting:
         if not batch:
             batch = "256"
             self.leave(place, "join(batch=256) is a guess: say the global batch that the learning rate was tuned for")
-        elif any(True for _ in script.calls(script.tree, "DistributedDataParallel")) and "micro" not in batch:
+        elif (
+            not self._whole
+            and "micro" not in batch
+            and next(script.calls(script.tree, "DistributedDataParallel"), None)
+        ):
             self.leave(
                 place, f"join(batch=...) is the global batch: {batch}, if it was one GPU's, times the number of GPUs"
             )

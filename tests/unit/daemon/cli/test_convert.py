@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
@@ -236,6 +237,25 @@ def test_a_sharded_model_is_sharded_in_each_world() -> None:
     assert any(
         "mesh= out" in sentence for _, sentence in converted(SHARDED.replace("(model)", "(model, mesh=m)"), "x")[1]
     )
+
+
+def test_a_batch_divided_by_the_worlds_size_is_the_global_one() -> None:
+    """The world's size is 0 before the loop: what was divided by it is the job's, and other uses are said."""
+    head = "import torch.distributed as dist\nn = dist.get_world_size()\nmodel = torch.nn.Linear(2, 2)\n"
+    loop = "for e in range(3):\n    for x in loader:\n        model(x).sum().backward()\n"
+    for size in ("64 // dist.get_world_size()", "int(64 / n)", "64 // n"):
+        made = f"loader = torch.utils.data.DataLoader(data, batch_size={size})\nlength = len(loader)\n"
+        wrapped = "model = torch.nn.parallel.DistributedDataParallel(model)\n"
+        text, left = converted(head + made + wrapped + loop, "x.py")
+        assert "job = elastic.join(batch=64)\n" in text and re.search(
+            r"DataLoader\(data, batch_size=(int\()?64\)", text
+        )
+        assert not [sentence for _, sentence in left if "batch" in sentence]
+    text, left = converted(
+        head + "size = 64\nsize //= n\nopt = torch.optim.SGD(model.parameters(), 0.1 * n)\n" + loop, "x"
+    )
+    assert "//=" not in text
+    assert (6, "job.world_size is 0 before the loop: write the number that is meant") in left
 
 
 def test_a_converted_sharded_script_trains(tmp_path: Path) -> None:
