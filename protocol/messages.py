@@ -87,6 +87,9 @@ class Grant:
     version: int = VERSION
     release: str = ""
     """The daemon's version of slurm-elastic, for people."""
+    node_failure_s: float = 0.0
+    """How long one node of the job's partition trains in the mean until a job loses it, or has to start again; 0: that
+    was not observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +172,13 @@ FINISHED = "finished"
 STALLED, STEPS_AGAIN = "stalled", "steps_again"
 """Phases of no resize, which a daemon of version 2 does not know: no step has been done for long, with who waits where
 in the detail; and steps are done again."""
+CHECKPOINTED = "checkpointed"
+"""A phase of no resize: what a checkpoint costs and how often one is taken, when that has changed. Daemons before
+version 4 do not know it."""
 PHASES = (
     *(ResizeState.ACCEPTED, ResizeState.SAVED, ResizeState.SUBMITTED, ResizeState.GRANTED, ResizeState.READY),
     *(ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED),
-    *(STALLED, STEPS_AGAIN),
+    *(STALLED, STEPS_AGAIN, CHECKPOINTED),
 )
 """What a supervisor may say."""
 
@@ -211,6 +217,12 @@ class Phase:
     """With `finished`: what the supervisor is about to exit with; 128 + N after signal N."""
     unreached: tuple[Unreached, ...] = ()
     """With `failed`: the hosts that it failed for."""
+    megabytes: float = 0.0
+    """With `checkpointed`: of the checkpoint; pause_s: how long the training stood still for it."""
+    write_s: float = 0.0
+    """With `checkpointed`: how long it was written, beside the training."""
+    every_s: float = 0.0
+    """With `checkpointed`: seconds between two."""
     version: int = VERSION
 
 

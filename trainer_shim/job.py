@@ -48,7 +48,7 @@ def join(
     *,
     slice: int | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
-    checkpoint_every_s: float = 600.0,
+    checkpoint_every_s: float | None = None,
     ramp: float = 0.01,
     unit: dict[str, int] | None = None,
     deterministic: bool | int = False,
@@ -63,7 +63,8 @@ def join(
     rank's generators. slice: what a rank's samples in a step, and in each micro batch, are a multiple of (mixup: 2; as
     much as micro_batch: all micro batches are of that size); a pass leaves out the last samples of its order that fill
     none; None: what the elastic request says, or 1. checkpoints: a directory that every node sees; default: the job's
-    own under `selastic run`, none elsewhere. checkpoint_every_s: seconds between two checkpoints. ramp: share of an
+    own under `selastic run`, none elsewhere. checkpoint_every_s: seconds between two checkpoints; None: as
+    `selastic run` finds it best, 600 elsewhere. ramp: share of an
     epoch over which a rate rises after a grow. unit: {"tp": N} where N ranks hold one replica of the model together
     (tensor parallelism): then worlds are whole multiples of N ranks, and wrap() takes parallelize=. deterministic:
     parameters that are the same to the last bit on any number of ranks, at a cost (deterministic.py); a number: of

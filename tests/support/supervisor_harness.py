@@ -84,9 +84,9 @@ class Drive:
             spawned += [spawn.worker for spawn in self.new(Spawn)]
         return spawned
 
-    def ready(self, workers: list[str]) -> None:
+    def ready(self, workers: list[str], **about: Any) -> None:
         for worker in workers:
-            self.say(worker, "ready")
+            self.say(worker, "ready", **about)
 
     def running(self, generation: int, **fields: Any) -> None:
         """The new rank 0 opens its store, and does the first step."""
@@ -94,10 +94,10 @@ class Drive:
         self.say(first, "store", generation=generation, host="h", port=1)
         self.say(first, "running", generation=generation, **fields)
 
-    def up(self) -> Drive:
-        """Everything started, the first world running."""
+    def up(self, **about: Any) -> Drive:
+        """Everything started, the first world running; about: what its workers say of the script."""
         for piece in self.context.pieces:
-            self.ready(self.agents_up(piece))
+            self.ready(self.agents_up(piece), **about)
         self.running(1)
         assert self.context.mode is Mode.RUNNING
         return self

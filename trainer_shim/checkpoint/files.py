@@ -263,6 +263,8 @@ class Writer:
         self._busy = False
         self._thread: threading.Thread | None = None
         self.last_at = time.monotonic()
+        self.took_s = 0.0
+        """How long the last checkpoint was written."""
 
     @property
     def busy(self) -> bool:
@@ -302,7 +304,9 @@ class Writer:
                 self._changed.wait_for(lambda: self._next is not None)
                 work, self._next, self._busy = self._next, None, True
             try:
+                began = time.monotonic()
                 saved = work.write() if work is not None else None
+                self.took_s = time.monotonic() - began
                 self.problem = ""
                 if saved is not None:
                     self._on_saved(saved)
@@ -317,6 +321,13 @@ class Writer:
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
+
+
+def megabytes(path: Path) -> float:
+    """Size of a checkpoint; 0 where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return sum(file.stat().st_size for file in path.iterdir()) / 1e6
+    return 0.0
 
 
 def _prune(directory: Path) -> None:

@@ -7,6 +7,7 @@ on rank 0, when no step comes, on the client's thread.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -26,13 +27,15 @@ from ..world.process_group import World
 from ..world.rendezvous import Membership
 from . import contents, room
 from .contents import Globals
-from .files import Found, Saved, Writer
+from .files import Found, Saved, Writer, megabytes
 from .schedule import Saving, in_background
 
 SAVE_WAIT_S = 20.0
 """How long a leaving worker waits for its last snapshot to be on disk; below worker_client.LOST_GRACE_S."""
 AHEAD_S = 60.0
 """How long a switch is put off, while training goes on, until the checkpoint before it is written."""
+EVERY_S = 600.0
+"""Between two checkpoints where nobody says how often, and no supervisor asks."""
 PARTS_WAIT_S = 5.0
 """How long a switch waits for parts that are still being written; such a checkpoint is lost, not the switch."""
 
@@ -46,9 +49,13 @@ class Snapshots:
         state: State,
         model: Callable[[], Strategy],
         directory: Any,
-        every_s: float,
+        every_s: float | None,
         safe: Globals = (),
     ) -> None:
+        self.given_s = every_s or 0.0
+        """Between two checkpoints, as the script says; 0: it does not."""
+        if every_s is None:  # the supervisor asks in time
+            every_s = EVERY_S if membership.client is None else math.inf
         self.saving = Saving(directory, every_s, self._saved, safe)
         self._membership, self._state, self._model = membership, state, model
         self._held: dict[str, Any] | None = None
@@ -57,6 +64,8 @@ class Snapshots:
         self._group: tuple[World, Any] | None = None
         self._still = threading.Lock()
         self._quiet = False
+        self._pause_s = 0.0
+        """How long the last checkpoint between two steps kept the training."""
         if self.saving.writer is not None:
             membership.on_leave = self._before_leaving
             self.saving.writer.on_free = self._free
@@ -106,7 +115,7 @@ class Snapshots:
 
     def save(self) -> None:
         """Copy the state and have it written; every rank calls this at the same step."""
-        self._held = None  # an older one
+        began, self._held = time.monotonic(), None  # an older one
         self._ahead_saved = True
         writer, world = self.saving.writer, self._membership.world
         if writer is None or world is None:
@@ -115,6 +124,7 @@ class Snapshots:
             self._save_parts(writer, world)
         elif world.rank == 0:
             writer.put(self._state.snapshot())
+        self._pause_s = time.monotonic() - began
 
     def save_last(self) -> str:
         """Save, and wait until it is on disk; once more if that fails. Every rank calls this. Why it is not there; ""
@@ -205,7 +215,9 @@ class Snapshots:
     def _saved(self, saved: Saved) -> None:
         if self._membership.client is not None:
             fields = {"step": saved.step, "samples": saved.samples, "path": str(saved.path)}
-            self._membership.client.send({"type": "saved", **fields})
+            writer = self.saving.writer
+            cost = {"pause_s": self._pause_s, "write_s": writer.took_s if writer is not None else 0.0}
+            self._membership.client.send({"type": "saved", **fields, **cost, "megabytes": megabytes(saved.path)})
 
     def _failed(self, problem: str) -> None:
         world, client = self._membership.world, self._membership.client

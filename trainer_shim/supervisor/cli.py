@@ -28,7 +28,7 @@ from .driver import Supervisor
 from .launchers import Options
 from .parent import Parent
 from .slurm_job import SlurmJob
-from .state_machine.context import RunLimits, SupervisorContext
+from .state_machine.context import CHECKPOINT_S, RunLimits, SupervisorContext
 from .state_machine.machine import Machine
 
 EPILOG = """The script is run by the python that runs selastic, or by --python, with its arguments: once per GPU, or
@@ -54,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job-dir", metavar="DIR", help="shared directory for checkpoints and logs")
     parser.add_argument("--audit", metavar="DIR", help="write down every sample trained on, for a check afterwards")
     parser.add_argument(
-        "--checkpoint-every", type=_positive, default=600, metavar="SECONDS", help="longest time without a checkpoint"
+        "--checkpoint-every",
+        type=_positive,
+        metavar="SECONDS",
+        help="longest time without a checkpoint (default: by what one costs and how often nodes of the partition are "
+        "lost, 60 to 3600; 600 while that is not known)",
     )
     parser.add_argument(
         "--hang-after",
@@ -220,7 +224,8 @@ def _train(args: argparse.Namespace, options: Options, jobs: tuple[SlurmJob, ...
         generation=earlier.generation if earlier else 0,
         saved_step=job_dir.newest_step(options.job_dir),
         limits=RunLimits(
-            checkpoint_s=float(args.checkpoint_every),
+            checkpoint_s=float(args.checkpoint_every or CHECKPOINT_S),
+            checkpoint_given=bool(args.checkpoint_every),
             hang_s=float(args.hang_after),
             end_s=launchers.end_s(options.env if jobs else None),
         ),

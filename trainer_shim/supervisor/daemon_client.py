@@ -20,7 +20,17 @@ from slurm_elastic.protocol.api import routes
 from slurm_elastic.protocol.api.client import Busy, Client, MessageRefused
 from slurm_elastic.protocol.api.routes import ResizeQuery
 from slurm_elastic.protocol.errors import ConfigError, DaemonUnreachable, ElasticError, NotAllowed
-from slurm_elastic.protocol.messages import STALLED, STEPS_AGAIN, Grant, Phase, Registration, Report, Reports, Resize
+from slurm_elastic.protocol.messages import (
+    CHECKPOINTED,
+    STALLED,
+    STEPS_AGAIN,
+    Grant,
+    Phase,
+    Registration,
+    Report,
+    Reports,
+    Resize,
+)
 from slurm_elastic.protocol.munge import MungeError
 
 MAX_REPORTS = 1000
@@ -30,8 +40,8 @@ POLL_S = 50.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 LONGEST_REFUSAL = 1000
-KNOWS_STALLED = 3
-"""The first version of the messages with the phases STALLED and STEPS_AGAIN."""
+KNOWN_SINCE = {STALLED: 3, STEPS_AGAIN: 3, CHECKPOINTED: 4}
+"""The first version of the messages with these phases: an older daemon is not told of them."""
 REFUSAL_S = 3600.0
 """After which a daemon that is not understood is spoken to again as if it were."""
 
@@ -168,7 +178,7 @@ class DaemonClient:
             phase = self._phases[0] if self._phases else None
             reports = () if phase else tuple(self._reports)[:REPORTS_AT_ONCE]
         if phase is not None:
-            if grant.version >= KNOWS_STALLED or phase.phase not in (STALLED, STEPS_AGAIN):
+            if grant.version >= KNOWN_SINCE.get(phase.phase, 0):
                 self._client.call(routes.PHASES, self._job_id, message=phase, token=grant.token)
             with self._changed:
                 if self._phases and self._phases[0] is phase:

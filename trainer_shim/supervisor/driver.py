@@ -74,7 +74,7 @@ class Supervisor:
             connect(
                 lambda resize: self._loop.call(lambda: self._event(events.ResizeCame(resize))),
                 self._print,
-                lambda grant: self._loop.call(lambda: self._event(events.Registered(grant.report_interval_s))),
+                lambda grant: self._loop.call(lambda: self._event(events.Registered.of(grant))),
             )
             if connect is not None
             else None

@@ -46,7 +46,7 @@ class Session:
     """See the module. One per job."""
 
     def __init__(
-        self, membership: Membership, tuning: Tuning, directory: Any, every_s: float, safe: Globals = ()
+        self, membership: Membership, tuning: Tuning, directory: Any, every_s: float | None, safe: Globals = ()
     ) -> None:
         self.membership = membership
         self.tuning = tuning
@@ -248,6 +248,7 @@ class Session:
             "max_batch": tuning.max_batch or 0,
             "micro_batch": micro,
             "unit": membership.unit,
+            "checkpoint_s": self.snapshots.given_s,
         }
         if self.starts_at is not None:
             self.optimizers().begin_at(self.starts_at[2])

@@ -1,5 +1,6 @@
 """When the supervisor asks for a checkpoint: when the last one is too old, and before a job is requeued. Pure.
 
+Too old is what the user says; else what is best by what the last one cost and how often the partition's nodes are lost.
 The training goes on meanwhile and afterwards: nothing waits for selasticd, which may never requeue the job. Limit: of
 a checkpoint only the step is known; one that was being written when the resize came counts when it is no older than
 the last report.
@@ -7,13 +8,18 @@ the last report.
 
 from __future__ import annotations
 
+from slurm_elastic.protocol.messages import CHECKPOINTED
+
+from ...numerics.checkpoint_interval import interval_s
 from . import events
 from .actions import Print
-from .context import Handlers, Mode, Part, SupervisorContext
+from .context import Handlers, Mode, Part, SupervisorContext, number
 from .timers import CheckpointTimer
 
 WARN_AFTER = 3
 """Intervals without a checkpoint after which that is told, once."""
+CHANGED = 1.25
+"""Times an interval or a size is another before selasticd is told again."""
 
 
 class Checkpoints(Part):
@@ -25,6 +31,28 @@ class Checkpoints(Part):
         """Since when the training has had no new checkpoint."""
         self._warned = False
         self._error = ""
+        self._last = events.CheckpointSaved(0)
+        """The last one whose cost was measured."""
+        self._node_failure_s = 0.0
+        self._told = (0.0, 0.0)
+        """(interval, MB) that selasticd knows."""
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two checkpoints."""
+        context, last = self._context, self._last
+        given = context.limits.checkpoint_s if context.limits.checkpoint_given else self._scripts()
+        if given > 0:
+            return given
+        nodes = len({(piece.slurm_job_id, node) for piece in context.pieces for node in piece.nodes})
+        between_s = self._node_failure_s / max(1, nodes)
+        return interval_s(last.pause_s, last.write_s, between_s, context.limits.checkpoint_s)
+
+    def _scripts(self) -> float:
+        """What the script says; 0: nothing."""
+        world = self._context.world
+        first = self._context.workers.get(world.members[0]) if world is not None else None
+        return number(first.config.get("checkpoint_s")) if first is not None else 0.0
 
     def handlers(self) -> Handlers:
         return {
@@ -32,6 +60,7 @@ class Checkpoints(Part):
             events.CheckpointSaved: self._saved,
             events.CheckpointFailed: self._failed,
             events.WorldRuns: self._world_runs,
+            events.Registered: self._registered,
         }
 
     def _too_old(self, event: CheckpointTimer) -> None:
@@ -41,16 +70,31 @@ class Checkpoints(Part):
             self._context.ask_for_checkpoint()
 
     def _wait(self) -> None:
-        self._context.timers.set(CheckpointTimer(), self._context.now + self._context.limits.checkpoint_s)
+        self._context.timers.set(CheckpointTimer(), self._context.now + self.every_s)
 
     def _saved(self, event: events.CheckpointSaved) -> None:
         context = self._context
         context.saved_step = max(context.saved_step or 0, event.step)
         self._without_since, self._warned, self._error = context.now, False, ""
+        if event.pause_s > 0:
+            self._last = event
         self._wait()
+        self._tell()
         if context.requeue_id and event.step >= context.requeue_from_step:
             resize_id, context.requeue_id = context.requeue_id, 0
             context.report_phase(resize_id, "saved")
+
+    def _registered(self, event: events.Registered) -> None:
+        self._node_failure_s = event.node_failure_s
+
+    def _tell(self) -> None:
+        """selasticd hears what a checkpoint costs when that, or the interval, is another than it knows."""
+        last, now = self._last, (self.every_s, self._last.megabytes)
+        if last.pause_s <= 0 or all(_alike(one, other) for one, other in zip(now, self._told, strict=True)):
+            return
+        self._told = now
+        cost = {"pause_s": last.pause_s, "write_s": last.write_s, "megabytes": last.megabytes}
+        self._context.report_phase(0, CHECKPOINTED, counters=cost, every_s=now[0])
 
     def _world_runs(self, event: events.WorldRuns) -> None:
         """A new world has its full time; where a checkpoint is wanted it is asked again."""
@@ -67,9 +111,13 @@ class Checkpoints(Part):
     def _warn_if_long(self) -> None:
         context = self._context
         since = context.now if self._without_since is None else self._without_since
-        if self._warned or context.now - since < WARN_AFTER * context.limits.checkpoint_s:
+        if self._warned or context.now - since < WARN_AFTER * self.every_s:
             return
         self._warned = True
         why = f" ({self._error})" if self._error else ""
         minutes = (context.now - since) / 60
         context.do(Print(f"no checkpoint for {minutes:.0f} minutes{why}; a restart goes back to {context.origin()}"))
+
+
+def _alike(one: float, other: float) -> bool:
+    return max(one, other) <= CHANGED * min(one, other)

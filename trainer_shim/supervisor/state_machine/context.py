@@ -20,6 +20,8 @@ from . import actions, events
 from .timers import KillTimer, Timers
 from .workers import ConnectedAgent, Worker, WorkerGroup, agents_of, joined
 
+CHECKPOINT_S = 600.0
+"""Between two checkpoints, while nothing is known that says how often is best."""
 Handlers = Mapping[type[Any], Callable[[Any], None]]
 """What a part does about each kind of event that it subscribes to."""
 
@@ -58,8 +60,10 @@ class RunLimits:
     """From a companion's grant to its workers being ready, where selasticd does not end it sooner (warm_up_s)."""
     first_step_s: float = 600.0
     """Longest time for one communication in a new world's first step: it may compile."""
-    checkpoint_s: float = 600.0
+    checkpoint_s: float = CHECKPOINT_S
     """Longest time without a checkpoint; what a lost node costs at most."""
+    checkpoint_given: bool = False
+    """The user has said so; else it is what is best by what checkpoints cost and how often nodes are lost, if known."""
     end_s: float = 25.0
     """From Slurm's SIGTERM to the end of the job, a little less than to its SIGKILL."""
     hang_s: float = 300.0
@@ -329,6 +333,7 @@ class SupervisorContext:
         counters: Message | None = None,
         exit_code: int = 0,
         unreached: tuple[Unreached, ...] = (),
+        every_s: float = 0.0,
     ) -> None:
         """A phase for the daemon, with what trains now."""
         counters = counters or {}
@@ -347,6 +352,9 @@ class SupervisorContext:
                     detail=detail,
                     exit_code=exit_code,
                     unreached=unreached,
+                    megabytes=number(counters.get("megabytes")),
+                    write_s=number(counters.get("write_s")),
+                    every_s=every_s,
                 )
             )
         )

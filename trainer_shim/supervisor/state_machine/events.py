@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_elastic.protocol.json_lines import Message
-from slurm_elastic.protocol.messages import Piece, Resize, Unreached
+from slurm_elastic.protocol.messages import Grant, Piece, Resize, Unreached
 
 from ...node.reach import Listener
 
@@ -125,6 +125,12 @@ class Registered(Event):
     """selasticd has taken the registration, and wants a report this often."""
 
     report_interval_s: float
+    node_failure_s: float = 0.0
+    """See Grant."""
+
+    @classmethod
+    def of(cls, grant: Grant) -> Registered:
+        return cls(grant.report_interval_s, grant.node_failure_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +221,10 @@ class CheckpointSaved:
     """A checkpoint of this step is on disk."""
 
     step: int
+    pause_s: float = 0.0
+    """How long the training stood still for it; 0: not measured."""
+    write_s: float = 0.0
+    megabytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class WorkerMessages(Part):
             context.batch = int(number(message.get("batch"))) or context.batch
             context.emit(events.FirstStepDone(generation, message))
         elif kind == "saved":
-            context.emit(events.CheckpointSaved(int(number(message.get("step")))))
+            cost = (number(message.get(name)) for name in ("pause_s", "write_s", "megabytes"))
+            context.emit(events.CheckpointSaved(int(number(message.get("step"))), *cost))
         elif kind == "unsaved":
             context.emit(events.CheckpointFailed(str(message.get("error", ""))))
         elif kind == "called_off":
