@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import _setup  # noqa: F401
+import bench_costs
 import model_peers as peers
 import numpy as np
 from profiles import Profile, load
@@ -410,6 +411,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--profiles", type=Path, nargs="+", help="folders with measured tables (see profiles.py)")
+    parser.add_argument("--data", type=Path, help="folder with CM-DARE's tables (see bench_costs.py)")
     parser.add_argument("--print-prior", action="store_true", help="the prior learned from all of them")
     args = parser.parse_args()
     profiles = load(*args.profiles) if args.profiles else made_up(6 if args.quick else 12)
@@ -423,6 +425,8 @@ def main() -> int:
     one_report_table(profiles, 2 if args.quick else 6)
     plan_tables(profiles, 2 if args.quick else 4)
     fit_times(args.quick)
+    if args.data:
+        bench_costs.tables(args.data)
     return 0
 
 

@@ -128,6 +128,51 @@ class ObservationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """What the last checkpoint of a job cost, and how often one is taken."""
+
+    job_id: int
+    at: float
+    megabytes: float
+    pause_s: float
+    """How long the training stood still for it."""
+    write_s: float
+    """How long it was written, beside the training."""
+    every_s: float
+    """Seconds between two."""
+    node_failure_s: float
+    """How long a node of its partition was taken to last when the job was told; 0: that was not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRow:
+    """What one resize cost, and of which job."""
+
+    job_id: int
+    pause_s: float
+    requeue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionRow:
+    """What the model of a resize said of a size that had not been measured, and what was measured there."""
+
+    job_id: int
+    at: float
+    program: str
+    gpu_type: str
+    gpus: int
+    nodes: int
+    batch: int
+    predicted: float
+    """Samples/s."""
+    doubt: float
+    """Relative 1-sigma that the model gave it."""
+    observed: float
+    """Samples/s, median over the reports."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """What one ended job ran, and all that was measured of it."""
 

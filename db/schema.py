@@ -276,3 +276,36 @@ priors = Table(
     Column("runs", BigInteger, nullable=False),
     Column("prior", JSON, nullable=False),
 )
+
+# The last checkpoint whose cost a job's supervisor has said.
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    _job_key(),
+    Column("at", Double, nullable=False),
+    Column("megabytes", Double, nullable=False),
+    Column("pause_s", Double, nullable=False),
+    Column("write_s", Double, nullable=False),
+    Column("every_s", Double, nullable=False),
+    Column("node_failure_s", Double, nullable=False),
+)
+
+# What the model of a resize said of a size that had not been measured, and what was measured there afterwards.
+predictions = Table(
+    "predictions",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    _job(),
+    Column("at", Double, nullable=False),
+    Column("program", String(255), nullable=False),
+    Column("gpu_type", String(255), nullable=False),
+    Column("gpus", BigInteger, nullable=False),
+    Column("nodes", BigInteger, nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("predicted", Double, nullable=False),
+    Column("doubt", Double, nullable=False),
+    Column("observed", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(None, predictions.c.job_id)
+Index(None, predictions.c.at)

@@ -76,6 +76,10 @@ class Views:
         arguments = self.planner.basis, call.job_id, call.viewer, call.query, steady_now()
         return await self._made(call, predict, *arguments)
 
+    async def predictions(self, call: Call[NoQuery, None]) -> object:
+        """How good the last predictions were."""
+        return await self._made(call, reports.prediction_errors, call.viewer, steady_now())
+
     async def events(self, call: Call[EventsQuery, None]) -> object:
         """What has been done to the job; of 0, to the daemon."""
         return await self._made(call, reports.events, call.job_id, call.viewer, call.query.limit)

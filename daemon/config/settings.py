@@ -253,7 +253,8 @@ class Settings:
     """Time within which a resize must have paid for its pause."""
 
     assumed_pause_s: float = number(5.0, 0, 3600)
-    """Pause of a resize, for a job of which none has been measured yet."""
+    """Pause of a resize, as long as none of any job has been measured. Then a job that was never resized is expected to
+    pause as the resizes of others say, by the size of its last checkpoint."""
 
     assumed_requeue_s: float = number(120.0, 0, 86400)
     """Pause of a resize by requeue, as long as none of any job has been measured. A requeue ends the job and starts it

@@ -54,6 +54,14 @@ class ResizableJob(Protocol):
         """The same of its resizes by requeue."""
 
     @property
+    def likely_pause_s(self) -> float | None:
+        """What the resizes of other jobs say of one that was not resized yet; None: there were none."""
+
+    @property
+    def likely_requeue_s(self) -> float | None:
+        """The same of resizes by requeue."""
+
+    @property
     def one_node_each(self) -> bool:
         """Whether each Slurm job that holds more for it is to have one node, so that it can be given back whole."""
 
@@ -198,4 +206,9 @@ def _unnamed(via: tuple[str, ...]) -> str:
 
 def pause_s(job: ResizableJob, settings: Settings) -> float:
     """The pause to expect of a resize that is no requeue."""
-    return settings.assumed_pause_s if job.pause_s is None else job.pause_s
+    return first_known(job.pause_s, job.likely_pause_s, settings.assumed_pause_s)
+
+
+def first_known(measured: float | None, likely: float | None, assumed: float) -> float:
+    """A cost in seconds: the job's own, else what others' say, else what the settings assume."""
+    return measured if measured is not None else likely if likely is not None else assumed

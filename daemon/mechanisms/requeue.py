@@ -32,7 +32,7 @@ from ..config.settings import Settings
 from ..slurm.model import Job, Size
 from ..slurm.site import Site
 from .actions import Action, Advance, Close, Free, Requeue, Resume
-from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize
+from .base import ChosenWay, FreeNodes, Mechanism, Placement, ResizableJob, WantedSize, first_known
 from .timeouts import Bounds
 
 
@@ -48,7 +48,7 @@ class RequeueResized(Mechanism):
         return "only an ordinary batch job that asked for its GPUs per node can get another size in the queue"
 
     def cost_s(self, job: ResizableJob, settings: Settings) -> float:
-        return settings.assumed_requeue_s if job.requeue_s is None else job.requeue_s
+        return first_known(job.requeue_s, job.likely_requeue_s, settings.assumed_requeue_s)
 
     def unsuited(self, job: ResizableJob, chosen: ChosenWay, settings: Settings) -> str:
         return f"it would cost {self.cost_s(job, settings):.3g} s where this costs {chosen.cost_s:.3g} s"

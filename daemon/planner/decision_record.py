@@ -130,17 +130,17 @@ def _evidence(move: Move, begun: bool, planned: bool, context: DecisionContext) 
     if not move.changes:
         return found
     others = (entry for entry in context.moved() if entry.job_id != running.job_id)
+    own, likely = running.pause_s, running.likely_pause_s
+    if any(mechanism.restarts for mechanism in move.by):
+        own, likely = running.requeue_s, running.likely_requeue_s
     return replace(
         found,
         others=tuple(islice(others, MOST_OTHERS)) or None,
         starts="now" if begun else "later",
         passed_over=tuple(PassedOver(mechanism=name, why=why) for name, why in move.passed_over(settings).items()),
         pause_s=move.cost_s(settings),
-        pause_measured=(
-            running.state.requeue_s is not None
-            if any(mechanism.restarts for mechanism in move.by)
-            else found.pause_measured
-        ),
+        pause_measured=own is not None,
+        pause_likely=True if own is None and likely is not None else None,
         tried=True if not planned and move.allotment.reason is Reason.GROW_IDLE else None,
     )
 
@@ -237,6 +237,7 @@ def _common(running: RunningJob, context: DecisionContext) -> Evidence:
         pool=context.pool,
         pause_s=pause_s(running, settings),
         pause_measured=state.pause_s is not None,
+        pause_likely=True if state.pause_s is None and state.likely_pause_s is not None else None,
         horizon_s=context.member.view.horizon_s if context.member else settings.horizon_s,
         prior=(state.prior_words or None) if running.measured else None,
         unfitted=state.unfitted or None,

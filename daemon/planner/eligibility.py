@@ -73,7 +73,11 @@ class JobState:
     pause_s: float | None = None
     """Mean measured pause."""
     requeue_s: float | None = None
-    """The same of resizes by requeue: the job's own, or else anyone's."""
+    """The same of resizes by requeue."""
+    likely_pause_s: float | None = None
+    """What other jobs' resizes say of its pause; None: there were none."""
+    likely_requeue_s: float | None = None
+    """The same of resizes by requeue."""
     reference: tuple[int, int] | None = None
     """(GPUs, batch) that it started with."""
     prior_words: str = ""
@@ -231,6 +235,14 @@ class RunningJob:
     @property
     def requeue_s(self) -> float | None:
         return self.state.requeue_s
+
+    @property
+    def likely_pause_s(self) -> float | None:
+        return self.state.likely_pause_s
+
+    @property
+    def likely_requeue_s(self) -> float | None:
+        return self.state.likely_requeue_s
 
     @property
     def refused(self) -> Mapping[EventKind, Refusal]:

@@ -7,7 +7,7 @@ the GPUs fill, whoever holds them; a size is not promised to be free.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_elastic.db.rows import ObservationRow
@@ -23,11 +23,13 @@ from ..models.priors import Known
 from ..optimizer.choices import QUANTILE
 from ..optimizer.job_view import JobView
 from ..optimizer.models import goodput
+from ..optimizer.models.costs import Estimate
 from ..optimizer.models.throughput import ThroughputModel, fit
 from ..optimizer.policies import POLICIES
 from ..optimizer.speedups import speedups_of
 from ..planner.eligibility import RunningJob, batches, remaining, trusted_noise
 from ..reports.predict import PredictedSize
+from ..reports.record import made_from
 
 MOST = 16
 """Sizes that are listed of a job that accepts more, where none are asked for."""
@@ -44,6 +46,8 @@ class Basis:
     """As the last round found it; None: it does not run, or is not what the prediction is about."""
     node_gpus: int = 0
     """GPUs of the largest node that it could get; 0: not known."""
+    pause: Callable[[bool], Estimate | None] = lambda requeue: None
+    """What a resize costs, by requeue or not, from its own and others'; None: none was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,10 @@ def _row(
     speed, step, wide = model.throughput(*at), model.step_time(*at), math.exp(QUANTILE * sigma)
     compute = min(step, model.step_time(1, 1, max(1, round(batch / size))))
     left = samples_left(measured, batch, now)
-    pause, pause_from, mechanism, note = _way(size, basis)
     seen = _observed(measured.rows, size, batch)
-    return PredictedSize(
+    return made_from(
+        PredictedSize,
+        way(size, basis),
         gpus=size,
         nodes=nodes,
         batch=batch,
@@ -136,14 +141,10 @@ def _row(
         left_s=None if left is None else left / speed,
         left_low_s=None if left is None else left / (speed * wide),
         left_high_s=None if left is None else left / (speed / wide),
-        pause_s=pause,
-        pause_from=pause_from,
-        mechanism=mechanism,
         observed=seen.samples_per_s if seen else None,
         observed_batch=seen.batch if seen else None,
         reports=seen.count if seen else None,
         off=_off(model, seen) if seen else None,
-        note=note,
     )
 
 
@@ -159,24 +160,43 @@ def samples_left(measured: Measured, batch: int, now: float) -> float | None:
     return rest.after(now) * here / there
 
 
-def _way(size: int, basis: Basis) -> tuple[float | None, str | None, str | None, str]:
-    """(pause, where that is from, mechanism, note) of coming to a size."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a job comes to a size, and what that costs."""
+
+    note: str = ""
+    pause_s: float | None = None
+    pause_low_s: float | None = None
+    pause_high_s: float | None = None
+    pause_from: str | None = None
+    mechanism: str | None = None
+
+
+def way(size: int, basis: Basis) -> Way:
+    """The way from what the job has, as a plan would take it."""
     running, settings = basis.running, basis.settings
     if running is None:
-        return None, None, None, ""
+        return Way()
     if size == running.gpus:
-        return None, None, None, "now"
+        return Way("now")
     kept = shrinks(running.giver)
     if size in kept:
         by = registry.used(running.pieces, kept[size])
     else:
-        way = registry.cheapest(running, running.site, WantedSize(size, max(kept, default=0)))
-        if way is None:
-            return None, None, None, "out of reach from what it has"
-        by = (way,)
-    own = running.requeue_s if any(mechanism.restarts for mechanism in by) else running.pause_s
-    names = "+".join(mechanism.name for mechanism in by)
-    return registry.cost_s(running, by, settings), "assumed" if own is None else "measured", names, ""
+        cheapest = registry.cheapest(running, running.site, WantedSize(size, max(kept, default=0)))
+        if cheapest is None:
+            return Way("out of reach from what it has")
+        by = (cheapest,)
+    requeue = any(mechanism.restarts for mechanism in by)
+    own = running.requeue_s if requeue else running.pause_s
+    likely, seconds = basis.pause(requeue), registry.cost_s(running, by, settings)
+    return Way(
+        pause_s=seconds,
+        pause_low_s=None if likely is None else min(seconds, likely.low),
+        pause_high_s=None if likely is None else max(seconds, likely.high),
+        pause_from="measured" if own is not None else "others" if likely is not None else "assumed",
+        mechanism="+".join(mechanism.name for mechanism in by),
+    )
 
 
 def _observed(rows: Sequence[ObservationRow], size: int, batch: int) -> ObservationRow | None:

@@ -12,6 +12,7 @@ from .common import Viewer
 from .explain import explain
 from .history import events, plan, plan_row
 from .hosts import clear, hosts
+from .predict import prediction_errors
 from .status import job, status
 from .usage import usage
 
@@ -26,6 +27,7 @@ __all__ = [
     "job",
     "plan",
     "plan_row",
+    "prediction_errors",
     "status",
     "usage",
 ]

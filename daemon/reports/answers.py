@@ -15,7 +15,7 @@ from .advise import Advice
 from .explain import Explain
 from .history import Events, PlanTable
 from .hosts import Cleared, PairsOfHosts
-from .predict import Prediction
+from .predict import Prediction, PredictionErrors
 from .record import about, record
 from .status import JobStatus, StatusTable
 from .usage import Usage
@@ -87,5 +87,6 @@ ANSWERS: dict[Route, type[Any]] = {
     routes.USAGE: Usage,
     routes.HOSTS: PairsOfHosts,
     routes.CLEAR_HOSTS: Cleared,
+    routes.PREDICTIONS: PredictionErrors,
 }
 ROUTE_OF: dict[type[Any], Route] = {kind: route for route, kind in ANSWERS.items()}

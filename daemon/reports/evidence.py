@@ -83,6 +83,9 @@ class Evidence:
     )
     pause_s: float | None = about("what the resize is taken to cost", default=None)
     pause_measured: bool | None = about("whether that was measured", default=None)
+    pause_likely: bool | None = about(
+        "whether, where it was not, it is what other jobs' resizes here say", default=None
+    )
     horizon_s: float | None = about("time over which the gain has to pay for the pause", default=None)
     cooldown_until: float | None = about("unix time before which no resize of this job is considered", default=None)
     blocked_until: float | None = about("the same, after a resize that failed", default=None)

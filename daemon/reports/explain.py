@@ -146,6 +146,20 @@ class Measurement:
 
 
 @record
+class Checkpoints:
+    """What its checkpoints cost, and how often one is taken."""
+
+    at: float = about("when its supervisor said so")
+    megabytes: float
+    pause_s: float = about("how long the training stands still for one")
+    write_s: float = about("how long it is written, beside the training")
+    every_s: float = about("seconds between two")
+    node_failure_s: float = about(
+        "how long a node of its partition trains in the mean until a job loses it; 0: none was lost"
+    )
+
+
+@record
 class ExplainedJob(JobStatus):
     """The job's status, and why it is or is not managed."""
 
@@ -170,6 +184,7 @@ class Explain:
     hosts_apart: tuple[HostsApart, ...] = about("hosts that do not reach its own", default=())
     observations: tuple[Measurement, ...]
     mean_pause_s: float | None
+    checkpoints: Checkpoints | None = about("of a job that runs", default=None)
 
 
 def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
@@ -196,7 +211,13 @@ def explain(store: Store, job_id: int, viewer: Viewer, now: float) -> Explain:
         hosts_apart=_hosts_apart(store, job, now),
         observations=observed(store.observations(job_id)),
         mean_pause_s=store.mean_pause(job_id),
+        checkpoints=_checkpoints(store, job),
     )
+
+
+def _checkpoints(store: Store, job: JobRow) -> Checkpoints | None:
+    row = store.checkpoint_of(job.job_id) if job.end_time is None else None
+    return made_from(Checkpoints, row) if row is not None else None
 
 
 def observed(rows: list[ObservationRow]) -> tuple[Measurement, ...]:

@@ -5,13 +5,23 @@ Limit: daemon/prediction fills them; the command line reads them, and needs no o
 
 from __future__ import annotations
 
+import math
+import statistics
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ..text.cells import number
+from ..text.cells import moment, number, share
 from ..text.times import elapsed
+from .common import Viewer, may_see
 from .record import Column, about, record
 
-COVERS = 0.8
+if TYPE_CHECKING:
+    from slurm_elastic.db.rows import PredictionRow
+    from slurm_elastic.db.store import Store
+
+LAST = 5000
+"""Predictions that are looked back at."""
+COVERS, QUANTILE = 0.8, 1.2816
 """Share of cases in which the truth is expected within an interval."""
 _number, _seconds = number(), "{:.3g}".format
 
@@ -24,6 +34,11 @@ def _interval(row: PredictedSize) -> str:
 
 def _pause(row: PredictedSize) -> str:
     return "" if row.pause_s is None else f"{'' if row.pause_from == 'measured' else '~'}{_number(row.pause_s)}"
+
+
+def _pauses(row: PredictedSize) -> str:
+    known = row.pause_low_s is not None and row.pause_high_s is not None
+    return f"{_number(row.pause_low_s)}-{_number(row.pause_high_s)}" if known else ""
 
 
 @record
@@ -51,8 +66,14 @@ class PredictedSize:
     pause_s: float | None = about(
         "how long the training stands still to get there",
         Column("Pause", help="how long the training stands still to get there; ~: not measured", cell=_pause),
+        Column("Pauses", help="pause within which four in five are expected", cell=_pauses),
     )
-    pause_from: str | None = about("measured: mean of its own resizes; assumed: as the settings have it")
+    pause_low_s: float | None = about("four in five are expected between this and the next")
+    pause_high_s: float | None = about("the other end")
+    pause_from: str | None = about(
+        "measured: mean of its own resizes; others: by those of other jobs and the size of its state; assumed: as the "
+        "settings have it"
+    )
     mechanism: str | None = about("how it gets there", Column("Mechanism", "VIA"))
     observed: float | None = about("samples/s that were measured there", Column("Observed", form=_number))
     observed_batch: int | None = about("at this global batch", Column("AtBatch", "AT_BATCH"))
@@ -84,3 +105,73 @@ class Prediction:
     samples_left: float | None = about("until its training ends; not known where its script does not say that")
     input_wait_share: float | None = about("share of a step that waits for input, last report; part of compute")
     sizes: tuple[PredictedSize, ...]
+
+
+@record
+class ProgramErrors:
+    """How good predictions of sizes never measured were, of one program on one kind of GPU."""
+
+    program: str = about("user and script", Column("Program"))
+    gpu_type: str = about("kind of GPU", Column("Type"))
+    predictions: int = about("resizes to sizes that had not been measured, and were then", Column("Predictions"))
+    error: float = about("median of their relative errors", Column("Error", form=share))
+    bias: float = about(
+        "median of predicted against observed: 0.1 is a tenth too much", Column("Bias", form="{:+.0%}".format)
+    )
+    covered: float = about("share of what was observed within the intervals of 80%", Column("Covered", form=share))
+    at: float = about("the last one", Column("LastAt", "LAST_AT", form=moment))
+    gpus: int = about("GPUs of the last one", Column("LastGPUs", "LAST_GPUS"))
+    predicted: float = about("samples/s predicted, the last time", Column("Predicted", form=_number))
+    observed: float = about("samples/s observed, the last time", Column("LastObserved", "OBSERVED", form=_number))
+
+
+@record
+class PredictionErrors:
+    """How good the last predictions were, by program."""
+
+    now: float
+    programs: tuple[ProgramErrors, ...]
+    predictions: int
+    error: float | None = about("over all of them")
+    covered: float | None = about("over all of them")
+
+
+def prediction_errors(store: Store, viewer: Viewer, now: float) -> PredictionErrors:
+    """Of the viewer's own programs; of all for an admin."""
+    rows = store.predictions(LAST)
+    jobs = {job_id: store.job(job_id) for job_id in {row.job_id for row in rows}}
+    seen = [row for row in rows if (job := jobs[row.job_id]) is not None and may_see(viewer, job)]
+    groups: dict[tuple[str, str], list[PredictionRow]] = {}
+    for row in seen:
+        groups.setdefault((row.program, row.gpu_type), []).append(row)
+    return PredictionErrors(
+        now=now,
+        programs=tuple(_errors(*key, group) for key, group in sorted(groups.items())),
+        predictions=len(seen),
+        error=statistics.median(map(_error, seen)) if seen else None,
+        covered=statistics.mean(map(_inside, seen)) if seen else None,
+    )
+
+
+def _errors(program: str, gpu_type: str, rows: list[PredictionRow]) -> ProgramErrors:
+    last = max(rows, key=lambda row: row.at)
+    return ProgramErrors(
+        program=program,
+        gpu_type=gpu_type,
+        predictions=len(rows),
+        error=statistics.median(map(_error, rows)),
+        bias=statistics.median(row.predicted / row.observed - 1.0 for row in rows),
+        covered=statistics.mean(map(_inside, rows)),
+        at=last.at,
+        gpus=last.gpus,
+        predicted=last.predicted,
+        observed=last.observed,
+    )
+
+
+def _error(row: PredictionRow) -> float:
+    return abs(row.predicted / row.observed - 1.0)
+
+
+def _inside(row: PredictionRow) -> float:
+    return float(abs(math.log(row.observed / row.predicted)) <= QUANTILE * row.doubt)

@@ -9,15 +9,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from slurm_elastic.db.clock import steady_now
-from slurm_elastic.db.rows import REQUEUE, DecisionRow, ResizeRow
+from slurm_elastic.db.rows import REQUEUE, CheckpointRow, DecisionRow, ResizeRow
 from slurm_elastic.db.store import Store
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
 from slurm_elastic.protocol.event_kind import EventKind
-from slurm_elastic.protocol.messages import FINISHED, STALLED, STEPS_AGAIN, Grant, Phase, Piece, Registration, Resize
+from slurm_elastic.protocol.messages import (
+    CHECKPOINTED,
+    FINISHED,
+    STALLED,
+    STEPS_AGAIN,
+    Grant,
+    Phase,
+    Piece,
+    Registration,
+    Resize,
+)
 from slurm_elastic.protocol.resize_state import ResizeState
 from slurm_elastic.protocol.version import version
 
@@ -104,7 +115,7 @@ class DaemonController:
         )
         self.registry.registered(job_id)
         self.wake("registered")
-        return Grant("", True, "", interval, text)
+        return Grant("", True, "", interval, text, node_failure_s=self.rounds.costs.node_failure_s(job.partition))
 
     def not_understood(self, job_id: int, sentence: str) -> None:
         """What the job's supervisor said, or was told, is not understood: nothing is resized until it registers anew
@@ -126,6 +137,9 @@ class DaemonController:
     def phase(self, job_id: int, phase: Phase) -> None:
         """A resize has reached a phase, or the training has changed without one (resize 0)."""
         now = self.clock()
+        if phase.phase == CHECKPOINTED:
+            self._note_checkpoint(job_id, phase, now)
+            return
         at = phase.at if now - SKEW_S < phase.at <= now else now
         resize = self.store.resize(phase.resize) if phase.resize else None
         held: tuple[Piece, ...] = ()
@@ -153,6 +167,13 @@ class DaemonController:
         self._record(job_id, phase, now)
         if phase.phase in (ResizeState.SAVED, ResizeState.RUNNING, ResizeState.FAILED, ResizeState.WITHDRAWN, FINISHED):
             self.wake(phase.phase)
+
+    def _note_checkpoint(self, job_id: int, phase: Phase, now: float) -> None:
+        """No event: it may come every few minutes, and only the last one counts."""
+        job = self.store.job(job_id)
+        failure_s = self.rounds.costs.node_failure_s(job.partition) if job is not None else 0.0
+        cost = phase.megabytes, phase.pause_s, phase.write_s, phase.every_s
+        self.store.note_checkpoint(CheckpointRow(job_id, now, *cost, failure_s))
 
     def _note_reach(self, job_id: int, phase: Phase, now: float) -> None:
         """What the job has found out about the network between its hosts counts for its user's jobs."""
@@ -233,7 +254,8 @@ class DaemonController:
         if gpu_type is not None:
             return Basis(rounds.settings, rounds.priors.on_type(job_id, gpu_type), None, most)
         running = rounds.running_job(job_id) if row is not None and row.end_time is None else None
-        return Basis(rounds.settings, rounds.priors.of_job(job_id), running, most)
+        pause = partial(rounds.costs.estimate, job_id)
+        return Basis(rounds.settings, rounds.priors.of_job(job_id), running, most, pause)
 
     def wake(self, why: str) -> None:
         """Start the next round soon."""

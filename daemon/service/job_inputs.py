@@ -17,6 +17,7 @@ from slurm_elastic.protocol.resize_state import ResizeState
 
 from ..mechanisms.refusals import Refusal
 from ..models.cache import Fitted
+from ..models.costs import Costs
 from ..models.priors import Priors
 from ..planner import JobState
 from ..planner.eligibility import HOUR_S, remaining, slow_nodes
@@ -29,8 +30,8 @@ _NOTHING: Mapping[EventKind, Refusal] = MappingProxyType({})
 class JobInputs:
     """The inputs of running jobs; models are kept from one call to the next."""
 
-    def __init__(self, store: Store, registry: JobRegistry, priors: Priors) -> None:
-        self._store, self._registry, self._priors = store, registry, priors
+    def __init__(self, store: Store, registry: JobRegistry, priors: Priors, costs: Costs) -> None:
+        self._store, self._registry, self._priors, self._costs = store, registry, priors, costs
         self._fitted = Fitted()
         self._logged: dict[int, str] = {}
 
@@ -70,6 +71,8 @@ class JobInputs:
                 unfitted=self._fitted.unfitted.get(job_id, ""),
                 pause_s=store.mean_pause(job_id),
                 requeue_s=store.mean_requeue(job_id),
+                likely_pause_s=self._costs.likely_s(job_id, requeue=False),
+                likely_requeue_s=self._costs.likely_s(job_id, requeue=True),
                 reference=self._registry.reference(job_id),
                 prior_words=prior.words,
                 reported_at=report.at if report is not None else None,

@@ -36,11 +36,13 @@ from ..mechanisms.reconcile import next_actions, unused
 from ..mechanisms.refusals import Refusal, Submitted, standing
 from ..mechanisms.requeue import COMES_BACK, STARTS_SMALLER, bound_by_a_shrink, resumes
 from ..mechanisms.timeouts import Bounds
+from ..models.costs import Costs
 from ..models.priors import Priors
 from ..optimizer.policies import DEFAULT_POLICY
 from ..planner import Inputs, Plan, plan_round
 from ..planner.eligibility import RunningJob
 from ..planner.memory import Memory
+from ..prediction.scoring import Expectations
 from ..slurm.model import SlurmClient, Snapshot
 from ..slurm.site import Site
 from ..text.reasons import Reason
@@ -92,6 +94,8 @@ class Rounds:
         self.count = 0
         """Successful rounds since the start."""
         self.priors = Priors(store, clock)
+        self.costs = Costs(store, settings, clock)
+        self._expectations = Expectations()
         self.last_ok = 0.0
         """When the last successful round ended."""
         self.trouble = ""
@@ -108,7 +112,7 @@ class Rounds:
         self._moved = time.monotonic()
         """When the last round began, or ended."""
         self._unused: dict[Unit, float] = {}
-        self._job_inputs = JobInputs(store, registry, self.priors)
+        self._job_inputs = JobInputs(store, registry, self.priors, self.costs)
         self._nonstarters = Nonstarters()
         self._memory, self._in_mode = Memory(), settings
         self._site = Site()
@@ -195,6 +199,7 @@ class Rounds:
             if changed:
                 seen = self._read_store(snapshot, roster)  # some resizes were just closed
             plan = self._plan(seen, now, self.store.decision_marks(roster.elastic))
+        self._score(seen, plan, now)
         self._note_unlisted(plan.unlisted)
         self._note_policy(plan.fell_back, now)
         self.capacity, self.idle = sum(plan.capacity.values()), sum(plan.idle.values())
@@ -215,6 +220,13 @@ class Rounds:
         # A job that is being requeued does not train: its next step should not wait for the interval.
         stopped = (i for i in seen.resizes.values() if i.requeues and not i.state.comes_before(ResizeState.SAVED))
         return changed or withdrawn > 0 or resumed > 0 or any(stopped)
+
+    def _score(self, seen: Observed, plan: Plan, now: float) -> None:
+        """Hold what earlier resizes were expected to bring against what was measured since."""
+        store = self.store
+        store.save_predictions(self._expectations.settle(seen.in_use, store.observations, store.program_of, now))
+        if self.mode == "act":
+            self._expectations.expect(plan.rows, {resize.job_id for resize in plan.resizes}, now)
 
     def _end_states(self, job_ids: Sequence[int]) -> Mapping[int, str]:
         with suppress(SlurmError):

@@ -31,7 +31,6 @@ class Allocations(StorePart):
         super().__init__(database)
         self._used: dict[int, InUse] | None = None
         self._pauses: dict[int, dict[bool, float]] | None = None
-        self._requeues: tuple[float | None] | None = None
 
     def _forget(self, job_id: int) -> None:
         super()._forget(job_id)
@@ -43,7 +42,6 @@ class Allocations(StorePart):
         self._used = None
 
     def _forget_pause(self, job_id: int) -> None:
-        self._requeues = None
         if self._pauses is not None:
             self._pauses.pop(job_id, None)
 
@@ -192,9 +190,8 @@ class Allocations(StorePart):
         return self._means(job_id).get(False)
 
     def mean_requeue(self, job_id: int) -> float | None:
-        """The same of its resizes by requeue; of all jobs' when it has had none itself."""
-        own = self._means(job_id).get(True)
-        return self._requeue_of_all() if own is None else own
+        """The same of its resizes by requeue."""
+        return self._means(job_id).get(True)
 
     def _means(self, job_id: int) -> dict[bool, float]:
         """Mean pause of the resizes by requeue (True) and of the others (False), of those kinds that it has had."""
@@ -224,15 +221,6 @@ class Allocations(StorePart):
         for (job_id, requeue), (total, count) in sums.items():
             found.setdefault(job_id, {})[requeue] = float(total / count)
         return found
-
-    def _requeue_of_all(self) -> float | None:
-        """Remembered as long as no allocation changes."""
-        known = self._requeues
-        if known is None:
-            query = select(func.avg(_ROWS.c.pause_s)).where(_ROWS.c.reason == REQUEUE, _ROWS.c.pause_s > 0)
-            with self._db.lock, self._db.read() as connection:
-                known = self._requeues = (connection.execute(query).scalar(),)
-        return None if known[0] is None else float(known[0])
 
     def first_sizes(self) -> dict[int, tuple[int, int]]:
         """(GPUs, batch) of the first allocation of every job that has not ended and has had one."""

@@ -157,6 +157,7 @@ STATUS = Route("status", "GET", "/v1/jobs", "All jobs that have not ended")
 JOB = Route("job", "GET", "/v1/jobs/{job_id}", "One job, ended or not")
 EXPLAIN = Route("explain", "GET", "/v1/jobs/{job_id}/explain", "Why it has what it has")
 PREDICT = Route("predict", "GET", "/v1/jobs/{job_id}/predict", "What it would do at other sizes", query=PredictQuery)
+PREDICTIONS = Route("predictions", "GET", "/v1/predictions", "How good the last predictions were, by program")
 EVENTS = Route(
     "events", "GET", "/v1/jobs/{job_id}/events", "What was done to the job; of 0: to the daemon, for admins",
     query=EventsQuery, first_job=0,
@@ -172,6 +173,6 @@ USAGE = Route("usage", "GET", "/v1/report", "How jobs have gone", query=WindowQu
 
 ROUTES = (
     *(REPORTS, RESIZE, HEALTH, OPENAPI, METRICS, REGISTER, PHASES, PIN),
-    *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, ADVICE, USAGE, HOSTS, CLEAR_HOSTS),
+    *(STATUS, JOB, EXPLAIN, PREDICT, EVENTS, ACCT, PLAN, ADVICE, USAGE, HOSTS, CLEAR_HOSTS, PREDICTIONS),
 )
 """Looked up in this order: what every job asks all the time comes first."""

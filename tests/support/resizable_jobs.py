@@ -25,6 +25,8 @@ class Resizable:
     giver: Giver
     pause_s: float | None = None
     requeue_s: float | None = None
+    likely_pause_s: float | None = None
+    likely_requeue_s: float | None = None
     one_node_each: bool = False
     refused: Mapping[EventKind, Refusal] = field(default_factory=dict)
 

@@ -10,15 +10,21 @@ import argparse
 import re
 
 from slurm_elastic.protocol.api.routes import MAX_GPUS, PredictQuery
+from slurm_elastic.protocol.errors import ConfigError
 
 from ...reports.common import shown_id
-from ...reports.predict import PredictedSize, Prediction
+from ...reports.predict import PredictedSize, Prediction, PredictionErrors, ProgramErrors
 from ...reports.record import columns
 from .. import options
 
 DEFAULT = "GPUs,Batch,Samples/s,Interval,Step,Compute,Comm,Left,Pause,Observed,AtBatch,Off,Note"
 SPARE = ("Compute", "Comm", "Step", "AtBatch")
-FIELDS = columns(PredictedSize, capitals=True)
+ERRORS = "Program,Type,Predictions,Error,Bias,Covered,LastAt,LastGPUs,Predicted,LastObserved"
+FIELDS = (*columns(PredictedSize, capitals=True), *columns(ProgramErrors, capitals=True))
+_FROM = {
+    True: "by the resizes of other jobs here and the size of its state",
+    False: "assumed, for no job here was resized that way",
+}
 
 
 def sizes(text: str) -> tuple[int, int]:
@@ -32,7 +38,14 @@ def sizes(text: str) -> tuple[int, int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `selastic predict`."""
-    parser.add_argument("job", type=options.job_id, metavar="JOB", help="job id; of a job that runs or has ended")
+    parser.add_argument(
+        "job", type=options.job_id, nargs="?", metavar="JOB", help="job id; of a job that runs or has ended"
+    )
+    parser.add_argument(
+        "--errors",
+        action="store_true",
+        help=f"how good the last predictions were, a row for each program; its columns: {ERRORS.replace(',', ', ')}",
+    )
     parser.add_argument(
         "--gpus", type=sizes, default=(0, 0), metavar="N|MIN:MAX", help="these sizes (default: those that it accepts)"
     )
@@ -45,11 +58,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a row for each size. Another user's job, an unknown one, and one that was never measured end with exit
     status 1."""
-    chosen = options.check_format(args, FIELDS, DEFAULT)
+    if args.errors == (args.job is not None):
+        raise ConfigError("predict takes a job or --errors; accepted: selastic predict JOB, selastic predict --errors")
+    chosen = options.check_format(args, FIELDS, ERRORS if args.errors else DEFAULT)
+    if args.errors:
+        errors = options.ask(PredictionErrors)
+        options.print_answer(errors, chosen, errors.programs, args, below=[overall(errors)])
+        return 0
     least, most = args.gpus
     found = options.ask(Prediction, args.job, PredictQuery(least, most, args.type))
     options.print_answer(found, chosen, found.sizes, args, spare=SPARE, below=summary(found))
     return 0
+
+
+def overall(errors: PredictionErrors) -> str:
+    """The sum of all programs, in a sentence."""
+    if errors.error is None or errors.covered is None:
+        return "no job was resized to a size never measured, and measured there"
+    made = _count(errors.predictions, "prediction")
+    return f"{made}: median error {errors.error:.0%}; intervals of 80% held {errors.covered:.0%}"
 
 
 def summary(found: Prediction) -> list[str]:
@@ -61,8 +88,10 @@ def summary(found: Prediction) -> list[str]:
         f"job {shown_id(found)} {now}; predicted from {made}, the rest from {found.prior}",
         f"INTERVAL: samples/s in {found.covers:.0%} of cases; OFF: what the model says of OBSERVED, at AT_BATCH",
     ]
-    if any(row.pause_s is not None and row.pause_from != "measured" for row in found.sizes):
-        lines.append("PAUSE ~: not measured for this job yet")
+    rows = [row for row in found.sizes if row.pause_s is not None and row.pause_from != "measured"]
+    if rows:
+        source = _FROM[any(row.pause_from == "others" for row in rows)]
+        lines.append(f"PAUSE ~: not measured for this job yet; {source}")
     return lines
 
 

@@ -147,10 +147,26 @@ def cost(facts: Explain, cause: Decision | None) -> str:
     if pause is not None:
         measured = cause.evidence.pause_measured
         source = {True: "mean of its resizes so far", False: "assumed; none measured yet", None: "expected"}[measured]
+        if not measured and cause.evidence.pause_likely:
+            source = "by other jobs' resizes here and the size of its state; none of its own measured yet"
         return f"{pause:.2g} s pause ({source})"
     if facts.mean_pause_s is not None:
         return f"{facts.mean_pause_s:.2g} s pause expected (mean of its resizes so far)"
     return "pause not known: this job has not been resized yet"
+
+
+def checkpoints(facts: Explain) -> str:
+    """How often one is taken, and why so."""
+    known = facts.checkpoints
+    if known is None:
+        return ""
+    lost = known.node_failure_s
+    seen = f"a node of its partition is lost after {span(lost)} of training in the mean" if lost else "no node was lost"
+    size = f", {known.megabytes:.3g} MB" if known.megabytes else ""
+    return (
+        f"one every {span(known.every_s)}; it costs {known.pause_s:.2g} s of training, and {span(known.write_s)} of "
+        f"writing beside it{size}; {seen} in the last 30 days"
+    )
 
 
 def how(cause: Decision | None) -> list[str]:

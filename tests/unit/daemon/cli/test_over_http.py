@@ -10,6 +10,7 @@ from live_api import Daemon, Run
 
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.db.clock import steady_now
+from slurm_elastic.db.rows import PredictionRow
 from slurm_elastic.protocol.messages import Unreached
 
 
@@ -194,6 +195,21 @@ def test_predict_in_every_form(daemon: Daemon, run: Run) -> None:
     answer = json.loads(run("predict", "1215", "--gpus", "4", "--json")[1])
     assert (answer["job_id"], [size["gpus"] for size in answer["sizes"]]) == (1215, [4])
     assert run("predict", "--helpformat")[1].split()[0] == "GPUs"
+
+
+def test_the_errors_of_predictions(daemon: Daemon, run: Run) -> None:
+    """A row for each program, their sum below; nothing to show is said; a job and --errors do not go together."""
+    assert run("predict", "--errors", "-n")[:2] == (0, "")
+    assert run("predict", "--errors")[1].splitlines()[-1].startswith("no job was resized to a size never measured")
+    said = PredictionRow(1215, 1.0, "alice:train.py", "h100", 4, 2, 512, 880.0, 0.2, 800.0)
+    daemon.store.save_predictions([said])
+    status, out, _ = run("predict", "--errors", "-nP", "-o", "program,type,predictions,error,bias,covered")
+    assert (status, out) == (0, "alice:train.py|h100|1|10%|+10%|100%\n")
+    overall = run("predict", "--errors")[1].splitlines()[-1]
+    assert overall == "1 prediction: median error 10%; intervals of 80% held 100%"
+    refused = "selastic: predict takes a job or --errors; accepted: selastic predict JOB, selastic predict --errors\n"
+    for words in ([], ["1215", "--errors"]):
+        assert run("predict", *words)[::2] == (2, refused)
 
 
 def test_hosts_are_listed_and_cleared(daemon: Daemon, run: Run) -> None:

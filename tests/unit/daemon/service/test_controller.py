@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from daemon_harness import REQUEST, USER, World
 
-from slurm_elastic.daemon.cli.explanation.sections import next_steps
+from slurm_elastic.daemon.cli.explanation.sections import checkpoints, next_steps
 from slurm_elastic.daemon.reports.common import Viewer
 from slurm_elastic.daemon.reports.explain import explain
 from slurm_elastic.daemon.slurm.fake import Component
 from slurm_elastic.protocol.codec import VERSION
 from slurm_elastic.protocol.errors import NotAllowed, NotFound
-from slurm_elastic.protocol.messages import Grant, Phase, Piece, Registration, Resize, Unreached
+from slurm_elastic.protocol.messages import CHECKPOINTED, Grant, Phase, Piece, Registration, Resize, Unreached
 from slurm_elastic.protocol.resize_state import ResizeState
 
 
@@ -173,6 +173,28 @@ def test_where_a_training_hangs_is_told_until_it_goes_on(world: World) -> None:
     assert world.store.resize(opened.id).state == opened.state
     kinds = [event.kind for event in world.store.events(job.job_id)]
     assert (kinds.count("stalled"), kinds.count("steps_again")) == (2, 2)
+
+
+def test_a_job_is_told_how_long_nodes_last_and_says_how_often_it_saves(world: World) -> None:
+    """The answer to a registration counts the starts again of its partition; what a checkpoint costs is no event, and
+    is explained with its interval."""
+    job_id = world.slurm.submit(Component(1, 4), user="games", comment=REQUEST)
+    pieces = (Piece(job_id, "base", ("n1",), 4),)
+    assert register(world, job_id, registration(*pieces)).node_failure_s == 0.0
+    world.rounds.run()
+    for generation in (1, 2):
+        world.slurm.now += 4000.0
+        world.controller.phase(job_id, Phase(0, "running", generation, pieces, 240, world.slurm.now))
+    grant = register(world, job_id, replace(registration(*pieces), generation=2))
+    assert 2000.0 <= grant.node_failure_s <= 8000.0
+    before = len(world.store.events(job_id))
+    cost = {"pause_s": 0.25, "megabytes": 312.0, "write_s": 4.0, "every_s": 75.0}
+    world.controller.phase(job_id, Phase(0, CHECKPOINTED, 2, pieces, 240, world.slurm.now, **cost))
+    assert len(world.store.events(job_id)) == before
+    said = checkpoints(explain(world.store, job_id, Viewer(0, admin=True), world.slurm.now))
+    assert said.startswith(
+        "one every 75 s; it costs 0.25 s of training, and 4 s of writing beside it, 312 MB; a node of"
+    )
 
 
 def test_a_request_that_is_changed_is_told(world: World) -> None:
