@@ -34,6 +34,7 @@ QUANTILE = 1.2816
 """Standard deviations below the mean of the pessimistic (10 %) quantile that bounds exploration."""
 UNMEASURED_PENALTY = 0.5
 """What moving a running job is charged before anything was measured of it."""
+MOST_PENALTY = 0.95
 TOGETHER = 1 << 15
 """Configurations computed at once: so many fit a processor's caches."""
 
@@ -101,13 +102,14 @@ def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Pol
     speeds = speedups(jobs, policy, at)
     best, every = speeds.argmax(0), np.arange(len(at.gpus))  # of equals the smallest batch
     gpus = np.concatenate([grid.gpus for grid in grids])
-    speedup, batch, costs = speeds[best, every], at.batch[best, every], _costs(jobs, gpus, at)
+    sigma = np.array([_sigma(job) for job in jobs])
+    speedup, batch, costs = speeds[best, every], at.batch[best, every], _costs(jobs, sigma, gpus, at)
     progress = speedup * (1.0 - costs)
     here, has = np.array([(grid.current, grid.present) for grid in grids]).T
     now = np.where(here >= 0, here + at.sizes[:-1], -1)
     progress[now[here >= 0]] = speedup[now[here >= 0]]
     stays = np.where(has >= 0, speeds[has, now], np.nan)
-    changed = speedup[now] * (1.0 - np.maximum(BATCH_GAIN, NOISE_FACTOR * np.array([_sigma(job) for job in jobs])))
+    changed = speedup[now] * (1.0 - np.maximum(BATCH_GAIN, NOISE_FACTOR * sigma))
     same = (has >= 0) & ((best[now] == has) | ~(changed > stays))
     other = (has >= 0) & ~same
     progress[now[same]] = speedup[now[same]] = stays[same]
@@ -119,25 +121,19 @@ def _at_best_batches(jobs: Sequence[JobView], grids: Sequence[Grid], policy: Pol
     return _Sizes(at.job_of_size, gpus, at.nodes, at.sizes[:-1], current, now, costs, speedup, progress, batch, stays)
 
 
-def _costs(jobs: Sequence[JobView], gpus: Array, at: Configurations) -> Array:
-    """What a move to each size costs."""
-    costs = np.array([penalty(job) for job in jobs])[at.job_of_size]
+def _costs(jobs: Sequence[JobView], sigma: Array, gpus: Array, at: Configurations) -> Array:
+    """What a move to each size costs: the share of its progress that it must bring; nothing where a job waits."""
+    pause, restart, horizon = np.array([(job.pause_s, job.restart_pause_s, job.horizon_s) for job in jobs]).T
+    unmeasured = np.array([job.model is None for job in jobs])
+    waits = np.array([job.current_gpus == 0 for job in jobs])
+    for_pauses = np.maximum(np.stack([pause, restart]) / horizon, NOISE_FACTOR * sigma)
+    each = np.where(waits, 0.0, np.where(unmeasured, UNMEASURED_PENALTY, np.minimum(MOST_PENALTY, for_pauses)))
+    costs = each[0, at.job_of_size]
     for j, job in enumerate(jobs):
-        if job.restart_sizes and job.current_gpus:
+        if job.restart_sizes:
             own = slice(at.sizes[j], at.sizes[j + 1])
-            restart = np.isin(gpus[own], list(job.restart_sizes))
-            costs[own][restart] = penalty(job, restart=True)
+            costs[own][np.isin(gpus[own], list(job.restart_sizes))] = each[1, j]
     return costs
-
-
-def penalty(job: JobView, restart: bool = False) -> float:
-    """Share of its progress that a move of this job must bring to be worth it; 0 for one that waits."""
-    if job.current_gpus == 0:
-        return 0.0
-    if job.model is None:
-        return UNMEASURED_PENALTY
-    pause = job.restart_pause_s if restart else job.pause_s
-    return min(0.95, max(pause / job.horizon_s, NOISE_FACTOR * _sigma(job)))
 
 
 def _sigma(job: JobView) -> float:

@@ -67,9 +67,10 @@ def explained(
 ) -> PoolPlan:
     """Targets with their reasons from a solved allocation."""
     chosen = [own[i] for own, i in zip(options, solution.choice, strict=True)]
-    used = sum([job.current_gpus for job in jobs])
-    grown = sum([max(0, choice.gpus - job.current_gpus) for job, choice in zip(jobs, chosen, strict=True)])
-    starts = any(job.current_gpus == 0 < choice.gpus for job, choice in zip(jobs, chosen, strict=True))
+    present = [job.current_gpus for job in jobs]
+    moves = [(now, choice.gpus) for now, choice in zip(present, chosen, strict=True) if choice.gpus > now]
+    used, grown = sum(present), sum([then - now for now, then in moves])
+    starts = any(now == 0 for now, _ in moves)
     shrink = "shrink_capacity" if used > capacity else "shrink_for_elastic" if starts else "shrink_share"
     grow = "grow_idle" if grown <= capacity - used else "grow_share"
     targets = []
