@@ -19,7 +19,7 @@ from instances import FAMILIES, Instance, make
 from peers import as_problem
 
 from slurm_elastic.daemon.optimizer.evolution.arrays import ChoiceArrays
-from slurm_elastic.daemon.optimizer.evolution.placing import Placing, worth
+from slurm_elastic.daemon.optimizer.evolution.placing import Objective, Placing
 from slurm_elastic.daemon.optimizer.evolution.refine import GENERATIONS, WORK, evolve
 from slurm_elastic.daemon.optimizer.evolution.search import Search
 from slurm_elastic.daemon.optimizer.problem import Layout, Problem
@@ -66,7 +66,7 @@ def curve(given: Problem, number: int) -> tuple[list[float], int]:
     """(value of the best plan at each moment, generations)."""
     start, reached, count = time.process_time(), list[float](), 0
     arrays = ChoiceArrays(given)
-    search = Search(arrays, worth(arrays, Placing(given, arrays), False), [], number)
+    search = Search(arrays, Objective(arrays, Placing(given, arrays), False), [], number)
     for moment in MOMENTS:
         while time.process_time() - start < moment:
             search.generation()
@@ -126,7 +126,7 @@ def gains(quick: bool) -> None:
 def row(family: str, nodes: str, given: Problem) -> float:
     """Prints one line; the relative gain."""
     arrays = ChoiceArrays(given)
-    objective = worth(arrays, Placing(given, arrays), False)
+    objective = Objective(arrays, Placing(given, arrays), False)
     exact = arrays.at(given.exact)
     before, ideal = float(objective(exact[None, :])[0]), float(arrays.value[exact].sum())
     start = time.process_time()

@@ -13,7 +13,7 @@ import numpy as np
 from instances import Instance
 
 from slurm_elastic.daemon.optimizer.evolution.arrays import ChoiceArrays
-from slurm_elastic.daemon.optimizer.evolution.placing import Placing, worth
+from slurm_elastic.daemon.optimizer.evolution.placing import Objective, Placing
 from slurm_elastic.daemon.optimizer.evolution.search import Search
 from slurm_elastic.daemon.optimizer.problem import Problem
 from slurm_elastic.daemon.optimizer.solver.table import Choice
@@ -93,7 +93,7 @@ def evolution(instance: Instance, seconds: float, seed: int = 0) -> float:
     given."""
     given = as_problem(instance, [0] * instance.jobs)
     arrays = ChoiceArrays(given)
-    search = Search(arrays, worth(arrays, Placing(given, arrays), False), [], seed)
+    search = Search(arrays, Objective(arrays, Placing(given, arrays), False), [], seed)
     end = time.process_time() + seconds
     while time.process_time() < end:
         search.generation()

@@ -9,8 +9,6 @@ growth lands on a node that its job is on already: the planner's placement may t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..problem import Problem
@@ -131,16 +129,22 @@ class Placing:
         return nodes, shared
 
 
-def worth(arrays: ChoiceArrays, placing: Placing, relative: bool) -> Any:
-    """The objective: each plan's sum of values, less what placement costs of each job's progress.
+class Objective:
+    """What a search maximises: the sum of the jobs' values, less what placement costs of each one's progress and less
+    what is late.
 
     relative: values are weighted logarithms of progress, so a lost share x costs weight * -ln(1 - x); else they are
     proportional to it.
     """
 
-    def objective(people: Array) -> Array:
-        values, lost = arrays.value[people], placing.lost(people)
-        each = values + arrays.weight * np.log1p(-lost) if relative else values * (1.0 - lost)
-        return each.sum(axis=1) - placing.late(people)
+    def __init__(self, arrays: ChoiceArrays, placing: Placing, relative: bool) -> None:
+        self.arrays, self.placing, self.relative = arrays, placing, relative
 
-    return objective
+    def __call__(self, people: Array) -> Array:
+        """The worth of each plan, from a matrix of positions."""
+        return self.terms(people).sum(axis=1) - self.placing.late(people)
+
+    def terms(self, people: Array) -> Array:
+        """Each job's part of it: people x jobs."""
+        values, lost = self.arrays.value[people], self.placing.lost(people)
+        return values + self.arrays.weight * np.log1p(-lost) if self.relative else values * (1.0 - lost)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.daemon.optimizer.evolution.arrays import ChoiceArrays
-from slurm_elastic.daemon.optimizer.evolution.placing import SHARED, Placing, worth
+from slurm_elastic.daemon.optimizer.evolution.placing import SHARED, Objective, Placing
 from slurm_elastic.daemon.optimizer.evolution.refine import evolve, within
 from slurm_elastic.daemon.optimizer.evolution.search import Search, indices
 from slurm_elastic.daemon.optimizer.problem import Layout, Problem, checked
@@ -86,7 +86,7 @@ def solved(rows: list[list[Choice]], home: list[int], capacities: list[int], cap
 
 def value(given: Problem, plan: Sequence[int], relative: bool = False) -> float:
     arrays = ChoiceArrays(given)
-    return float(worth(arrays, Placing(given, arrays), relative)(arrays.at(plan)[None, :])[0])
+    return float(Objective(arrays, Placing(given, arrays), relative)(arrays.at(plan)[None, :])[0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,7 +120,7 @@ def test_the_same_number_gives_the_same_plan() -> None:
 
 
 def populated(arrays: ChoiceArrays, one: Problem, number: int) -> Search:
-    search = Search(arrays, worth(arrays, Placing(one, arrays), False), [arrays.at(one.exact)], number)
+    search = Search(arrays, Objective(arrays, Placing(one, arrays), False), [arrays.at(one.exact)], number)
     for _ in range(5):
         search.generation()
     return search
@@ -155,6 +155,17 @@ def test_everybody_stays_where_too_little_is_gained() -> None:
     arrays = ChoiceArrays(patient)
     assert within(arrays, arrays.present)
     assert evolve(patient, relative=True) == indices(arrays, arrays.present)
+
+
+def test_the_least_gain_is_a_jobs_own_whatever_its_weight() -> None:
+    """A job that counts as fifty is not moved for a fiftieth of the least gain; for all of it, it is."""
+    moved = {}
+    for own in (0.002, 0.1):
+        row = [Choice(1, 0.0, 0, 1.0), Choice(2, 50 * own, 0, 1.0 + own)]
+        layout = Layout([{"n1": 3}], [NODE], [{1: {"n1": 1}}], min_gain=0.05)
+        one = Problem(["1"], [row], [1], [0], [4], (), [1], [50.0], [0.0], (), layout)
+        moved[own] = evolve(one)
+    assert moved == {0.002: [0], 0.1: [1]}
 
 
 def test_moves_beyond_a_rounds_are_avoided_where_they_bring_little() -> None:
