@@ -18,17 +18,15 @@ from itertools import islice
 from math import fsum
 
 from .choices import choices
-from .job_view import JobView, nodes_at
+from .job_view import JobView
 from .policies import DEFAULT_POLICY, POLICIES
-from .problem import Layout, Problem, checked
+from .posing import problem_of
+from .problem import Layout, checked
 from .solver.crossing_limits import solve_limited
 from .solver.knapsack import Solution, solve, value_at
 from .solver.nested_caps import Cap
-from .solver.table import Choice, Columns
+from .solver.table import Columns
 from .targets import PoolPlan, explained
-
-UNKNOWN_SPREAD = 0.1
-"""Share of a job's progress that one node more than needed is taken to cost where its model says nothing of it."""
 
 
 @dataclass
@@ -87,7 +85,8 @@ def plan_pools(
     planner = POLICIES[policy].planner
     solutions = found.solutions
     if planner is not None and any(len(row) > 1 for rows in made for row in rows):
-        problem = problem_of(pools, made, capacities, caps, [i for one in found.solutions for i in one.choice])
+        exact_plan = [i for one in found.solutions for i in one.choice]
+        problem = problem_of(pools, made, capacities, caps, exact_plan, POLICIES[policy])
         problem = replace(problem, layout=layout) if layout else problem
         solutions = refined(found.solutions, made, checked(problem, planner(problem)))
     limits = [caps[c] for c in found.binding if caps[c].label]
@@ -110,43 +109,6 @@ def plan_pools(
         out.append(planned)
         first += len(jobs)
     return out
-
-
-def problem_of(
-    pools: Sequence[Sequence[JobView]],
-    made: Sequence[Sequence[Columns]],
-    capacities: Sequence[int],
-    caps: Sequence[Cap],
-    exact: Sequence[int],
-) -> Problem:
-    """What a planner is given of jobs with these choices, beside the layout."""
-    jobs, rows = [job for own in pools for job in own], [row for own in made for row in own]
-    return Problem(
-        labels=[job.label for job in jobs],
-        choices=[list(row) for row in rows],
-        present=[job.current_gpus for job in jobs],
-        pools=[g for g, own in enumerate(pools) for _ in own],
-        capacities=capacities,
-        caps=caps,
-        exact=exact,
-        weights=[job.weight for job in jobs],
-        nodes=[_nodes(job, row) for job, row in zip(jobs, rows, strict=True)],
-        spread=[_spread(job, row[i]) for job, row, i in zip(jobs, rows, exact, strict=True)],
-    )
-
-
-def _nodes(job: JobView, row: Columns) -> list[int]:
-    known = dict(job.choices)
-    return [known.get(choice.gpus) or nodes_at(job, choice.gpus) if choice.gpus else 0 for choice in row]
-
-
-def _spread(job: JobView, choice: Choice) -> float:
-    """The share of its progress that the job would lose there on one node more; UNKNOWN_SPREAD where nobody knows."""
-    nodes = nodes_at(job, choice.gpus) if choice.gpus else 0
-    if job.model is None or not 0 < nodes < choice.gpus:
-        return UNKNOWN_SPREAD
-    here, there = job.model.throughputs([(choice.gpus, nodes, choice.batch), (choice.gpus, nodes + 1, choice.batch)])
-    return min(0.5, max(0.0, 1.0 - there / here))
 
 
 def refined(exact: Sequence[Solution], made: Sequence[Sequence[Columns]], chosen: Sequence[int]) -> list[Solution]:

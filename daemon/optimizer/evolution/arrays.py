@@ -6,11 +6,13 @@ Promise: nothing is rounded; the same problem gives the same arrays. Limit: one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..problem import Problem
+from ..solver.table import Choice, Columns
 
 Array = Any
 
@@ -22,11 +24,18 @@ class ChoiceArrays:
         rows = problem.choices
         self.length = np.array([len(row) for row in rows], dtype=np.int64)
         self.start = np.concatenate([[0], self.length.cumsum()[:-1]]).astype(np.int64)
-        self.gpus = np.array([choice.gpus for row in rows for choice in row], dtype=np.int64)
-        self.value = np.array([choice.value for row in rows for choice in row], dtype=np.float64)
+        numbers = np.concatenate([_numbers(row) for row in rows], axis=1)
+        self.gpus, self.value, self.speedup = numbers[0].astype(np.int64), numbers[1], numbers[3]
         self.job = np.repeat(np.arange(len(rows)), self.length)
         self.weight = np.array(problem.weights, dtype=np.float64)
-        self.present = self.at([_present(row, gpus) for row, gpus in zip(rows, problem.present, strict=True)])
+        ends = self.start + self.length
+        self.present = np.array(
+            [
+                start + max(0, int(self.gpus[start:end].searchsorted(gpus, side="right")) - 1)
+                for start, end, gpus in zip(self.start.tolist(), ends.tolist(), problem.present, strict=True)
+            ]
+        )
+        """The plan nearest to staying: the largest size that is at most the present one, else the smallest."""
         members = [np.flatnonzero(np.array(problem.pools) == pool) for pool in range(len(problem.capacities))]
         members += [np.array(sorted(cap.members), dtype=np.int64) for cap in problem.caps]
         self.members: list[Array] = members
@@ -69,6 +78,8 @@ class ChoiceArrays:
         return gpus, gain / np.where(gpus == 0, 1, abs(gpus))
 
 
-def _present(row: Any, gpus: int) -> int:
-    """The choice nearest to staying: the largest size that is at most the present one, else the smallest."""
-    return max((i for i, choice in enumerate(row) if choice.gpus <= gpus), default=0)
+def _numbers(row: Sequence[Choice]) -> Array:
+    """GPUs, values, batches and speedups of one job's choices."""
+    if isinstance(row, Columns):
+        return row.numbers
+    return np.array([(choice.gpus, choice.value, choice.batch, choice.speedup) for choice in row]).T

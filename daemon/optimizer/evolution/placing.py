@@ -9,6 +9,8 @@ growth lands on a node that its job is on already: the planner's placement may t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ..problem import Problem
@@ -79,21 +81,28 @@ class Placing:
         self.freed: dict[int, list[tuple[int, int]]] = {}
         """By position: (node, GPUs)."""
         held = problem.layout.held or [{}] * len(arrays.length)
-        for j, row in enumerate(problem.choices):
-            now = held[j].get(max(held[j], default=0), {})
-            before = next((o.speedup for o in row if o.gpus == problem.present[j] and o.speedup > 0), 1.0)
-            for i, choice in enumerate(row):
-                at, down = int(arrays.start[j]) + i, held[j].get(choice.gpus)
-                self.kept[at] = len(now if down is None else down)
-                self.more[at] = max(0, choice.gpus - sum(now.values())) if down is None else 0
-                self.gain[at] = choice.speedup / before
-                rest = {} if down is None else down
-                given = [(self.node[n], g - rest.get(n, 0)) for n, g in now.items() if n in self.node]
-                given = [(node, gpus) for node, gpus in given if gpus > 0]
-                if down is not None and given:
-                    self.freed[at] = given
+        for j, (own, present) in enumerate(zip(held, problem.present, strict=True)):
+            first = int(arrays.start[j])
+            place = slice(first, first + int(arrays.length[j]))
+            gpus, speedup = arrays.gpus[place], arrays.speedup[place]
+            now = own.get(max(own, default=0), {})
+            before = speedup[(gpus == present) & (speedup > 0)]
+            self.kept[place], self.more[place] = len(now), np.maximum(0, gpus - sum(now.values()))
+            self.gain[place] = speedup / (before[0] if len(before) else 1.0)
+            for size, rest in own.items():
+                i = int(gpus.searchsorted(size))
+                if i < len(gpus) and gpus[i] == size:
+                    self.kept[first + i], self.more[first + i] = len(rest), 0
+                    self._free(first + i, now, rest)
         self.freeing = np.zeros(count, dtype=bool)
         self.freeing[list(self.freed)] = True
+
+    def _free(self, at: int, now: Mapping[str, int], rest: Mapping[str, int]) -> None:
+        """Note what a choice at this position frees."""
+        given = [(self.node[name], gpus - rest.get(name, 0)) for name, gpus in now.items() if name in self.node]
+        given = [(node, gpus) for node, gpus in given if gpus > 0]
+        if given:
+            self.freed[at] = given
 
     def _counts(self, people: Array) -> Array:
         """Nodes of each pool by their free GPUs: pools x (GPUs + 1) x people."""

@@ -14,7 +14,9 @@ from ...optimizer.evolution.arrays import ChoiceArrays
 from ...optimizer.evolution.refine import within
 from ...optimizer.evolution.search import Search, indices
 from ...optimizer.job_view import JobView
-from ...optimizer.plan import Cache, choices_of, problem_of
+from ...optimizer.plan import Cache, choices_of
+from ...optimizer.policies import POLICIES
+from ...optimizer.posing import problem_of
 from ...optimizer.problem import Layout
 from ...optimizer.solver.knapsack import Solution, value_at
 from ...optimizer.solver.nested_caps import Cap
@@ -44,7 +46,7 @@ class Evolution:
 
     def _fittest(self, jobs: Sequence[JobView], capacity: int, policy: str, cache: Cache | None) -> PoolPlan:
         made = choices_of(jobs, policy, cache)
-        arrays = ChoiceArrays(problem_of([jobs], [made], [capacity], (), [0] * len(jobs)))
+        arrays = ChoiceArrays(problem_of([jobs], [made], [capacity], (), [0] * len(jobs), POLICIES[policy]))
         seeds = [arrays.present] if within(arrays, arrays.present) else []
         self.number += 1
         search = Search(arrays, lambda people: arrays.value[people].sum(axis=1), seeds, self.number, POPULATION)

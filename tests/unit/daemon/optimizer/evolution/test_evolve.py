@@ -89,7 +89,7 @@ def value(given: Problem, plan: Sequence[int], relative: bool = False) -> float:
     return float(Objective(arrays, Placing(given, arrays), relative)(arrays.at(plan)[None, :])[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 2), st.booleans(), st.integers(0, 12))
 def test_never_below_its_seed_and_never_outside_a_limit(seed: int, pools: int, capped: bool, generations: int) -> None:
     """Whatever the instance and however short the search: every capacity and limit holds, and the plan is worth no less
@@ -100,7 +100,7 @@ def test_never_below_its_seed_and_never_outside_a_limit(seed: int, pools: int, c
     assert value(one, plan) >= value(one, one.exact)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6))
 def test_more_generations_are_never_worse(seed: int) -> None:
     """Anytime: stopped later, the search has the same plan or a better one."""
@@ -191,7 +191,7 @@ def test_moves_beyond_a_rounds_are_avoided_where_they_bring_little() -> None:
     assert sum(evolve(replace(one, layout=replace(layout, most_moves=0)), relative=False)) == 10
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 2))
 def test_placing_is_what_its_docstring_says(seed: int, pools: int) -> None:
     """The arrays' costs of random plans against the rule carried out node by node."""
